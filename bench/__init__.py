@@ -1,0 +1,1 @@
+"""What the server costs: `python -m bench.load` over the wire, `python -m bench.micro` in the codecs."""

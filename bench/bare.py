@@ -1,0 +1,95 @@
+"""The baselines: servers that do nothing but receive a request and send a canned reply.
+
+They show what the transport library costs before any server of ours has begun, on the same machine in the
+same minute. A process of its own each: `python -m bench.bare grpc|rest|rest-json --port N --reply FILE`.
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import numpy as np
+from aiohttp import web
+
+LIMIT = 2**31 - 1
+
+
+async def serve_grpc(port: int, reply: bytes) -> grpc.aio.Server:
+    """A stock grpc.aio server: bytes in, bytes out, at the path of ModelInfer."""
+
+    async def infer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        return reply
+
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+        ]
+    )
+    handlers = {"ModelInfer": grpc.unary_unary_rpc_method_handler(infer)}
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),)
+    )
+    if server.add_insecure_port(f"127.0.0.1:{port}") != port:
+        raise SystemExit(f"port {port} is taken")
+    await server.start()
+    return server
+
+
+async def serve_rest(port: int, reply: bytes, headers: dict[str, str], through_json: bool) -> web.AppRunner:
+    """A stock aiohttp server; `through_json` decodes and encodes the tensor in the most obvious way."""
+
+    async def canned(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=reply, headers=headers)
+
+    async def plain_json(request: web.Request) -> web.Response:
+        message = json.loads(await request.read())
+        given = message["inputs"][0]
+        values = np.array(given["data"], np.float32).reshape(given["shape"])
+        output = {
+            "name": "y",
+            "datatype": "FP32",
+            "shape": list(values.shape),
+            "data": values.ravel().tolist(),
+        }
+        model = request.match_info["model"]
+        text = json.dumps({"model_name": model, "model_version": "1", "outputs": [output]})
+        return web.Response(body=text.encode(), headers=headers)
+
+    app = web.Application(client_max_size=LIMIT)
+    app.router.add_post("/v2/models/{model}/infer", plain_json if through_json else canned)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port, reuse_port=False).start()
+    return runner
+
+
+async def main(kind: str, port: int, reply: bytes, headers: dict[str, str]) -> None:
+    """Serve until SIGTERM."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if kind == "grpc":
+        server = await serve_grpc(port, reply)
+        await stop.wait()
+        await server.stop(None)
+    else:
+        runner = await serve_rest(port, reply, headers, through_json=kind == "rest-json")
+        await stop.wait()
+        await runner.cleanup()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=["grpc", "rest", "rest-json"])
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--reply", type=Path, required=True, help="file with the canned reply")
+    parser.add_argument("--headers", type=json.loads, default={}, help="headers of the reply, a JSON object")
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.kind, arguments.port, arguments.reply.read_bytes(), arguments.headers))

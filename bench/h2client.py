@@ -1,0 +1,354 @@
+"""A gRPC load client on bare HTTP/2 (prior knowledge, no TLS).
+
+Strategy: the bench is about the server's cost, so the client must be far cheaper than the server. A Python
+grpc client costs as much per call as a Python grpc server: on two cores it would be the bottleneck, and two
+servers of different cost would show the same throughput. So this client speaks only as much HTTP/2 as one
+unary method needs. The header block is literal HPACK that never touches the dynamic table, hence the same
+bytes for every call; a small request is one `join` of ready-made pieces; of a reply it looks at frame headers
+alone. It does obey the server: frame size, both flow-control windows, PING and SETTINGS. What it does not do
+is decode HPACK, so a status is not read: a reply counts as good when it has exactly the expected number of
+bytes and then trailers, and the first one of each run must be equal byte by byte. An error has no data before
+its trailers and is found that way.
+"""
+
+import asyncio
+import struct
+import time
+from collections.abc import Sequence
+from typing import cast
+
+from bench.tally import BenchError, Tally
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
+MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 3, 4, 5
+NO_LIMIT = 2**31 - 1
+REPLENISH = 2**29  # give the connection window back in big steps: a WINDOW_UPDATE costs the server work
+PIECE = 2**20  # bytes handed to the transport at once; also the most in one DATA frame
+BUFFER = 2**20
+JOINED = (
+    2**16
+)  # DATA below this is copied into one write with its frame header, above it has a write of its own
+
+FRAME = struct.Struct(">IBI")  # length (24 bits) and type (8), flags, stream
+SETTING = struct.Struct(">HI")
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One whole frame."""
+    return FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
+
+
+def _literal(name: bytes | int, value: bytes) -> bytes:
+    """A header field 'without indexing'; the name is a string or its place in HPACK's static table."""
+    if isinstance(name, int):
+        first = bytes([name]) if name < 15 else bytes([15, name - 15])
+    else:
+        first = bytes([0, len(name)]) + name
+    if len(value) > 126:
+        raise BenchError(f"header value too long for this client: {value!r}")
+    return first + bytes([len(value)]) + value
+
+
+def header_block(path: str, authority: str) -> bytes:
+    """The request headers of a unary gRPC call, as C-core sends them."""
+    return b"".join(
+        (
+            b"\x83\x86",  # :method POST, :scheme http
+            _literal(4, path.encode()),
+            _literal(1, authority.encode()),
+            _literal(31, b"application/grpc"),
+            _literal(b"te", b"trailers"),
+            _literal(b"grpc-accept-encoding", b"identity, deflate, gzip"),
+            _literal(58, b"triglot-bench"),
+        )
+    )
+
+
+class _Call:
+    """One open stream."""
+
+    __slots__ = ("kept", "offset", "received", "started", "stream", "window")
+
+    def __init__(self, stream: int, started: float, window: int) -> None:
+        self.stream = stream
+        self.started = started
+        self.window = window  # what the server still lets us send on this stream
+        self.offset = 0  # how much of the body is sent
+        self.received = 0
+        self.kept: bytearray | None = None  # the reply, of the one call that is compared byte by byte
+
+
+class H2Connection(asyncio.BufferedProtocol):
+    """One connection that keeps `in_flight` equal calls open."""
+
+    def __init__(self, path: str, message: bytes, in_flight: int, authority: str) -> None:
+        self.in_flight = in_flight
+        self.body = memoryview(b"\0" + struct.pack(">I", len(message)) + message)
+        block = header_block(path, authority)
+        self.headers_head = FRAME.pack(len(block) << 8 | HEADERS, END_HEADERS, 0)[:5]
+        self.data_head = FRAME.pack((len(self.body) & 0xFFFFFF) << 8 | DATA, END_STREAM, 0)[:5]
+        self.block = block
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.tally: Tally | None = None
+        self.expected_size = 0
+        self.calls: dict[int, _Call] = {}
+        self.next_stream = 1
+        self.sending: list[_Call] = []  # calls whose body is not out yet, oldest first
+        self.out: list[bytes | memoryview] = []
+        self.queued = 0
+        self.paused = False
+        self.window = 65535  # what the server still lets us send on the connection
+        self.initial_window = 65535
+        self.max_frame = 16384
+        self.max_streams = NO_LIMIT
+        self.buffer = bytearray(BUFFER)
+        self.view = memoryview(self.buffer)
+        self.filled = 0
+        self.reading: tuple[int, int] = (0, 0)  # stream and missing bytes of a DATA frame read in part
+        self.unacknowledged = 0
+
+    # --- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=PIECE, low=PIECE // 4)
+        settings = (
+            (2, 0),
+            (INITIAL_WINDOW_SIZE, NO_LIMIT),
+            (MAX_FRAME_SIZE, 2**22),
+        )  # frame size: C-core's own
+        self.transport.write(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            + frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*pair) for pair in settings))
+            + frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", NO_LIMIT - 65535))
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._abort(
+            f"the server closed the connection ({exc})" if exc else "the server closed the connection"
+        )
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self._pump()
+        self._flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.view[self.filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        pos, end, buffer = 0, self.filled + nbytes, self.buffer
+        if self.reading[1]:
+            pos = self._data(*self.reading, pos, end)
+        while end - pos >= 9:
+            head, flags, stream = FRAME.unpack_from(buffer, pos)
+            kind, size = head & 255, head >> 8
+            if kind == DATA:
+                if flags & (PADDED | END_STREAM):
+                    self._abort("a DATA frame with padding, or ending a stream that needs trailers")
+                pos = self._data(stream, size, pos + 9, end)
+                continue
+            if end - pos - 9 < size:  # frames other than DATA are read whole
+                if size > BUFFER - 9:  # no server sends that; text in place of frames looks like it
+                    self._abort(f"no HTTP/2 from the server: {bytes(self.view[pos : pos + 40])!r}")
+                break
+            if kind == HEADERS:
+                if flags & END_STREAM:
+                    self._finish(stream)
+            else:
+                self._control(kind, flags, stream, bytes(self.view[pos + 9 : pos + 9 + size]))
+            pos += 9 + size
+        self.filled = end - pos
+        if self.filled:
+            buffer[: self.filled] = buffer[pos:end]
+        self._flush()
+
+    # --- replies
+
+    def _data(self, stream: int, size: int, pos: int, end: int) -> int:
+        """Count the bytes of a DATA frame that are here; return where they end."""
+        here = min(size, end - pos)
+        self.reading = (stream, size - here)
+        call = self.calls.get(stream)
+        if call is not None:
+            call.received += here
+            if call.kept is not None:
+                call.kept += self.view[pos : pos + here]
+        self.unacknowledged += here
+        if self.unacknowledged >= REPLENISH:
+            self.out.append(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", self.unacknowledged)))
+            self.unacknowledged = 0
+        return pos + here
+
+    def _finish(self, stream: int) -> None:
+        """The stream ended with trailers: check and record the reply, start the next call in its place."""
+        call, tally = self.calls.pop(stream, None), self.tally
+        if call is None or tally is None:
+            return
+        if call.received != self.expected_size or call.offset != len(self.body):
+            self._wrong(call)
+            return
+        if call.kept is not None and call.kept[5:] != tally.expected:
+            tally.wrong(f"the reply has the right length, {call.received - 5}, but other bytes than expected")
+            return
+        now = time.perf_counter()
+        tally.latencies.append(now - call.started)
+        if now < tally.deadline:
+            self._start()
+        else:
+            tally.close_slot()
+
+    def _wrong(self, call: _Call) -> None:
+        """Say what is wrong with a reply and stop sending its request."""
+        self.sending = [other for other in self.sending if other is not call]
+        if call.received == 0:
+            text = "an error: trailers without any data"
+        else:
+            text = f"{call.received} bytes in place of {self.expected_size} (5 of the gRPC prefix in both)"
+        if call.offset != len(self.body):
+            text += f"; it came after {call.offset} of the request's {len(self.body)} bytes"
+        if self.tally:
+            self.tally.wrong(text)
+
+    def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        """Every frame that is neither DATA nor HEADERS."""
+        if kind == PING and not flags & ACK:
+            self.out.append(frame(PING, ACK, 0, payload))
+        elif kind == SETTINGS and not flags & ACK:
+            self._settings(payload)
+        elif kind == WINDOW_UPDATE:
+            step = int.from_bytes(payload, "big")
+            if stream == 0:
+                self.window += step
+            elif stream in self.calls:
+                self.calls[stream].window += step
+            self._pump()
+        elif kind == RST_STREAM and stream in self.calls:
+            self.calls.pop(stream)
+            self._abort(f"stream reset by the server, HTTP/2 error {int.from_bytes(payload, 'big')}")
+        elif kind == GOAWAY:
+            code = int.from_bytes(payload[4:8], "big")
+            self._abort(
+                f"GOAWAY from the server, HTTP/2 error {code}: {payload[8:200].decode(errors='replace')}"
+            )
+
+    def _settings(self, payload: bytes) -> None:
+        for name, value in SETTING.iter_unpack(payload):
+            if name == INITIAL_WINDOW_SIZE:
+                for call in self.calls.values():  # the change counts for open streams too
+                    call.window += value - self.initial_window
+                self.initial_window = value
+            elif name == MAX_FRAME_SIZE:
+                self.max_frame = value
+            elif name == MAX_CONCURRENT_STREAMS:
+                self.max_streams = value
+        self.out.append(frame(SETTINGS, ACK, 0))
+        self._pump()
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def _abort(self, text: str) -> None:
+        if self.tally:
+            self.tally.abort(text)
+        if not self.ready.done():
+            self.ready.set_exception(BenchError(text))
+
+    # --- requests
+
+    def begin(self, tally: Tally) -> None:
+        """Open the calls of one run."""
+        if self.in_flight > self.max_streams:
+            raise BenchError(
+                f"{self.in_flight} in flight, but the server takes {self.max_streams} on a connection"
+            )
+        if self.transport.is_closing():
+            raise BenchError("the server closed the connection")
+        self.tally = tally
+        self.expected_size = 5 + len(tally.expected)
+        tally.open_slots += self.in_flight
+        first = self.next_stream
+        for _ in range(self.in_flight):
+            self._start()
+        self.calls[first].kept = bytearray()
+        self._flush()
+
+    def _start(self) -> None:
+        number, size = self.next_stream, len(self.body)
+        self.next_stream = number + 2
+        stream = number.to_bytes(4, "big")
+        call = _Call(number, time.perf_counter(), self.initial_window)
+        self.calls[number] = call
+        if size <= self.max_frame and size <= self.window and size <= call.window and not self.sending:
+            self.window -= size
+            call.offset = size
+            self.out += (self.headers_head, stream, self.block, self.data_head, stream, self.body)
+        else:
+            self.out += (self.headers_head, stream, self.block)
+            self.sending.append(call)
+            self._pump()
+
+    def _pump(self) -> None:
+        """Send as much of the waiting bodies as the windows and the socket take."""
+        if not self.sending:
+            return
+        size = len(self.body)
+        for call in self.sending:
+            while not self.paused:
+                room = min(size - call.offset, self.window, call.window, self.max_frame, PIECE)
+                if room <= 0:
+                    break
+                end = call.offset + room
+                self.out.append(FRAME.pack(room << 8 | DATA, END_STREAM if end == size else 0, call.stream))
+                if room < JOINED:
+                    self.out.append(self.body[call.offset : end])
+                else:
+                    self._flush()
+                    self.transport.write(self.body[call.offset : end])
+                call.offset = end
+                call.window -= room
+                self.window -= room
+                self.queued += room
+                if self.queued >= PIECE:
+                    self._flush()
+        self.sending = [call for call in self.sending if call.offset < size]
+
+    def _flush(self) -> None:
+        if self.out:
+            self.transport.write(b"".join(self.out))
+            self.out.clear()
+            self.queued = 0
+
+    def close(self) -> None:
+        """Close without noise: what comes now is no error."""
+        self.tally = None
+        self.transport.close()
+
+
+async def connect(
+    port: int, path: str, message: bytes, in_flight: int, connections: int = 1
+) -> Sequence[H2Connection]:
+    """Open connections to a local server that share the calls in flight evenly."""
+    loop = asyncio.get_running_loop()
+    share = in_flight // connections
+    if share * connections != in_flight or not share:
+        raise BenchError(f"{in_flight} in flight cannot be shared evenly by {connections} connections")
+    opened: list[H2Connection] = []
+    try:
+        for _ in range(connections):
+            _, connection = await loop.create_connection(
+                lambda: H2Connection(path, message, share, f"127.0.0.1:{port}"), "127.0.0.1", port
+            )
+            opened.append(connection)
+            async with asyncio.timeout(10):
+                await connection.ready  # the windows and the frame size to obey
+    except BaseException as error:
+        for connection in opened:
+            connection.close()
+        if isinstance(error, TimeoutError):
+            raise BenchError("no HTTP/2 SETTINGS from the server within 10 s") from None
+        raise
+    return opened

@@ -1,0 +1,132 @@
+"""An HTTP/1.1 keep-alive load client: prebuilt request bytes, one call in flight on each connection.
+
+Raw for the reason that h2client is: an HTTP client library costs as much as the server under test and would
+hide the difference.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from bench.tally import BenchError, Tally
+
+BUFFER = 2**18
+CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*(?:\r\n|$)", re.IGNORECASE)
+
+
+def request_bytes(port: int, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    """A whole POST request."""
+    lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join((*lines, "", "")).encode() + body
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """One connection that sends its request again as soon as the reply is complete."""
+
+    def __init__(self, request: bytes) -> None:
+        self.request = request
+        self.tally: Tally | None = None
+        self.buffer = bytearray(BUFFER)
+        self.view = memoryview(self.buffer)
+        self.filled = 0
+        self.head = b""  # the reply's head, empty until it is complete
+        self.length = 0
+        self.left = 0  # bytes of the body still to come
+        self.kept: bytearray | None = None  # the body, where it is looked at: the first reply and errors
+        self.started = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.tally and self.started:
+            self.tally.abort(f"the server closed the connection ({exc or 'no error'})")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.view[self.filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        end, pos = self.filled + nbytes, 0
+        if not self.head:
+            stop = self.buffer.find(b"\r\n\r\n", 0, end)
+            if stop < 0:
+                self.filled = end
+                if end == BUFFER:
+                    self._abort("no end of the reply's head")
+                return
+            self.head = bytes(self.view[:stop])
+            self._read_head()
+            pos = stop + 4
+        self.filled = 0
+        self.left -= end - pos
+        if self.kept is not None:
+            self.kept += self.view[pos:end]
+        if self.left == 0:
+            self._finish()
+        elif self.left < 0:
+            self._abort("more bytes than the reply's Content-Length")
+
+    def _read_head(self) -> None:
+        length = CONTENT_LENGTH.search(self.head)
+        if length is None:
+            self._abort(f"a reply without Content-Length: {self.head[:300]!r}")
+            return
+        self.left = self.length = int(length[1])
+        if not self.head.startswith(b"HTTP/1.1 200 "):
+            self.kept = bytearray()
+
+    def _finish(self) -> None:
+        """The reply is complete: check and record it, send the next request."""
+        tally, kept, head = self.tally, self.kept, self.head
+        started, self.started, self.head, self.kept = self.started, 0.0, b"", None
+        if tally is None:
+            return
+        if not head.startswith(b"HTTP/1.1 200 "):
+            status = head.split(b"\r\n", 1)[0].decode(errors="replace")
+            tally.wrong(f"{status}: {bytes(kept or b'')[:500].decode(errors='replace')}")
+        elif self.length != len(tally.expected):
+            tally.wrong(f"{self.length} bytes in place of {len(tally.expected)}")
+        elif kept is not None and kept != tally.expected:
+            tally.wrong(f"the reply has the right length, {self.length}, but other bytes than expected")
+        else:
+            now = time.perf_counter()
+            tally.latencies.append(now - started)
+            if now < tally.deadline:
+                self._send()
+            else:
+                tally.close_slot()
+
+    def _abort(self, text: str) -> None:
+        if self.tally:
+            self.tally.abort(text)
+        self.close()
+
+    def _send(self) -> None:
+        self.started = time.perf_counter()
+        self.transport.write(self.request)
+
+    def begin(self, tally: Tally) -> None:
+        """Send the first request of a run; its reply is compared byte by byte."""
+        if self.transport.is_closing():
+            raise BenchError("the server closed the connection")
+        self.tally = tally
+        self.kept = bytearray()
+        tally.open_slots += 1
+        self._send()
+
+    def close(self) -> None:
+        """Close without noise: what comes now is no error."""
+        self.tally = None
+        self.transport.close()
+
+
+async def connect(port: int, request: bytes, connections: int) -> Sequence[HttpConnection]:
+    """Open so many connections to a local server."""
+    loop = asyncio.get_running_loop()
+    return [
+        (await loop.create_connection(lambda: HttpConnection(request), "127.0.0.1", port))[1]
+        for _ in range(connections)
+    ]

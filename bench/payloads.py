@@ -1,0 +1,123 @@
+"""What is sent, what must come back, and what the bare servers answer."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from bench.tally import BenchError
+from triglot.pb.kserve import inference_pb2 as pb
+
+Floats = npt.NDArray[np.float32]
+GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request, and its reply as a server without any work of its own would give it."""
+
+    path: str
+    body: bytes
+    reply: bytes
+    check: Callable[[Mapping[str, str], bytes], None]
+    """Raises BenchError when a reply, its headers (in lower case) and body, does not mean what was asked."""
+    headers: dict[str, str] = field(default_factory=dict)
+    reply_headers: dict[str, str] = field(default_factory=dict)
+
+
+def tensor(elements: int) -> Floats:
+    """The input: [1, elements], the same values each time."""
+    return np.random.default_rng(elements).random((1, elements), dtype=np.float32)
+
+
+def infer_request(model: str, values: Floats) -> pb.ModelInferRequest:
+    """The gRPC request."""
+    request = pb.ModelInferRequest(model_name=model)
+    request.inputs.add(name="x", datatype="FP32", shape=values.shape)
+    request.raw_input_contents.append(values.tobytes())
+    return request
+
+
+def infer_response(model: str, values: Floats) -> pb.ModelInferResponse:
+    """The gRPC reply of an identity model."""
+    response = pb.ModelInferResponse(model_name=model, model_version="1")
+    response.outputs.add(name="y", datatype="FP32", shape=values.shape)
+    response.raw_output_contents.append(values.tobytes())
+    return response
+
+
+def grpc_exchange(model: str, values: Floats) -> Exchange:
+    """ModelInfer with the tensor in `raw_input_contents`."""
+
+    def check(_: Mapping[str, str], body: bytes) -> None:
+        reply = pb.ModelInferResponse.FromString(body)
+        described = [(output.name, output.datatype, list(output.shape)) for output in reply.outputs]
+        raw = reply.raw_output_contents
+        _compare(reply.model_name, model, described, raw[0] if len(raw) == 1 else b"", values)
+
+    body = infer_request(model, values).SerializeToString()
+    return Exchange(GRPC_PATH, body, infer_response(model, values).SerializeToString(), check)
+
+
+def json_exchange(model: str, values: Floats) -> Exchange:
+    """REST with the numbers as JSON. Requests carry them as a Python client prints them: as doubles."""
+
+    def check(_: Mapping[str, str], body: bytes) -> None:
+        reply = json.loads(body)
+        described = [(output["name"], output["datatype"], output["shape"]) for output in reply["outputs"]]
+        raw = np.array(reply["outputs"][0].get("data", ()), np.float32).tobytes() if described else b""
+        _compare(reply.get("model_name"), model, described, raw, values)
+
+    x = {"name": "x", "shape": list(values.shape), "datatype": "FP32", "data": values.ravel().tolist()}
+    y = {"name": "y", "datatype": "FP32", "shape": list(values.shape), "data": values.ravel()}
+    reply = {"model_name": model, "model_version": "1", "outputs": [y]}
+    return Exchange(
+        path=f"/v2/models/{model}/infer",
+        headers={"Content-Type": "application/json"},
+        body=orjson.dumps({"inputs": [x]}),
+        reply=orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY),
+        reply_headers={"Content-Type": "application/json"},
+        check=check,
+    )
+
+
+def binary_exchange(model: str, values: Floats) -> Exchange:
+    """REST with the binary tensor extension, in both directions."""
+
+    def check(headers: Mapping[str, str], body: bytes) -> None:
+        split = int(headers.get(HEADER_LENGTH.lower()) or len(body))
+        reply = json.loads(body[:split])
+        described = [(output["name"], output["datatype"], output["shape"]) for output in reply["outputs"]]
+        _compare(reply.get("model_name"), model, described, body[split:], values)
+
+    raw, shape = values.tobytes(), list(values.shape)
+    size = {"binary_data_size": len(raw)}
+    x = {"name": "x", "shape": shape, "datatype": "FP32", "parameters": size}
+    y = {"name": "y", "datatype": "FP32", "shape": shape, "parameters": size}
+    ask = orjson.dumps({"inputs": [x], "parameters": {"binary_data_output": True}})
+    answer = orjson.dumps({"model_name": model, "model_version": "1", "outputs": [y]})
+    return Exchange(
+        path=f"/v2/models/{model}/infer",
+        headers={"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(ask))},
+        body=ask + raw,
+        reply=answer + raw,
+        reply_headers={"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(answer))},
+        check=check,
+    )
+
+
+def _compare(
+    name: str | None, model: str, described: list[tuple[str, str, list[int]]], raw: bytes, values: Floats
+) -> None:
+    """The reply names the model and holds one output y, equal to the input."""
+    wanted = [("y", "FP32", list(values.shape))]
+    if name != model or described != wanted:
+        raise BenchError(f"the reply is of {name!r} with outputs {described}, not of {model!r} with {wanted}")
+    if raw != values.tobytes():
+        raise BenchError(
+            f"the reply's tensor ({len(raw)} bytes) differs from the request's ({values.nbytes})"
+        )

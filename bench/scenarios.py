@@ -1,0 +1,71 @@
+"""Which loads there are, and which servers each of them compares."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from bench.payloads import Exchange, Floats, binary_exchange, grpc_exchange, json_exchange
+
+MIB = 2**20 // 4  # FP32 elements in 1 MiB
+IMAGE = 3 * 224 * 224  # 150528
+
+THREAD, ASYNC = "identity_fp32", "identity_async"
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """A baseline: a kind of `bench.bare`, with an environment of its own."""
+
+    name: str
+    kind: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+# glibc's malloc as it comes gives the memory of large messages back to the kernel after each call and faults it in
+# again, or it does not: that depends on what happens to lie at the heap's end, so two equal processes may differ by
+# a factor of two. A baseline that keeps its memory is steady, and it is the harder one to match.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
+GRPC, GRPC_KEPT = Bare("bare grpc", "grpc"), Bare("bare grpc, memory kept", "grpc", KEEP_MEMORY)
+REST, REST_KEPT = Bare("bare rest", "rest"), Bare("bare rest, memory kept", "rest", KEEP_MEMORY)
+JSON = Bare("bare rest + json", "rest-json")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One kind of request, at one load, for the bare servers and for the models of ours."""
+
+    name: str
+    elements: int
+    in_flight: int
+    exchange: Callable[[str, Floats], Exchange]
+    bare: tuple[Bare, ...]
+    """What is measured is compared with the first."""
+    models: tuple[str, ...]
+
+    @property
+    def grpc(self) -> bool:
+        return self.exchange is grpc_exchange
+
+    @property
+    def title(self) -> str:
+        size = (
+            f"{self.elements * 4 / 1024:.4g} KiB" if self.elements < MIB else f"{self.elements / MIB:.4g} MiB"
+        )
+        how = "in flight on one connection" if self.grpc else "connections with one call in flight each"
+        return f"FP32 [1,{self.elements}] ({size}), {self.in_flight} {how}"
+
+
+def _grpc(name: str, elements: int, in_flight: int) -> Scenario:
+    bare = (GRPC_KEPT, GRPC) if elements >= MIB else (GRPC,)
+    return Scenario(name, elements, in_flight, grpc_exchange, bare, (THREAD, ASYNC))
+
+
+SCENARIOS = (
+    _grpc("grpc-1x16-c1", 16, 1),
+    _grpc("grpc-1x16-c8", 16, 8),
+    _grpc("grpc-1x16-c64", 16, 64),
+    _grpc("grpc-1MiB-c8", MIB, 8),
+    _grpc("grpc-16MiB-c1", 16 * MIB, 1),
+    Scenario("rest-json-1x16-c64", 16, 64, json_exchange, (REST, JSON), (THREAD,)),
+    Scenario("rest-json-1x150528-c4", IMAGE, 4, json_exchange, (REST_KEPT, REST, JSON), (THREAD,)),
+    Scenario("rest-binary-1x150528-c4", IMAGE, 4, binary_exchange, (REST_KEPT, REST), (THREAD,)),
+)

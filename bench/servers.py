@@ -1,0 +1,179 @@
+"""Starts and ends the servers under test, keeps them on their core, and reads what they used."""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.tally import BenchError
+
+ROOT = Path(__file__).parents[1]
+START_LIMIT = 60.0
+STOP_LIMIT = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which core is whose; None where nothing can be pinned."""
+
+    client: int | None
+    server: int | None
+    note: str
+
+
+def choose_cores() -> Cores:
+    """One core for the client, another one for whichever server is loaded."""
+    if sys.platform != "linux":
+        return Cores(None, None, "not pinned: this platform has no sched_setaffinity")
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        return Cores(None, None, "not pinned: one core only, client and server share it")
+    return Cores(usable[0], usable[-1], f"client on core {usable[0]}, server on core {usable[-1]}")
+
+
+def pin(core: int | None) -> None:
+    """Keep the calling thread, and what it starts from now on, on one core."""
+    if core is not None and sys.platform == "linux":
+        os.sched_setaffinity(0, {core})
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def accepts(port: int) -> bool:
+    """Whether somebody listens on the port."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def answers_ready(port: int) -> bool:
+    """Whether the server there says that it is ready."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", "/v2/health/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+class Server:
+    """A running server: a process with all its children."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log = log
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time of all threads, ended ones too, of the process and its children."""
+        if sys.platform != "linux":
+            return None
+        # The kernel's id of another process's CPU clock, as clock_getcpuclockid(3) computes it;
+        # /proc/PID/stat holds the same sum, but in steps of 10 ms.
+        clocks = [(~pid << 3) | 2 for pid in self._tree()]
+        total = 0.0
+        for clock in clocks:
+            with contextlib.suppress(OSError):  # a child that ended meanwhile
+                total += time.clock_gettime(clock)
+        return total
+
+    def peak_bytes(self) -> int | None:
+        """The largest resident size so far (VmHWM), summed over the process and its children."""
+        if sys.platform != "linux":
+            return None
+        total = 0
+        for pid in self._tree():
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                    if line.startswith("VmHWM:"):
+                        total += int(line.split()[1]) * 1024
+        return total
+
+    def tail(self) -> str:
+        """The last lines that the server wrote."""
+        text = self.log.read_text(errors="replace").strip()
+        return "\n".join(text.splitlines()[-15:]) or "(it wrote nothing)"
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def _tree(self) -> list[int]:
+        children: dict[int, list[int]] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    # the second field is the program's name in brackets and may hold anything
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                    children.setdefault(int(fields[1]), []).append(int(entry.name))
+        tree = [self.process.pid]
+        for pid in tree:  # grows while it is walked
+            tree += children.get(pid, [])
+        return tree
+
+
+@contextlib.contextmanager
+def started(
+    name: str,
+    command: Sequence[str],
+    ready: Callable[[], bool],
+    core: int | None,
+    log: Path,
+    environment: Mapping[str, str],
+) -> Iterator[Server]:
+    """Run a server until the block ends; it is ready when the block begins."""
+    mine = os.sched_getaffinity(0) if sys.platform == "linux" else set()
+    with log.open("wb") as output:
+        pin(core)  # a child inherits it from the thread that starts it, before it has any thread of its own
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        finally:
+            if mine and sys.platform == "linux":
+                os.sched_setaffinity(0, mine)
+    server = Server(name, process, log)
+    try:
+        _await_ready(server, ready)
+        yield server
+    finally:
+        _end(process)
+
+
+def _await_ready(server: Server, ready: Callable[[], bool]) -> None:
+    limit = time.monotonic() + START_LIMIT
+    while not ready():
+        if not server.alive():
+            raise BenchError(f"{server.name} ended at its start:\n{server.tail()}")
+        if time.monotonic() > limit:
+            raise BenchError(f"{server.name} was not ready within {START_LIMIT:.0f} s:\n{server.tail()}")
+        time.sleep(0.05)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to stop; after a while, end it and whatever is left of its process group, which is its own."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_LIMIT)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

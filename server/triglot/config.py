@@ -1,0 +1,108 @@
+"""The server's options, each written once: flags, environment names and the TOML keys derive from the fields.
+
+A later source wins: defaults, then the TOML file, then `TRIGLOT_*` variables, then flags.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT_PREFIX = "TRIGLOT_"
+
+
+class ConfigError(ValueError):
+    """An option is unknown, or has a value that it cannot have."""
+
+
+def _option(default: Any, help_text: str, *, least: float | None = None) -> Any:
+    return field(default=default, metadata={"help": help_text, "least": least})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All options. Raises `ConfigError` for a value out of its range."""
+
+    host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    grpc_port: int = _option(8001, "port for gRPC; 0 picks a free one", least=0)
+    rest_port: int = _option(8000, "port for REST; 0 picks a free one", least=0)
+    server_name: str = _option("triglot", "name in the server metadata; some clients insist on theirs")
+    max_message_size: int = _option(2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1)
+    max_queue_size: int = _option(1024, "requests that may wait for one model", least=1)
+    drain_delay: float = _option(5.0, "seconds between not-ready and closing the listeners on SIGTERM", least=0)
+    grace: float = _option(20.0, "seconds that running calls have to finish when the server stops", least=0)
+    exit_on_load_error: bool = _option(True, "end when a model cannot be loaded, instead of staying not ready")
+    log_level: str = _option("info", "debug, info, warning or error")
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            least = option.metadata["least"]
+            if least is not None and getattr(self, option.name) < least:
+                raise ConfigError(f"{option.name}: expected at least {least}, got {getattr(self, option.name)}")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise ConfigError(f"log_level: expected debug, info, warning or error, got {self.log_level!r}")
+
+
+OPTIONS = {option.name: option for option in fields(Config)}
+_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
+
+
+def option_type(name: str) -> type:
+    """The type of an option's values."""
+    return _TYPES[str(OPTIONS[name].type)]
+
+
+def load_config(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+    """The options from all sources. Raises `ConfigError`, which names the source."""
+    values: dict[str, Any] = {}
+    if file is not None:
+        values |= _from_toml(file)
+    values |= _from_environment(environment)
+    values |= flags
+    return Config(**values)
+
+
+def _from_toml(file: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(file.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    for name, value in table.items():
+        if name not in OPTIONS:
+            raise ConfigError(f"{file}: {unknown(name, OPTIONS)}")
+        expected = option_type(name)
+        if type(value) is not expected and not (expected is float and type(value) is int):
+            raise ConfigError(f"{file}: {name}: expected {expected.__name__}, got {value!r}")
+    return table
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    names = {ENVIRONMENT_PREFIX + name.upper(): name for name in OPTIONS}
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            if variable not in names:
+                raise ConfigError(unknown(variable, names))
+            values[names[variable]] = _parse(variable, text, option_type(names[variable]))
+    return values
+
+
+def _parse(source: str, text: str, expected: type) -> Any:
+    if expected is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{source}: expected true or false, got {text!r}")
+        return text.lower() == "true"
+    try:
+        return expected(text)
+    except ValueError:
+        raise ConfigError(f"{source}: expected {expected.__name__}, got {text!r}") from None
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """The text for an option that does not exist, with the nearest that does."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"unknown option {name!r}" + (f", did you mean {near[0]!r}?" if near else "")

@@ -1,0 +1,1 @@
+"""Values and rules that every layer shares; knows numpy and the standard library only."""

@@ -1,0 +1,113 @@
+"""The one error tree, with gRPC's status numbers; only a transport turns them into its own terms."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Code(enum.IntEnum):
+    """gRPC's canonical status codes."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class ServingError(Exception):
+    """An error with a text that the client may read.
+
+    `retry_after` (seconds) tells the client when the same call has a chance again.
+    """
+
+    code: Code = Code.UNKNOWN
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+
+
+class InvalidArgument(ServingError):
+    """The request contradicts the protocol or the model's signature."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class NotFound(ServingError):
+    """Something that the request names does not exist."""
+
+    code = Code.NOT_FOUND
+
+
+class ModelNotFound(NotFound):
+    """No such model or version is known."""
+
+
+class FailedPrecondition(ServingError):
+    """The call is right, the state of the server is not."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class PayloadTooLarge(ServingError):
+    """The message is larger than the server takes."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class QueueFull(ServingError):
+    """The model's queue holds as many requests as it may."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class Unimplemented(ServingError):
+    """The server, or this model, does not offer the call."""
+
+    code = Code.UNIMPLEMENTED
+
+
+class Internal(ServingError):
+    """The server or the model failed."""
+
+    code = Code.INTERNAL
+
+
+class Unavailable(ServingError):
+    """Not now: loading, unloading or shutting down. The call is safe to repeat."""
+
+    code = Code.UNAVAILABLE
+
+
+class DeadlineExceeded(ServingError):
+    """The caller's deadline passed before the work was started."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class Cancelled(ServingError):
+    """The caller went away."""
+
+    code = Code.CANCELLED
+
+
+class ModelLoadError(Exception):
+    """A model cannot be loaded; the text says which file and why."""
+
+
+class MissingDependency(ModelLoadError):
+    """The library of a backend is not installed; the text names the `pip install` to run."""

@@ -1,0 +1,43 @@
+"""`Model`: what a user or a backend writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from triglot.core.types import TensorSpec
+
+
+class Model:
+    """A model: named tensors in, named tensors out. Usable without a server.
+
+    Write `infer(self, inputs)` or `infer(self, inputs, call)`. `inputs` maps each input's name to a read-only
+    array that lies over the request's own bytes; the answer maps each output's name to an array.
+
+    - A plain function runs on the model's own threads, one per instance, never on the event loop.
+    - An `async def` function runs on the event loop and must not block it.
+    - A generator (plain or async) yields any number of answers: the model is *decoupled*.
+
+    A `ServingError` that `infer` raises reaches the client as it is; any other exception becomes INTERNAL with
+    a fixed text, and its trace goes to the log.
+    """
+
+    inputs: Sequence[TensorSpec] = ()
+    outputs: Sequence[TensorSpec] = ()
+    max_batch_size: int = 0
+    """Largest first dim of the inputs; 0: the model has no batch dimension of its own to check."""
+    instances: int = 1
+    """How many threads call `infer` at the same time (plain functions and generators)."""
+    max_queue_size: int | None = None
+    """Requests that may wait; None: the server's `max_queue_size`."""
+    platform: ClassVar[str] = "python"
+    """What metadata calls the model's platform."""
+    infer: Callable[..., Any]
+    """`infer(self, inputs)` or `infer(self, inputs, call)`, see above."""
+
+    def load(self, folder: Path) -> None:
+        """Called once, before the first `infer`, with the folder that holds the model's files."""
+
+    def close(self) -> None:
+        """Called once, after the last `infer`."""

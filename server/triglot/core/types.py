@@ -1,0 +1,109 @@
+"""The values that travel between the layers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from triglot.core.tensor import DATATYPES, Array, Buffer
+
+ParameterValue = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A named input or output of a model.
+
+    `shape` is what the model's array looks like; -1 stands for any size. With `max_batch_size` > 0 the first
+    dim is the batch and must be -1.
+
+    Raises `ValueError` for an unknown datatype or a dim below -1.
+    """
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(dim) for dim in self.shape))
+        if self.datatype not in DATATYPES:
+            raise ValueError(f"{self.name}: datatype {self.datatype!r} is none of {', '.join(DATATYPES)}")
+        if any(dim < -1 for dim in self.shape):
+            raise ValueError(f"{self.name}: a dim of shape {list(self.shape)} is below -1")
+
+
+@dataclass(slots=True)
+class InputTensor:
+    """A tensor as it came: `data` is raw little-endian bytes, or a flat array of its elements."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: Buffer | Array
+
+
+@dataclass(slots=True)
+class InferenceRequest:
+    """One request for one model, in no protocol's terms. An empty version means the default one."""
+
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+    inputs: list[InputTensor] = field(default_factory=list)
+    outputs: Sequence[str] = ()
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class OutputTensor:
+    """An output; `datatype` is the signature's, and the array's dtype fits it."""
+
+    name: str
+    datatype: str
+    array: Array
+
+
+@dataclass(slots=True)
+class InferenceResponse:
+    """What one execution gave."""
+
+    model_name: str
+    model_version: str
+    id: str
+    outputs: list[OutputTensor]
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+class Call:
+    """One call's own circumstances, as a model may ask for them.
+
+    `deadline` is a `time.monotonic()` instant, or None.
+    """
+
+    __slots__ = ("_cancelled", "deadline", "parameters", "request_id")
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self.deadline = deadline
+        self.request_id = ""
+        self.parameters: dict[str, ParameterValue] = {}
+        self._cancelled = False
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, at least 0; None without a deadline."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more: the caller left, or its deadline passed."""
+        return self._cancelled or self.expired
+
+    def cancel(self) -> None:
+        """Say that the caller is gone."""
+        self._cancelled = True

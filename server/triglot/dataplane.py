@@ -1,0 +1,104 @@
+"""What every protocol calls: one way to run a model and to ask about it, whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+from triglot.core.errors import Unimplemented
+from triglot.core.types import Call, InferenceRequest, InferenceResponse
+from triglot.core.validation import Signature, bind_inputs, bind_outputs, check_requested_outputs
+from triglot.engine.servable import Servable
+from triglot.repository.manager import Manager
+
+
+class Decoupled(Unimplemented):
+    """The model answers with a stream, the call takes one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What a model says of itself. `versions` are those that serve, or the one that was asked for."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    signature: Signature
+
+
+class DataPlane:
+    """Finds the servable, validates the request against its signature, runs it, checks what it answers."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self.stopping = False
+        self._changed = asyncio.Event()
+
+    async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
+        """One answer to one request.
+
+        Raises `ServingError`: unknown model, a request that does not fit, a full queue, the model's own.
+        `Decoupled` when the model answers with a stream.
+        """
+        with self._manager.servable(request.model_name, request.model_version) as servable:
+            if servable.decoupled:
+                raise Decoupled("the model answers with a stream of responses")
+            check_requested_outputs(servable.signature, request)
+            inputs = bind_inputs(servable.signature, request)
+            call.request_id = request.id
+            call.parameters = request.parameters
+            return _response(servable, request, await servable.infer(inputs, call))
+
+    async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
+        """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
+        with self._manager.servable(request.model_name, request.model_version) as servable:
+            check_requested_outputs(servable.signature, request)
+            inputs = bind_inputs(servable.signature, request)
+            call.request_id = request.id
+            call.parameters = request.parameters
+            async with aclosing(servable.stream(inputs, call)) as answers:
+                async for answer in answers:
+                    yield _response(servable, request, answer)
+
+    def metadata(self, name: str, version: str = "") -> ModelMetadata:
+        """Raises `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one not ready."""
+        servable = self._manager.servable(name, version)
+        numbers = [servable.version] if version else self._manager.ready_versions(name)
+        return ModelMetadata(name, [str(number) for number in numbers], servable.platform, servable.signature)
+
+    def decoupled(self, name: str, version: str = "") -> bool:
+        """Whether the model answers with a stream. Raises as `metadata`."""
+        return self._manager.servable(name, version).decoupled
+
+    def model_names(self) -> list[str]:
+        """Every model that is wanted, ready or not."""
+        return self._manager.names()
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a request for it would be run. Raises `ModelNotFound` or `InvalidArgument`."""
+        return self._manager.is_ready(name, version)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every wanted model is loaded and has a live instance, and the server is not stopping."""
+        return not self.stopping and self._manager.all_ready()
+
+    def stop(self) -> None:
+        """Turn readiness off, for good; calls still run."""
+        self.stopping = True
+        self._changed.set()
+
+    async def readiness_changed(self, at_most: float) -> None:
+        """Wait until readiness may have changed, `at_most` seconds."""
+        if self.stopping:
+            await asyncio.sleep(at_most)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), at_most)
+
+
+def _response(servable: Servable, request: InferenceRequest, answer: object) -> InferenceResponse:
+    outputs = bind_outputs(servable.signature, answer, request.outputs, servable.name)
+    return InferenceResponse(servable.name, str(servable.version), request.id, outputs)

@@ -1,0 +1,89 @@
+"""The bounded queue between the event loop and a model's instance threads.
+
+Strategy: work is pulled. `deque` is atomic, so neither side takes a lock to put or take; a thread that finds
+the queue empty parks on a lock of its own and is called by the next `put`. Work is either in the deque or
+taken, never both, so `discard` can promise that discarded work is not started.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Generic, TypeVar
+
+from triglot.core.errors import QueueFull
+
+T = TypeVar("T")
+
+RETRY_AFTER_SECONDS = 1.0
+
+
+class WorkQueue(Generic[T]):
+    """First in, first out; `put` and `discard` belong to the loop, `take` to any number of threads."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._waiting: deque[T] = deque()
+        self._parked: deque[threading.Lock] = deque()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, work: T) -> None:
+        """Append `work` and call a parked thread. Raises `QueueFull`."""
+        if len(self._waiting) >= self.limit:
+            raise QueueFull(
+                f"Exceeds maximum queue size: {self.limit} requests wait", retry_after=RETRY_AFTER_SECONDS
+            )
+        self._waiting.append(work)
+        self._call_one()
+
+    def _call_one(self) -> None:
+        try:
+            self._parked.pop().release()
+        except IndexError:
+            pass  # Every thread is busy: the first to finish finds the work.
+
+    def take_nowait(self) -> T | None:
+        """The oldest work, or None."""
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
+
+    def take(self) -> T | None:
+        """The oldest work, waiting for it; None once the queue is closed and empty."""
+        while True:
+            work = self.take_nowait()
+            if work is not None or self._closed:
+                return work
+            self._park()
+
+    def _park(self) -> None:
+        called = threading.Lock()
+        called.acquire()
+        self._parked.append(called)
+        if self._waiting or self._closed:
+            # Work came between the look and the parking; its `put` may have called this thread or not.
+            try:
+                self._parked.remove(called)
+            except ValueError:
+                pass
+            else:
+                return
+        called.acquire()
+
+    def discard(self, work: T) -> bool:
+        """Take `work` out again; False when a thread has it already."""
+        try:
+            self._waiting.remove(work)
+        except ValueError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let the threads finish what waits, and then end."""
+        self._closed = True
+        for _ in range(len(self._parked)):
+            self._call_one()

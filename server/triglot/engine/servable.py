@@ -1,0 +1,170 @@
+"""A servable: one loaded version of a model, its instances, its queue and its drain."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from triglot.core.errors import DeadlineExceeded, Internal, QueueFull, ServingError
+from triglot.core.model import Model
+from triglot.core.types import Call
+from triglot.core.validation import Signature
+from triglot.engine.instance import Instance
+from triglot.engine.queue import RETRY_AFTER_SECONDS, WorkQueue
+from triglot.engine.work import Execution, Inputs, Stream, StreamEnd
+
+log = logging.getLogger(__name__)
+
+
+def takes_call(function: Callable[..., Any]) -> bool:
+    """Whether `infer` wants the call as its second argument."""
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], Any]:
+    return lambda inputs, _: infer(inputs)
+
+
+class Servable:
+    """Runs one model. Made, used and closed on the event loop; the model is loaded already.
+
+    Blocking code runs on the threads of the instances, `async def` code on the loop. Work that nobody waits
+    for any more is never started.
+    """
+
+    def __init__(self, name: str, version: int, model: Model, *, max_queue_size: int) -> None:
+        self.name = name
+        self.version = version
+        self.model = model
+        self.platform = model.platform
+        self.signature = Signature(tuple(model.inputs), tuple(model.outputs), model.max_batch_size)
+        infer = model.infer
+        self._function: Callable[[Inputs, Call], Any] = infer if takes_call(infer) else _without_call(infer)
+        self._on_loop = inspect.iscoroutinefunction(infer) or inspect.isasyncgenfunction(infer)
+        self.decoupled = inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer)
+        self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
+        self._queue: WorkQueue[Execution | Stream] = WorkQueue(self._limit)
+        self._loop = asyncio.get_running_loop()
+        self._instances = [
+            Instance(f"{name}/{version}#{number}", self._queue, self._function, self._explain, self._loop)
+            for number in range(0 if self._on_loop else model.instances)
+        ]
+        self._leases = 0
+        self._drained = asyncio.Event()
+        self._drained.set()
+
+    @property
+    def alive(self) -> bool:
+        """Whether an instance is there to run the next request."""
+        return self._on_loop or any(instance.alive for instance in self._instances)
+
+    @property
+    def leases(self) -> int:
+        """Calls that hold this version at the moment."""
+        return self._leases
+
+    def __enter__(self) -> Servable:
+        """Take a lease: the version is not closed before it is returned."""
+        self._leases += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leases -= 1
+        if not self._leases:
+            self._drained.set()
+
+    async def infer(self, inputs: Inputs, call: Call) -> Any:
+        """What the model answers.
+
+        Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`.
+        """
+        if self._on_loop:
+            return await self._infer_on_loop(inputs, call)
+        execution = Execution(inputs, call, self._loop.create_future())
+        self._queue.put(execution)
+        try:
+            return await execution.future
+        except asyncio.CancelledError:
+            call.cancel()
+            self._queue.discard(execution)
+            raise
+
+    async def _infer_on_loop(self, inputs: Inputs, call: Call) -> Any:
+        self._admit_on_loop(call)
+        try:
+            return await self._function(inputs, call)
+        except (Exception, SystemExit) as error:
+            raise self._explain(error) from error
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+
+    def _admit_on_loop(self, call: Call) -> None:
+        # Calls of `async def` code do not wait; the bound is on how many run.
+        if self._leases > self._limit:
+            raise QueueFull(
+                f"Exceeds maximum queue size: {self._limit} requests run", retry_after=RETRY_AFTER_SECONDS
+            )
+        if call.expired:
+            raise DeadlineExceeded("the deadline passed before the request was started")
+
+    async def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+        """The model's answers as it yields them; one when it is not decoupled.
+
+        Closing the iterator stops the model at its next answer.
+        """
+        if not self.decoupled:
+            yield await self.infer(inputs, call)
+        elif self._on_loop:
+            async for answer in self._stream_on_loop(inputs, call):
+                yield answer
+        else:
+            async for answer in self._stream_from_thread(inputs, call):
+                yield answer
+
+    async def _stream_on_loop(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+        self._admit_on_loop(call)
+        answers = self._function(inputs, call)
+        try:
+            async for answer in answers:
+                yield answer
+        except (Exception, SystemExit) as error:
+            raise self._explain(error) from error
+        finally:
+            call.cancel()
+            await answers.aclose()
+
+    async def _stream_from_thread(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+        stream = Stream(inputs, call, self._loop)
+        self._queue.put(stream)
+        try:
+            while not isinstance(item := await stream.get(), StreamEnd):
+                yield item
+            if item.error is not None:
+                raise item.error
+        finally:
+            stream.abandon()
+            self._queue.discard(stream)
+
+    def _explain(self, error: BaseException) -> ServingError:
+        """The model's own words for the client, or a fixed text and a trace in the log."""
+        if isinstance(error, ServingError):
+            return error
+        log.error("model '%s' version %d failed", self.name, self.version, exc_info=error)
+        return Internal(f"model '{self.name}' failed; the server's log has the details")
+
+    async def drain(self) -> None:
+        """Wait until every lease is returned."""
+        while self._leases:
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def close(self) -> None:
+        """End the instances and close the model; the caller has drained it, or no longer waits."""
+        self._queue.close()
+        await asyncio.to_thread(self.model.close)

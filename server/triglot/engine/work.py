@@ -1,0 +1,130 @@
+"""What waits in a servable's queue: one execution, or one stream of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from triglot.core.errors import Cancelled, DeadlineExceeded, ServingError
+from triglot.core.tensor import Array
+from triglot.core.types import Call
+
+STREAM_BUFFER = 16
+"""Answers of a stream that may wait for a slow reader before the model is held up."""
+
+Inputs = Mapping[str, Array]
+Explain = Callable[[BaseException], ServingError]
+"""What the client is told of an exception of the model's."""
+
+
+def reason_to_skip(call: Call) -> ServingError | None:
+    """Why nobody waits for this call any more, if so."""
+    if call.expired:
+        return DeadlineExceeded("the deadline passed while the request waited in the queue")
+    if call.cancelled:
+        return Cancelled("the caller left while the request waited in the queue")
+    return None
+
+
+class Execution:
+    """One call of `infer`; its outcome is handed back with those of its burst."""
+
+    __slots__ = ("call", "error", "future", "inputs", "result")
+
+    def __init__(self, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
+        self.inputs = inputs
+        self.call = call
+        self.future = future
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self, function: Callable[[Inputs, Call], Any], explain: Explain) -> None:
+        """On the instance's thread: keep the result or the error."""
+        self.error = reason_to_skip(self.call)
+        if self.error is None:
+            try:
+                self.result = function(self.inputs, self.call)
+            except BaseException as error:  # A model that calls exit() fails this call, not the server.
+                self.error = explain(error)
+
+    def deliver(self) -> None:
+        """On the loop."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class StreamEnd:
+    """Closes a stream; with the error that ended it, if one did."""
+
+    def __init__(self, error: ServingError | None) -> None:
+        self.error = error
+
+
+class Stream:
+    """One call of a generator `infer`: its thread puts answers, the loop takes them.
+
+    The thread is held up while `STREAM_BUFFER` answers wait, and stops at the next answer once the call is
+    cancelled.
+    """
+
+    def __init__(self, inputs: Inputs, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+        self.inputs = inputs
+        self.call = call
+        self._loop = loop
+        self._items: deque[Any] = deque()
+        self._room = threading.Semaphore(STREAM_BUFFER)
+        self._waiter: asyncio.Future[None] | None = None
+        self._wake_scheduled = False
+
+    def run(self, function: Callable[[Inputs, Call], Any], explain: Explain) -> None:
+        """On the instance's thread: drive the generator to its end."""
+        error = reason_to_skip(self.call)
+        if error is None:
+            answers = None
+            try:
+                answers = function(self.inputs, self.call)
+                for answer in answers:
+                    self._room.acquire()
+                    if self.call.cancelled:
+                        break
+                    self._put(answer)
+            except BaseException as failure:
+                error = explain(failure)
+            finally:
+                if answers is not None:
+                    answers.close()
+        if error is None and self.call.expired:
+            error = DeadlineExceeded("the deadline passed while the model was streaming")
+        self._put(StreamEnd(error))
+
+    def _put(self, item: Any) -> None:
+        self._items.append(item)
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        # Cleared before the reader looks: an item that is put from here on schedules another wake-up.
+        self._wake_scheduled = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Any:
+        """On the loop: the next answer, or a `StreamEnd`."""
+        while not self._items:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self._room.release()
+        return self._items.popleft()
+
+    def abandon(self) -> None:
+        """On the loop: the reader is gone; let the thread go on to notice it."""
+        self.call.cancel()
+        self._room.release()

@@ -1,0 +1,101 @@
+"""What every protocol hands to the transports: rows. Nothing here performs I/O.
+
+A `Method` is one RPC, a `Route` one REST operation on the same calls. A transport turns bytes into a row's
+call and its answer into bytes, and knows nothing else of a protocol.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from triglot.core.types import Call
+
+
+class Kind(enum.Enum):
+    """How many messages go each way."""
+
+    UNARY = "unary"
+    SERVER_STREAM = "server stream"
+    BIDI_STREAM = "bidirectional stream"
+
+
+class Operation(enum.Enum):
+    """What a call is for; authorisation belongs to this, not to the door that the call came by."""
+
+    HEALTH = "health"
+    INSPECT = "inspect"
+    INFER = "infer"
+    ADMINISTER = "administer"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC: `decode` the request, `call`, `encode` each answer.
+
+    UNARY: `call(request, call)` is awaited. SERVER_STREAM: it returns an async iterator of answers.
+    BIDI_STREAM: it is given an async iterator of requests and returns one of answers.
+    """
+
+    name: str
+    kind: Kind
+    operation: Operation
+    decode: Callable[[bytes], Any]
+    call: Callable[[Any, Call], Awaitable[Any] | AsyncIterator[Any]]
+    encode: Callable[[Any], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A gRPC service by its full name."""
+
+    name: str
+    methods: tuple[Method, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A REST request: `path` holds the decoded variables of the route's path, header names are lower case."""
+
+    path: Mapping[str, str]
+    headers: Mapping[str, str]
+    query: Mapping[str, str]
+    body: bytes | bytearray
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """A REST answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def _body_size(request: HttpRequest) -> int:
+    return len(request.body)
+
+
+def _small(_: Any) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One REST operation. `path` has `{name}` or `{name:regex}` variables, each within one segment.
+
+    `encode` is given the answer and the decoded request. Both codec functions may run off the event loop:
+    `text_size` and `answer_size` tell how many bytes of text they have to parse and print, about.
+    """
+
+    verb: str
+    path: str
+    operation: Operation
+    decode: Callable[[HttpRequest], Any]
+    call: Callable[[Any, Call], Awaitable[Any]]
+    encode: Callable[[Any, Any], HttpResponse]
+    text_size: Callable[[HttpRequest], int] = _body_size
+    answer_size: Callable[[Any], int] = _small

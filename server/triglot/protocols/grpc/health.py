@@ -1,0 +1,72 @@
+"""grpc.health.v1 for the server (""), each service and each model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from functools import partial
+
+from triglot.core.errors import NotFound
+from triglot.core.types import Call
+from triglot.dataplane import DataPlane
+from triglot.pb.grpc.health.v1 import health_pb2 as pb
+from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols.wire import parse, serialize
+
+SERVICE = "grpc.health.v1.Health"
+LOOK_AGAIN_SECONDS = 0.5
+"""How long a change that nobody announces (an instance's death) may stay unseen by a watcher."""
+
+
+class Health:
+    """Answers from the state of the server and the models, never from a copy of it."""
+
+    def __init__(self, dataplane: DataPlane, services: Collection[str]) -> None:
+        self._dataplane = dataplane
+        self._services = frozenset(services)
+
+    def _statuses(self) -> dict[str, pb.HealthCheckResponse]:
+        ready = self._dataplane.ready
+        serving = dict.fromkeys(("", *self._services), ready)
+        for name in self._dataplane.model_names():
+            serving[name] = not self._dataplane.stopping and self._dataplane.model_ready(name)
+        return {
+            name: pb.HealthCheckResponse(
+                status=pb.HealthCheckResponse.SERVING if ok else pb.HealthCheckResponse.NOT_SERVING
+            )
+            for name, ok in serving.items()
+        }
+
+    async def check(self, request: pb.HealthCheckRequest, _: Call) -> pb.HealthCheckResponse:
+        """Raises `NotFound`."""
+        status = self._statuses().get(request.service)
+        if status is None:
+            raise NotFound(f"'{request.service}' is neither a service nor a model here")
+        return status
+
+    async def list(self, _: pb.HealthListRequest, __: Call) -> pb.HealthListResponse:
+        """Every name that can be checked."""
+        return pb.HealthListResponse(statuses=self._statuses())
+
+    async def watch(self, request: pb.HealthCheckRequest, _: Call) -> AsyncIterator[pb.HealthCheckResponse]:
+        """The status now and at every change; SERVICE_UNKNOWN for a name that may still come."""
+        unknown = pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
+        last = None
+        while True:
+            status = self._statuses().get(request.service, unknown)
+            if status != last:
+                yield status
+                last = status
+            await self._dataplane.readiness_changed(LOOK_AGAIN_SECONDS)
+
+    def grpc_service(self) -> Service:
+        """The rows."""
+        decode = partial(parse, pb.HealthCheckRequest)
+        decode_list = partial(parse, pb.HealthListRequest)
+        return Service(
+            SERVICE,
+            (
+                Method("Check", Kind.UNARY, Operation.HEALTH, decode, self.check, serialize),
+                Method("List", Kind.UNARY, Operation.HEALTH, decode_list, self.list, serialize),
+                Method("Watch", Kind.SERVER_STREAM, Operation.HEALTH, decode, self.watch, serialize),
+            ),
+        )

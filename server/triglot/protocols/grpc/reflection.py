@@ -1,0 +1,85 @@
+"""Server reflection, v1 and v1alpha, from the private pool."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from google.protobuf.descriptor import FileDescriptor
+
+from triglot.core.errors import NotFound, ServingError, Unimplemented
+from triglot.core.types import Call
+from triglot.pb import POOL
+from triglot.pb.grpc.reflection.v1 import reflection_pb2 as v1
+from triglot.pb.grpc.reflection.v1alpha import reflection_pb2 as v1alpha
+from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols.wire import parse, serialize
+
+SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+
+
+def reflection_services(service_names: Sequence[str]) -> list[Service]:
+    """Both versions; they differ in their package's name alone. `service_names` are the other services."""
+    names = sorted([*service_names, *SERVICES])
+    return [
+        Service(
+            service,
+            (
+                Method(
+                    "ServerReflectionInfo",
+                    Kind.BIDI_STREAM,
+                    Operation.INSPECT,
+                    partial(parse, version.ServerReflectionRequest),
+                    partial(_answer_all, version, names),
+                    serialize,
+                ),
+            ),
+        )
+        for service, version in zip(SERVICES, (v1, v1alpha), strict=True)
+    ]
+
+
+async def _answer_all(version: Any, names: list[str], requests: AsyncIterator[Any], _: Call) -> AsyncIterator[Any]:
+    async for request in requests:
+        response = version.ServerReflectionResponse(valid_host=request.host, original_request=request)
+        try:
+            _answer(request, response, names)
+        except ServingError as error:
+            response.error_response.error_code = error.code
+            response.error_response.error_message = error.message
+        yield response
+
+
+def _answer(request: Any, response: Any, names: list[str]) -> None:
+    kind = request.WhichOneof("message_request")
+    if kind == "list_services":
+        for name in names:
+            response.list_services_response.service.add(name=name)
+    elif kind == "file_by_filename":
+        _add_files(response, _find(POOL.FindFileByName, request.file_by_filename))
+    elif kind == "file_containing_symbol":
+        _add_files(response, _find(POOL.FindFileContainingSymbol, request.file_containing_symbol))
+    elif kind in ("file_containing_extension", "all_extension_numbers_of_type"):
+        raise NotFound("proto3 messages have no extensions")
+    else:
+        raise Unimplemented("unknown kind of reflection request")
+
+
+def _find(find: Callable[[str], FileDescriptor], name: str) -> FileDescriptor:
+    try:
+        return find(name)
+    except KeyError:
+        raise NotFound(f"'{name}' is not known here") from None
+
+
+def _add_files(response: Any, file: FileDescriptor) -> None:
+    """The file and everything that it imports: a client needs no second request."""
+    seen: set[str] = set()
+    pending = [file]
+    while pending:
+        current = pending.pop()
+        if current.name not in seen:
+            seen.add(current.name)
+            response.file_descriptor_response.file_descriptor_proto.append(current.serialized_pb)
+            pending += current.dependencies

@@ -1,0 +1,216 @@
+"""KServe V2 messages: bytes ⇄ `InferenceRequest`/`InferenceResponse` (spec 1.2, 2.1–2.6). Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import DATATYPES, Array, Buffer, byte_length, object_array, raw_buffer
+from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols.kserve.parameters import (
+    check_request_parameters,
+    refuse_classification,
+    refuse_shared_memory,
+)
+from triglot.protocols.wire import Limit, MessageRules, length_prefix, limit_error, parse, scan, serialize
+
+SCAN_FROM_BYTES = 8 * 1024
+"""Below this, protobuf is as quick as cutting, and what it can be made to allocate is small."""
+
+MAX_INPUTS = Limit("inputs", 1024)
+MAX_OUTPUTS = Limit("requested outputs", 1024)
+MAX_RAW = Limit("raw_input_contents", 1024)
+MAX_DIMS = Limit("dims in a shape", 16)
+MAX_PARAMETERS = Limit("parameters", 256)
+_SHAPE, _TENSOR_PARAMETERS, _OUTPUT_PARAMETERS = 3, 4, 2
+_REQUEST_PARAMETERS, _INPUTS, _OUTPUTS, _RAW_INPUTS, _RAW_OUTPUTS = 4, 5, 6, 7, 6
+
+_INFER_RULES = MessageRules(
+    cut=frozenset({_RAW_INPUTS}),
+    repeats={
+        _REQUEST_PARAMETERS: MAX_PARAMETERS,
+        _INPUTS: MAX_INPUTS,
+        _OUTPUTS: MAX_OUTPUTS,
+        _RAW_INPUTS: MAX_RAW,
+    },
+    nested={
+        _INPUTS: MessageRules(repeats={_TENSOR_PARAMETERS: MAX_PARAMETERS}, varints={_SHAPE: MAX_DIMS}),
+        _OUTPUTS: MessageRules(repeats={_OUTPUT_PARAMETERS: MAX_PARAMETERS}),
+    },
+)
+
+_CONTENTS_FIELD = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_DATATYPE_OF_CONTENTS = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
+
+
+def decode_infer(data: bytes) -> InferenceRequest:
+    """The request of a serialized ModelInferRequest; raw tensors of a large one are views of `data`.
+
+    Raises `InvalidArgument`, and `NotFound` for a shared-memory region.
+    """
+    raw: Sequence[Buffer]
+    if len(data) < SCAN_FROM_BYTES:
+        message = parse(pb.ModelInferRequest, data)
+        _check_counts(message)
+        raw = message.raw_input_contents
+    else:
+        rest, raw = scan(data, _INFER_RULES)
+        message = parse(pb.ModelInferRequest, rest)
+    return _request_of(message, raw)
+
+
+def _check_counts(message: pb.ModelInferRequest) -> None:
+    """The limits of `_INFER_RULES`, on a message that was small enough to parse first."""
+    checks: list[tuple[int, Limit]] = [
+        (len(message.inputs), MAX_INPUTS),
+        (len(message.outputs), MAX_OUTPUTS),
+        (len(message.raw_input_contents), MAX_RAW),
+        (len(message.parameters), MAX_PARAMETERS),
+    ]
+    for tensor in message.inputs:
+        checks += (len(tensor.shape), MAX_DIMS), (len(tensor.parameters), MAX_PARAMETERS)
+    checks += ((len(output.parameters), MAX_PARAMETERS) for output in message.outputs)
+    for count, limit in checks:
+        if count > limit.count:
+            raise limit_error(limit)
+
+
+def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> InferenceRequest:
+    request = InferenceRequest(message.model_name, message.model_version, message.id)
+    if message.parameters:
+        request.parameters = decode_parameters(message.parameters)
+        check_request_parameters(request.parameters.items())
+    next_raw = 0
+    for tensor in message.inputs:
+        data: Buffer | Array
+        if tensor.parameters and "shared_memory_region" in tensor.parameters:
+            refuse_shared_memory(tensor.parameters["shared_memory_region"].string_param)
+        if tensor.HasField("contents"):
+            if raw:
+                raise InvalidArgument(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{tensor.name}' for model '{message.model_name}'"
+                )
+            data = _decode_contents(tensor, message.model_name)
+        elif next_raw < len(raw):
+            data = raw[next_raw]
+            next_raw += 1
+        else:
+            raise InvalidArgument(
+                f"unable to find data for input tensor '{tensor.name}' for model '{message.model_name}' "
+                "in request."
+            )
+        request.inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    if message.outputs:
+        request.outputs = [_decode_requested_output(output) for output in message.outputs]
+    return request
+
+
+def _decode_requested_output(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
+    if output.parameters:
+        if "shared_memory_region" in output.parameters:
+            refuse_shared_memory(output.parameters["shared_memory_region"].string_param)
+        if "classification" in output.parameters:
+            refuse_classification()
+    return output.name
+
+
+def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
+    """The request's parameters. Raises `InvalidArgument` for one without a value."""
+    values: dict[str, ParameterValue] = {}
+    for key, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None or (choice == "uint64_param" and key != "priority"):
+            raise InvalidArgument(
+                f"parameter '{key}': expected bool_param, int64_param, string_param or double_param, "
+                f"got {choice or 'no value'}"
+            )
+        values[key] = getattr(parameter, choice)
+    return values
+
+
+def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) -> Array:
+    """The elements of typed contents as a flat array, checked against the datatype's range."""
+    datatype = DATATYPES.get(tensor.datatype)
+    wanted = _CONTENTS_FIELD.get(tensor.datatype)
+    contents = tensor.contents
+    for filled, _ in contents.ListFields():
+        if filled.name != wanted:
+            raise InvalidArgument(
+                f"unexpected explicit tensor data for input tensor '{tensor.name}' for model '{model}' of type "
+                f"'{_DATATYPE_OF_CONTENTS.get(filled.name, filled.name)}', expected datatype '{tensor.datatype}'"
+            )
+    if datatype is None or wanted is None:
+        # No typed field exists for it: without elements it is whatever the shape says.
+        return np.empty(0, np.uint8 if datatype is None else datatype.dtype)
+    elements = getattr(contents, wanted)
+    if wanted == "bytes_contents":
+        return object_array(list(elements), (len(elements),))
+    field_dtype = DATATYPES[_DATATYPE_OF_CONTENTS[wanted]].dtype
+    array: Array = np.array(elements, dtype=field_dtype)
+    if datatype.dtype != field_dtype:
+        bounds = np.iinfo(datatype.dtype)
+        if array.size and (array.min() < bounds.min or array.max() > bounds.max):
+            raise InvalidArgument(
+                f"{wanted} of input tensor '{tensor.name}' for model '{model}' hold a value outside "
+                f"{tensor.datatype}'s range [{bounds.min}, {bounds.max}]"
+            )
+        array = array.astype(datatype.dtype)
+    return array
+
+
+def encode_infer(response: InferenceResponse) -> bytes:
+    """A serialized ModelInferResponse: every output is raw (spec 0.1), joined from the arrays' own memory."""
+    message = pb.ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    if response.parameters:
+        encode_parameters(response.parameters, message.parameters)
+    bulk: list[Any] = [b""]
+    for output in response.outputs:
+        array = output.array
+        message.outputs.add(name=output.name, datatype=output.datatype, shape=array.shape)
+        buffer = raw_buffer(array)
+        bulk.append(length_prefix(_RAW_OUTPUTS, byte_length(buffer)))
+        bulk.append(buffer)
+    bulk[0] = serialize(message)
+    return b"".join(bulk)
+
+
+def encode_parameters(values: Mapping[str, ParameterValue], into: Any) -> None:
+    """Write parameters into a message's map."""
+    for key, value in values.items():
+        if isinstance(value, bool):
+            into[key].bool_param = value
+        elif isinstance(value, int):
+            into[key].int64_param = value
+        elif isinstance(value, float):
+            into[key].double_param = value
+        else:
+            into[key].string_param = value

@@ -1,0 +1,355 @@
+"""KServe V2 over REST: JSON and the binary tensor extension ⇄ requests and responses (spec 3.2, 3.3, 3.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from triglot.core.errors import Internal, InvalidArgument, PayloadTooLarge, Unimplemented
+from triglot.core.tensor import (
+    DATATYPES,
+    MAX_ELEMENTS,
+    Array,
+    Buffer,
+    DataType,
+    byte_length,
+    element_count,
+    object_array,
+    raw_buffer,
+)
+from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, ParameterValue
+from triglot.protocols import HttpRequest, HttpResponse
+from triglot.protocols.json_text import LargeArray, flatten, print_array, read_body, type_name
+from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS
+from triglot.protocols.kserve.parameters import (
+    check_request_parameters,
+    refuse_classification,
+    refuse_shared_memory,
+)
+from triglot.protocols.wire import Limit, limit_error
+
+HEADER_LENGTH = "inference-header-content-length"
+MAX_JSON_BYTES = 64 * 1024 * 1024
+"""The largest JSON part of a request; binary tensors are bounded by the message size alone."""
+_NO_JSON = ("FP16", "BF16")
+
+
+@dataclass(slots=True)
+class RestInfer:
+    """A request, and how each of its outputs is to be written."""
+
+    request: InferenceRequest
+    binary_outputs: frozenset[str]
+    binary_by_default: bool
+
+    def wants_binary(self, output: str) -> bool:
+        """Whether `output` leaves as raw bytes; a listed output decides for itself (spec 3.3)."""
+        return output in self.binary_outputs if self.request.outputs else self.binary_by_default
+
+
+def decode_infer(http: HttpRequest) -> RestInfer:
+    """The request of an infer body. Binary tensors are views of the body.
+
+    Raises `InvalidArgument`, and `NotFound` for a shared-memory region.
+    """
+    text_length = json_length(http)
+    if text_length > MAX_JSON_BYTES:
+        raise PayloadTooLarge(
+            f"the JSON part of the request has {text_length} bytes, the limit is {MAX_JSON_BYTES}; "
+            "send large tensors as binary data"
+        )
+    text = http.body if text_length == len(http.body) else http.body[:text_length]
+    return read_body(bytes(text), "data", lambda body: _Reader(http, text_length).read(body))
+
+
+def json_length(http: HttpRequest) -> int:
+    """How many bytes of the body are JSON. Raises `InvalidArgument` for a header that cannot be true."""
+    size = len(http.body)
+    text = http.headers.get(HEADER_LENGTH)
+    if text is None:
+        return size
+    length = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    if not 0 <= length <= size:
+        raise InvalidArgument(f"inference header size should be in range (0, {size}), got: {text}")
+    if length == 0:
+        raise Unimplemented("raw binary requests (inference header size 0) are not supported")
+    return length
+
+
+class _Reader:
+    """Reads one body; `_at` is where the next binary tensor begins."""
+
+    def __init__(self, http: HttpRequest, json_length: int) -> None:
+        self._model = http.path["model"]
+        self._version = http.path.get("version", "")
+        self._body = memoryview(http.body)
+        self._at = json_length
+
+    def read(self, body: dict[str, Any]) -> RestInfer:
+        request = InferenceRequest(self._model, self._version, _string(body, "id", "the request", default=""))
+        request.parameters = _parameters(body, "the request")
+        check_request_parameters(request.parameters.items())
+        if "triton_enable_empty_final_response" in request.parameters:
+            raise InvalidArgument("parameter 'triton_enable_empty_final_response' is not allowed over HTTP")
+        request.inputs = [self._input(tensor) for tensor in _objects(body, "inputs", MAX_INPUTS, required=True)]
+        if self._at != len(self._body):
+            raise InvalidArgument(
+                f"unexpected additional input data for model '{self._model}': {len(self._body) - self._at} bytes "
+                "follow the last binary tensor"
+            )
+        binary: set[str] = set()
+        request.outputs = [_requested_output(output, binary) for output in _objects(body, "outputs", MAX_OUTPUTS)]
+        default = bool(request.parameters.pop("binary_data_output", False))
+        return RestInfer(request, frozenset(binary), default)
+
+    def _input(self, tensor: dict[str, Any]) -> InputTensor:
+        name = _string(tensor, "name", "an input")
+        what = f"input '{name}'"
+        datatype = _string(tensor, "datatype", what)
+        shape = _shape(tensor, what)
+        parameters = _parameters(tensor, what)
+        given: list[str] = [key for key in ("shared_memory_region", "binary_data_size") if key in parameters]
+        given += ["data"] if "data" in tensor else []
+        if len(given) != 1:
+            raise InvalidArgument(
+                "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+                f"'shared_memory_region' in 'parameters'; {what} sets {given or 'none'}"
+            )
+        if given == ["shared_memory_region"]:
+            refuse_shared_memory(parameters["shared_memory_region"])
+        data: Buffer | Array
+        if given == ["binary_data_size"]:
+            data = self._binary(name, parameters["binary_data_size"])
+        else:
+            data = elements_of_json(tensor["data"], datatype, shape, what)
+        return InputTensor(name, datatype, shape, data)
+
+    def _binary(self, name: str, size: ParameterValue) -> memoryview:
+        if not _is_unsigned(size):
+            raise InvalidArgument(f"input '{name}': binary_data_size must be an unsigned integer, got {size!r}")
+        end = self._at + int(size)
+        if end > len(self._body):
+            raise InvalidArgument(
+                f"unexpected size for input '{name}', expecting {end - len(self._body)} additional bytes for "
+                f"model '{self._model}'"
+            )
+        start, self._at = self._at, end
+        return self._body[start:end]
+
+
+def _requested_output(output: dict[str, Any], binary: set[str]) -> str:
+    name = _string(output, "name", "an output")
+    parameters = _parameters(output, f"output '{name}'")
+    if "shared_memory_region" in parameters:
+        refuse_shared_memory(parameters["shared_memory_region"])
+    if "classification" in parameters:
+        refuse_classification()
+    wanted = parameters.get("binary_data", False)
+    if not isinstance(wanted, bool):
+        raise InvalidArgument(f"output '{name}': binary_data must be true or false, got {wanted!r}")
+    if wanted:
+        binary.add(name)
+    return name
+
+
+def _is_unsigned(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _string(owner: Mapping[str, Any], key: str, what: str, *, default: str | None = None) -> str:
+    value = owner.get(key, default)
+    if not isinstance(value, str):
+        got = "nothing" if key not in owner else type_name(value)
+        raise InvalidArgument(f"'{key}' of {what} must be a string, got {got}")
+    return value
+
+
+def _objects(body: Mapping[str, Any], key: str, limit: Limit, *, required: bool = False) -> list[dict[str, Any]]:
+    values = body.get(key)
+    if values is None and not required:
+        return []
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        got = "nothing" if values is None else type_name(values)
+        raise InvalidArgument(f"'{key}' of the request must be an array of objects, got {got}")
+    if len(values) > limit.count:
+        raise limit_error(limit)
+    return values
+
+
+def _shape(tensor: Mapping[str, Any], what: str) -> tuple[int, ...]:
+    shape = tensor.get("shape")
+    if not isinstance(shape, list) or not all(_is_unsigned(dim) for dim in shape):
+        raise InvalidArgument(f"'shape' of {what} must be an array of unsigned integers, got {shape!r:.200}")
+    if len(shape) > MAX_DIMS.count:
+        raise limit_error(MAX_DIMS)
+    if element_count(shape) > MAX_ELEMENTS:
+        raise InvalidArgument(f"'shape' of {what} has too many elements: {shape!r:.200}")
+    return tuple(shape)
+
+
+def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, ParameterValue]:
+    parameters = owner.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise InvalidArgument(f"'parameters' of {what} must be an object, got {type_name(parameters)}")
+    if len(parameters) > MAX_PARAMETERS.count:
+        raise limit_error(MAX_PARAMETERS)
+    for key, value in parameters.items():
+        if not isinstance(value, bool | int | float | str):
+            raise InvalidArgument(
+                f"parameter '{key}' of {what} must be a string, number or boolean, got {type_name(value)}"
+            )
+    return parameters
+
+
+def elements_of_json(data: Any, datatype_name: str, shape: tuple[int, ...], what: str) -> Array:
+    """The elements of a JSON `data` array as a flat array; nesting is not compared with the shape.
+
+    Raises `InvalidArgument` for an element that the datatype does not take (spec 2.1) or a wrong count.
+    """
+    datatype = DATATYPES.get(datatype_name)
+    if datatype is None:
+        raise InvalidArgument(f"{what}: datatype '{datatype_name}' is none of {', '.join(DATATYPES)}")
+    if datatype_name in _NO_JSON:
+        raise InvalidArgument(f"{what}: {datatype_name} has no JSON form, send it as binary data")
+    if isinstance(data, LargeArray):
+        array = _convert_large(data, datatype, what)
+    elif isinstance(data, list):
+        array = _convert(flatten(data), datatype, what)
+    else:
+        raise InvalidArgument(f"'data' of {what} must be an array, got {type_name(data)}")
+    if array.size != element_count(shape):
+        raise InvalidArgument(
+            f"'data' of {what} has {array.size} elements, expected {element_count(shape)} for shape {list(shape)}"
+        )
+    return array
+
+
+def _convert_large(data: LargeArray, datatype: DataType, what: str) -> Array:
+    kind = datatype.dtype.kind
+    if kind == "f":
+        return _narrowed_floats(data.numbers("d"), datatype)
+    if kind in "iu":
+        return _narrowed_integers(data.numbers("u" if datatype.name == "UINT64" else "i"), datatype, what)
+    return _convert(flatten(data.plain()), datatype, what)
+
+
+def _convert(values: list[Any], datatype: DataType, what: str) -> Array:
+    kind = datatype.dtype.kind
+    types = set(map(type, values))
+    if kind == "O":
+        if types - {str}:
+            raise _element_error(values, (str,), datatype, "a string", what)
+        try:
+            return object_array([value.encode() for value in values], (len(values),))
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"'data' of {what} has a string that is not Unicode text: {error}") from None
+    if kind == "b":
+        if types - {bool}:
+            raise _element_error(values, (bool,), datatype, "true or false", what)
+        return np.array(values, dtype=datatype.dtype)
+    if kind == "f":
+        if types - {int, float, type(None)}:
+            raise _element_error(values, (int, float, type(None)), datatype, "a number", what)
+        try:
+            return _narrowed_floats(np.array(values, dtype=np.float64), datatype)
+        except OverflowError:
+            raise InvalidArgument(f"'data' of {what} has an integer too large for {datatype.name}") from None
+    if types - {int}:
+        raise _element_error(values, (int,), datatype, "an integer", what)
+    bounds = np.iinfo(datatype.dtype)
+    if values and (min(values) < bounds.min or max(values) > bounds.max):
+        raise _range_error(datatype, what)
+    return np.array(values, dtype=datatype.dtype)
+
+
+def _narrowed_floats(numbers: Array, datatype: DataType) -> Array:
+    # A number beyond FP32 becomes infinite, as it does for Triton.
+    with np.errstate(over="ignore"):
+        return numbers.astype(datatype.dtype, copy=False)
+
+
+def _narrowed_integers(numbers: Array, datatype: DataType, what: str) -> Array:
+    bounds = np.iinfo(datatype.dtype)
+    if numbers.size and (numbers.min() < bounds.min or numbers.max() > bounds.max):
+        raise _range_error(datatype, what)
+    return numbers.astype(datatype.dtype, copy=False)
+
+
+def _range_error(datatype: DataType, what: str) -> InvalidArgument:
+    bounds = np.iinfo(datatype.dtype)
+    return InvalidArgument(
+        f"'data' of {what} has an element outside {datatype.name}'s range [{bounds.min}, {bounds.max}]"
+    )
+
+
+def _element_error(
+    values: list[Any], allowed: tuple[type, ...], datatype: DataType, expected: str, what: str
+) -> InvalidArgument:
+    at, wrong = next((at, value) for at, value in enumerate(values) if type(value) not in allowed)
+    return InvalidArgument(
+        f"'data' of {what}: element {at} must be {expected} for {datatype.name}, got "
+        f"{type_name(wrong)} {wrong!r:.60}"
+    )
+
+
+def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse:
+    """The answer: JSON, followed by the outputs that were asked for as binary (spec 3.3).
+
+    Raises `InvalidArgument` for an output that has no JSON form.
+    """
+    head: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.id:
+        head["id"] = response.id
+    if response.parameters:
+        head["parameters"] = response.parameters
+    pieces = [_dumps(head)[:-1], b',"outputs":[']
+    tail: list[Any] = []
+    for at, output in enumerate(response.outputs):
+        pieces.append(b"," if at else b"")
+        if wanted.wants_binary(output.name):
+            buffer = raw_buffer(output.array)
+            pieces.append(_output_head(output, binary_data_size=byte_length(buffer)))
+            tail.append(buffer)
+        else:
+            pieces += [_output_head(output)[:-1], b',"data":', *_json_data(output), b"}"]
+    pieces.append(b"]}")
+    json_length = sum(map(len, pieces))
+    body = b"".join([*pieces, *tail])
+    if len(body) == json_length:
+        return HttpResponse(body)
+    return HttpResponse(
+        body,
+        content_type="application/octet-stream",
+        headers={"Inference-Header-Content-Length": str(json_length)},
+    )
+
+
+def _output_head(output: OutputTensor, **parameters: int) -> bytes:
+    head: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.array.shape}
+    if parameters:
+        head["parameters"] = parameters
+    return _dumps(head)
+
+
+def _json_data(output: OutputTensor) -> list[bytes]:
+    if output.datatype in _NO_JSON:
+        raise InvalidArgument(f"output '{output.name}': {output.datatype} has no JSON form, ask for binary data")
+    try:
+        return print_array(output.array)
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"output '{output.name}' has a BYTES element that is not UTF-8, ask for binary data: {error}"
+        ) from None
+
+
+def _dumps(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise Internal(f"the answer's parameters have no JSON form: {error}") from error

@@ -1,0 +1,113 @@
+"""KServe V2's REST routes: the calls of `service`, with JSON on both sides (spec 3.1, 3.2, 3.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import orjson
+
+from triglot.core.types import Call, InferenceResponse
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols import HttpRequest, HttpResponse, Operation, Route
+from triglot.protocols.kserve.rest import RestInfer, decode_infer, encode_infer, json_length
+from triglot.protocols.kserve.service import KServe
+
+MODEL = "/v2/models/{model}"
+VERSION = MODEL + "/versions/{version:[0-9]+}"
+HTTP_DOOR = "HTTP end point"
+
+
+def kserve_routes(service: KServe) -> list[Route]:
+    """The rows of the REST interface."""
+
+    async def infer(rest: RestInfer, call: Call) -> InferenceResponse:
+        return await service.infer(HTTP_DOOR, rest.request, call)
+
+    health, inspect = Operation.HEALTH, Operation.INSPECT
+    live, ready = pb.ServerLiveRequest(), pb.ServerReadyRequest()
+    server_metadata = _fixed(pb.ServerMetadataRequest())
+    rows = [
+        Route("GET", "/v2/health/live", health, _fixed(live), service.server_live, _encode_live),
+        Route("GET", "/v2/health/ready", health, _fixed(ready), service.server_ready, _encode_ready),
+        Route("GET", "/v2/models", inspect, _fixed(None), service.model_names, _encode_names),
+    ]
+    rows += [
+        Route("GET", path, inspect, server_metadata, service.server_metadata, _encode_server_metadata)
+        for path in ("/v2", "/v2/")
+    ]
+    for path in (MODEL, VERSION):
+        ready_of, metadata_of = (
+            partial(_named, pb.ModelReadyRequest),
+            partial(_named, pb.ModelMetadataRequest),
+        )
+        rows += [
+            Route("GET", path + "/ready", health, ready_of, service.require_model_ready, _encode_model_ready),
+            Route("GET", path, inspect, metadata_of, service.model_metadata, _encode_model_metadata),
+            Route(
+                "POST",
+                path + "/infer",
+                Operation.INFER,
+                decode_infer,
+                infer,
+                encode_infer,
+                text_size=json_length,
+                answer_size=_array_bytes,
+            ),
+        ]
+    return rows
+
+
+def _array_bytes(response: InferenceResponse) -> int:
+    return sum(output.array.nbytes for output in response.outputs)
+
+
+def _fixed(request: Any) -> Callable[[HttpRequest], Any]:
+    return lambda _: request
+
+
+def _named(request_class: Any, http: HttpRequest) -> Any:
+    return request_class(name=http.path["model"], version=http.path.get("version", ""))
+
+
+def _encode_names(names: list[str], _: Any) -> HttpResponse:
+    return HttpResponse(orjson.dumps({"models": names}))
+
+
+def _encode_model_ready(model: pb.ModelReadyRequest, _: Any) -> HttpResponse:
+    return HttpResponse(orjson.dumps({"name": model.name, "ready": True}))
+
+
+def _encode_live(reply: pb.ServerLiveResponse, _: Any) -> HttpResponse:
+    return HttpResponse(orjson.dumps({"live": reply.live}))
+
+
+def _encode_ready(reply: pb.ServerReadyResponse, _: Any) -> HttpResponse:
+    # "ready" is KServe's key, "live" what the protocol's own text says (spec 3.6).
+    body = orjson.dumps({"ready": reply.ready, "live": True})
+    return HttpResponse(body, status=200 if reply.ready else 503)
+
+
+def _encode_server_metadata(reply: pb.ServerMetadataResponse, _: Any) -> HttpResponse:
+    return HttpResponse(
+        orjson.dumps({"name": reply.name, "version": reply.version, "extensions": list(reply.extensions)})
+    )
+
+
+def _encode_model_metadata(reply: pb.ModelMetadataResponse, _: Any) -> HttpResponse:
+    return HttpResponse(
+        orjson.dumps(
+            {
+                "name": reply.name,
+                "versions": list(reply.versions),
+                "platform": reply.platform,
+                "inputs": list(map(_tensor, reply.inputs)),
+                "outputs": list(map(_tensor, reply.outputs)),
+            }
+        )
+    )
+
+
+def _tensor(tensor: pb.ModelMetadataResponse.TensorMetadata) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}

@@ -1,0 +1,190 @@
+"""Protobuf bytes: cut the bulky fields out, count the rest, join without a copy.
+
+Strategy: tensors never enter a protobuf object. `scan` walks the fields of a message once, gives the bulky
+ones back as views of the message's own bytes, and everything else as a small message for protobuf to parse.
+On the way it counts what an attacker would repeat: a few bytes on the wire can become forty times as many in
+parsed objects, so the limits hold before protobuf sees anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from triglot.core.errors import InvalidArgument
+
+VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
+MAX_GROUP_DEPTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `count` of something called `name`."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRules:
+    """What `scan` does with a message's fields, by field number.
+
+    `cut`: length-delimited fields to take out. `repeats`: how often a field may occur. `varints`: how many
+    numbers a repeated varint field may hold, packed or not. `nested`: rules for the message in a field.
+    """
+
+    cut: frozenset[int] = frozenset()
+    repeats: Mapping[int, Limit] = field(default_factory=dict)
+    varints: Mapping[int, Limit] = field(default_factory=dict)
+    nested: Mapping[int, MessageRules] = field(default_factory=dict)
+
+
+def limit_error(limit: Limit) -> InvalidArgument:
+    """The one text for all count limits."""
+    return InvalidArgument(f"the request has more than {limit.count} {limit.name}")
+
+
+def _malformed(what: str, at: int) -> InvalidArgument:
+    return InvalidArgument(f"the request is not a valid protobuf message: {what} at byte {at}")
+
+
+def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+    """The number that starts at `at`, and the place after it. Raises `InvalidArgument`."""
+    value = shift = 0
+    for place in range(at, min(end, at + 10)):
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, place + 1
+        shift += 7
+    raise _malformed("unfinished number", at)
+
+
+def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int) -> int:
+    """The place after a field that is not length-delimited."""
+    if wire_type == VARINT:
+        after = read_varint(data, at, end)[1]
+    elif wire_type == FIXED32:
+        after = at + 4
+    elif wire_type == FIXED64:
+        after = at + 8
+    elif wire_type == GROUP_START:
+        after = _skip_group(data, number, at, end)
+    else:
+        raise _malformed(f"wire type {wire_type}", at)
+    if after > end:
+        raise _malformed("field runs over the end", at)
+    return after
+
+
+def _skip_group(data: memoryview, number: int, at: int, end: int) -> int:
+    open_groups = [number]
+    while open_groups:
+        tag, at = read_varint(data, at, end)
+        wire_type, inner = tag & 7, tag >> 3
+        if wire_type == GROUP_START:
+            open_groups.append(inner)
+            if len(open_groups) > MAX_GROUP_DEPTH:
+                raise _malformed("groups nested too deep", at)
+        elif wire_type == GROUP_END:
+            if open_groups.pop() != inner:
+                raise _malformed("group ends out of turn", at)
+        elif wire_type == LENGTH:
+            length, at = read_varint(data, at, end)
+            at += length
+        else:
+            at = _skip(data, wire_type, inner, at, end)
+        if at > end:
+            raise _malformed("group runs over the end", at)
+    return at
+
+
+def scan(data: bytes, rules: MessageRules) -> tuple[bytes, list[memoryview]]:
+    """The message without its cut fields, and the cut fields' payloads in their order.
+
+    Raises `InvalidArgument` when the bytes are no message, or hold more of something than the rules allow.
+    """
+    view = memoryview(data)
+    cuts: list[tuple[int, int, int]] = []
+    _scan(view, 0, len(data), rules, cuts)
+    if not cuts:
+        return data, []
+    kept: list[memoryview] = []
+    at = 0
+    for field_start, _, field_end in cuts:
+        kept.append(view[at:field_start])
+        at = field_end
+    kept.append(view[at:])
+    return b"".join(kept), [view[start:end] for _, start, end in cuts]
+
+
+def _scan(data: memoryview, at: int, end: int, rules: MessageRules, cuts: list[tuple[int, int, int]]) -> None:
+    counts = dict.fromkeys((*rules.repeats, *rules.varints), 0)
+    while at < end:
+        field_start = at
+        tag, at = read_varint(data, at, end)
+        number, wire_type = tag >> 3, tag & 7
+        if not 0 < number < 1 << 29:
+            raise _malformed(f"field number {number}", field_start)
+        if wire_type == LENGTH:
+            length, start = read_varint(data, at, end)
+            at = start + length
+            if at > end:
+                raise _malformed(f"field {number} runs over the end", field_start)
+            if number in rules.cut:
+                cuts.append((field_start, start, at))
+            nested = rules.nested.get(number)
+            if nested is not None:
+                _scan(data, start, at, nested, [])
+            if number in rules.varints:
+                counts[number] += _count_packed(data[start:at], rules.varints[number].count)
+        else:
+            at = _skip(data, wire_type, number, at, end)
+            if number in rules.varints:
+                counts[number] += 1
+        limit = rules.repeats.get(number)
+        if limit is not None:
+            counts[number] += 1
+        else:
+            limit = rules.varints.get(number)
+        if limit is not None and counts[number] > limit.count:
+            raise limit_error(limit)
+
+
+def _count_packed(payload: memoryview, enough: int) -> int:
+    # A number takes ten bytes at most, and only its last one is below 0x80.
+    return sum(byte < 0x80 for byte in payload[: 10 * (enough + 1)])
+
+
+def parse(message_class: Any, data: bytes) -> Any:
+    """The message that `data` holds. Raises `InvalidArgument`."""
+    try:
+        return message_class.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(
+            f"the request is not a valid {message_class.DESCRIPTOR.full_name}: {error}"
+        ) from None
+
+
+def serialize(message: Any) -> bytes:
+    """The bytes of a message."""
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+def varint(value: int) -> bytes:
+    """The encoding of a number >= 0."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def length_prefix(number: int, length: int) -> bytes:
+    """What stands before `length` bytes of field `number`."""
+    return varint(number << 3 | LENGTH) + varint(length)

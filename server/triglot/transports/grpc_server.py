@@ -1,0 +1,154 @@
+"""The rows over gRPC, carried by grpc.aio.
+
+Strategy: handlers are registered without (de)serializers, so requests arrive as bytes and every error is ours
+to map. One function per kind of call shows a whole call: decode, call, encode, map the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, NoReturn, cast
+
+import grpc
+import grpc.aio
+
+from triglot.config import Config
+from triglot.core.errors import Cancelled, ServingError, Unavailable
+from triglot.core.types import Call
+from triglot.protocols import Kind, Method, Service
+from triglot.transports.boundary import explain
+
+log = logging.getLogger(__name__)
+
+MAX_DETAILS_BYTES = 4096
+"""Longer status texts overflow what clients accept as metadata."""
+SHUTTING_DOWN = "the server is shutting down"
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
+
+class GrpcServer:
+    """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls."""
+
+    def __init__(self, services: Iterable[Service], config: Config) -> None:
+        self._address = f"{config.host}:{config.grpc_port}"
+        self._server = grpc.aio.server(options=_options(config))
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+        makers = {
+            Kind.UNARY: self._unary,
+            Kind.SERVER_STREAM: self._server_stream,
+            Kind.BIDI_STREAM: self._bidi_stream,
+        }
+        for service in services:
+            handlers = {method.name: makers[method.kind](method) for method in service.methods}
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, handlers),))
+
+    async def start(self) -> int:
+        """Bind and serve; the port. Raises `OSError` when the address cannot be bound."""
+        try:
+            port = self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise OSError(f"cannot bind gRPC to {self._address}: {error}") from None
+        await self._server.start()
+        return cast("int", port)
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new calls, end streams with UNAVAILABLE, wait `grace` seconds for the rest."""
+        self._stopping = True
+        stopped = asyncio.ensure_future(self._server.stop(grace))
+        for task in tuple(self._streams):
+            task.cancel()
+        await stopped
+
+    def _unary(self, method: Method) -> grpc.RpcMethodHandler:
+        decode, run, encode = method.decode, cast("Callable[..., Awaitable[Any]]", method.call), method.encode
+
+        async def handle(data: bytes, context: Any) -> bytes:
+            try:
+                return encode(await run(decode(data), Call(_deadline(context))))
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                await _abort(context, Cancelled("the model cancelled the call"))
+            except Exception as error:
+                await _abort(context, explain(error, method.name))
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def _server_stream(self, method: Method) -> grpc.RpcMethodHandler:
+        async def handle(data: bytes, context: Any) -> AsyncIterator[bytes]:
+            call = Call(_deadline(context))
+            async with aclosing(
+                self._answers(method, lambda: method.call(method.decode(data), call), context)
+            ) as out:
+                async for answer in out:
+                    yield answer
+
+        return grpc.unary_stream_rpc_method_handler(handle)
+
+    def _bidi_stream(self, method: Method) -> grpc.RpcMethodHandler:
+        async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            call = Call(_deadline(context))
+            decoded = (method.decode(data) async for data in requests)
+            async with aclosing(self._answers(method, lambda: method.call(decoded, call), context)) as out:
+                async for answer in out:
+                    yield answer
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    async def _answers(self, method: Method, run: Callable[[], Any], context: Any) -> AsyncGenerator[bytes, None]:
+        """The encoded answers of a stream; when the server stops, the stream ends with UNAVAILABLE."""
+        task = asyncio.current_task()
+        assert task is not None  # grpc.aio runs every handler in a task of its own.
+        self._streams.add(task)
+        try:
+            async with aclosing(run()) as answers:
+                async for answer in answers:
+                    yield method.encode(answer)
+        except asyncio.CancelledError:
+            if self._stopping:
+                task.uncancel()
+                await _abort(context, Unavailable(SHUTTING_DOWN))
+            if _is_cancelled():
+                raise
+            await _abort(context, Cancelled("the model cancelled the call"))
+        except Exception as error:
+            await _abort(context, explain(error, method.name))
+        finally:
+            self._streams.discard(task)
+
+
+def _options(config: Config) -> list[tuple[str, int]]:
+    return [
+        # A second server on a used port must be an error, not half of the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_message_size),
+        ("grpc.max_send_message_length", -1),
+        # Clients behind load balancers ping every 10 to 30 seconds; gRPC's own default would cut them off.
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def _deadline(context: Any) -> float | None:
+    remaining = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining
+
+
+def _is_cancelled() -> bool:
+    """Whether the call's own task was cancelled; otherwise user code raised `CancelledError` by itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _abort(context: Any, error: ServingError) -> NoReturn:
+    metadata: tuple[tuple[str, str], ...] = ()
+    if error.retry_after is not None:
+        metadata = (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
+    details = error.message.encode()[:MAX_DETAILS_BYTES].decode(errors="ignore")
+    await context.abort(_STATUS[error.code], details, metadata)
+    raise AssertionError("abort does not return")

@@ -1,0 +1,50 @@
+"""Import triglot.pb and a client's protobuf module in one process, and let each read what the other wrote.
+
+    python descriptors_beside.py first|last MODULE…      # triglot.pb before or after the modules
+
+The last module is the one with the client's messages.
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import types
+
+
+def load_pb():
+    """Every module of triglot.pb, without the package above: this environment lacks its dependencies."""
+    above = types.ModuleType("triglot")
+    above.__path__ = list(importlib.util.find_spec("triglot").submodule_search_locations)
+    sys.modules["triglot"] = above
+    package = importlib.import_module("triglot.pb")
+    names = [found.name for found in pkgutil.walk_packages(package.__path__, "triglot.pb.")]
+    return {name: importlib.import_module(name) for name in names}
+
+
+def fill(request):
+    request.model_name = "m"
+    request.parameters["sequence_end"].bool_param = False
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    request.raw_input_contents.append(b"12345678")
+    return request
+
+
+def main(order, *names):
+    if order == "first":
+        ours = load_pb()
+    theirs = [importlib.import_module(name) for name in names][-1]
+    if order == "last":
+        ours = load_pb()
+    mine = ours["triglot.pb.kserve.inference_pb2"].ModelInferRequest
+    yours = theirs.ModelInferRequest
+    assert mine is not yours
+    sent, received = fill(mine()).SerializeToString(), fill(yours()).SerializeToString()
+    assert sent == received
+    assert fill(mine()) == mine.FromString(received)
+    assert fill(yours()) == yours.FromString(sent)
+    print(len(ours))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""Our declarations against those of the clients and of the stock packages, one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import environments
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = ROOT / "tests" / "e2e" / "clients"
+KSERVE_FILES = ("triglot.pb.kserve.inference_pb2", "triglot.pb.kserve.model_config_pb2")
+
+# What the kserve client declares otherwise: its declaration, then ours.
+KSERVE_DIFFERENCES = {
+    # Its Load and Unload requests hold the model's name only, under the number that repository_name has here:
+    # a request with a repository_name and no model_name comes from it.
+    "inference.RepositoryModelLoadRequest:1": (
+        "string model_name json=modelName",
+        "string repository_name json=repositoryName",
+    ),
+    "inference.RepositoryModelLoadRequest:2": (None, "string model_name json=modelName"),
+    "inference.RepositoryModelLoadRequest:3": (
+        None,
+        "repeated message inference.RepositoryModelLoadRequest.ParametersEntry parameters json=parameters",
+    ),
+    "inference.RepositoryModelUnloadRequest:1": (
+        "string model_name json=modelName",
+        "string repository_name json=repositoryName",
+    ),
+    "inference.RepositoryModelUnloadRequest:2": (None, "string model_name json=modelName"),
+    "inference.RepositoryModelUnloadRequest:3": (
+        None,
+        "repeated message inference.RepositoryModelUnloadRequest.ParametersEntry parameters json=parameters",
+    ),
+    # Its Load and Unload responses say what happened; ours, as Triton's, are empty.
+    "inference.RepositoryModelLoadResponse:1": ("string model_name json=modelName", None),
+    "inference.RepositoryModelLoadResponse:2": ("bool isLoaded json=isLoaded", None),
+    "inference.RepositoryModelUnloadResponse:1": ("string model_name json=modelName", None),
+    "inference.RepositoryModelUnloadResponse:2": ("bool isUnloaded json=isUnloaded", None),
+    # It knows the first three kinds of parameter only, and drops the others.
+    "inference.InferParameter:4": (
+        None,
+        "double double_param json=doubleParam oneof=parameter_choice presence",
+    ),
+    "inference.InferParameter:5": (
+        None,
+        "uint64 uint64_param json=uint64Param oneof=parameter_choice presence",
+    ),
+}
+
+
+def run(python: str | Path, script: str, *arguments: str) -> str:
+    command = [str(python), str(CLIENTS / script), *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "server")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def dump(python: str | Path, *modules: str) -> dict[str, str]:
+    texts: dict[str, str] = json.loads(run(python, "descriptors_dump.py", *modules))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def ours() -> dict[str, str]:
+    return dump(sys.executable, *KSERVE_FILES)
+
+
+def test_equal_to_tritonclient(ours: dict[str, str]) -> None:
+    modules = ("tritonclient.grpc.service_pb2", "tritonclient.grpc.model_config_pb2")
+    theirs = dump(environments.python("tritonclient"), *modules)
+    assert theirs["inference.GRPCInferenceService/ModelStreamInfer"] == (
+        "stream inference.ModelInferRequest -> stream inference.ModelStreamInferResponse"
+    )
+    assert ours == theirs
+
+
+def test_equal_to_kserve_but_for_the_known_differences(ours: dict[str, str]) -> None:
+    theirs = dump(environments.python("kserve"), "kserve.protocol.grpc.grpc_predict_v2_pb2")
+    # We may have more messages and more methods, but not more in a message that both have.
+    shared = {name: text for name, text in ours.items() if ":" in name and name.split(":")[0] in theirs}
+    shared |= {name: text for name, text in ours.items() if name in theirs}
+    names = sorted(theirs.keys() | shared.keys())
+    assert len(names) > 100
+    differences = {
+        name: (theirs.get(name), shared.get(name)) for name in names if theirs.get(name) != shared.get(name)
+    }
+    assert differences == KSERVE_DIFFERENCES
+
+
+def test_equal_to_the_stock_health_service() -> None:
+    assert dump(sys.executable, "triglot.pb.grpc.health.v1.health_pb2") == dump(
+        sys.executable, "grpc_health.v1.health_pb2"
+    )
+
+
+def test_equal_to_the_stock_reflection_service() -> None:
+    stock = dump(sys.executable, "grpc_reflection.v1alpha.reflection_pb2")
+    assert dump(sys.executable, "triglot.pb.grpc.reflection.v1alpha.reflection_pb2") == stock
+    # v1 has no stock package: it is v1alpha under another name.
+    renamed = json.loads(json.dumps(stock).replace("grpc.reflection.v1alpha", "grpc.reflection.v1"))
+    assert dump(sys.executable, "triglot.pb.grpc.reflection.v1.reflection_pb2") == renamed
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+@pytest.mark.parametrize(
+    ("client", "modules"),
+    [
+        ("tritonclient", ("tritonclient.grpc", "tritonclient.grpc.service_pb2")),
+        ("kserve", ("kserve", "kserve.protocol.grpc.grpc_predict_v2_pb2")),
+    ],
+)
+def test_one_process_can_use_ours_and_a_clients(client: str, modules: tuple[str, ...], order: str) -> None:
+    assert int(run(environments.python(client), "descriptors_beside.py", order, *modules)) > 0
