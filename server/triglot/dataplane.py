@@ -11,7 +11,7 @@ from triglot.core.errors import Unimplemented
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
 from triglot.core.validation import Signature, bind_inputs, bind_outputs, check_requested_outputs
 from triglot.engine.servable import Servable
-from triglot.repository.manager import Manager
+from triglot.repository.manager import Manager, Version
 
 
 class Decoupled(Unimplemented):
@@ -75,6 +75,10 @@ class DataPlane:
     def model_names(self) -> list[str]:
         """Every model that is wanted, ready or not."""
         return self._manager.names()
+
+    def versions(self) -> list[Version]:
+        """Every version of every wanted model."""
+        return list(self._manager.versions())
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a request for it would be run. Raises `ModelNotFound` or `InvalidArgument`."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import enum
+import logging
+import uuid
+
+log = logging.getLogger(__name__)
 
 
 class Code(enum.IntEnum):
@@ -111,3 +115,15 @@ class ModelLoadError(Exception):
 
 class MissingDependency(ModelLoadError):
     """The library of a backend is not installed; the text names the `pip install` to run."""
+
+
+def as_serving_error(error: BaseException, what: str) -> ServingError:
+    """What a client is told of an exception: our own as they are, any other as INTERNAL with an id.
+
+    The trace of the latter goes to the log under that id and never to the client.
+    """
+    if isinstance(error, ServingError):
+        return error
+    number = uuid.uuid4().hex[:12]
+    log.error("%s failed, error %s", what, number, exc_info=error)
+    return Internal(f"{what} failed, error {number}; the server's log has the details")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from triglot.core.tensor import DATATYPES, Array, Buffer
@@ -75,19 +75,35 @@ class InferenceResponse:
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
 
 
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+def _no_metadata() -> Metadata:
+    return ()
+
+
 class Call:
     """One call's own circumstances, as a model may ask for them.
 
-    `deadline` is a `time.monotonic()` instant, or None.
+    `deadline` is a `time.monotonic()` instant, or None. `read_metadata` gives gRPC metadata or HTTP headers;
+    few calls look at them, so they are read when asked for.
     """
 
-    __slots__ = ("_cancelled", "deadline", "parameters", "request_id")
+    __slots__ = ("_cancelled", "_read_metadata", "deadline", "parameters", "request_id")
 
-    def __init__(self, deadline: float | None = None) -> None:
+    def __init__(
+        self, deadline: float | None = None, read_metadata: Callable[[], Metadata] = _no_metadata
+    ) -> None:
         self.deadline = deadline
         self.request_id = ""
         self.parameters: dict[str, ParameterValue] = {}
+        self._read_metadata = read_metadata
         self._cancelled = False
+
+    @property
+    def metadata(self) -> dict[str, str | bytes]:
+        """gRPC metadata or HTTP headers, names in lower case; of a repeated name the last value."""
+        return {name.lower(): value for name, value in self._read_metadata()}
 
     @property
     def remaining(self) -> float | None:

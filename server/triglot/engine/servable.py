@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from triglot.core.errors import DeadlineExceeded, Internal, QueueFull, ServingError
+from triglot.core.errors import DeadlineExceeded, QueueFull, ServingError, as_serving_error
 from triglot.core.model import Model
 from triglot.core.types import Call
 from triglot.core.validation import Signature
 from triglot.engine.instance import Instance
 from triglot.engine.queue import RETRY_AFTER_SECONDS, WorkQueue
 from triglot.engine.work import Execution, Inputs, Stream, StreamEnd
-
-log = logging.getLogger(__name__)
 
 
 def takes_call(function: Callable[..., Any]) -> bool:
@@ -152,11 +149,7 @@ class Servable:
             self._queue.discard(stream)
 
     def _explain(self, error: BaseException) -> ServingError:
-        """The model's own words for the client, or a fixed text and a trace in the log."""
-        if isinstance(error, ServingError):
-            return error
-        log.error("model '%s' version %d failed", self.name, self.version, exc_info=error)
-        return Internal(f"model '{self.name}' failed; the server's log has the details")
+        return as_serving_error(error, f"model '{self.name}' version {self.version}")
 
     async def drain(self) -> None:
         """Wait until every lease is returned."""

@@ -166,16 +166,17 @@ class Manager:
 
     def all_ready(self) -> bool:
         """Whether there is a model at all, and every wanted version of every model is ready."""
-        return bool(self._models) and all(version.ready for version in self._versions())
+        return bool(self._models) and all(version.ready for version in self.versions())
 
-    def _versions(self) -> Iterable[Version]:
+    def versions(self) -> Iterable[Version]:
+        """Every version of every model, in the order of loading."""
         for versions in self._models.values():
             yield from versions.values()
 
     async def close(self) -> None:
         """Close every servable. The transports have stopped; a call that still runs is not waited for."""
         self._default.clear()
-        for version in self._versions():
+        for version in self.versions():
             if version.servable is not None:
                 version.state = State.UNLOADING
                 await version.servable.close()

@@ -7,7 +7,6 @@ to map. One function per kind of call shows a whole call: decode, call, encode, 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
@@ -17,12 +16,9 @@ import grpc
 import grpc.aio
 
 from triglot.config import Config
-from triglot.core.errors import Cancelled, ServingError, Unavailable
+from triglot.core.errors import Cancelled, ServingError, Unavailable, as_serving_error
 from triglot.core.types import Call
 from triglot.protocols import Kind, Method, Service
-from triglot.transports.boundary import explain
-
-log = logging.getLogger(__name__)
 
 MAX_DETAILS_BYTES = 4096
 """Longer status texts overflow what clients accept as metadata."""
@@ -69,19 +65,19 @@ class GrpcServer:
 
         async def handle(data: bytes, context: Any) -> bytes:
             try:
-                return encode(await run(decode(data), Call(_deadline(context))))
+                return encode(await run(decode(data), _call(context)))
             except asyncio.CancelledError:
                 if _is_cancelled():
                     raise
                 await _abort(context, Cancelled("the model cancelled the call"))
             except Exception as error:
-                await _abort(context, explain(error, method.name))
+                await _abort(context, as_serving_error(error, method.name))
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def _server_stream(self, method: Method) -> grpc.RpcMethodHandler:
         async def handle(data: bytes, context: Any) -> AsyncIterator[bytes]:
-            call = Call(_deadline(context))
+            call = _call(context)
             async with aclosing(
                 self._answers(method, lambda: method.call(method.decode(data), call), context)
             ) as out:
@@ -92,7 +88,7 @@ class GrpcServer:
 
     def _bidi_stream(self, method: Method) -> grpc.RpcMethodHandler:
         async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            call = Call(_deadline(context))
+            call = _call(context)
             decoded = (method.decode(data) async for data in requests)
             async with aclosing(self._answers(method, lambda: method.call(decoded, call), context)) as out:
                 async for answer in out:
@@ -117,7 +113,7 @@ class GrpcServer:
                 raise
             await _abort(context, Cancelled("the model cancelled the call"))
         except Exception as error:
-            await _abort(context, explain(error, method.name))
+            await _abort(context, as_serving_error(error, method.name))
         finally:
             self._streams.discard(task)
 
@@ -134,9 +130,10 @@ def _options(config: Config) -> list[tuple[str, int]]:
     ]
 
 
-def _deadline(context: Any) -> float | None:
+def _call(context: Any) -> Call:
     remaining = context.time_remaining()
-    return None if remaining is None else time.monotonic() + remaining
+    deadline = None if remaining is None else time.monotonic() + remaining
+    return Call(deadline, context.invocation_metadata)
 
 
 def _is_cancelled() -> bool:

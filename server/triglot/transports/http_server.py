@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -12,12 +11,9 @@ from typing import Any
 from aiohttp import web
 
 from triglot.config import Config
-from triglot.core.errors import Cancelled, Code, PayloadTooLarge, ServingError
+from triglot.core.errors import Cancelled, Code, PayloadTooLarge, ServingError, as_serving_error
 from triglot.core.types import Call
 from triglot.protocols import HttpRequest, Route
-from triglot.transports.boundary import explain
-
-log = logging.getLogger(__name__)
 
 OFF_LOOP_BYTES = 128 * 1024
 """Text larger than this is parsed and printed on a thread: it takes longer than the way there and back."""
@@ -76,7 +72,7 @@ class HttpServer:
         try:
             request = await self._read(http)
             decoded = await _run(route.decode, request, size=route.text_size(request))
-            answer = await route.call(decoded, Call())
+            answer = await route.call(decoded, Call(None, request.headers.items))
             response = await _run(route.encode, answer, decoded, size=route.answer_size(answer))
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -84,7 +80,7 @@ class HttpServer:
                 raise
             return _error(Cancelled("the model cancelled the call"))
         except Exception as error:
-            return _error(explain(error, f"{route.verb} {route.path}"))
+            return _error(as_serving_error(error, f"{route.verb} {route.path}"))
         return web.Response(
             body=response.body,
             status=response.status,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from triglot.core.errors import InvalidArgument
+from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.tensor import DATATYPES, Array, Buffer, byte_length, object_array, raw_buffer
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
 from triglot.pb.kserve import inference_pb2 as pb
@@ -27,7 +28,17 @@ MAX_RAW = Limit("raw_input_contents", 1024)
 MAX_DIMS = Limit("dims in a shape", 16)
 MAX_PARAMETERS = Limit("parameters", 256)
 _SHAPE, _TENSOR_PARAMETERS, _OUTPUT_PARAMETERS = 3, 4, 2
-_REQUEST_PARAMETERS, _INPUTS, _OUTPUTS, _RAW_INPUTS, _RAW_OUTPUTS = 4, 5, 6, 7, 6
+_REQUEST_PARAMETERS, _INPUTS, _OUTPUTS, _RAW_INPUTS = 4, 5, 6, 7
+_RAW_OUTPUTS, _INFER_RESPONSE = 6, 2
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """An error that is sent in band: the request that failed, as far as it was understood."""
+
+    request: InferenceRequest
+    error: ServingError
+
 
 _INFER_RULES = MessageRules(
     cut=frozenset({_RAW_INPUTS}),
@@ -187,20 +198,35 @@ def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) 
 
 def encode_infer(response: InferenceResponse) -> bytes:
     """A serialized ModelInferResponse: every output is raw (spec 0.1), joined from the arrays' own memory."""
+    return b"".join(_infer_pieces(response))
+
+
+def encode_stream_infer(answer: InferenceResponse | StreamError) -> bytes:
+    """A serialized ModelStreamInferResponse."""
+    if isinstance(answer, StreamError):
+        request = answer.request
+        message = pb.ModelStreamInferResponse(error_message=answer.error.message)
+        message.infer_response.id = request.id
+        message.infer_response.model_name = request.model_name
+        message.infer_response.model_version = request.model_version
+        return serialize(message)
+    pieces = _infer_pieces(answer)
+    return b"".join([length_prefix(_INFER_RESPONSE, sum(map(byte_length, pieces))), *pieces])
+
+
+def _infer_pieces(response: InferenceResponse) -> list[Any]:
     message = pb.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
     )
     if response.parameters:
         encode_parameters(response.parameters, message.parameters)
-    bulk: list[Any] = [b""]
+    pieces: list[Any] = [b""]
     for output in response.outputs:
-        array = output.array
-        message.outputs.add(name=output.name, datatype=output.datatype, shape=array.shape)
-        buffer = raw_buffer(array)
-        bulk.append(length_prefix(_RAW_OUTPUTS, byte_length(buffer)))
-        bulk.append(buffer)
-    bulk[0] = serialize(message)
-    return b"".join(bulk)
+        message.outputs.add(name=output.name, datatype=output.datatype, shape=output.array.shape)
+        buffer = raw_buffer(output.array)
+        pieces += length_prefix(_RAW_OUTPUTS, byte_length(buffer)), buffer
+    pieces[0] = serialize(message)
+    return pieces
 
 
 def encode_parameters(values: Mapping[str, ParameterValue], into: Any) -> None:

@@ -8,13 +8,16 @@ from typing import Any
 
 import orjson
 
+from triglot.core.errors import InvalidArgument
 from triglot.core.types import Call, InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import HttpRequest, HttpResponse, Operation, Route
+from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.rest import RestInfer, decode_infer, encode_infer, json_length
 from triglot.protocols.kserve.service import KServe
 
 MODEL = "/v2/models/{model}"
+REPOSITORY_MODEL = "/v2/repository/models/{model}"
 VERSION = MODEL + "/versions/{version:[0-9]+}"
 HTTP_DOOR = "HTTP end point"
 
@@ -36,6 +39,23 @@ def kserve_routes(service: KServe) -> list[Route]:
     rows += [
         Route("GET", path, inspect, server_metadata, service.server_metadata, _encode_server_metadata)
         for path in ("/v2", "/v2/")
+    ]
+    rows.append(
+        Route("POST", "/v2/repository/index", inspect, _decode_index, service.repository_index, _encode_index)
+    )
+    rows += [
+        Route(
+            "POST",
+            f"{REPOSITORY_MODEL}/{verb}",
+            Operation.ADMINISTER,
+            decode,
+            service.repository_change,
+            _encode_none,
+        )
+        for verb, decode in (
+            ("load", partial(_change, pb.RepositoryModelLoadRequest)),
+            ("unload", partial(_change, pb.RepositoryModelUnloadRequest)),
+        )
     ]
     for path in (MODEL, VERSION):
         ready_of, metadata_of = (
@@ -69,6 +89,30 @@ def _fixed(request: Any) -> Callable[[HttpRequest], Any]:
 
 def _named(request_class: Any, http: HttpRequest) -> Any:
     return request_class(name=http.path["model"], version=http.path.get("version", ""))
+
+
+def _decode_index(http: HttpRequest) -> pb.RepositoryIndexRequest:
+    # An empty body is what tritonclient sends.
+    ready = read_body(bytes(http.body) or b"{}", "", lambda body: body.get("ready", False))
+    if not isinstance(ready, bool):
+        raise InvalidArgument(f"'ready' must be true or false, got {type_name(ready)}")
+    return pb.RepositoryIndexRequest(ready=ready)
+
+
+def _encode_index(reply: pb.RepositoryIndexResponse, _: Any) -> HttpResponse:
+    models = [
+        {"name": model.name, "version": model.version, "state": model.state, "reason": model.reason}
+        for model in reply.models
+    ]
+    return HttpResponse(orjson.dumps([{key: value for key, value in model.items() if value} for model in models]))
+
+
+def _change(request_class: Any, http: HttpRequest) -> Any:
+    return request_class(model_name=http.path["model"])
+
+
+def _encode_none(_: Any, __: Any) -> HttpResponse:
+    return HttpResponse(b"")
 
 
 def _encode_names(names: list[str], _: Any) -> HttpResponse:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from triglot.core.errors import ModelNotFound, QueueFull, Unavailable, Unimplemented
+from triglot.core.errors import InvalidArgument, ModelNotFound, ServingError, Unavailable, Unimplemented
 from triglot.core.types import Call, InferenceRequest, InferenceResponse, TensorSpec
-from triglot.core.validation import InvalidRequest
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Service
-from triglot.protocols.kserve.codec import decode_infer, encode_infer
+from triglot.protocols.kserve.codec import decode_infer, encode_infer, encode_stream_infer
+from triglot.protocols.kserve.errors import name_request
+from triglot.protocols.kserve.stream import InferStream, StreamAnswer
 from triglot.protocols.wire import parse, serialize
 from triglot.version import __version__
 
 SERVICE = "inference.GRPCInferenceService"
+RepositoryChange = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 EXTENSIONS = ("binary_tensor_data", "parameters")
 
 
@@ -72,30 +75,83 @@ class KServe:
             return await self._dataplane.infer(request, call)
         except Decoupled:
             raise Unimplemented(f"{door} doesn't support models with decoupled transaction policy") from None
-        except (InvalidRequest, QueueFull) as error:
-            error.message = f"[request id: {request.id or '<id_unknown>'}] {error.message}"
-            raise
+        except ServingError as error:
+            raise name_request(error, request.id) from None
+
+    def infer_stream(self, requests: AsyncIterator[bytes], call: Call) -> AsyncGenerator[StreamAnswer, None]:
+        """ModelStreamInfer; requests come undecoded, since one that cannot be decoded is answered in band."""
+        end_on_error = call.metadata.get("triton_grpc_error") == "true"
+        return InferStream(self._dataplane, call, end_on_error=end_on_error).run(requests)
+
+    async def repository_index(self, request: pb.RepositoryIndexRequest, _: Call) -> pb.RepositoryIndexResponse:
+        """Every version of every wanted model with its state (spec 3.9)."""
+        _refuse_repository(request.repository_name)
+        response = pb.RepositoryIndexResponse()
+        for entry in self._dataplane.versions():
+            if entry.ready or not request.ready:
+                files = entry.files
+                response.models.add(
+                    name=files.name, version=str(files.version), state=entry.state.value, reason=entry.reason
+                )
+        return response
+
+    async def repository_change(self, request: RepositoryChange, _: Call) -> NoReturn:
+        """Load and unload. What is served is fixed when the server starts, so this raises `Unavailable`."""
+        if request.model_name:
+            _refuse_repository(request.repository_name)
+        elif not request.repository_name:
+            raise InvalidArgument("the request names no model")
+        # KServe's own stubs send the model's name in the place of the repository's (spec 0.15).
+        raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     def grpc_service(self) -> Service:
         """The rows of GRPCInferenceService; an RPC without one answers UNIMPLEMENTED."""
+        health, inspect, infer = Operation.HEALTH, Operation.INSPECT, Operation.INFER
+        administer = Operation.ADMINISTER
         return Service(
             SERVICE,
             (
-                _unary("ServerLive", Operation.HEALTH, pb.ServerLiveRequest, self.server_live),
-                _unary("ServerReady", Operation.HEALTH, pb.ServerReadyRequest, self.server_ready),
-                _unary("ModelReady", Operation.HEALTH, pb.ModelReadyRequest, self.model_ready),
-                _unary("ServerMetadata", Operation.INSPECT, pb.ServerMetadataRequest, self.server_metadata),
-                _unary("ModelMetadata", Operation.INSPECT, pb.ModelMetadataRequest, self.model_metadata),
+                _unary("ServerLive", health, pb.ServerLiveRequest, self.server_live),
+                _unary("ServerReady", health, pb.ServerReadyRequest, self.server_ready),
+                _unary("ModelReady", health, pb.ModelReadyRequest, self.model_ready),
+                _unary("ServerMetadata", inspect, pb.ServerMetadataRequest, self.server_metadata),
+                _unary("ModelMetadata", inspect, pb.ModelMetadataRequest, self.model_metadata),
                 Method(
                     "ModelInfer",
                     Kind.UNARY,
-                    Operation.INFER,
+                    infer,
                     decode_infer,
                     partial(self.infer, "ModelInfer RPC"),
                     encode_infer,
                 ),
+                Method(
+                    "ModelStreamInfer",
+                    Kind.BIDI_STREAM,
+                    infer,
+                    bytes,
+                    self.infer_stream,
+                    encode_stream_infer,
+                ),
+                _unary("RepositoryIndex", inspect, pb.RepositoryIndexRequest, self.repository_index),
+                _unary(
+                    "RepositoryModelLoad",
+                    Operation.ADMINISTER,
+                    pb.RepositoryModelLoadRequest,
+                    self.repository_change,
+                ),
+                _unary(
+                    "RepositoryModelUnload",
+                    Operation.ADMINISTER,
+                    pb.RepositoryModelUnloadRequest,
+                    self.repository_change,
+                ),
             ),
         )
+
+
+def _refuse_repository(name: str) -> None:
+    if name:
+        raise Unimplemented("'repository_name' specification is not supported")
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:

@@ -1,0 +1,109 @@
+"""ModelStreamInfer: many requests and their answers on one call (spec 2.8).
+
+Strategy: the next request is read while earlier ones run, each in a task of its own. Their answers meet in one
+bounded queue, which holds the models up when the client reads slowly. Answers of ordinary models leave in the
+order of the requests; those of decoupled models leave as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from triglot.core.errors import Code, ServingError, as_serving_error
+from triglot.core.types import Call, InferenceRequest, InferenceResponse
+from triglot.dataplane import DataPlane
+from triglot.protocols.kserve.codec import StreamError, decode_infer
+from triglot.protocols.kserve.errors import name_request
+
+MAX_IN_FLIGHT = 64
+"""Requests of one stream that may run at the same time; the next is not read before one has ended."""
+MAX_UNSENT = 16
+"""Answers of one stream that may wait for the client."""
+FINAL = "triton_final_response"
+WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
+_VALIDATION = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
+
+
+StreamAnswer = InferenceResponse | StreamError
+
+
+class InferStream:
+    """One call. `end_on_error`: an execution's first error ends the call instead of being sent in band."""
+
+    def __init__(self, dataplane: DataPlane, call: Call, *, end_on_error: bool) -> None:
+        self._dataplane = dataplane
+        self._call = call
+        self._end_on_error = end_on_error
+        self._answers: asyncio.Queue[StreamAnswer | ServingError | None] = asyncio.Queue(MAX_UNSENT)
+        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self, requests: AsyncIterator[bytes]) -> AsyncGenerator[StreamAnswer, None]:
+        """The answers. Closing the generator cancels every request that still runs."""
+        reader = asyncio.ensure_future(self._read(requests))
+        try:
+            while (answer := await self._answers.get()) is not None:
+                if isinstance(answer, ServingError):
+                    raise answer
+                yield answer
+        finally:
+            tasks = [reader, *self._running]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
+        turn = asyncio.Event()
+        turn.set()
+        try:
+            async for data in requests:
+                await self._slots.acquire()
+                my_turn, turn = turn, asyncio.Event()
+                task = asyncio.ensure_future(self._answer(data, my_turn, turn))
+                self._running.add(task)
+                task.add_done_callback(self._ended)
+            # The client has sent everything: what runs is finished, then the call ends (spec 0.12).
+            while self._running:
+                await asyncio.wait(tuple(self._running))
+            await self._answers.put(None)
+        except Exception as error:
+            await self._answers.put(as_serving_error(error, "reading a stream"))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._slots.release()
+
+    async def _answer(self, data: bytes, my_turn: asyncio.Event, next_turn: asyncio.Event) -> None:
+        request = InferenceRequest("")
+        try:
+            request = decode_infer(data)
+            if self._dataplane.decoupled(request.model_name, request.model_version):
+                next_turn.set()
+                await self._answer_decoupled(request)
+            else:
+                response = await self._dataplane.infer(request, self._own_call())
+                response.parameters[FINAL] = True
+                await my_turn.wait()
+                await self._answers.put(response)
+        except Exception as error:
+            failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
+            await my_turn.wait()
+            in_band = not self._end_on_error or failure.code in _VALIDATION
+            await self._answers.put(StreamError(request, failure) if in_band else failure)
+        finally:
+            next_turn.set()
+
+    async def _answer_decoupled(self, request: InferenceRequest) -> None:
+        async with aclosing(self._dataplane.infer_stream(request, self._own_call())) as responses:
+            async for response in responses:
+                response.parameters[FINAL] = False
+                await self._answers.put(response)
+        if request.parameters.get(WANTS_EMPTY_FINAL):
+            end = InferenceResponse(request.model_name, request.model_version, request.id, [], {FINAL: True})
+            await self._answers.put(end)
+
+    def _own_call(self) -> Call:
+        """Each request is cancelled by itself, on the deadline that all share."""
+        return Call(self._call.deadline)
