@@ -12,57 +12,42 @@ its trailers and is found that way.
 """
 
 import asyncio
-import struct
 import time
 from collections.abc import Sequence
 from typing import cast
 
+from bench.h2frames import (
+    ACK,
+    DATA,
+    DEFAULT_WINDOW,
+    ENABLE_PUSH,
+    END_HEADERS,
+    END_STREAM,
+    FRAME,
+    GOAWAY,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    LARGEST_WINDOW,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_SIZE,
+    PADDED,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTING,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+    request_headers,
+    settings,
+    window_update,
+)
 from bench.tally import BenchError, Tally
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
-MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 3, 4, 5
-NO_LIMIT = 2**31 - 1
 REPLENISH = 2**29  # give the connection window back in big steps: a WINDOW_UPDATE costs the server work
 PIECE = 2**20  # bytes handed to the transport at once; also the most in one DATA frame
+JOINED = 2**16  # DATA below this shares a write with its frame header; above, a copy costs more than a write
 BUFFER = 2**20
-JOINED = (
-    2**16
-)  # DATA below this is copied into one write with its frame header, above it has a write of its own
-
-FRAME = struct.Struct(">IBI")  # length (24 bits) and type (8), flags, stream
-SETTING = struct.Struct(">HI")
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One whole frame."""
-    return FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
-
-
-def _literal(name: bytes | int, value: bytes) -> bytes:
-    """A header field 'without indexing'; the name is a string or its place in HPACK's static table."""
-    if isinstance(name, int):
-        first = bytes([name]) if name < 15 else bytes([15, name - 15])
-    else:
-        first = bytes([0, len(name)]) + name
-    if len(value) > 126:
-        raise BenchError(f"header value too long for this client: {value!r}")
-    return first + bytes([len(value)]) + value
-
-
-def header_block(path: str, authority: str) -> bytes:
-    """The request headers of a unary gRPC call, as C-core sends them."""
-    return b"".join(
-        (
-            b"\x83\x86",  # :method POST, :scheme http
-            _literal(4, path.encode()),
-            _literal(1, authority.encode()),
-            _literal(31, b"application/grpc"),
-            _literal(b"te", b"trailers"),
-            _literal(b"grpc-accept-encoding", b"identity, deflate, gzip"),
-            _literal(58, b"triglot-bench"),
-        )
-    )
 
 
 class _Call:
@@ -84,8 +69,8 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def __init__(self, path: str, message: bytes, in_flight: int, authority: str) -> None:
         self.in_flight = in_flight
-        self.body = memoryview(b"\0" + struct.pack(">I", len(message)) + message)
-        block = header_block(path, authority)
+        self.body = memoryview(b"\0" + len(message).to_bytes(4, "big") + message)
+        block = request_headers(path, authority)
         self.headers_head = FRAME.pack(len(block) << 8 | HEADERS, END_HEADERS, 0)[:5]
         self.data_head = FRAME.pack((len(self.body) & 0xFFFFFF) << 8 | DATA, END_STREAM, 0)[:5]
         self.block = block
@@ -98,10 +83,10 @@ class H2Connection(asyncio.BufferedProtocol):
         self.out: list[bytes | memoryview] = []
         self.queued = 0
         self.paused = False
-        self.window = 65535  # what the server still lets us send on the connection
-        self.initial_window = 65535
+        self.window = DEFAULT_WINDOW  # what the server still lets us send on the connection
+        self.initial_window = DEFAULT_WINDOW
         self.max_frame = 16384
-        self.max_streams = NO_LIMIT
+        self.max_streams = LARGEST_WINDOW
         self.buffer = bytearray(BUFFER)
         self.view = memoryview(self.buffer)
         self.filled = 0
@@ -113,21 +98,18 @@ class H2Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=PIECE, low=PIECE // 4)
-        settings = (
-            (2, 0),
-            (INITIAL_WINDOW_SIZE, NO_LIMIT),
-            (MAX_FRAME_SIZE, 2**22),
-        )  # frame size: C-core's own
         self.transport.write(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*pair) for pair in settings))
-            + frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", NO_LIMIT - 65535))
+            PREFACE
+            + settings(
+                (ENABLE_PUSH, 0),
+                (INITIAL_WINDOW_SIZE, LARGEST_WINDOW),
+                (MAX_FRAME_SIZE, 2**22),  # what C-core's clients say
+            )
+            + window_update(LARGEST_WINDOW - DEFAULT_WINDOW)
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._abort(
-            f"the server closed the connection ({exc})" if exc else "the server closed the connection"
-        )
+        self._abort(f"the server closed the connection ({exc})" if exc else "the server closed the connection")
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -180,7 +162,7 @@ class H2Connection(asyncio.BufferedProtocol):
                 call.kept += self.view[pos : pos + here]
         self.unacknowledged += here
         if self.unacknowledged >= REPLENISH:
-            self.out.append(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", self.unacknowledged)))
+            self.out.append(window_update(self.unacknowledged))
             self.unacknowledged = 0
         return pos + here
 
@@ -232,9 +214,7 @@ class H2Connection(asyncio.BufferedProtocol):
             self._abort(f"stream reset by the server, HTTP/2 error {int.from_bytes(payload, 'big')}")
         elif kind == GOAWAY:
             code = int.from_bytes(payload[4:8], "big")
-            self._abort(
-                f"GOAWAY from the server, HTTP/2 error {code}: {payload[8:200].decode(errors='replace')}"
-            )
+            self._abort(f"GOAWAY from the server, HTTP/2 error {code}: {payload[8:200].decode(errors='replace')}")
 
     def _settings(self, payload: bytes) -> None:
         for name, value in SETTING.iter_unpack(payload):

@@ -28,9 +28,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds per scenario (default: %(default)s)")
-    parser.add_argument(
-        "--output", type=Path, help=f"results page (default: {RESULTS.name}, for whole runs only)"
-    )
+    parser.add_argument("--output", type=Path, help=f"results page (default: {RESULTS.name}, for whole runs only)")
     parser.add_argument(
         "--aa",
         action="store_true",

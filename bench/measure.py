@@ -170,11 +170,15 @@ def _start_all(stack: contextlib.ExitStack, scenario: Scenario, settings: Settin
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="triglot-bench-")))
 
     def run(
-        name: str, command: Sequence[str], ready: Callable[[], bool], environment: Mapping[str, str]
+        name: str,
+        command: Sequence[str],
+        ready: Callable[[], bool],
+        environment: Mapping[str, str],
     ) -> Server:
         words = [sys.executable, "-m", *command]
         log = folder / f"{name}.log"
-        return stack.enter_context(servers.started(name, words, ready, settings.core, log, environment))
+        started = servers.started(name, words, ready, core=settings.core, log=log, environment=environment)
+        return stack.enter_context(started)
 
     def bare(name: str, which: Bare) -> Subject:
         port = servers.free_port()

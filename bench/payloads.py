@@ -118,6 +118,4 @@ def _compare(
     if name != model or described != wanted:
         raise BenchError(f"the reply is of {name!r} with outputs {described}, not of {model!r} with {wanted}")
     if raw != values.tobytes():
-        raise BenchError(
-            f"the reply's tensor ({len(raw)} bytes) differs from the request's ({values.nbytes})"
-        )
+        raise BenchError(f"the reply's tensor ({len(raw)} bytes) differs from the request's ({values.nbytes})")

@@ -33,7 +33,9 @@ speeds up or slows down between rounds does not enter. Calls/s: more is better; 
 CPU covers user and kernel time of all threads and child processes. Peak memory is the server's since its
 start, all models of the scenario together. "client busy" is the share of one core that the load client used;
 above {CLIENT_BOUND:.0%}, marked with !, the client was the limit: calls/s and latency are then the client's,
-and CPU per call is the figure to compare."""
+and CPU per call is the figure to compare. "Memory kept" is a bare server whose malloc (glibc's) does not give
+freed memory back to the kernel: with large messages, two equal bare servers without that differ by a factor
+of up to two, by chance, from start to start."""
 
 
 def rows(subjects: Sequence[Subject]) -> list[list[str]]:
@@ -72,9 +74,7 @@ def plain(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
     def line(cells: Sequence[str]) -> str:
         first = cells[0].ljust(widths[0])
-        return "  ".join(
-            [first, *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
-        )
+        return "  ".join([first, *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))])
 
     return "\n".join(line(cells).rstrip() for cells in (header, *lines))
 

@@ -20,9 +20,9 @@ class Bare:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-# glibc's malloc as it comes gives the memory of large messages back to the kernel after each call and faults it in
-# again, or it does not: that depends on what happens to lie at the heap's end, so two equal processes may differ by
-# a factor of two. A baseline that keeps its memory is steady, and it is the harder one to match.
+# glibc's malloc as it comes gives the memory of large messages back to the kernel after each call and faults it
+# in again, or it does not: that depends on what happens to lie at the heap's end, so two equal processes may
+# differ by a factor of two. A baseline that keeps its memory is steady, and it is the harder one to match.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 GRPC, GRPC_KEPT = Bare("bare grpc", "grpc"), Bare("bare grpc, memory kept", "grpc", KEEP_MEMORY)
 REST, REST_KEPT = Bare("bare rest", "rest"), Bare("bare rest, memory kept", "rest", KEEP_MEMORY)
@@ -47,9 +47,8 @@ class Scenario:
 
     @property
     def title(self) -> str:
-        size = (
-            f"{self.elements * 4 / 1024:.4g} KiB" if self.elements < MIB else f"{self.elements / MIB:.4g} MiB"
-        )
+        nbytes = self.elements * 4
+        size = f"{nbytes} B" if nbytes < 1024 else f"{nbytes / 2**20:.3g} MiB"
         how = "in flight on one connection" if self.grpc else "connections with one call in flight each"
         return f"FP32 [1,{self.elements}] ({size}), {self.in_flight} {how}"
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,6 +130,7 @@ def started(
     name: str,
     command: Sequence[str],
     ready: Callable[[], bool],
+    *,
     core: int | None,
     log: Path,
     environment: Mapping[str, str],
@@ -142,6 +143,7 @@ def started(
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
+                env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -236,9 +236,7 @@ async def other(request: web.Request) -> web.StreamResponse:
         (other, "right length, 100, but other bytes"),
     ],
 )
-async def test_http_errors(
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]], text: str
-) -> None:
+async def test_http_errors(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], text: str) -> None:
     async with rest_server(handler) as port:
         with pytest.raises(BenchError, match=text):
             await rest_load(port, b"x" * 100, 4, b"x" * 100)

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import environments
 import pytest
+
+import environments
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = ROOT / "tests" / "e2e" / "clients"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from triglot.pb import POOL, load_file, service
 from triglot.pb.grpc.health.v1 import health_pb2
 from triglot.pb.kserve import inference_pb2, model_config_pb2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+
 from triglot.pb.kserve.inference_pb2 import (
     InferParameter,
     ModelInferRequest,

@@ -107,7 +107,8 @@ class KServe:
     def grpc_service(self) -> Service:
         """The rows of GRPCInferenceService; an RPC without one answers UNIMPLEMENTED."""
         health, inspect, infer = Operation.HEALTH, Operation.INSPECT, Operation.INFER
-        administer = Operation.ADMINISTER
+        administer, change = Operation.ADMINISTER, self.repository_change
+        unary_infer = partial(self.infer, "ModelInfer RPC")
         return Service(
             SERVICE,
             (
@@ -116,35 +117,11 @@ class KServe:
                 _unary("ModelReady", health, pb.ModelReadyRequest, self.model_ready),
                 _unary("ServerMetadata", inspect, pb.ServerMetadataRequest, self.server_metadata),
                 _unary("ModelMetadata", inspect, pb.ModelMetadataRequest, self.model_metadata),
-                Method(
-                    "ModelInfer",
-                    Kind.UNARY,
-                    infer,
-                    decode_infer,
-                    partial(self.infer, "ModelInfer RPC"),
-                    encode_infer,
-                ),
-                Method(
-                    "ModelStreamInfer",
-                    Kind.BIDI_STREAM,
-                    infer,
-                    bytes,
-                    self.infer_stream,
-                    encode_stream_infer,
-                ),
+                Method("ModelInfer", Kind.UNARY, infer, decode_infer, unary_infer, encode_infer),
+                Method("ModelStreamInfer", Kind.BIDI_STREAM, infer, bytes, self.infer_stream, encode_stream_infer),
                 _unary("RepositoryIndex", inspect, pb.RepositoryIndexRequest, self.repository_index),
-                _unary(
-                    "RepositoryModelLoad",
-                    Operation.ADMINISTER,
-                    pb.RepositoryModelLoadRequest,
-                    self.repository_change,
-                ),
-                _unary(
-                    "RepositoryModelUnload",
-                    Operation.ADMINISTER,
-                    pb.RepositoryModelUnloadRequest,
-                    self.repository_change,
-                ),
+                _unary("RepositoryModelLoad", administer, pb.RepositoryModelLoadRequest, change),
+                _unary("RepositoryModelUnload", administer, pb.RepositoryModelUnloadRequest, change),
             ),
         )
 

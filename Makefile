@@ -1,0 +1,30 @@
+# Every target makes the virtual environment that it needs, and keeps it until its requirements change.
+.PHONY: serve test check codegen bench clean
+SHELL := /bin/bash
+PYTHON ?= python3
+environment = $(shell $(PYTHON) tests/environments.py $(1))
+
+serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
+	@python="$(call environment,serve)" && exec "$$python" -m triglot serve $(MODELS) $(ARGS)
+
+test:  ## Every test, with the newest libraries and again with the oldest that are admitted.
+	@python="$(call environment,dev)" && "$$python" -m pytest $(ARGS)
+	@python="$(call environment,oldest)" && "$$python" -m pytest -m "not slow" $(ARGS)
+
+check:  ## Lint, types, and that generated files are what their sources make.
+	@python="$(call environment,dev)" && set -ex && \
+	"$$python" -m ruff check . && \
+	"$$python" -m ruff format --check . && \
+	"$$python" -m mypy && \
+	"$$python" codegen/generate.py --check && \
+	"$$python" codegen/image_classifier.py --check
+
+codegen:  ## Regenerate what `make check` compares.
+	@python="$(call environment,dev)" && set -ex && \
+	"$$python" codegen/generate.py && "$$python" codegen/image_classifier.py
+
+bench:  ## Measure, and write bench/results.md.
+	@python="$(call environment,dev)" && set -ex && "$$python" bench/micro.py && "$$python" bench/load.py
+
+clean:  ## Remove the virtual environments and caches.
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
