@@ -43,20 +43,12 @@ def kserve_routes(service: KServe) -> list[Route]:
     rows.append(
         Route("POST", "/v2/repository/index", inspect, _decode_index, service.repository_index, _encode_index)
     )
-    rows += [
-        Route(
-            "POST",
-            f"{REPOSITORY_MODEL}/{verb}",
-            Operation.ADMINISTER,
-            decode,
-            service.repository_change,
-            _encode_none,
-        )
-        for verb, decode in (
-            ("load", partial(_change, pb.RepositoryModelLoadRequest)),
-            ("unload", partial(_change, pb.RepositoryModelUnloadRequest)),
-        )
-    ]
+    for verb, request_class in (
+        ("load", pb.RepositoryModelLoadRequest),
+        ("unload", pb.RepositoryModelUnloadRequest),
+    ):
+        path, decode = f"{REPOSITORY_MODEL}/{verb}", partial(_change, request_class)
+        rows.append(Route("POST", path, Operation.ADMINISTER, decode, service.repository_change, _encode_none))
     for path in (MODEL, VERSION):
         ready_of, metadata_of = (
             partial(_named, pb.ModelReadyRequest),
