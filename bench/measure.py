@@ -132,7 +132,7 @@ def measure(scenario: Scenario, settings: Settings) -> list[Subject]:
     with contextlib.ExitStack() as stack:
         subjects = _start_all(stack, scenario, settings)
         for subject in subjects:
-            with _named(scenario, subject):
+            with _named(scenario, subject, under_load=False):
                 subject.expected = call_once(scenario, subject)
         asyncio.run(_rounds(scenario, subjects, settings))
         for subject in subjects:
@@ -143,26 +143,36 @@ def measure(scenario: Scenario, settings: Settings) -> list[Subject]:
 async def _rounds(scenario: Scenario, subjects: Sequence[Subject], settings: Settings) -> None:
     settle = min(0.5, settings.seconds / 4)
     for subject in subjects:  # a round that does not count, to find a cold start there
-        with _named(scenario, subject):
+        with _named(scenario, subject, under_load=True):
             await load(scenario, subject, settle, settle)
     for _ in range(settings.rounds):
         for subject in subjects:
-            with _named(scenario, subject):
+            with _named(scenario, subject, under_load=True):
                 subject.rounds.append(await load(scenario, subject, settle, settings.seconds))
 
 
 @contextlib.contextmanager
-def _named(scenario: Scenario, subject: Subject) -> Iterator[None]:
+def _named(scenario: Scenario, subject: Subject, *, under_load: bool) -> Iterator[None]:
     """Say in an error whose it is, and what that server has to say."""
     try:
         yield
     except (BenchError, OSError) as error:
         server = subject.server
         state = "is still running" if server.alive() else f"ended with {server.process.returncode}"
-        raise BenchError(
-            f"{scenario.name}, {subject.name}: {error}\n"
-            f"the server {state}; the last lines of its output:\n{server.tail()}"
-        ) from error
+        text = f"{scenario.name}, {subject.name}: {error}\n"
+        if under_load and server.alive():
+            text += f"an ordinary client, asking after that: {_ask_again(scenario, subject)}\n"
+        text += f"the server {state}; the last lines of its output:\n{server.tail()}"
+        raise BenchError(text) from error
+
+
+def _ask_again(scenario: Scenario, subject: Subject) -> str:
+    """The load client cannot read a status: an error that lasts shows it to an ordinary client."""
+    try:
+        call_once(scenario, subject)
+    except BenchError as error:
+        return str(error)
+    return "all is well"
 
 
 def _start_all(stack: contextlib.ExitStack, scenario: Scenario, settings: Settings) -> list[Subject]:

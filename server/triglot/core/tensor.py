@@ -81,10 +81,11 @@ def element_count(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
-def array_over(data: Buffer, datatype: DataType, shape: Sequence[int]) -> Array:
+def array_over(data: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
     """A read-only array laid over little-endian `data`, whose length already fits `shape`."""
-    array: Array = np.ndarray(shape, datatype.dtype, buffer=data)
-    array.flags.writeable = False
+    array: Array = np.ndarray(shape, dtype, data)
+    if array.flags.writeable:
+        array.flags.writeable = False
     return array
 
 
@@ -150,13 +151,15 @@ def object_array(elements: list[bytes], shape: Sequence[int]) -> Array:
 
 def raw_buffer(array: Array) -> Buffer | Array:
     """The little-endian, row-major bytes of an array: its own memory where that is already so."""
-    if array.dtype.kind in "OSUT":
+    dtype = array.dtype
+    if dtype.kind in "OSUT":
         return pack_bytes(bytes_elements(array))
-    if array.dtype.byteorder == ">":
-        array = array.astype(array.dtype.newbyteorder("<"))
-    array = np.ascontiguousarray(array)
-    # A custom dtype has no buffer format of its own.
-    return array.view(np.uint16) if array.dtype.kind == "V" or array.dtype == ml_dtypes.bfloat16 else array
+    if not dtype.isnative:
+        array = array.astype(dtype.newbyteorder("="))
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    # A custom dtype (BF16) has no buffer format of its own.
+    return array.view(np.uint16) if dtype.kind == "V" else array
 
 
 def byte_length(buffer: Buffer | Array) -> int:

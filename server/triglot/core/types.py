@@ -39,7 +39,7 @@ class InputTensor:
 
     name: str
     datatype: str
-    shape: Sequence[int]
+    shape: tuple[int, ...]
     data: Buffer | Array
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from triglot.core.tensor import (
     MAX_ELEMENTS,
     Array,
     BytesFramingError,
-    DataType,
     array_over,
     bytes_elements,
     datatype_of,
@@ -26,9 +26,39 @@ from triglot.core.tensor import (
 )
 from triglot.core.types import InferenceRequest, InputTensor, OutputTensor, TensorSpec
 
+MAX_KNOWN_SHAPES = 256
+
 
 class InvalidRequest(InvalidArgument):
     """The request does not fit the model's signature."""
+
+
+class TensorRule:
+    """A `TensorSpec` ready for checking; remembers the shapes that it has passed."""
+
+    __slots__ = ("dtype", "known_shapes", "plain", "spec")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        datatype = DATATYPES[spec.datatype]
+        self.spec = spec
+        self.dtype = datatype.dtype
+        # Any bytes are a tensor of these datatypes, if only there are enough of them.
+        self.plain = bool(datatype.itemsize) and datatype.name != "BOOL"
+        self.known_shapes: dict[tuple[int, ...], int] = {}
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the dims are those of the spec."""
+        wanted = self.spec.shape
+        return len(shape) == len(wanted) and all(
+            dim >= 0 and expected in (-1, dim) for dim, expected in zip(shape, wanted, strict=True)
+        )
+
+    def remember(self, shape: tuple[int, ...]) -> int:
+        """The bytes of a tensor of this shape, which has been checked; 0 for BYTES."""
+        if len(self.known_shapes) >= MAX_KNOWN_SHAPES:
+            self.known_shapes.clear()
+        size = self.known_shapes[shape] = element_count(shape) * DATATYPES[self.spec.datatype].itemsize
+        return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +72,15 @@ class Signature:
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
     max_batch_size: int = 0
-    input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
-    output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
+    input_rules: Mapping[str, TensorRule] = field(init=False, repr=False)
+    output_rules: Mapping[str, TensorRule] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
-            by_name = {spec.name: spec for spec in specs}
-            if len(by_name) != len(specs):
+            rules = {spec.name: TensorRule(spec) for spec in specs}
+            if len(rules) != len(specs):
                 raise ValueError(f"two {kind}s have the same name: {[spec.name for spec in specs]}")
-            object.__setattr__(self, f"{kind}_by_name", by_name)
+            object.__setattr__(self, f"{kind}_rules", rules)
             for spec in specs if self.max_batch_size > 0 else ():
                 if not spec.shape or spec.shape[0] != -1:
                     raise ValueError(
@@ -64,26 +94,37 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
 
     Raises `InvalidRequest` for the first thing that does not fit.
     """
-    specs = signature.input_by_name
+    rules = signature.input_rules
     tensors = request.inputs
-    if len(tensors) != len(specs):
+    if len(tensors) != len(rules):
         _reject_input_count(signature, request)
     arrays: dict[str, Array] = {}
     batch = -1
     for tensor in tensors:
-        name = tensor.name
-        if name in arrays:
-            raise InvalidRequest(f"input '{name}' already exists in request")
-        spec = specs.get(name)
-        if spec is None:
-            raise InvalidRequest(f"unexpected inference input '{name}' for model '{request.model_name}'")
-        if tensor.datatype != spec.datatype:
-            _reject_datatype(tensor, spec, request.model_name)
+        name, shape, data = tensor.name, tensor.shape, tensor.data
+        rule = rules.get(name)
+        if rule is None or name in arrays:
+            raise _name_error(name, rule is not None, request.model_name)
+        if tensor.datatype != rule.spec.datatype:
+            raise _datatype_error(tensor, rule.spec, request.model_name)
         if signature.max_batch_size:
             batch = _check_batch(tensor, batch, signature.max_batch_size, request.model_name)
-        _check_shape(tensor, spec, signature.max_batch_size, request.model_name)
-        arrays[name] = _bind(tensor, DATATYPES[spec.datatype], request.model_name)
+        size = rule.known_shapes.get(shape)
+        if size is None:
+            size = _check_shape(tensor, rule, signature.max_batch_size, request.model_name)
+        if not rule.plain or isinstance(data, np.ndarray):
+            arrays[name] = _bind(tensor, rule.dtype, request.model_name)
+        elif len(data) == size:
+            arrays[name] = array_over(data, rule.dtype, shape)
+        else:
+            raise _byte_size_error(tensor, size, len(data), request.model_name)
     return arrays
+
+
+def _name_error(name: str, known: bool, model: str) -> InvalidRequest:
+    if known:
+        return InvalidRequest(f"input '{name}' already exists in request")
+    return InvalidRequest(f"unexpected inference input '{name}' for model '{model}'")
 
 
 def _reject_input_count(signature: Signature, request: InferenceRequest) -> None:
@@ -91,7 +132,7 @@ def _reject_input_count(signature: Signature, request: InferenceRequest) -> None
     for at, name in enumerate(names):
         if name in names[:at]:
             raise InvalidRequest(f"input '{name}' already exists in request")
-    missing = [name for name in signature.input_by_name if name not in names]
+    missing = [name for name in signature.input_rules if name not in names]
     got = f" Got input(s) {names}" if names else " Got no input"
     lacking = (
         f", but missing required input(s) {missing}. Please provide all required input(s)." if missing else "."
@@ -102,13 +143,13 @@ def _reject_input_count(signature: Signature, request: InferenceRequest) -> None
     )
 
 
-def _reject_datatype(tensor: InputTensor, spec: TensorSpec, model: str) -> None:
+def _datatype_error(tensor: InputTensor, spec: TensorSpec, model: str) -> InvalidRequest:
     if tensor.datatype not in DATATYPES:
-        raise InvalidRequest(
+        return InvalidRequest(
             f"inference input '{tensor.name}' data-type is '{tensor.datatype}', which is none of "
             f"{', '.join(DATATYPES)}; model '{model}' expects '{spec.datatype}'"
         )
-    raise InvalidRequest(
+    return InvalidRequest(
         f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model '{model}' expects "
         f"'{spec.datatype}'"
     )
@@ -129,61 +170,60 @@ def _check_batch(tensor: InputTensor, batch: int, max_batch_size: int, model: st
     return size
 
 
-def _check_shape(tensor: InputTensor, spec: TensorSpec, max_batch_size: int, model: str) -> None:
+def _check_shape(tensor: InputTensor, rule: TensorRule, max_batch_size: int, model: str) -> int:
+    """The bytes that the tensor must have."""
     shape = tensor.shape
-    fits = len(shape) == len(spec.shape)
-    if fits:
-        for dim, wanted in zip(shape, spec.shape, strict=True):
-            if dim < 0 or wanted not in (-1, dim):
-                fits = False
-                break
-    if not fits:
+    if not rule.fits(shape):
         note = f"NOTE: max_batch_size is {max_batch_size}: the first dim is the batch." if max_batch_size else ""
         raise InvalidRequest(
             f"unexpected shape for input '{tensor.name}' for model '{model}'. "
-            f"Expected {_shape_text(spec.shape)}, got {_shape_text(shape)}. {note}"
+            f"Expected {_shape_text(rule.spec.shape)}, got {_shape_text(shape)}. {note}"
         )
+    if element_count(shape) > MAX_ELEMENTS:
+        raise InvalidRequest(
+            f"input '{tensor.name}' for model '{model}' has too many elements: shape {_shape_text(shape)}"
+        )
+    return rule.remember(shape)
 
 
 def _shape_text(shape: Sequence[int]) -> str:
     return f"[{','.join(str(dim) for dim in shape)}]"
 
 
-def _bind(tensor: InputTensor, datatype: DataType, model: str) -> Array:
+def _bind(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> Array:
+    """The array of a tensor whose bytes, or elements, have to be looked at."""
     count = element_count(tensor.shape)
-    if count > MAX_ELEMENTS:
-        raise InvalidRequest(
-            f"input '{tensor.name}' for model '{model}' has too many elements: shape {_shape_text(tensor.shape)}"
-        )
     data = tensor.data
     if isinstance(data, np.ndarray):
-        return _bind_elements(tensor, data, datatype, count, model)
-    if not datatype.itemsize:
+        if data.size != count:
+            raise _element_count_error(tensor, data, count, dtype, model)
+        array = data.reshape(tensor.shape)
+        array.flags.writeable = False
+        return array
+    if dtype.hasobject:
         try:
             return object_array(unpack_bytes(data, count), tensor.shape)
         except BytesFramingError as error:
             raise InvalidRequest(
                 f"{error.message} for inference input '{tensor.name}' for model '{model}'"
             ) from None
-    if len(data) != count * datatype.itemsize:
-        raise _byte_size_error(tensor, count * datatype.itemsize, len(data), model)
-    array = array_over(data, datatype, tensor.shape)
-    if datatype.name == "BOOL" and count and array.view(np.uint8).max() > 1:
+    if len(data) != count * dtype.itemsize:
+        raise _byte_size_error(tensor, count * dtype.itemsize, len(data), model)
+    array = array_over(data, dtype, tensor.shape)
+    if count and array.view(np.uint8).max() > 1:
         raise InvalidRequest(f"input '{tensor.name}' for model '{model}' is BOOL: its bytes must be 0 or 1")
     return array
 
 
-def _bind_elements(tensor: InputTensor, elements: Array, datatype: DataType, count: int, model: str) -> Array:
-    if elements.size != count:
-        if not datatype.itemsize:
-            raise InvalidRequest(
-                f"unexpected number of string elements {elements.size} for inference input '{tensor.name}' "
-                f"for model '{model}', expecting {count}"
-            )
-        raise _byte_size_error(tensor, count * datatype.itemsize, elements.nbytes, model)
-    array = elements.reshape(tensor.shape)
-    array.flags.writeable = False
-    return array
+def _element_count_error(
+    tensor: InputTensor, elements: Array, count: int, dtype: np.dtype[Any], model: str
+) -> InvalidRequest:
+    if dtype.hasobject:
+        return InvalidRequest(
+            f"unexpected number of string elements {elements.size} for inference input '{tensor.name}' "
+            f"for model '{model}', expecting {count}"
+        )
+    return _byte_size_error(tensor, count * dtype.itemsize, elements.nbytes, model)
 
 
 def _byte_size_error(tensor: InputTensor, expected: int, got: int, model: str) -> InvalidRequest:
@@ -198,7 +238,7 @@ def check_requested_outputs(signature: Signature, request: InferenceRequest) -> 
     for name in request.outputs:
         if name in seen:
             raise InvalidRequest(f"output '{name}' already exists in request")
-        if name not in signature.output_by_name:
+        if name not in signature.output_rules:
             raise InvalidRequest(f"unexpected inference output '{name}' for model '{request.model_name}'")
         seen.add(name)
 
@@ -212,17 +252,34 @@ def bind_outputs(signature: Signature, answer: object, requested: Sequence[str],
     if not isinstance(answer, Mapping):
         raise Internal(f"model '{model}' returned {type(answer).__name__}, expected a dict of outputs by name")
     outputs: list[OutputTensor] = []
-    for spec in signature.outputs:
-        if requested and spec.name not in requested:
+    for name, rule in signature.output_rules.items():
+        if requested and name not in requested:
             continue
-        if spec.name not in answer:
-            raise Internal(f"model '{model}' returned no output '{spec.name}', only {sorted(map(str, answer))}")
-        outputs.append(_bind_output(spec, answer[spec.name], model))
+        if name not in answer:
+            raise Internal(f"model '{model}' returned no output '{name}', only {sorted(map(str, answer))}")
+        outputs.append(_bind_output(rule, answer[name], model))
     return outputs
 
 
-def _bind_output(spec: TensorSpec, value: object, model: str) -> OutputTensor:
+def _bind_output(rule: TensorRule, value: object, model: str) -> OutputTensor:
+    spec = rule.spec
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if array.dtype is not rule.dtype:
+        _check_output_datatype(spec, array, model)
+    shape = array.shape
+    if shape not in rule.known_shapes:
+        if not rule.fits(shape):
+            raise Internal(
+                f"model '{model}' returned output '{spec.name}' with shape {_shape_text(shape)}, its signature "
+                f"says {_shape_text(spec.shape)}"
+            )
+        rule.remember(shape)
+    if rule.dtype.hasobject and array.dtype.kind != "O":
+        array = object_array(bytes_elements(array), shape)
+    return OutputTensor(spec.name, spec.datatype, array)
+
+
+def _check_output_datatype(spec: TensorSpec, array: Array, model: str) -> None:
     try:
         datatype = datatype_of(array)
     except TypeError as error:
@@ -231,14 +288,3 @@ def _bind_output(spec: TensorSpec, value: object, model: str) -> OutputTensor:
         raise Internal(
             f"model '{model}' returned output '{spec.name}' as {datatype}, its signature says {spec.datatype}"
         )
-    shape = array.shape
-    if len(shape) != len(spec.shape) or any(
-        wanted not in (-1, dim) for dim, wanted in zip(shape, spec.shape, strict=True)
-    ):
-        raise Internal(
-            f"model '{model}' returned output '{spec.name}' with shape {_shape_text(shape)}, its signature says "
-            f"{_shape_text(spec.shape)}"
-        )
-    if datatype == "BYTES" and array.dtype.kind != "O":
-        array = object_array(bytes_elements(array), shape)
-    return OutputTensor(spec.name, datatype, array)

@@ -80,26 +80,22 @@ class Servable:
 
         Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`.
         """
-        if self._on_loop:
-            return await self._infer_on_loop(inputs, call)
-        execution = Execution(inputs, call, self._loop.create_future())
-        self._queue.put(execution)
         try:
-            return await execution.future
+            if self._on_loop:
+                self._admit_on_loop(call)
+                return await self._function(inputs, call)
+            execution = Execution(inputs, call, self._loop.create_future())
+            self._queue.put(execution)
+            try:
+                return await execution.future
+            except asyncio.CancelledError:
+                self._queue.discard(execution)
+                raise
         except asyncio.CancelledError:
             call.cancel()
-            self._queue.discard(execution)
             raise
-
-    async def _infer_on_loop(self, inputs: Inputs, call: Call) -> Any:
-        self._admit_on_loop(call)
-        try:
-            return await self._function(inputs, call)
         except (Exception, SystemExit) as error:
-            raise self._explain(error) from error
-        except asyncio.CancelledError:
-            call.cancel()
-            raise
+            raise self._explain(error) from None
 
     def _admit_on_loop(self, call: Call) -> None:
         # Calls of `async def` code do not wait; the bound is on how many run.

@@ -8,8 +8,9 @@ parsed objects, so the limits hold before protobuf sees anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -102,6 +103,20 @@ def _skip_group(data: memoryview, number: int, at: int, end: int) -> int:
     return at
 
 
+def top_level_payloads(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """(field number, start, end) of each length-delimited field of a message that is known to be valid."""
+    view = memoryview(data)
+    at, end = 0, len(data)
+    while at < end:
+        tag, at = read_varint(view, at, end)
+        if tag & 7 == LENGTH:
+            length, at = read_varint(view, at, end)
+            yield tag >> 3, at, at + length
+            at += length
+        else:
+            at = _skip(view, tag & 7, tag >> 3, at, end)
+
+
 def scan(data: bytes, rules: MessageRules) -> tuple[bytes, list[memoryview]]:
     """The message without its cut fields, and the cut fields' payloads in their order.
 
@@ -185,6 +200,7 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
+@lru_cache(maxsize=1024)
 def length_prefix(number: int, length: int) -> bytes:
     """What stands before `length` bytes of field `number`."""
     return varint(number << 3 | LENGTH) + varint(length)

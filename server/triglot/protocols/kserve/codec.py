@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ MAX_RAW = Limit("raw_input_contents", 1024)
 MAX_DIMS = Limit("dims in a shape", 16)
 MAX_PARAMETERS = Limit("parameters", 256)
 _SHAPE, _TENSOR_PARAMETERS, _OUTPUT_PARAMETERS = 3, 4, 2
-_REQUEST_PARAMETERS, _INPUTS, _OUTPUTS, _RAW_INPUTS = 4, 5, 6, 7
+ID, RAW_INPUTS = 3, 7
+_REQUEST_PARAMETERS, _INPUTS, _OUTPUTS = 4, 5, 6
 _RAW_OUTPUTS, _INFER_RESPONSE = 6, 2
 
 
@@ -41,12 +43,12 @@ class StreamError:
 
 
 _INFER_RULES = MessageRules(
-    cut=frozenset({_RAW_INPUTS}),
+    cut=frozenset({RAW_INPUTS}),
     repeats={
         _REQUEST_PARAMETERS: MAX_PARAMETERS,
         _INPUTS: MAX_INPUTS,
         _OUTPUTS: MAX_OUTPUTS,
-        _RAW_INPUTS: MAX_RAW,
+        RAW_INPUTS: MAX_RAW,
     },
     nested={
         _INPUTS: MessageRules(repeats={_TENSOR_PARAMETERS: MAX_PARAMETERS}, varints={_SHAPE: MAX_DIMS}),
@@ -98,16 +100,16 @@ def decode_infer(data: bytes) -> InferenceRequest:
 
 def _check_counts(message: pb.ModelInferRequest) -> None:
     """The limits of `_INFER_RULES`, on a message that was small enough to parse first."""
-    checks: list[tuple[int, Limit]] = [
+    counts = [
         (len(message.inputs), MAX_INPUTS),
         (len(message.outputs), MAX_OUTPUTS),
         (len(message.raw_input_contents), MAX_RAW),
         (len(message.parameters), MAX_PARAMETERS),
     ]
-    for tensor in message.inputs:
-        checks += (len(tensor.shape), MAX_DIMS), (len(tensor.parameters), MAX_PARAMETERS)
-    checks += ((len(output.parameters), MAX_PARAMETERS) for output in message.outputs)
-    for count, limit in checks:
+    counts += [(len(one.shape), MAX_DIMS) for one in message.inputs]
+    counts += [(len(one.parameters), MAX_PARAMETERS) for one in message.inputs]
+    counts += [(len(one.parameters), MAX_PARAMETERS) for one in message.outputs]
+    for count, limit in counts:
         if count > limit.count:
             raise limit_error(limit)
 
@@ -215,18 +217,36 @@ def encode_stream_infer(answer: InferenceResponse | StreamError) -> bytes:
 
 
 def _infer_pieces(response: InferenceResponse) -> list[Any]:
-    message = pb.ModelInferResponse(
-        model_name=response.model_name, model_version=response.model_version, id=response.id
-    )
+    outputs = response.outputs
+    pieces: list[Any] = [
+        _response_head(
+            response.model_name,
+            response.model_version,
+            tuple([(output.name, output.datatype, output.array.shape) for output in outputs]),
+        )
+    ]
+    # Protobuf takes fields in any order: the head stays the same from call to call.
+    if response.id:
+        request_id = response.id.encode()
+        pieces += length_prefix(ID, len(request_id)), request_id
     if response.parameters:
-        encode_parameters(response.parameters, message.parameters)
-    pieces: list[Any] = [b""]
-    for output in response.outputs:
-        message.outputs.add(name=output.name, datatype=output.datatype, shape=output.array.shape)
+        extra = pb.ModelInferResponse()
+        encode_parameters(response.parameters, extra.parameters)
+        pieces.append(serialize(extra))
+    for output in outputs:
         buffer = raw_buffer(output.array)
         pieces += length_prefix(_RAW_OUTPUTS, byte_length(buffer)), buffer
-    pieces[0] = serialize(message)
     return pieces
+
+
+@lru_cache(maxsize=256)
+def _response_head(
+    model_name: str, model_version: str, outputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+) -> bytes:
+    head = pb.ModelInferResponse(model_name=model_name, model_version=model_version)
+    for name, datatype, shape in outputs:
+        head.outputs.add(name=name, datatype=datatype, shape=shape)
+    return serialize(head)
 
 
 def encode_parameters(values: Mapping[str, ParameterValue], into: Any) -> None:

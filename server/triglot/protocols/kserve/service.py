@@ -11,9 +11,10 @@ from triglot.core.types import Call, InferenceRequest, InferenceResponse, Tensor
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Service
-from triglot.protocols.kserve.codec import decode_infer, encode_infer, encode_stream_infer
+from triglot.protocols.kserve.codec import encode_infer, encode_stream_infer
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.stream import InferStream, StreamAnswer
+from triglot.protocols.kserve.templates import InferDecoder
 from triglot.protocols.wire import parse, serialize
 from triglot.version import __version__
 
@@ -117,7 +118,7 @@ class KServe:
                 _unary("ModelReady", health, pb.ModelReadyRequest, self.model_ready),
                 _unary("ServerMetadata", inspect, pb.ServerMetadataRequest, self.server_metadata),
                 _unary("ModelMetadata", inspect, pb.ModelMetadataRequest, self.model_metadata),
-                Method("ModelInfer", Kind.UNARY, infer, decode_infer, unary_infer, encode_infer),
+                Method("ModelInfer", Kind.UNARY, infer, InferDecoder(), unary_infer, encode_infer),
                 Method("ModelStreamInfer", Kind.BIDI_STREAM, infer, bytes, self.infer_stream, encode_stream_infer),
                 _unary("RepositoryIndex", inspect, pb.RepositoryIndexRequest, self.repository_index),
                 _unary("RepositoryModelLoad", administer, pb.RepositoryModelLoadRequest, change),

@@ -1,0 +1,121 @@
+"""What a codec costs in itself: bytes to array and array to bytes, against plain protobuf.
+
+From the repository's root: `python -m bench.micro`. `--keep-memory` runs it with a malloc that keeps freed
+memory; as it comes, glibc's gives large blocks back to the kernel, and page faults are then most of what is
+measured.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import timeit
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from bench import report
+from bench.payloads import Floats, infer_request, infer_response, tensor
+from bench.scenarios import IMAGE, KEEP_MEMORY, MIB, THREAD
+from triglot.core.types import InferenceResponse, OutputTensor
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols.kserve import codec
+
+SIZES = {"64 B": 16, "4 KiB": 1024, "602 kB": IMAGE, "16 MiB": 16 * MIB}
+BATCH = 0.02  # seconds that one timed batch takes at least
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """A way between the wire and an array."""
+
+    name: str
+    decode: Callable[[bytes], Floats]  # ModelInferRequest
+    encode: Callable[[Floats], bytes]  # ModelInferResponse
+
+
+def _protobuf_decode(data: bytes) -> Floats:
+    message = pb.ModelInferRequest.FromString(data)
+    return np.frombuffer(message.raw_input_contents[0], "<f4").reshape(message.inputs[0].shape)
+
+
+def _protobuf_encode(values: Floats) -> bytes:
+    return infer_response(THREAD, values).SerializeToString()
+
+
+def _our_decode(data: bytes) -> Floats:
+    given = codec.decode_infer(data).inputs[0]
+    return np.frombuffer(given.data, "<f4").reshape(given.shape)
+
+
+def _our_encode(values: Floats) -> bytes:
+    return codec.encode_infer(InferenceResponse(THREAD, "1", "", [OutputTensor("y", "FP32", values)]))
+
+
+CODECS = (
+    Codec("protobuf", _protobuf_decode, _protobuf_encode),
+    Codec("triglot", _our_decode, _our_encode),
+)
+
+
+def check(values: Floats, request: bytes) -> None:
+    """All codecs mean the same: timing a wrong one is of no use."""
+    wanted = infer_response(THREAD, values)
+    for one in CODECS:
+        if not np.array_equal(one.decode(request), values):
+            raise SystemExit(f"{one.name} decodes {values.nbytes} bytes to something else")
+        if pb.ModelInferResponse.FromString(one.encode(values)) != wanted:
+            raise SystemExit(f"{one.name} encodes {values.nbytes} bytes to something else")
+
+
+def best_of(repeats: int, work: Sequence[Callable[[], object]]) -> list[tuple[float, float]]:
+    """Minimum and median seconds per call, of each; in turn, so that all of them see the same machine."""
+    timers = [timeit.Timer(one) for one in work]
+    loops = []
+    for timer in timers:
+        timer.timeit(1)  # first calls build caches
+        loops.append(max(1, round(BATCH / max(timer.timeit(3) / 3, 1e-9))))
+    times: list[list[float]] = [[] for _ in timers]
+    for _ in range(repeats):
+        for timer, number, mine in zip(timers, loops, times, strict=True):
+            mine.append(timer.timeit(number) / number)
+    return [(min(mine), statistics.median(mine)) for mine in times]
+
+
+def lines(repeats: int) -> list[list[str]]:
+    """One line per payload and direction."""
+    table = []
+    for name, elements in SIZES.items():
+        values = tensor(elements)
+        request = infer_request(THREAD, values).SerializeToString()
+        check(values, request)
+        directions: dict[str, list[Callable[[], object]]] = {
+            "decode": [partial(one.decode, request) for one in CODECS],
+            "encode": [partial(one.encode, values) for one in CODECS],
+        }
+        for direction, work in directions.items():
+            timed = best_of(repeats, work)
+            cells = [f"{seconds * 1e6:,.1f}" for pair in timed for seconds in pair]
+            table.append([f"{direction} {name}", *cells, f"{timed[-1][0] / timed[0][0]:.3f}"])
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.micro", description="Codecs against plain protobuf.")
+    parser.add_argument("--repeats", type=int, default=9, help="timed batches of each (default: %(default)s)")
+    parser.add_argument("--keep-memory", action="store_true", help="with a malloc that keeps freed memory")
+    arguments = parser.parse_args()
+    kept = all(os.environ.get(name) == value for name, value in KEEP_MEMORY.items())
+    if arguments.keep_memory and not kept:  # malloc reads it once, at the start of a process
+        os.execve(
+            sys.executable, [sys.executable, "-m", "bench.micro", *sys.argv[1:]], {**os.environ, **KEEP_MEMORY}
+        )
+    print(*report.machine(), f"malloc {'keeps its memory' if kept else 'as it comes'}", "", sep="\n")
+    header = ["µs per call", *(f"{one.name} {what}" for one in CODECS for what in ("min", "median")), "min / min"]
+    print(report.plain(header, lines(arguments.repeats)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Client scripts: which checks each has, and what running it reports.
+
+The names come from the scripts' source, so that tests can be collected without the clients' environments.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import runpy
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from server_process import ServerProcess, clean_environment
+
+import environments
+
+CLIENTS = Path(__file__).parent / "clients"
+RUN_SECONDS = 300
+PARAMETERS: dict[str, tuple[str, ...]] = runpy.run_path(str(CLIENTS / "checks.py"))["PARAMETERS"]
+
+
+@dataclass(frozen=True)
+class ClientScript:
+    """A script of `clients/`, the environment that it needs, and the module of shared checks that it also runs."""
+
+    environment: str
+    file: str
+    arguments: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "-".join([self.file.removesuffix(".py"), *self.arguments])
+
+    def check_names(self) -> list[str]:
+        """The name of every check that the script has to report."""
+        return [name for file in (*self.shared, self.file) for name in _names_in(CLIENTS / file)]
+
+    def run(self, server: ServerProcess) -> Report:
+        """Run it against the server, in its environment."""
+        python = environments.python(self.environment)
+        command = [
+            str(python),
+            str(CLIENTS / self.file),
+            server.grpc_address,
+            server.rest_address,
+            *self.arguments,
+        ]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, timeout=RUN_SECONDS, env=clean_environment(), check=False
+            )
+        except subprocess.TimeoutExpired as late:
+            return _report(late.stdout or b"", late.stderr or b"", f"not done after {RUN_SECONDS} s")
+        return _report(done.stdout, done.stderr, f"exit status {done.returncode}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the checks of a script found: an empty text for one that held. `end` is how the script ended."""
+
+    findings: dict[str, str]
+    end: str
+
+
+def _report(stdout: bytes, stderr: bytes, end: str) -> Report:
+    results = [json.loads(line) for line in stdout.decode().splitlines()]
+    findings = {result["name"]: "" if result["ok"] else result["detail"] for result in results}
+    assert len(findings) == len(results), "a check was reported twice"
+    return Report(findings, f"{end}\n{stderr.decode(errors='replace')[-4000:]}")
+
+
+def _names_in(file: Path) -> Iterator[str]:
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.AsyncFunctionDef) and node.name.startswith("check_"):
+            name = node.name.removeprefix("check_")
+            further = [argument.arg for argument in node.args.args[1:]]
+            if further:
+                yield from (f"{name}[{value}]" for value in PARAMETERS[further[0]])
+            else:
+                yield name

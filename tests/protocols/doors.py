@@ -1,0 +1,199 @@
+"""The same inference by either door: what goes in and what comes out, in neither's terms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+from yarl import URL
+
+import triglot
+from triglot import backends
+from triglot.core.errors import Code
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.repository.manager import Load
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
+DEMO = Path(triglot.__file__).parent / "demo"
+
+SERVICE = "/inference.GRPCInferenceService/"
+# Spec 1.5 and 3.6, written a second time.
+STATUS_OF = {
+    Code.OK: 200,
+    Code.CANCELLED: 400,
+    Code.INVALID_ARGUMENT: 400,
+    Code.NOT_FOUND: 404,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.UNIMPLEMENTED: 501,
+    Code.INTERNAL: 500,
+    Code.UNAVAILABLE: 503,
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    raw: bytes = b""
+
+
+@dataclass(frozen=True)
+class Infer:
+    """An inference with raw tensors."""
+
+    model: str
+    inputs: Sequence[Tensor]
+    outputs: Sequence[str] = ()
+    version: str = ""
+    id: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A code with its text, or a response."""
+
+    code: Code
+    text: str = ""
+    model: str = ""
+    version: str = ""
+    id: str = ""
+    outputs: Sequence[Tensor] = ()
+
+
+class GrpcDoor:
+    name = "ModelInfer RPC"
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    async def call(self, rpc: str, request: bytes, timeout: float = 20) -> tuple[Code, str, bytes]:
+        """The status of a unary call, its text, and the bytes of the reply."""
+        try:
+            reply = await self._channel.unary_unary(rpc if "/" in rpc else SERVICE + rpc)(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            return Code(error.code().value[0]), str(error.details()), b""
+        return Code.OK, "", bytes(reply)
+
+    async def infer(self, request: Infer) -> Answer:
+        code, text, reply = await self.call("ModelInfer", grpc_message(request).SerializeToString())
+        message = pb.ModelInferResponse.FromString(reply)
+        outputs = [
+            Tensor(output.name, output.datatype, list(output.shape), raw)
+            for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
+        ]
+        return Answer(code, text, message.model_name, message.model_version, message.id, outputs)
+
+
+def grpc_message(request: Infer) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(
+        model_name=request.model,
+        model_version=request.version,
+        id=request.id,
+        inputs=[
+            pb.ModelInferRequest.InferInputTensor(name=t.name, datatype=t.datatype, shape=t.shape)
+            for t in request.inputs
+        ],
+        outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in request.outputs],
+        raw_input_contents=[t.raw for t in request.inputs],
+    )
+    member = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    for key, value in request.parameters.items():
+        setattr(message.parameters[key], member[type(value)], value)
+    return message
+
+
+class RestDoor:
+    name = "HTTP end point"
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def call(
+        self, verb: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and body of the answer; the path is sent as it is written."""
+        url = URL(path, encoded=True)
+        async with self._session.request(verb, url, data=body or None, headers=headers) as response:
+            return response.status, response.headers, await response.read()
+
+    async def infer(self, request: Infer) -> Answer:
+        path = f"/v2/models/{request.model}"
+        path += f"/versions/{request.version}/infer" if request.version else "/infer"
+        body, head = rest_body(request)
+        status, headers, reply = await self.call(
+            "POST", path, body, {"Inference-Header-Content-Length": str(head)}
+        )
+        if status != STATUS_OF[Code.OK]:
+            assert headers["Content-Type"] == "application/json"
+            error = json.loads(reply)
+            assert list(error) == ["error"]
+            return Answer(next(code for code, number in STATUS_OF.items() if number == status), error["error"])
+        at = int(headers.get("Inference-Header-Content-Length", len(reply)))
+        message = json.loads(reply[:at])
+        outputs = []
+        for output in message["outputs"]:
+            size = output["parameters"]["binary_data_size"]
+            raw, at = reply[at : at + size], at + size
+            outputs.append(Tensor(output["name"], output["datatype"], output["shape"], raw))
+        assert at == len(reply)
+        return Answer(Code.OK, "", message["model_name"], message["model_version"], message.get("id", ""), outputs)
+
+
+def rest_body(request: Infer) -> tuple[bytes, int]:
+    """The body with all tensors in binary form, and the length of its JSON part."""
+    body = {
+        "id": request.id,
+        "parameters": {"binary_data_output": True, **request.parameters},
+        "inputs": [
+            {
+                "name": t.name,
+                "datatype": t.datatype,
+                "shape": list(t.shape),
+                "parameters": {"binary_data_size": len(t.raw)},
+            }
+            for t in request.inputs
+        ],
+        "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in request.outputs],
+    }
+    if not request.outputs:
+        del body["outputs"]
+    text = json.dumps(body).encode()
+    return b"".join([text, *(t.raw for t in request.inputs)]), len(text)
+
+
+@dataclass(frozen=True)
+class House:
+    """A running server and a client at each of its doors."""
+
+    server: triglot.Server
+    grpc: GrpcDoor
+    rest: RestDoor
+
+    def door(self, name: str) -> GrpcDoor | RestDoor:
+        return self.grpc if name == "grpc" else self.rest
+
+
+UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+@asynccontextmanager
+async def open_house(
+    paths: Sequence[Path] = (MODELS, *sorted(DEMO.glob("identity_*"))), load: Load = backends.load, **options: Any
+) -> AsyncIterator[House]:
+    """A server on free ports; by default with the models of tests/models and the demo's identities."""
+    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | options)
+    async with (
+        triglot.Server(paths, config, load=load) as server,
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=UNLIMITED) as channel,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.rest_port}") as session,
+    ):
+        yield House(server, GrpcDoor(channel), RestDoor(session))

@@ -1,0 +1,144 @@
+"""Imports point down: the layers of the design against every import, type-only and late ones included."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "server" / "triglot"
+
+CORE = {"triglot.core"}
+DATA_PLANE = CORE | {"triglot.dataplane"}
+CODEC = CORE | {"triglot.pb", "triglot.protocols", "numpy", "orjson", "simdjson", "google.protobuf"}
+SERVICE = DATA_PLANE | {
+    "triglot.pb",
+    "triglot.protocols",
+    "triglot.repository.manager",
+    "triglot.version",
+    "orjson",
+}
+BACKEND = CORE | {"numpy"}
+DOWN = CORE | {
+    "triglot.backends",
+    "triglot.config",
+    "triglot.dataplane",
+    "triglot.protocols",
+    "triglot.repository",
+}
+ASYNC = {"asyncio", "grpc", "aiohttp", "threading", "socket", "selectors"}
+
+# What a module may import besides the standard library: the longest prefix of its name decides.
+MAY_IMPORT = {
+    "triglot": CORE | {"triglot.version", "triglot.app", "triglot.config"},
+    "triglot.version": set(),
+    "triglot.config": set(),
+    "triglot.core": CORE | {"numpy", "ml_dtypes"},
+    "triglot.pb": {"triglot.pb", "google.protobuf"},
+    "triglot.engine": CORE | {"triglot.engine"},
+    "triglot.repository": CORE | {"triglot.engine", "triglot.repository"},
+    "triglot.backends": CORE,
+    "triglot.backends.onnx": BACKEND | {"onnxruntime"},
+    "triglot.dataplane": CORE | {"triglot.engine", "triglot.repository"},
+    "triglot.protocols": CODEC,
+    "triglot.protocols.kserve.service": SERVICE,
+    "triglot.protocols.kserve.routes": SERVICE,
+    "triglot.protocols.kserve.stream": SERVICE,
+    "triglot.protocols.grpc": SERVICE | {"google.protobuf"},
+    "triglot.transports": CORE | {"triglot.config", "triglot.transports"},
+    "triglot.transports.grpc_server": CORE
+    | {"triglot.config", "triglot.protocols", "triglot.transports.boundary", "grpc"},
+    "triglot.transports.http_server": CORE
+    | {"triglot.config", "triglot.protocols", "triglot.transports.boundary", "aiohttp"},
+    "triglot.app": DOWN | {"triglot.transports"},
+    "triglot.hints": {"triglot.config", "triglot.dataplane"},
+    "triglot.cli": CORE | {"triglot.app", "triglot.config", "triglot.hints", "triglot.version"},
+    "triglot.__main__": {"triglot.cli"},
+    # Written as users write theirs.
+    "triglot.demo": {"triglot", "numpy", "ml_dtypes"},
+}
+# Of a package these may import nothing below it: a transport knows the rows, and no protocol.
+ITSELF_ONLY = {
+    "triglot.transports.grpc_server": {"triglot.protocols"},
+    "triglot.transports.http_server": {"triglot.protocols"},
+    "triglot.demo": {"triglot"},
+}
+# Codecs are functions of bytes: they neither wait nor talk.
+NO_IO = "triglot.protocols"
+MAY_WAIT = {
+    "triglot.protocols.kserve.service",
+    "triglot.protocols.kserve.routes",
+    "triglot.protocols.kserve.stream",
+    "triglot.protocols.grpc",
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports; `from a import b` is a.b when that is a module, a otherwise."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                place = PACKAGE.parent / name.replace(".", "/")
+                yield name if place.is_dir() or place.with_suffix(".py").is_file() else str(node.module)
+
+
+def below(name: str, packages: set[str]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def allowed(module: str, name: str) -> bool:
+    row = max((row for row in MAY_IMPORT if below(module, {row})), key=len)
+    if name.split(".", maxsplit=1)[0] in sys.stdlib_module_names:
+        waits = below(module, {NO_IO}) and not below(module, MAY_WAIT)
+        return not (waits and below(name, ASYNC))
+    if row == "triglot" and module != "triglot":
+        return False  # A module that no row knows: give it one.
+    itself = ITSELF_ONLY.get(row, set())
+    return below(name, MAY_IMPORT[row] - itself) or name in itself
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_down(module: str) -> None:
+    assert [name for name in imports(MODULES[module]) if not allowed(module, name)] == []
+
+
+def test_only_transports_know_a_network_library() -> None:
+    known = {(module, name.split(".")[0]) for module, path in MODULES.items() for name in imports(path)}
+    assert {pair for pair in known if pair[1] in ("grpc", "aiohttp")} == {
+        ("triglot.transports.grpc_server", "grpc"),
+        ("triglot.transports.http_server", "aiohttp"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("triglot.core.tensor", "triglot.pb"),
+        ("triglot.core.tensor", "orjson"),
+        ("triglot.engine.queue", "numpy"),
+        ("triglot.protocols.kserve.codec", "asyncio"),
+        ("triglot.protocols.kserve.codec", "triglot.dataplane"),
+        ("triglot.transports.http_server", "triglot.protocols.kserve.rest"),
+        ("triglot.transports.http_server", "grpc"),
+        ("triglot.backends.python", "onnxruntime"),
+        ("triglot.demo.half_plus_two.model", "triglot.core.types"),
+        ("triglot.somewhere_new", "triglot.core"),
+    ],
+)
+def test_the_table_refuses(module: str, name: str) -> None:
+    assert not allowed(module, name)
