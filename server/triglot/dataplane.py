@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from triglot.core.errors import Unimplemented
+from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
 from triglot.core.validation import Signature, bind_inputs, bind_outputs, check_requested_outputs
 from triglot.engine.servable import Servable
@@ -45,19 +46,13 @@ class DataPlane:
         with self._manager.servable(request.model_name, request.model_version) as servable:
             if servable.decoupled:
                 raise Decoupled("the model answers with a stream of responses")
-            check_requested_outputs(servable.signature, request)
-            inputs = bind_inputs(servable.signature, request)
-            call.request_id = request.id
-            call.parameters = request.parameters
+            inputs = _admit(servable, request, call)
             return _response(servable, request, await servable.infer(inputs, call))
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
         with self._manager.servable(request.model_name, request.model_version) as servable:
-            check_requested_outputs(servable.signature, request)
-            inputs = bind_inputs(servable.signature, request)
-            call.request_id = request.id
-            call.parameters = request.parameters
+            inputs = _admit(servable, request, call)
             async with aclosing(servable.stream(inputs, call)) as answers:
                 async for answer in answers:
                     yield _response(servable, request, answer)
@@ -101,6 +96,15 @@ class DataPlane:
             return
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), at_most)
+
+
+def _admit(servable: Servable, request: InferenceRequest, call: Call) -> dict[str, Array]:
+    """The request's inputs, when it fits the model; the call learns what the model may ask about it."""
+    if request.outputs:
+        check_requested_outputs(servable.signature, request)
+    call.request_id = request.id
+    call.parameters = request.parameters
+    return bind_inputs(servable.signature, request)
 
 
 def _response(servable: Servable, request: InferenceRequest, answer: object) -> InferenceResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,8 +28,8 @@ SERVICE = "/inference.GRPCInferenceService/"
 # Spec 1.5 and 3.6, written a second time.
 STATUS_OF = {
     Code.OK: 200,
-    Code.CANCELLED: 400,
     Code.INVALID_ARGUMENT: 400,
+    Code.CANCELLED: 400,
     Code.NOT_FOUND: 404,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.UNIMPLEMENTED: 501,
@@ -75,16 +76,22 @@ class GrpcDoor:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
 
-    async def call(self, rpc: str, request: bytes, timeout: float = 20) -> tuple[Code, str, bytes]:
+    def stub(self, rpc: str) -> Any:
+        """A unary call on bytes."""
+        return self._channel.unary_unary(rpc if "/" in rpc else SERVICE + rpc)
+
+    async def call(self, rpc: str, request: bytes) -> tuple[Code, str, bytes]:
         """The status of a unary call, its text, and the bytes of the reply."""
         try:
-            reply = await self._channel.unary_unary(rpc if "/" in rpc else SERVICE + rpc)(request, timeout=timeout)
+            reply = await self.stub(rpc)(request, timeout=20)
         except grpc.aio.AioRpcError as error:
             return Code(error.code().value[0]), str(error.details()), b""
         return Code.OK, "", bytes(reply)
 
     async def infer(self, request: Infer) -> Answer:
         code, text, reply = await self.call("ModelInfer", grpc_message(request).SerializeToString())
+        if code is not Code.OK:
+            return Answer(code, text)
         message = pb.ModelInferResponse.FromString(reply)
         outputs = [
             Tensor(output.name, output.datatype, list(output.shape), raw)
@@ -122,7 +129,9 @@ class RestDoor:
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and body of the answer; the path is sent as it is written."""
         url = URL(path, encoded=True)
-        async with self._session.request(verb, url, data=body or None, headers=headers) as response:
+        async with self._session.request(
+            verb, url, data=io.BytesIO(body) if body else None, headers=headers
+        ) as response:
             return response.status, response.headers, await response.read()
 
     async def infer(self, request: Infer) -> Answer:

@@ -249,7 +249,8 @@ def bind_outputs(signature: Signature, answer: object, requested: Sequence[str],
     Raises `Internal` with a text for the model's author when an output is missing or has another datatype or
     shape than declared.
     """
-    if not isinstance(answer, Mapping):
+    # The type is looked at first because an abstract class takes long to ask.
+    if type(answer) is not dict and not isinstance(answer, Mapping):
         raise Internal(f"model '{model}' returned {type(answer).__name__}, expected a dict of outputs by name")
     outputs: list[OutputTensor] = []
     for name, rule in signature.output_rules.items():

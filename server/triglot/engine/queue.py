@@ -1,7 +1,7 @@
 """The bounded queue between the event loop and a model's instance threads.
 
 Strategy: work is pulled. `deque` is atomic, so neither side takes a lock to put or take; a thread that finds
-the queue empty parks on a lock of its own and is called by the next `put`. Work is either in the deque or
+the queue empty parks on a lock of its own and is called after the next `put`. Work is either in the deque or
 taken, never both, so `discard` can promise that discarded work is not started.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from triglot.core.errors import QueueFull
@@ -19,10 +20,16 @@ RETRY_AFTER_SECONDS = 1.0
 
 
 class WorkQueue(Generic[T]):
-    """First in, first out; `put` and `discard` belong to the loop, `take` to any number of threads."""
+    """First in, first out; `put` and `discard` belong to the loop, `take` to any number of threads.
 
-    def __init__(self, limit: int) -> None:
+    `defer` runs a function a little later on the loop. Threads are called through it, so that what one turn of
+    the loop puts is taken in one go.
+    """
+
+    def __init__(self, limit: int, defer: Callable[[Callable[[], None]], object]) -> None:
         self.limit = limit
+        self._defer = defer
+        self._calling = False
         self._waiting: deque[T] = deque()
         self._parked: deque[threading.Lock] = deque()
         self._closed = False
@@ -31,13 +38,20 @@ class WorkQueue(Generic[T]):
         return len(self._waiting)
 
     def put(self, work: T) -> None:
-        """Append `work` and call a parked thread. Raises `QueueFull`."""
+        """Append `work` and have a parked thread called. Raises `QueueFull`."""
         if len(self._waiting) >= self.limit:
             raise QueueFull(
                 f"Exceeds maximum queue size: {self.limit} requests wait", retry_after=RETRY_AFTER_SECONDS
             )
         self._waiting.append(work)
-        self._call_one()
+        if not self._calling:
+            self._calling = True
+            self._defer(self._call)
+
+    def _call(self) -> None:
+        self._calling = False
+        for _ in range(min(len(self._waiting), len(self._parked))):
+            self._call_one()
 
     def _call_one(self) -> None:
         try:

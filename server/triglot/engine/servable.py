@@ -45,8 +45,8 @@ class Servable:
         self._on_loop = inspect.iscoroutinefunction(infer) or inspect.isasyncgenfunction(infer)
         self.decoupled = inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
-        self._queue: WorkQueue[Execution | Stream] = WorkQueue(self._limit)
         self._loop = asyncio.get_running_loop()
+        self._queue: WorkQueue[Execution | Stream] = WorkQueue(self._limit, self._loop.call_soon)
         self._instances = [
             Instance(f"{name}/{version}#{number}", self._queue, self._function, self._explain, self._loop)
             for number in range(0 if self._on_loop else model.instances)

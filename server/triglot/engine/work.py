@@ -22,11 +22,11 @@ Explain = Callable[[BaseException], ServingError]
 
 def reason_to_skip(call: Call) -> ServingError | None:
     """Why nobody waits for this call any more, if so."""
+    if not call.cancelled:
+        return None
     if call.expired:
         return DeadlineExceeded("the deadline passed while the request waited in the queue")
-    if call.cancelled:
-        return Cancelled("the caller left while the request waited in the queue")
-    return None
+    return Cancelled("the caller left while the request waited in the queue")
 
 
 class Execution:

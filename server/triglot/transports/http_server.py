@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import PayloadEncodingError
 
 from triglot.config import Config
-from triglot.core.errors import Cancelled, Code, PayloadTooLarge, ServingError, as_serving_error
+from triglot.core.errors import (
+    Cancelled,
+    Code,
+    InvalidArgument,
+    PayloadTooLarge,
+    ServingError,
+    Unimplemented,
+    as_serving_error,
+)
 from triglot.core.types import Call
 from triglot.protocols import HttpRequest, Route
 
@@ -19,7 +29,8 @@ OFF_LOOP_BYTES = 128 * 1024
 """Text larger than this is parsed and printed on a thread: it takes longer than the way there and back."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
-CONTENT_CODINGS = ("gzip", "deflate", "identity")
+WINDOW_BITS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""zlib's parameter for each content coding that is taken; 0: none is needed."""
 _STATUS = {
     Code.CANCELLED: 400,
     Code.UNKNOWN: 400,
@@ -40,6 +51,10 @@ _STATUS = {
 }
 
 
+class UnknownCoding(Unimplemented):
+    """The request is compressed in a way that the server does not know."""
+
+
 class HttpServer:
     """Serves rows on one port. `start` binds; `stop` waits for calls."""
 
@@ -53,7 +68,12 @@ class HttpServer:
             application.router.add_route(route.verb, route.path, partial(self._handle, route))
         # The task of a request whose client is gone is cancelled, and its work is not started.
         self._runner = web.AppRunner(
-            application, handler_cancellation=True, keepalive_timeout=KEEP_ALIVE_SECONDS, access_log=None
+            application,
+            handler_cancellation=True,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            access_log=None,
+            # Inflated here: bounded by the result's size, off the loop, and with our own errors.
+            auto_decompress=False,
         )
 
     async def start(self) -> int:
@@ -90,20 +110,40 @@ class HttpServer:
 
     async def _read(self, http: web.Request) -> HttpRequest:
         coding = http.headers.get("Content-Encoding", "identity").lower()
-        if coding not in CONTENT_CODINGS:
-            raise web.HTTPNotImplemented(
-                headers={"Accept-Encoding": "gzip, deflate"},
-                text=f"Content-Encoding '{coding}' is not supported",
-            )
+        if coding not in WINDOW_BITS:
+            raise UnknownCoding(f"Content-Encoding '{coding}' is not supported, use gzip or deflate")
         headers = {name.lower(): value for name, value in http.headers.items()}
         try:
             body = await http.read() if http.can_read_body else b""
         except web.HTTPRequestEntityTooLarge:
-            raise PayloadTooLarge(
-                f"the request body is larger than {self._max_body} bytes; the server's limit is its option "
-                "max_message_size"
-            ) from None
+            raise _too_large(self._max_body) from None
+        except (web.RequestPayloadError, PayloadEncodingError) as error:
+            raise InvalidArgument(f"the request body is broken: {error}") from None
+        bits = WINDOW_BITS[coding]
+        if bits:
+            body = await _run(_inflate, body, bits, self._max_body, size=len(body))
         return HttpRequest(http.match_info, headers, http.query, body)
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the request body is larger than {limit} bytes; the limit is the server's option max_message_size"
+    )
+
+
+def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
+    """The body inflated. Raises `PayloadTooLarge` before more than `limit` bytes are made of it."""
+    inflater = zlib.decompressobj(window_bits)
+    try:
+        inflated = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise InvalidArgument(f"the compressed request body is damaged: {error}") from None
+    if len(inflated) > limit:
+        raise _too_large(limit)
+    if not inflater.eof or inflater.unused_data:
+        what = "goes on after its end" if inflater.eof else "ends too early"
+        raise InvalidArgument(f"the compressed request body is damaged: it {what}")
+    return inflated
 
 
 async def _run(function: Callable[..., Any], *arguments: Any, size: int) -> Any:
@@ -121,16 +161,17 @@ def _json(status: int, error: str, headers: dict[str, str] | None = None) -> web
 def _error(error: ServingError) -> web.Response:
     status = 413 if isinstance(error, PayloadTooLarge) else _STATUS[error.code]
     headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
+    if isinstance(error, UnknownCoding):
+        headers["Accept-Encoding"] = "gzip, deflate"
     return _json(status, error.message, headers)
 
 
 async def _as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """aiohttp's own refusals (no route, wrong method, bad coding) in the protocols' form."""
+    """aiohttp's own refusals (no route, wrong method) in the protocols' form."""
     try:
         return await handler(request)
     except web.HTTPException as error:
-        kept = {name: value for name, value in error.headers.items() if name in ("Allow", "Accept-Encoding")}
-        text = error.text if error.status == 501 and error.text else error.reason
-        return _json(error.status, text, kept)
+        kept = {name: value for name, value in error.headers.items() if name == "Allow"}
+        return _json(error.status, error.reason, kept)

@@ -59,7 +59,7 @@ def _answer(request: Any, response: Any, names: list[str]) -> None:
     elif kind == "file_by_filename":
         _add_files(response, _find(POOL.FindFileByName, request.file_by_filename))
     elif kind == "file_containing_symbol":
-        _add_files(response, _find(POOL.FindFileContainingSymbol, request.file_containing_symbol))
+        _add_files(response, _find(_file_of_symbol, request.file_containing_symbol))
     elif kind in ("file_containing_extension", "all_extension_numbers_of_type"):
         raise NotFound("proto3 messages have no extensions")
     else:
@@ -71,6 +71,15 @@ def _find(find: Callable[[str], FileDescriptor], name: str) -> FileDescriptor:
         return find(name)
     except KeyError:
         raise NotFound(f"'{name}' is not known here") from None
+
+
+def _file_of_symbol(name: str) -> FileDescriptor:
+    try:
+        return POOL.FindFileContainingSymbol(name)
+    except KeyError:
+        # The pool knows a method only as a part of its service.
+        service, _, method = name.rpartition(".")
+        return POOL.FindServiceByName(service).methods_by_name[method].containing_service.file
 
 
 def _add_files(response: Any, file: FileDescriptor) -> None:

@@ -140,6 +140,11 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
                 "in request."
             )
         request.inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    if next_raw < len(raw):
+        raise InvalidArgument(
+            f"the request has {len(raw)} raw_input_contents for {next_raw} inputs that take one, "
+            f"for model '{message.model_name}'"
+        )
     if message.outputs:
         request.outputs = [_decode_requested_output(output) for output in message.outputs]
     return request

@@ -113,7 +113,8 @@ class _Reader:
         shape = _shape(tensor, what)
         parameters = _parameters(tensor, what)
         given: list[str] = [key for key in ("shared_memory_region", "binary_data_size") if key in parameters]
-        given += ["data"] if "data" in tensor else []
+        # KServe's client sends a null beside the size of an empty binary tensor.
+        given += ["data"] if tensor.get("data") is not None else []
         if len(given) != 1:
             raise InvalidArgument(
                 "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "

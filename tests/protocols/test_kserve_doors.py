@@ -1,0 +1,318 @@
+"""Every error that a client can make and every way in which a model can fail, by both doors (spec 1.5, 3.6)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from doors import STATUS_OF, Answer, GrpcDoor, House, Infer, RestDoor, Tensor, open_house
+
+from triglot.core.errors import Code
+from triglot.core.tensor import DATATYPES, pack_bytes
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+Door = GrpcDoor | RestDoor
+ONE = struct.pack("<f", 1.0)
+I7 = struct.pack("<i", 7)
+A, B = Tensor("a", "INT32", [1], I7), Tensor("b", "INT32", [1], I7)
+ROWS, FACTOR = Tensor("rows", "FP32", [1, 3], ONE * 3), Tensor("factor", "FP32", [1], ONE)
+PLEASE = "Please provide all required input(s)."
+INVALID, MISSING, LATER, NEVER = Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.UNAVAILABLE, Code.UNIMPLEMENTED
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house() -> AsyncIterator[House]:
+    async with open_house() as opened:
+        yield opened
+
+
+@pytest.fixture(params=["grpc", "rest"])
+def door(request: pytest.FixtureRequest, house: House) -> Door:
+    return house.door(request.param)
+
+
+def how(what: str, model: str = "misbehaving", **more: Any) -> Infer:
+    return Infer(model, [Tensor("how", "BYTES", [1], pack_bytes([what.encode()]))], **more)
+
+
+async def assert_that_all_is_well(door: Door) -> None:
+    answer = await door.infer(Infer("two_inputs", [A, B], id="7"))
+    assert answer == Answer(
+        Code.OK,
+        "",
+        "two_inputs",
+        "1",
+        "7",
+        [Tensor("sum", "INT32", [1], struct.pack("<i", 14)), Tensor("difference", "INT32", [1], bytes(4))],
+    )
+
+
+def one(model: str, tensor: Tensor, **more: Any) -> Infer:
+    return Infer(model, [tensor], **more)
+
+
+def texts(shape: list[int], raw: bytes) -> Infer:
+    return one("identity_bytes", Tensor("x", "BYTES", shape, raw))
+
+
+FP32, SHAPE = "identity_fp32", "unexpected shape for input 'x' for model 'any_rank'. Expected"
+BYTES = "inference input 'x' for model 'identity_bytes'"
+# What does not fit the signature: the request's id comes first.
+MISFITS: list[tuple[str, Infer, str]] = [
+    (
+        "input count",
+        Infer("two_inputs", [A]),
+        f"expected 2 inputs but got 1 inputs for model 'two_inputs'. Got input(s) ['a'], but missing required "
+        f"input(s) ['b']. {PLEASE}",
+    ),
+    (
+        "no inputs",
+        Infer("two_inputs", []),
+        f"expected 2 inputs but got 0 inputs for model 'two_inputs'. Got no input, but missing required input(s) "
+        f"['a', 'b']. {PLEASE}",
+    ),
+    (
+        "input name",
+        Infer("two_inputs", [A, Tensor("c", "INT32", [1], I7)]),
+        "unexpected inference input 'c' for model 'two_inputs'",
+    ),
+    ("input twice", Infer("two_inputs", [A, A]), "input 'a' already exists in request"),
+    (
+        "output name",
+        Infer("two_inputs", [A, B], ["product"]),
+        "unexpected inference output 'product' for model 'two_inputs'",
+    ),
+    ("output twice", Infer("two_inputs", [A, B], ["sum", "sum"]), "output 'sum' already exists in request"),
+    (
+        "datatype",
+        one(FP32, Tensor("x", "INT32", [1, 1], I7)),
+        "inference input 'x' data-type is 'INT32', but model 'identity_fp32' expects 'FP32'",
+    ),
+    ("shape", one("any_rank", Tensor("x", "FP32", [1, 1], ONE)), f"{SHAPE} [-1,-1,-1], got [1,1]. "),
+    ("no shape", one("any_rank", Tensor("x", "FP32", [], ONE)), f"{SHAPE} [-1,-1,-1], got []. "),
+    (
+        "batch dims",
+        Infer("batching", [Tensor("rows", "FP32", [1, 4], ONE * 4), FACTOR]),
+        "unexpected shape for input 'rows' for model 'batching'. Expected [-1,3], got [1,4]. "
+        "NOTE: max_batch_size is 4: the first dim is the batch.",
+    ),
+    (
+        "batch too large",
+        Infer("batching", [Tensor("rows", "FP32", [5, 3], ONE * 15), FACTOR]),
+        "inference request batch-size must be <= 4 for 'batching'",
+    ),
+    (
+        "batch mismatch",
+        Infer("batching", [Tensor("rows", "FP32", [2, 3], ONE * 6), FACTOR]),
+        "input 'factor' batch size does not match other inputs for 'batching'",
+    ),
+    (
+        "no batch",
+        Infer("batching", [ROWS, Tensor("factor", "FP32", [], ONE)]),
+        "input 'factor' has no shape but model requires batch dimension for 'batching'",
+    ),
+    (
+        "byte size",
+        one(FP32, Tensor("x", "FP32", [1, 2], ONE)),
+        "input byte size mismatch for input 'x' for model 'identity_fp32'. Expected 8, got 4",
+    ),
+    (
+        "absurd dims",
+        one(FP32, Tensor("x", "FP32", [2**40, 1], ONE)),
+        f"input byte size mismatch for input 'x' for model 'identity_fp32'. Expected {2**42}, got 4",
+    ),
+    (
+        "text length cut off",
+        texts([2, 1], b"\1\0\0\0aa\0\0"),
+        f"incomplete string length indicator, 3 bytes left of 4 for {BYTES}",
+    ),
+    (
+        "text cut off",
+        texts([1, 1], b"\3\0\0\0aa"),
+        f"incomplete string data, expecting 3 bytes, 2 left for {BYTES}",
+    ),
+    (
+        "text count",
+        texts([1, 1], bytes(8)),
+        f"unexpected number of string elements 2 or more, expecting 1 for {BYTES}",
+    ),
+    (
+        "bool",
+        one("identity_bool", Tensor("x", "BOOL", [1, 2], b"\1\2")),
+        "input 'x' for model 'identity_bool' is BOOL: its bytes must be 0 or 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "text"), [row[1:] for row in MISFITS], ids=[row[0] for row in MISFITS])
+async def test_requests_that_do_not_fit(door: Door, request_: Infer, text: str) -> None:
+    assert await door.infer(request_) == Answer(INVALID, f"[request id: <id_unknown>] {text}")
+    await assert_that_all_is_well(door)
+
+
+async def test_the_id_of_a_request_that_does_not_fit(door: Door) -> None:
+    answer = await door.infer(Infer("two_inputs", [A, A], id="7é"))
+    assert answer == Answer(INVALID, "[request id: 7é] input 'a' already exists in request")
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62, 4], [0, 2**63 - 1, 1], [2**62, 4, 1]])
+async def test_dims_that_no_array_can_have(door: Door, shape: list[int]) -> None:
+    answer = await door.infer(one("any_rank", Tensor("x", "FP32", shape)))
+    assert answer.code is INVALID
+    assert "too many elements" in answer.text
+    await assert_that_all_is_well(door)
+
+
+UNKNOWN = "Request for unknown model:"
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "text"),
+    [
+        (Infer("nothing", []), MISSING, f"{UNKNOWN} 'nothing' is not found"),
+        (Infer("nothing", [], version="1"), MISSING, f"{UNKNOWN} 'nothing' is not found"),
+        (Infer("versions", [], version="3"), MISSING, f"{UNKNOWN} 'versions' version 3 is not found"),
+        (
+            Infer("versions", [], version="0"),
+            INVALID,
+            "failed to get model version from specified version string '0' for model 'versions': "
+            "expected a positive integer",
+        ),
+        (
+            Infer("words", [Tensor("text", "BYTES", [1], pack_bytes([b"a b"]))]),
+            NEVER,
+            "{door} doesn't support models with decoupled transaction policy",
+        ),
+        (
+            Infer("two_inputs", [A, B], parameters={"triton_x": 1}),
+            INVALID,
+            "parameter 'triton_x': names that begin with 'triton_' are reserved",
+        ),
+        (
+            Infer("two_inputs", [A, B], parameters={"sequence_start": 1}),
+            INVALID,
+            "parameter 'sequence_start': expected bool_param (JSON: true or false), got 1",
+        ),
+    ],
+    ids=lambda value: value.model if isinstance(value, Infer) else "",
+)
+async def test_other_requests_that_are_refused(door: Door, request_: Infer, code: Code, text: str) -> None:
+    assert await door.infer(request_) == Answer(code, text.format(door=door.name))
+    await assert_that_all_is_well(door)
+
+
+async def test_versions(door: Door) -> None:
+    for version, served in (("", 10), ("1", 1), ("2", 2), ("10", 10)):
+        answer = await door.infer(Infer("versions", [Tensor("x", "INT32", [1], I7)], version=version))
+        assert (answer.code, answer.model, answer.version) == (Code.OK, "versions", str(served))
+        assert answer.outputs[0].raw == struct.pack("<q", served)
+
+
+FAILS = [
+    ("invalid argument", INVALID, "how must be 'not at all'"),
+    ("not found", MISSING, "nothing is found"),
+    ("unavailable", LATER, "not now"),
+    ("wrong datatype", Code.INTERNAL, "model 'misbehaving' returned output 'y' as FP64, its signature says FP32"),
+    (
+        "wrong shape",
+        Code.INTERNAL,
+        "model 'misbehaving' returned output 'y' with shape [3], its signature says [2]",
+    ),
+    ("missing output", Code.INTERNAL, "model 'misbehaving' returned no output 'y', only ['z']"),
+    (
+        "not a dict",
+        Code.INTERNAL,
+        "model 'misbehaving' returned ndarray, expected a dict of outputs by name",
+    ),
+    ("nothing", Code.INTERNAL, "model 'misbehaving' returned NoneType, expected a dict of outputs by name"),
+]
+
+
+@pytest.mark.parametrize(("what", "code", "text"), FAILS)
+async def test_what_a_model_answers_wrongly(door: Door, what: str, code: Code, text: str) -> None:
+    assert await door.infer(how(what, id="7")) == Answer(code, text)
+    assert (await door.infer(how("not at all"))).code is Code.OK
+
+
+@pytest.mark.parametrize("model", ["misbehaving", "misbehaving_async"])
+@pytest.mark.parametrize("what", ["value error", "exit", "cancelled"])
+async def test_a_failure_of_the_models_own_stays_its_secret(door: Door, model: str, what: str) -> None:
+    answer = await door.infer(how(what, model))
+    on_the_loop = model == "misbehaving_async" and what == "cancelled"
+    # REST has one status for a cancelled call and a wrong one.
+    assert STATUS_OF[answer.code] == STATUS_OF[Code.CANCELLED if on_the_loop else Code.INTERNAL]
+    for secret in ("secret", "42", "Error", "Exit", "Traceback", ".py"):
+        assert secret not in answer.text
+    assert answer.text
+    assert (await door.infer(how("not at all", model))).code is Code.OK
+
+
+async def test_a_datatype_without_a_name(door: Door) -> None:
+    answer = await door.infer(how("no datatype"))
+    assert answer.code is Code.INTERNAL
+    assert answer.text.startswith(
+        "model 'misbehaving' returned output 'y': numpy dtype complex128 has no datatype"
+    )
+
+
+async def test_an_async_model_that_answers_wrongly(door: Door) -> None:
+    assert (await door.infer(how("invalid argument", "misbehaving_async"))).code is INVALID
+    assert (await door.infer(how("wrong shape", "misbehaving_async"))).code is Code.INTERNAL
+
+
+async def test_a_text_that_is_too_long_or_no_text(door: Door) -> None:
+    answer = await door.infer(how("long text"))
+    assert answer.code is INVALID
+    assert set(answer.text) == {"é"}
+    assert len(answer.text) >= 2000
+    answer = await door.infer(how("lone surrogate"))
+    assert answer.code is INVALID
+    assert answer.text.startswith("no text: ")
+    await assert_that_all_is_well(door)
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+@pytest.mark.parametrize("shape", [[2, 3], [0, 3], [1, 1]])
+async def test_every_datatype_there_and_back(door: Door, datatype: str, shape: list[int]) -> None:
+    count = shape[0] * shape[1]
+    raw = pack_bytes([b"\xff\0", b"", b"a", b"bc", b"d", b"e"][:count])
+    if DATATYPES[datatype].itemsize:
+        raw = (np.arange(count) % 2).astype(DATATYPES[datatype].dtype).tobytes()
+    answer = await door.infer(one(f"identity_{datatype.lower()}", Tensor("x", datatype, shape, raw)))
+    assert answer.outputs == [Tensor("y", datatype, shape, raw)], answer
+
+
+@pytest.mark.parametrize("mebibytes", [1, 16])
+async def test_large_tensors(door: Door, mebibytes: int) -> None:
+    raw = np.random.default_rng(7).random(mebibytes * 2**18, "f4").tobytes()
+    tensor = Tensor("x", "FP32", [1, mebibytes * 2**18], raw)
+    answer = await door.infer(one(FP32, tensor))
+    assert answer.outputs[0].raw == raw
+
+
+async def test_scalars_and_other_layouts(door: Door) -> None:
+    answer = await door.infer(one("scalar", Tensor("x", "FP64", [], struct.pack("<d", 1.5))))
+    assert answer.outputs == [Tensor("y", "FP64", [], struct.pack("<d", 2.5))]
+    raw = np.arange(6, dtype="f4")
+    answer = await door.infer(one("any_rank", Tensor("x", "FP32", [1, 2, 3], raw.tobytes())))
+    assert answer.outputs == [Tensor("turned", "FP32", [3, 2, 1], raw.reshape(1, 2, 3).T.tobytes())]
+    answer = await door.infer(how("big endian"))
+    assert answer.outputs == [Tensor("y", "FP32", [2], struct.pack("<2f", 1, 2))]
+
+
+async def test_batches(door: Door) -> None:
+    rows = Tensor("rows", "FP32", [4, 3], ONE * 12)
+    factor = Tensor("factor", "FP32", [4], struct.pack("<4f", 1, 2, 3, 4))
+    answer = await door.infer(Infer("batching", [factor, rows]))
+    assert answer.outputs[0].shape == [4, 3]
+    assert np.frombuffer(answer.outputs[0].raw, "<f4").reshape(4, 3)[:, 0].tolist() == [1, 2, 3, 4]
+
+
+async def test_only_the_requested_outputs(door: Door) -> None:
+    for outputs in (["difference"], ["sum"], ["difference", "sum"]):
+        answer = await door.infer(Infer("two_inputs", [B, A], outputs))
+        assert sorted(output.name for output in answer.outputs) == sorted(outputs)

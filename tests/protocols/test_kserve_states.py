@@ -1,0 +1,182 @@
+"""What clients are told while something is not as usual: full, failed, late, or about to end (spec 1.5, 3.6)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from doors import MODELS, Answer, House, Infer, Tensor, grpc_message, open_house, rest_body
+
+import triglot
+from triglot.core.errors import Code
+from triglot.core.tensor import object_array, pack_bytes
+from triglot.pb.kserve import inference_pb2 as pb
+
+
+class Waiting(triglot.Model):
+    """Says that it runs, and waits to be let go. One request may wait behind it."""
+
+    inputs = [triglot.TensorSpec("x", "BYTES", [1])]
+    outputs = [triglot.TensorSpec("y", "BYTES", [1])]
+    max_queue_size = 1
+
+    def __init__(self) -> None:
+        self.runs = threading.Event()
+        self.go = threading.Event()
+
+    def infer(self, inputs: Any) -> Any:
+        self.runs.set()
+        self.go.wait()
+        return {"y": object_array([bytes(inputs["x"][0])], (1,))}
+
+
+REQUEST = Infer("scalar", [Tensor("x", "BYTES", [1], pack_bytes([b"a"]))], id="7")
+FULL = "[request id: 7] Exceeds maximum queue size: 1 requests wait"
+
+
+@asynccontextmanager
+async def busy_house(model: Waiting) -> AsyncIterator[House]:
+    """A server whose one model is this one, under the name of `scalar`, and runs a request."""
+    async with open_house([MODELS / "scalar"], load=lambda *_: model) as house:
+        first = asyncio.ensure_future(house.grpc.infer(REQUEST))
+        try:
+            await asyncio.to_thread(model.runs.wait)
+            yield house
+        finally:
+            model.go.set()
+            assert (await first).code is Code.OK
+
+
+@pytest.mark.parametrize("name", ["grpc", "rest"])
+async def test_a_full_queue(name: str) -> None:
+    model = Waiting()
+    async with busy_house(model) as house:
+        door = house.door(name)
+        tasks = [asyncio.ensure_future(door.infer(REQUEST)) for _ in range(3)]
+        refused = asyncio.as_completed(tasks)
+        for _ in range(2):
+            assert await next(refused) == Answer(Code.RESOURCE_EXHAUSTED, FULL)
+        model.go.set()
+        codes = sorted([(await task).code for task in tasks])
+        assert codes == [Code.OK, Code.RESOURCE_EXHAUSTED, Code.RESOURCE_EXHAUSTED]
+
+
+async def test_a_full_queue_says_when_to_come_again() -> None:
+    model = Waiting()
+    async with busy_house(model) as house:
+        body, head = rest_body(REQUEST)
+        headers = {"Inference-Header-Content-Length": str(head)}
+        path = "/v2/models/scalar/infer"
+        calls = [asyncio.ensure_future(house.rest.call("POST", path, body, headers)) for _ in range(2)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        status, reply_headers, reply = next(call.result() for call in calls if call.done())
+        assert (status, reply_headers["Retry-After"]) == (429, "1")
+        assert reply_headers["Content-Type"] == "application/json"
+        assert json.loads(reply) == {"error": FULL}
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await house.grpc.stub("ModelInfer")(grpc_message(REQUEST).SerializeToString(), timeout=20)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(caught.value.trailing_metadata() or ())["grpc-retry-pushback-ms"] == "1000"
+        model.go.set()
+        assert sorted([(await call)[0] for call in calls]) == [200, 429]
+
+
+async def test_a_request_whose_client_gave_up_leaves_the_queue() -> None:
+    model = Waiting()
+    async with busy_house(model) as house:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await house.grpc.stub("ModelInfer")(grpc_message(REQUEST).SerializeToString(), timeout=0.05)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        # Its place is free again as soon as the server has heard of it.
+        following = asyncio.ensure_future(house.grpc.infer(REQUEST))
+        while True:
+            done, _ = await asyncio.wait([following], timeout=0.1)
+            if not done or following.result().code is Code.OK:
+                break
+            assert following.result() == Answer(Code.RESOURCE_EXHAUSTED, FULL)
+            following = asyncio.ensure_future(house.grpc.infer(REQUEST))
+        model.go.set()
+        assert (await following).code is Code.OK
+
+
+GOOD = (MODELS / "scalar" / "model.py").read_text()
+BROKEN = GOOD + "\n    def load(self, folder):\n        raise OSError('the secret is 42')\n"
+
+
+def make_models(folder: Path) -> None:
+    for name, text in {"broken/1": BROKEN, "half/1": GOOD, "half/2": BROKEN, "good/1": GOOD}.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "model.py").write_text(text)
+
+
+async def test_versions_that_could_not_be_loaded(tmp_path: Path) -> None:
+    make_models(tmp_path)
+    async with open_house([tmp_path], exit_on_load_error=False) as house:
+        for door in (house.grpc, house.rest):
+            x = Tensor("x", "FP64", [], bytes(8))
+            assert await door.infer(Infer("broken", [x])) == Answer(
+                Code.NOT_FOUND, "Request for unknown model: 'broken' has no available versions"
+            )
+            assert await door.infer(Infer("broken", [x], version="1")) == Answer(
+                Code.UNAVAILABLE, "Request for unknown model: 'broken' version 1 is not at ready state"
+            )
+            assert await door.infer(Infer("half", [x], version="2")) == Answer(
+                Code.UNAVAILABLE, "Request for unknown model: 'half' version 2 is not at ready state"
+            )
+            assert (await door.infer(Infer("half", [x]))).version == "1"
+            assert (await door.infer(Infer("good", [x]))).code is Code.OK
+        await assert_readiness(house, server=False, models={"broken": False, "half": True, "good": True})
+        assert (await house.rest.call("GET", "/v2/models/broken"))[0] == 404
+        status, _, reply = await house.rest.call("GET", "/v2/models/half")
+        assert (status, json.loads(reply)["versions"]) == (200, ["1"])
+
+
+async def assert_readiness(house: House, *, server: bool, models: dict[str, bool]) -> None:
+    _, _, reply = await house.grpc.call("ServerReady", b"")
+    assert pb.ServerReadyResponse.FromString(reply).ready is server
+    status, headers, body = await house.rest.call("GET", "/v2/health/ready")
+    assert (status, headers["Content-Type"]) == (200 if server else 503, "application/json")
+    assert json.loads(body) == {"ready": server, "live": True}
+    for name, ready in models.items():
+        code, _, reply = await house.grpc.call("ModelReady", pb.ModelReadyRequest(name=name).SerializeToString())
+        assert (code, pb.ModelReadyResponse.FromString(reply).ready) == (Code.OK, ready)
+        status, _, body = await house.rest.call("GET", f"/v2/models/{name}/ready")
+        expected = {"name": name, "ready": True} if ready else {"error": f"model '{name}' is not ready"}
+        assert (status, json.loads(body)) == (200 if ready else 503, expected)
+
+
+async def test_a_server_that_is_about_to_stop_is_live_and_not_ready() -> None:
+    async with open_house([MODELS / "scalar"]) as house:
+        await assert_readiness(house, server=True, models={"scalar": True})
+        await house.server.drain(0)
+        await assert_readiness(house, server=False, models={"scalar": True})
+        status, _, body = await house.rest.call("GET", "/v2/health/live")
+        assert (status, json.loads(body)) == (200, {"live": True})
+        answer = await house.grpc.infer(Infer("scalar", [Tensor("x", "FP64", [], bytes(8))]))
+        assert answer.code is Code.OK
+
+
+@pytest.mark.parametrize(("size", "code"), [(10_000, Code.OK), (30_000, Code.RESOURCE_EXHAUSTED)])
+async def test_messages_larger_than_the_server_takes(size: int, code: Code) -> None:
+    identity = Path(triglot.__file__).parent / "demo" / "identity_uint8"
+    async with open_house([identity], max_message_size=20_000) as house:
+        request = Infer("identity_uint8", [Tensor("x", "UINT8", [1, size], bytes(size))])
+        answer = await house.grpc.infer(request)
+        assert answer.code is code
+        body, head = rest_body(request)
+        status, headers, reply = await house.rest.call(
+            "POST", "/v2/models/identity_uint8/infer", body, {"Inference-Header-Content-Length": str(head)}
+        )
+        assert status == (200 if code is Code.OK else 413)
+        if code is not Code.OK:
+            assert headers["Content-Type"] == "application/json"
+            assert "larger than 20000 bytes" in json.loads(reply)["error"]
+        small = Infer("identity_uint8", [Tensor("x", "UINT8", [1, 1], b"7")])
+        assert (await house.grpc.infer(small)).code is (await house.rest.infer(small)).code is Code.OK
