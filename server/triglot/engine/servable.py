@@ -106,19 +106,17 @@ class Servable:
         if call.expired:
             raise DeadlineExceeded("the deadline passed before the request was started")
 
-    async def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+    def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
         """The model's answers as it yields them; one when it is not decoupled.
 
-        Closing the iterator stops the model at its next answer.
+        Closing the generator stops the model at its next answer.
         """
         if not self.decoupled:
-            yield await self.infer(inputs, call)
-        elif self._on_loop:
-            async for answer in self._stream_on_loop(inputs, call):
-                yield answer
-        else:
-            async for answer in self._stream_from_thread(inputs, call):
-                yield answer
+            return self._stream_of_one(inputs, call)
+        return self._stream_on_loop(inputs, call) if self._on_loop else self._stream_from_thread(inputs, call)
+
+    async def _stream_of_one(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+        yield await self.infer(inputs, call)
 
     async def _stream_on_loop(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
         self._admit_on_loop(call)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
 from triglot.core.errors import Cancelled, DeadlineExceeded, ServingError
 from triglot.core.tensor import Array
 from triglot.core.types import Call
+from triglot.engine.inbox import LoopInbox
 
 STREAM_BUFFER = 16
 """Answers of a stream that may wait for a slow reader before the model is held up."""
 
 Inputs = Mapping[str, Array]
+Function = Callable[[Inputs, Call], Any]
+"""A model's `infer`."""
 Explain = Callable[[BaseException], ServingError]
 """What the client is told of an exception of the model's."""
 
@@ -30,7 +33,7 @@ def reason_to_skip(call: Call) -> ServingError | None:
 
 
 class Execution:
-    """One call of `infer`; its outcome is handed back with those of its burst."""
+    """One call of `infer`."""
 
     __slots__ = ("call", "error", "future", "inputs", "result")
 
@@ -41,7 +44,7 @@ class Execution:
         self.result: Any = None
         self.error: BaseException | None = None
 
-    def run(self, function: Callable[[Inputs, Call], Any], explain: Explain) -> None:
+    def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread: keep the result or the error."""
         self.error = reason_to_skip(self.call)
         if self.error is None:
@@ -77,52 +80,32 @@ class Stream:
     def __init__(self, inputs: Inputs, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         self.inputs = inputs
         self.call = call
-        self._loop = loop
-        self._items: deque[Any] = deque()
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._inbox = LoopInbox(loop, self._answers.put_nowait)
         self._room = threading.Semaphore(STREAM_BUFFER)
-        self._waiter: asyncio.Future[None] | None = None
-        self._wake_scheduled = False
 
-    def run(self, function: Callable[[Inputs, Call], Any], explain: Explain) -> None:
+    def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread: drive the generator to its end."""
         error = reason_to_skip(self.call)
         if error is None:
-            answers = None
             try:
-                answers = function(self.inputs, self.call)
-                for answer in answers:
-                    self._room.acquire()
-                    if self.call.cancelled:
-                        break
-                    self._put(answer)
+                with closing(function(self.inputs, self.call)) as answers:
+                    for answer in answers:
+                        self._room.acquire()
+                        if self.call.cancelled:
+                            break
+                        self._inbox.put(answer)
             except BaseException as failure:
                 error = explain(failure)
-            finally:
-                if answers is not None:
-                    answers.close()
         if error is None and self.call.expired:
             error = DeadlineExceeded("the deadline passed while the model was streaming")
-        self._put(StreamEnd(error))
-
-    def _put(self, item: Any) -> None:
-        self._items.append(item)
-        if not self._wake_scheduled:
-            self._wake_scheduled = True
-            self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        # Cleared before the reader looks: an item that is put from here on schedules another wake-up.
-        self._wake_scheduled = False
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._inbox.put(StreamEnd(error))
 
     async def get(self) -> Any:
         """On the loop: the next answer, or a `StreamEnd`."""
-        while not self._items:
-            self._waiter = self._loop.create_future()
-            await self._waiter
+        answer = await self._answers.get()
         self._room.release()
-        return self._items.popleft()
+        return answer
 
     def abandon(self) -> None:
         """On the loop: the reader is gone; let the thread go on to notice it."""
