@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context
-from typing import Any, TypeVarTuple, Unpack
+from typing import Any, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class Counting(Model):
         try:
             while True:
                 self.made += 1
-                yield number(self.made)
+                yield {"y": number(self.made)["x"]}
         finally:
             self.closed.set()
 
@@ -94,8 +94,8 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
     def call_soon_threadsafe(
         self,
-        callback: Callable[[Unpack[Arguments]], object],
-        *args: Unpack[Arguments],
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
         self.wakes += 1

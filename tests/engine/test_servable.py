@@ -275,7 +275,7 @@ async def test_a_slow_reader_holds_the_model_up() -> None:
     stream = one.stream(number(0), Call())
     for expected in range(1, 101):
         answer = await anext(stream)
-        assert answer["x"][0] == expected
+        assert answer["y"][0] == expected
         # Those that were read, those that wait, and the one that it holds in its hand.
         assert model.made <= expected + STREAM_BUFFER + 1
     await stream.aclose()

@@ -1,0 +1,64 @@
+"""A server in this process whose models the test holds in its hand, behind its real ports."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+import grpc.aio
+
+import triglot
+from triglot.pb.kserve import inference_pb2 as pb
+
+METHOD = "/inference.GRPCInferenceService/"
+
+
+class Live:
+    """The server and a client for each door."""
+
+    def __init__(self, server: triglot.Server, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
+        self.server = server
+        self.infer = channel.unary_unary(METHOD + "ModelInfer")
+        self.stream_infer = channel.stream_stream(
+            METHOD + "ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString
+        )
+        self.session = session
+        self.url = f"http://127.0.0.1:{server.rest_port}/v2"
+
+    def leases(self) -> int:
+        """Calls that hold a model at the moment."""
+        return sum(version.servable.leases for version in self.server.manager.versions() if version.servable)
+
+
+@asynccontextmanager
+async def live(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIterator[Live]:
+    """Serve `models` by name. The folder's files only give them their names: the backend is the test."""
+    with TemporaryDirectory() as folder:
+        for name in models:
+            (Path(folder) / name).mkdir()
+            (Path(folder) / name / "model.py").touch()
+        server = triglot.Server(
+            [Path(folder)],
+            triglot.Config(grpc_port=0, rest_port=0, **options),
+            load=lambda _, file: models[file.parent.name],
+        )
+        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        async with (
+            server,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=unlimited) as channel,
+            aiohttp.ClientSession() as session,
+        ):
+            yield Live(server, channel, session)
+
+
+def request(
+    model: str, raw: bytes, *, request_id: str = "", datatype: str = "FP32", shape: tuple[int, ...] | None = None
+) -> bytes:
+    """A serialized ModelInferRequest with the input `x`."""
+    message = pb.ModelInferRequest(model_name=model, id=request_id, raw_input_contents=[raw])
+    message.inputs.add(name="x", datatype=datatype, shape=shape or (len(raw) // 4,))
+    return message.SerializeToString()

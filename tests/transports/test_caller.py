@@ -1,0 +1,114 @@
+"""The caller's deadline and disconnect reach the queue and the running model, by both doors."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+
+import grpc
+import grpc.aio
+import pytest
+from live import Live, live, request
+from scripted_models import Scripted
+
+VALUE = struct.Struct("<f")
+
+
+async def grpc_call(door: Live, value: float) -> float:
+    reply: bytes = await door.infer(request("scripted", VALUE.pack(value)))
+    return float(VALUE.unpack(reply[-4:])[0])
+
+
+async def rest_call(door: Live, value: float) -> float:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [value]}]}
+    async with door.session.post(f"{door.url}/models/scripted/infer", json=body) as response:
+        answer = await response.json()
+        return float(answer["outputs"][0]["data"][0])
+
+
+DOORS = pytest.mark.parametrize("call", [grpc_call, rest_call])
+CallFunction = Callable[[Live, float], Awaitable[float]]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread or process is about to bring about."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the server sets no event of the test's
+            await asyncio.sleep(0.001)
+
+
+def waiting(door: Live) -> int:
+    """Calls beyond the one that runs."""
+    return door.leases() - 1
+
+
+@DOORS
+async def test_a_caller_that_leaves_the_queue_is_never_run(call: CallFunction) -> None:
+    model = Scripted(open_gate=False)
+    async with live({"scripted": model}) as door:
+        running = asyncio.ensure_future(call(door, 0))
+        await model.wait_until_entered()
+        leaving = asyncio.ensure_future(call(door, 1))
+        await until(lambda: waiting(door) == 1)
+        leaving.cancel()
+        await until(lambda: waiting(door) == 0)
+        model.gate.set()
+        assert await running == 0
+        assert await call(door, 2) == 4
+        assert model.started == [0, 2]
+        await until(lambda: door.leases() == 0)
+
+
+@DOORS
+async def test_a_running_model_sees_that_its_caller_left(call: CallFunction) -> None:
+    model = Scripted(open_gate=False)
+    async with live({"scripted": model}) as door:
+        leaving = asyncio.ensure_future(call(door, 1))
+        await model.wait_until_entered()
+        leaving.cancel()
+        await until(lambda: model.calls[0].cancelled)
+        model.gate.set()
+        assert await call(door, 2) == 4
+
+
+async def test_a_deadline_reaches_the_queue_and_the_model() -> None:
+    model = Scripted(open_gate=False)
+    async with live({"scripted": model}) as door:
+        running = asyncio.ensure_future(door.infer(request("scripted", VALUE.pack(0)), timeout=30))
+        await model.wait_until_entered()
+        assert 0 < (model.calls[0].remaining or 0) <= 30
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await door.infer(request("scripted", VALUE.pack(1)), timeout=0.05)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: waiting(door) == 0)
+        model.gate.set()
+        await running
+        assert await grpc_call(door, 2) == 4
+        assert model.started == [0, 2]
+
+
+async def test_a_full_queue_tells_when_to_come_again() -> None:
+    model = Scripted(open_gate=False)
+    async with live({"scripted": model}, max_queue_size=1) as door:
+        calls = [asyncio.ensure_future(grpc_call(door, 0))]
+        await model.wait_until_entered()
+        calls.append(asyncio.ensure_future(grpc_call(door, 1)))
+        await until(lambda: waiting(door) == 1)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await door.infer(request("scripted", VALUE.pack(2), request_id="r1"))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert str(caught.value.details()).startswith("[request id: r1] Exceeds maximum queue size")
+        trailers = dict(caught.value.trailing_metadata() or ())
+        assert trailers["grpc-retry-pushback-ms"] == "1000"
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
+        async with door.session.post(f"{door.url}/models/scripted/infer", json=body) as response:
+            assert response.status == 429
+            assert response.headers["Retry-After"] == "1"
+            assert "Exceeds maximum queue size" in (await response.json())["error"]
+        # Questions are answered while every instance is busy and the queue is full.
+        async with door.session.get(f"{door.url}/health/ready") as response:
+            assert response.status == 200
+        model.gate.set()
+        assert await asyncio.gather(*calls) == [0, 2]
+        assert await rest_call(door, 3) == 6
