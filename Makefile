@@ -17,14 +17,15 @@ check:  ## Lint, types, and that generated files are what their sources make.
 	"$$python" -m ruff format --check . && \
 	"$$python" -m mypy && \
 	"$$python" codegen/generate.py --check && \
-	"$$python" codegen/image_classifier.py --check
+	"$$python" codegen/image_classifier.py --check && \
+	"$$python" codegen/readme.py --check
 
 codegen:  ## Regenerate what `make check` compares.
 	@python="$(call environment,dev)" && set -ex && \
-	"$$python" codegen/generate.py && "$$python" codegen/image_classifier.py
+	"$$python" codegen/generate.py && "$$python" codegen/image_classifier.py && "$$python" codegen/readme.py
 
 bench:  ## Measure, and write bench/results.md.
-	@python="$(call environment,dev)" && set -ex && "$$python" bench/micro.py && "$$python" bench/load.py
+	@python="$(call environment,dev)" && set -ex && "$$python" -m bench.micro && "$$python" -m bench.load
 
 clean:  ## Remove the virtual environments and caches.
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

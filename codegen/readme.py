@@ -1,0 +1,44 @@
+"""Writes the README's table of options from `triglot.config`.
+
+    python codegen/readme.py [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from triglot.config import ENVIRONMENT_PREFIX, OPTIONS, option_type
+
+README = Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
+
+
+def table() -> str:
+    """The table in Markdown."""
+    lines = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
+    for name, option in OPTIONS.items():
+        flag = f"`--{name.replace('_', '-')}`"
+        if option_type(name) is bool:
+            flag += f", `--no-{name.replace('_', '-')}`"
+        default = str(option.default).lower() if option_type(name) is bool else option.default
+        lines.append(f"| {flag} | `{ENVIRONMENT_PREFIX}{name.upper()}` | `{default}` | {option.metadata['help']} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Write the README, or with --check compare it; 1 when it differs."""
+    text = README.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    written = f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    if "--check" not in sys.argv[1:]:
+        README.write_text(written)
+    elif text != written:
+        print("README.md: the table of options is out of date; run `make codegen`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
