@@ -64,9 +64,7 @@ def generate(out: Path) -> None:
         module = out / f"{name.removesuffix('.proto')}_pb2.py"
         stub = module.with_suffix(".pyi")
         stub.write_text(rewrite_stub(stub.read_text(), modules))
-        module.write_text(
-            f'{HEADER}from {PACKAGE} import load_file\n\nglobals().update(load_file("{name}"))\n'
-        )
+        module.write_text(f'{HEADER}from {PACKAGE} import load_file\n\nglobals().update(load_file("{name}"))\n')
         for folder in module.relative_to(out).parents[:-1]:
             (out / folder / "__init__.py").write_text(HEADER)
 

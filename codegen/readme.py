@@ -1,6 +1,6 @@
 """Writes the README's table of options from `triglot.config`.
 
-    python codegen/readme.py [--check]
+python codegen/readme.py [--check]
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def table() -> str:
         if option_type(name) is bool:
             flag += f", `--no-{name.replace('_', '-')}`"
         default = str(option.default).lower() if option_type(name) is bool else option.default
-        lines.append(f"| {flag} | `{ENVIRONMENT_PREFIX}{name.upper()}` | `{default}` | {option.metadata['help']} |")
+        lines.append(
+            f"| {flag} | `{ENVIRONMENT_PREFIX}{name.upper()}` | `{default}` | {option.metadata['help']} |"
+        )
     return "\n".join(lines)
 
 

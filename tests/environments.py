@@ -32,9 +32,7 @@ def _make(folder: Path, requirements: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run(
-        [*pip, "install", "--requirement", str(requirements)], check=True, cwd=ROOT, stdout=sys.stderr
-    )
+    subprocess.run([*pip, "install", "--requirement", str(requirements)], check=True, cwd=ROOT, stdout=sys.stderr)
 
 
 def python(name: str) -> Path:

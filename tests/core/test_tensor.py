@@ -70,7 +70,7 @@ def test_encoding_of_each_datatype(name: str, itemsize: int, value: Any, encodin
     assert joined(array).hex() == encoding
     if itemsize:
         assert datatype.dtype.itemsize == itemsize
-        assert array_over(bytes.fromhex(encoding), datatype, (1,))[0] == value
+        assert array_over(bytes.fromhex(encoding), datatype.dtype, (1,))[0] == value
     else:
         assert unpack_bytes(bytes.fromhex(encoding), 1) == [value]
 
@@ -112,7 +112,7 @@ def test_an_array_lies_over_its_buffer_and_is_read_only(name: str, kind: type) -
     datatype = DATATYPES[name]
     data = bytes(6 * datatype.itemsize)
     buffer = kind(data)
-    array = array_over(buffer, datatype, (2, 3))
+    array = array_over(buffer, datatype.dtype, (2, 3))
     assert array.shape == (2, 3)
     assert array.dtype == datatype.dtype
     assert np.shares_memory(array, np.frombuffer(buffer, np.uint8))
@@ -123,7 +123,7 @@ def test_an_array_lies_over_its_buffer_and_is_read_only(name: str, kind: type) -
 
 def test_an_array_over_a_place_that_is_not_aligned() -> None:
     data = b"\0\0\0" + struct.pack("<2d", 1.5, -2.5)
-    array = array_over(memoryview(data)[3:], DATATYPES["FP64"], (2,))
+    array = array_over(memoryview(data)[3:], DATATYPES["FP64"].dtype, (2,))
     assert np.shares_memory(array, np.frombuffer(data, np.uint8))
     assert array.tolist() == [1.5, -2.5]
     assert (array * 2).tolist() == [3.0, -5.0]
@@ -135,7 +135,7 @@ def test_an_array_over_a_place_that_is_not_aligned() -> None:
 def test_scalars_and_empty_tensors(name: str, shape: tuple[int, ...]) -> None:
     datatype = DATATYPES[name]
     data = bytes(element_count(shape) * datatype.itemsize)
-    array = array_over(data, datatype, shape)
+    array = array_over(data, datatype.dtype, shape)
     assert array.shape == shape
     assert joined(array) == data
 
@@ -173,7 +173,7 @@ def test_big_endian_arrays_leave_little_endian(name: str) -> None:
     )
 )
 def test_numeric_round_trip(array: Array) -> None:
-    back = array_over(joined(array), DATATYPES[datatype_of(array)], array.shape)
+    back = array_over(joined(array), DATATYPES[datatype_of(array)].dtype, array.shape)
     np.testing.assert_array_equal(back, array)
 
 

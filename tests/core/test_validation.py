@@ -22,7 +22,7 @@ ALL = ", ".join(DATATYPES)
 
 
 def tensor(name: str, datatype: str, shape: Sequence[int], data: Any = b"") -> InputTensor:
-    return InputTensor(name, datatype, shape, data)
+    return InputTensor(name, datatype, tuple(shape), data)
 
 
 def signature(*specs: tuple[str, str, Sequence[int]], batch: int = 0) -> Signature:
@@ -205,10 +205,10 @@ TABLE: list[tuple[str, Signature, list[InputTensor], str]] = [
     ),
     ("absurdly many elements", VECTOR, [tensor("x", "FP32", [2**40], F4)], f"{SIZE} Expected {2**42}, got 4"),
     (
-        "the most elements that can be counted",
+        "the most bytes that can be counted",
         VECTOR,
-        [tensor("x", "FP32", [2**63 - 1], F4)],
-        f"{SIZE} Expected {4 * (2**63 - 1)}, got 4",
+        [tensor("x", "FP32", [2**61 - 1], F4)],
+        f"{SIZE} Expected {4 * (2**61 - 1)}, got 4",
     ),
 ]
 

@@ -78,7 +78,5 @@ def test_empty_final_response_of_a_stream() -> None:
 def test_error_within_a_stream() -> None:
     wire = bytes.fromhex("0a03626164 1203 1a0137")
     response = ModelStreamInferResponse.FromString(wire)
-    assert response == ModelStreamInferResponse(
-        error_message="bad", infer_response=ModelInferResponse(id="7")
-    )
+    assert response == ModelStreamInferResponse(error_message="bad", infer_response=ModelInferResponse(id="7"))
     assert response.SerializeToString() == wire

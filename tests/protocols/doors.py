@@ -74,11 +74,11 @@ class GrpcDoor:
     name = "ModelInfer RPC"
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+        self.channel = channel
 
     def stub(self, rpc: str) -> Any:
         """A unary call on bytes."""
-        return self._channel.unary_unary(rpc if "/" in rpc else SERVICE + rpc)
+        return self.channel.unary_unary(rpc if "/" in rpc else SERVICE + rpc)
 
     async def call(self, rpc: str, request: bytes) -> tuple[Code, str, bytes]:
         """The status of a unary call, its text, and the bytes of the reply."""

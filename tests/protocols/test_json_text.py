@@ -242,8 +242,8 @@ def test_integers_beyond_64_bits(values: list[Any]) -> None:
     text = json.dumps({"data": values, "k": values[0]})
     small, large = read(text, plain)
     assert same(large, {"data": values, "k": values[0]})
+    # A small body gives the nearest float: no datatype has such an integer.
     assert small["data"] == pytest.approx(values, nan_ok=True)
-    assert same(small, large)
 
 
 def test_what_the_reader_raises_comes_from_plain_values() -> None:

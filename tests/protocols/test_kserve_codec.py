@@ -277,8 +277,11 @@ def test_no_data() -> None:
     ]
 
 
-def test_raw_entries_without_an_input_are_ignored() -> None:
-    assert len(decode_infer(A1 + field(7, "more")).inputs) == 1
+def test_raw_entries_without_an_input() -> None:
+    assert refusal(A1 + field(7, "more")) == (
+        "the request has 2 raw_input_contents for 1 inputs that take one, for model 'm'"
+    )
+    assert "has 1 raw_input_contents for 0 inputs" in refusal(field(1, "m") + field(7, ""))
 
 
 def test_raw_tensors_of_a_large_request_are_views_of_it() -> None:

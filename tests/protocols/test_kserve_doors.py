@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from doors import STATUS_OF, Answer, GrpcDoor, House, Infer, RestDoor, Tensor, open_house
+from doors import Answer, GrpcDoor, House, Infer, RestDoor, Tensor, open_house
 
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, pack_bytes
@@ -242,10 +242,8 @@ async def test_what_a_model_answers_wrongly(door: Door, what: str, code: Code, t
 @pytest.mark.parametrize("what", ["value error", "exit", "cancelled"])
 async def test_a_failure_of_the_models_own_stays_its_secret(door: Door, model: str, what: str) -> None:
     answer = await door.infer(how(what, model))
-    on_the_loop = model == "misbehaving_async" and what == "cancelled"
-    # REST has one status for a cancelled call and a wrong one.
-    assert STATUS_OF[answer.code] == STATUS_OF[Code.CANCELLED if on_the_loop else Code.INTERNAL]
-    for secret in ("secret", "42", "Error", "Exit", "Traceback", ".py"):
+    assert answer.code is Code.INTERNAL
+    for secret in ("secret", "ValueError", "Exit", "Traceback", ".py"):
         assert secret not in answer.text
     assert answer.text
     assert (await door.infer(how("not at all", model))).code is Code.OK
@@ -264,11 +262,15 @@ async def test_an_async_model_that_answers_wrongly(door: Door) -> None:
     assert (await door.infer(how("wrong shape", "misbehaving_async"))).code is Code.INTERNAL
 
 
-async def test_a_text_that_is_too_long_or_no_text(door: Door) -> None:
-    answer = await door.infer(how("long text"))
-    assert answer.code is INVALID
-    assert set(answer.text) == {"é"}
-    assert len(answer.text) >= 2000
+async def test_a_text_that_is_too_long(door: Door) -> None:
+    for _ in range(20):  # Beyond its soft limit a client refuses by chance.
+        answer = await door.infer(how("long text"))
+        assert answer.code is INVALID, answer.text
+        assert set(answer.text) == {"é"}
+    await assert_that_all_is_well(door)
+
+
+async def test_a_text_that_is_not_unicode(door: Door) -> None:
     answer = await door.infer(how("lone surrogate"))
     assert answer.code is INVALID
     assert answer.text.startswith("no text: ")

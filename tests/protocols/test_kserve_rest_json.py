@@ -202,7 +202,7 @@ def test_absurd_shapes_cost_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["1", '"a"', "null", "true", "{}"])
+@pytest.mark.parametrize("text", ["1", '"a"', "true", "{}"])
 def test_data_that_is_no_array(text: str) -> None:
     assert refused(text, "FP32", []).startswith("'data' of input 'x' must be an array, got ")
 

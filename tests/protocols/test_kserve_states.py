@@ -90,7 +90,7 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
 
 async def test_a_request_whose_client_gave_up_leaves_the_queue() -> None:
     model = Waiting()
-    async with busy_house(model) as house:
+    async with asyncio.timeout(20), busy_house(model) as house:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await house.grpc.stub("ModelInfer")(grpc_message(REQUEST).SerializeToString(), timeout=0.05)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -41,7 +41,8 @@ class ServingError(Exception):
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.message = message
+        # A text may quote what a client or a model wrote; every protocol sends UTF-8.
+        self.message = message.encode(errors="replace").decode()
         self.retry_after = retry_after
 
 

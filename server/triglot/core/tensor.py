@@ -20,8 +20,7 @@ from triglot.core.errors import InvalidArgument
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
 
-MAX_ELEMENTS = 2**63 - 1
-MAX_BYTES_ELEMENT = 2**32 - 1
+MAX_ARRAY_BYTES = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,11 @@ def datatype_of(array: Array) -> str:
 def element_count(shape: Sequence[int]) -> int:
     """The product of the dims; 1 for a scalar. The dims are already known to be >= 0."""
     return math.prod(shape)
+
+
+def is_addressable(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
+    """Whether an array of this shape can be described at all; a zero dim does not make up for huge ones."""
+    return math.prod(dim for dim in shape if dim) * dtype.itemsize <= MAX_ARRAY_BYTES
 
 
 def array_over(data: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
@@ -149,17 +153,21 @@ def object_array(elements: list[bytes], shape: Sequence[int]) -> Array:
     return array.reshape(shape)
 
 
+def native(array: Array) -> Array:
+    """The array in row-major layout and this machine's byte order: itself where that is already so."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
 def raw_buffer(array: Array) -> Buffer | Array:
     """The little-endian, row-major bytes of an array: its own memory where that is already so."""
-    dtype = array.dtype
-    if dtype.kind in "OSUT":
+    kind = array.dtype.kind
+    if kind in "OSUT":
         return pack_bytes(bytes_elements(array))
-    if not dtype.isnative:
-        array = array.astype(dtype.newbyteorder("="))
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
+    array = native(array)
     # A custom dtype (BF16) has no buffer format of its own.
-    return array.view(np.uint16) if dtype.kind == "V" else array
+    return array.view(np.uint16) if kind == "V" else array
 
 
 def byte_length(buffer: Buffer | Array) -> int:

@@ -14,13 +14,13 @@ import numpy as np
 from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.tensor import (
     DATATYPES,
-    MAX_ELEMENTS,
     Array,
     BytesFramingError,
     array_over,
     bytes_elements,
     datatype_of,
     element_count,
+    is_addressable,
     object_array,
     unpack_bytes,
 )
@@ -179,7 +179,7 @@ def _check_shape(tensor: InputTensor, rule: TensorRule, max_batch_size: int, mod
             f"unexpected shape for input '{tensor.name}' for model '{model}'. "
             f"Expected {_shape_text(rule.spec.shape)}, got {_shape_text(shape)}. {note}"
         )
-    if element_count(shape) > MAX_ELEMENTS:
+    if not is_addressable(shape, rule.dtype):
         raise InvalidRequest(
             f"input '{tensor.name}' for model '{model}' has too many elements: shape {_shape_text(shape)}"
         )
@@ -266,7 +266,7 @@ def _bind_output(rule: TensorRule, value: object, model: str) -> OutputTensor:
     spec = rule.spec
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype is not rule.dtype:
-        _check_output_datatype(spec, array, model)
+        array = _as_declared(rule, array, model)
     shape = array.shape
     if shape not in rule.known_shapes:
         if not rule.fits(shape):
@@ -275,12 +275,12 @@ def _bind_output(rule: TensorRule, value: object, model: str) -> OutputTensor:
                 f"says {_shape_text(spec.shape)}"
             )
         rule.remember(shape)
-    if rule.dtype.hasobject and array.dtype.kind != "O":
-        array = object_array(bytes_elements(array), shape)
     return OutputTensor(spec.name, spec.datatype, array)
 
 
-def _check_output_datatype(spec: TensorSpec, array: Array, model: str) -> None:
+def _as_declared(rule: TensorRule, array: Array, model: str) -> Array:
+    """The array when its dtype is one of the declared datatype's; text becomes bytes."""
+    spec = rule.spec
     try:
         datatype = datatype_of(array)
     except TypeError as error:
@@ -289,3 +289,4 @@ def _check_output_datatype(spec: TensorSpec, array: Array, model: str) -> None:
         raise Internal(
             f"model '{model}' returned output '{spec.name}' as {datatype}, its signature says {spec.datatype}"
         )
+    return object_array(bytes_elements(array), array.shape) if rule.dtype.hasobject else array

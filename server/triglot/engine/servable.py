@@ -27,6 +27,12 @@ def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], An
     return lambda inputs, _: infer(inputs)
 
 
+def is_cancelled(error: BaseException) -> bool:
+    """Whether `error` is the cancellation of this very task."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 class Servable:
     """Runs one model. Made, used and closed on the event loop; the model is loaded already.
 
@@ -91,11 +97,8 @@ class Servable:
             except asyncio.CancelledError:
                 self._queue.discard(execution)
                 raise
-        except asyncio.CancelledError:
-            call.cancel()
-            raise
-        except (Exception, SystemExit) as error:
-            raise self._explain(error) from None
+        except BaseException as error:
+            raise self._outcome(error, call) from None
 
     def _admit_on_loop(self, call: Call) -> None:
         # Calls of `async def` code do not wait; the bound is on how many run.
@@ -141,6 +144,16 @@ class Servable:
         finally:
             stream.abandon()
             self._queue.discard(stream)
+
+    def _outcome(self, error: BaseException, call: Call) -> BaseException:
+        """What leaves a call on the loop: its own cancellation as it is, everything else explained.
+
+        A model that raises `CancelledError` or `SystemExit` by itself has failed like any other.
+        """
+        if isinstance(error, GeneratorExit) or is_cancelled(error):
+            call.cancel()
+            return error
+        return self._explain(error)
 
     def _explain(self, error: BaseException) -> ServingError:
         return as_serving_error(error, f"model '{self.name}' version {self.version}")

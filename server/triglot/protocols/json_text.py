@@ -3,8 +3,8 @@
 Strategy: a small body goes through orjson. A large one goes through simdjson, which keeps big arrays in its own
 memory until they are copied out as numbers; they never become Python lists. Both refuse what the standard
 parser accepts beyond RFC 8259 (the tokens NaN and Infinity, huge integers, lone surrogates), so whatever they
-refuse is parsed again: a large body with NaN and Infinity put into numbers, and at last by the standard parser,
-whose word is final and whose error is the client's.
+refuse is parsed again: a large body with numbers in place of NaN and Infinity, and at last by the standard
+parser, whose word is final and whose error is the client's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import orjson
 import simdjson
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.tensor import Array, bytes_elements
+from triglot.core.tensor import Array, bytes_elements, native
 
 T = TypeVar("T")
 
@@ -26,63 +26,70 @@ SIMD_FROM_BYTES = 2 * 1024
 """Below this, orjson's lists cost less than simdjson's set-up."""
 CHUNK = 32 * 1024
 """Elements that are printed at a time: the longest that the interpreter is held up, about a millisecond."""
+MAX_WALKED = 1024
+"""Elements of an array that are looked at one by one; the parser counts from the start for each."""
 _BUFFER_TYPES = {"d": "f8", "i": "i8", "u": "u8"}
 
 
-class _StandIns:
-    """NaN and Infinity as numbers that no honest body holds, and back; both ways are counted, and must agree."""
+_TOKENS = (b"-Infinity", b"Infinity", b"NaN")
+_TOKEN_VALUES = (-np.inf, np.inf, np.nan)
+_STAND_INS = (
+    (b"-1.7976931348623153e308", b"1.7976931348623153e308", b"-1.7976931348623151e308"),
+    (b"-1.7976931348623145e308", b"1.7976931348623145e308", b"-1.7976931348623143e308"),
+)
+"""Two sets of numbers for the tokens. A body is parsed once with each: where the two differ, a token stood."""
 
-    _TOKENS = (
-        (b"-Infinity", b"-1.7976931348623153e308", -np.inf),
-        (b"Infinity", b"1.7976931348623153e308", np.inf),
-        (b"NaN", b"-1.7976931348623151e308", np.nan),
-    )
 
-    def __init__(self) -> None:
-        self.put_in = 0
-        self.taken_out = 0
+def _with_stand_ins(body: bytes) -> list[bytes]:
+    """The body with each set of numbers in place of its tokens; none when escapes hide where strings end."""
+    if b"\\" in body:
+        return []
+    parts = body.split(b'"')
+    return [b'"'.join(_replace_outside_strings(parts, numbers)) for numbers in _STAND_INS]
 
-    def put(self, body: bytes) -> bytes | None:
-        """The body with numbers for tokens; None when there is no token, or escapes hide where strings end."""
-        if b"\\" in body:
-            return None
-        parts = body.split(b'"')
-        for at in range(0, len(parts), 2):  # The parts outside of strings.
-            for token, stand_in, _ in self._TOKENS:
-                if count := parts[at].count(token):
-                    self.put_in += count
-                    parts[at] = parts[at].replace(token, stand_in)
-        return b'"'.join(parts) if self.put_in else None
 
-    def take(self, numbers: Array) -> Array:
-        """The numbers with NaN and Infinity back in their places."""
-        restored = numbers.copy()
-        for _, stand_in, value in self._TOKENS:
-            places = numbers == float(stand_in)
-            self.taken_out += int(np.count_nonzero(places))
-            restored[places] = value
-        return restored
+def _replace_outside_strings(parts: list[bytes], numbers: tuple[bytes, ...]) -> list[bytes]:
+    replaced = list(parts)
+    for at in range(0, len(parts), 2):
+        for token, number in zip(_TOKENS, numbers, strict=True):
+            replaced[at] = replaced[at].replace(token, number)
+    return replaced
 
 
 class LargeArray:
-    """An array of a large body, still in the parser's own memory."""
+    """An array of a large body, still in the parser's own memory.
 
-    def __init__(self, array: Any, stand_ins: _StandIns | None) -> None:
+    `twin` is the same array with the other set of stand-ins, when the body has tokens.
+    """
+
+    def __init__(self, array: Any, twin: Any | None) -> None:
         self._array = array
-        self._stand_ins = stand_ins
+        self._twin = twin
 
     def numbers(self, kind: str) -> Array:
         """All elements, nesting flattened: "d" as float64, "i" as int64, "u" as uint64.
 
         Raises `TypeError` or `ValueError` when an element is something else.
         """
-        numbers: Array = np.frombuffer(self._array.as_buffer(of_type=kind), _BUFFER_TYPES[kind])
-        return numbers if self._stand_ins is None or kind != "d" else self._stand_ins.take(numbers)
+        numbers = _buffer(self._array, kind)
+        if self._twin is None:
+            return numbers
+        places = numbers != _buffer(self._twin, kind)
+        restored = numbers.copy()
+        for number, value in zip(_STAND_INS[0], _TOKEN_VALUES, strict=True):
+            restored[places & (numbers == float(number))] = value
+        return restored
 
     def plain(self) -> list[Any]:
-        """The array as nested lists."""
+        """The array as nested lists. Raises `ValueError` where stand-ins could be taken for numbers."""
         values: list[Any] = self._array.as_list()
+        if self._twin is not None and values != self._twin.as_list():
+            raise ValueError("tokens in a list")
         return values
+
+
+def _buffer(array: Any, kind: str) -> Array:
+    return np.frombuffer(array.as_buffer(of_type=kind), _BUFFER_TYPES[kind])
 
 
 def read_body(body: bytes, large_key: str, read: Callable[[dict[str, Any]], T]) -> T:
@@ -94,43 +101,56 @@ def read_body(body: bytes, large_key: str, read: Callable[[dict[str, Any]], T]) 
 
     Raises `InvalidArgument` for text that is no JSON object, and what `read` raises.
     """
-    if len(body) < SIMD_FROM_BYTES:
-        try:
+    try:
+        if len(body) < SIMD_FROM_BYTES:
             return read(_object(orjson.loads(body)))
-        except (ValueError, InvalidArgument):
-            return read(_object(_parse_exactly(body)))
-    for stand_ins in (None, _StandIns()):
-        text = body if stand_ins is None else stand_ins.put(body)
-        if text is None:
-            continue
-        try:
-            document = simdjson.Parser().parse(text)
-            result = read(_object(_plain_but(document, large_key, stand_ins)))
-        except (ValueError, TypeError, InvalidArgument):
-            continue
-        if stand_ins is None or stand_ins.put_in == stand_ins.taken_out:
-            return result
-    return read(_object(_parse_exactly(body)))
+        return read(_object(_parse_large(body, large_key)))
+    except (ValueError, TypeError, RuntimeError, InvalidArgument):
+        pass  # RuntimeError is simdjson's, for numbers beyond 64 bits and for depth.
+    try:
+        return read(_object(_parse_exactly(body)))
+    except RecursionError:
+        raise InvalidArgument("failed to parse the request JSON: nested too deep") from None
 
 
-def _plain_but(value: Any, large_key: str, stand_ins: _StandIns | None) -> Any:
+def _parse_large(body: bytes, large_key: str) -> Any:
+    """The body's values by simdjson. Raises `ValueError` or `RuntimeError` for what it cannot take exactly."""
+    try:
+        return _plain_but(large_key, simdjson.Parser().parse(body), None)
+    except ValueError:
+        twins = [simdjson.Parser().parse(text) for text in _with_stand_ins(body)]
+        if not twins:
+            raise
+        return _plain_but(large_key, *twins)
+
+
+def _plain_but(large_key: str, value: Any, twin: Any) -> Any:
+    """Python values, with a `LargeArray` for each array under `large_key`; `twin` is walked in step."""
     if isinstance(value, simdjson.Object):
-        return {
-            key: LargeArray(item, stand_ins)
-            if key == large_key and isinstance(item, simdjson.Array)
-            else _plain_but(item, large_key, stand_ins)
-            for key, item in value.items()
-        }
+        keys = list(value.keys())
+        # An object of the parser's finds the first of equal keys, and reads a key up to its NUL.
+        if len(set(keys)) < len(keys) or any("\0" in key for key in keys):
+            raise ValueError("keys that need the exact parser")
+        return {key: _member(large_key, key, value, twin) for key in keys}
+    if isinstance(value, simdjson.Array) and len(value) <= MAX_WALKED:
+        return [_plain_but(large_key, value[at], None if twin is None else twin[at]) for at in range(len(value))]
     if isinstance(value, simdjson.Array):
-        return [_plain_but(item, large_key, stand_ins) for item in value]
+        return LargeArray(value, twin).plain()
+    if twin is not None and value != twin:
+        raise ValueError("a token outside of the large arrays")
     return value
+
+
+def _member(large_key: str, key: str, value: Any, twin: Any) -> Any:
+    item, other = value[key], None if twin is None else twin[key]
+    if key == large_key and isinstance(item, simdjson.Array):
+        return LargeArray(item, other)
+    return _plain_but(large_key, item, other)
 
 
 def _parse_exactly(body: bytes) -> Any:
     try:
         return json.loads(body)
-    except RecursionError:
-        raise InvalidArgument("failed to parse the request JSON: nested too deep") from None
     except ValueError as error:
         raise InvalidArgument(f"failed to parse the request JSON: {error}") from None
 
@@ -176,7 +196,7 @@ def print_array(array: Array) -> list[bytes]:
 
     BYTES elements become strings. Raises `UnicodeDecodeError` for one that is not UTF-8.
     """
-    flat = np.ascontiguousarray(array).reshape(-1)
+    flat = native(array).reshape(-1)
     pieces: list[bytes] = [b"["]
     for at in range(0, flat.size, CHUNK):
         chunk = flat[at : at + CHUNK]

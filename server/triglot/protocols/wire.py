@@ -19,6 +19,8 @@ from triglot.core.errors import InvalidArgument
 
 VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
 MAX_GROUP_DEPTH = 100
+SHORT = 5
+"""Bytes that a tag or a length may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,17 @@ def _malformed(what: str, at: int) -> InvalidArgument:
     return InvalidArgument(f"the request is not a valid protobuf message: {what} at byte {at}")
 
 
-def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    """The number that starts at `at`, and the place after it. Raises `InvalidArgument`."""
+def read_varint(data: bytes | memoryview, at: int, end: int, longest: int = 10) -> tuple[int, int]:
+    """The number of `longest` bytes at most that starts at `at`, and the place after it.
+
+    Raises `InvalidArgument`.
+    """
     value = shift = 0
-    for place in range(at, min(end, at + 10)):
+    for place in range(at, min(end, at + longest)):
         byte = data[place]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, place + 1
+            return value, place + 1
         shift += 7
     raise _malformed("unfinished number", at)
 
@@ -84,7 +89,7 @@ def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int) -> i
 def _skip_group(data: memoryview, number: int, at: int, end: int) -> int:
     open_groups = [number]
     while open_groups:
-        tag, at = read_varint(data, at, end)
+        tag, at = read_varint(data, at, end, SHORT)
         wire_type, inner = tag & 7, tag >> 3
         if wire_type == GROUP_START:
             open_groups.append(inner)
@@ -94,7 +99,7 @@ def _skip_group(data: memoryview, number: int, at: int, end: int) -> int:
             if open_groups.pop() != inner:
                 raise _malformed("group ends out of turn", at)
         elif wire_type == LENGTH:
-            length, at = read_varint(data, at, end)
+            length, at = read_varint(data, at, end, SHORT)
             at += length
         else:
             at = _skip(data, wire_type, inner, at, end)
@@ -108,9 +113,9 @@ def top_level_payloads(data: bytes) -> Iterator[tuple[int, int, int]]:
     view = memoryview(data)
     at, end = 0, len(data)
     while at < end:
-        tag, at = read_varint(view, at, end)
+        tag, at = read_varint(view, at, end, SHORT)
         if tag & 7 == LENGTH:
-            length, at = read_varint(view, at, end)
+            length, at = read_varint(view, at, end, SHORT)
             yield tag >> 3, at, at + length
             at += length
         else:
@@ -137,36 +142,33 @@ def scan(data: bytes, rules: MessageRules) -> tuple[bytes, list[memoryview]]:
 
 
 def _scan(data: memoryview, at: int, end: int, rules: MessageRules, cuts: list[tuple[int, int, int]]) -> None:
-    counts = dict.fromkeys((*rules.repeats, *rules.varints), 0)
+    counts: dict[int, int] = {}
     while at < end:
         field_start = at
-        tag, at = read_varint(data, at, end)
+        tag, at = read_varint(data, at, end, SHORT)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
             raise _malformed(f"field number {number}", field_start)
+        limit, added = rules.varints.get(number), 1
         if wire_type == LENGTH:
-            length, start = read_varint(data, at, end)
+            length, start = read_varint(data, at, end, SHORT)
             at = start + length
             if at > end:
                 raise _malformed(f"field {number} runs over the end", field_start)
             if number in rules.cut:
                 cuts.append((field_start, start, at))
-            nested = rules.nested.get(number)
-            if nested is not None:
-                _scan(data, start, at, nested, [])
-            if number in rules.varints:
-                counts[number] += _count_packed(data[start:at], rules.varints[number].count)
+            if number in rules.nested:
+                _scan(data, start, at, rules.nested[number], [])
+            if limit is None:
+                limit = rules.repeats.get(number)
+            else:
+                added = _count_packed(data[start:at], limit.count)
         else:
             at = _skip(data, wire_type, number, at, end)
-            if number in rules.varints:
-                counts[number] += 1
-        limit = rules.repeats.get(number)
         if limit is not None:
-            counts[number] += 1
-        else:
-            limit = rules.varints.get(number)
-        if limit is not None and counts[number] > limit.count:
-            raise limit_error(limit)
+            counts[number] = counts.get(number, 0) + added
+            if counts[number] > limit.count:
+                raise limit_error(limit)
 
 
 def _count_packed(payload: memoryview, enough: int) -> int:

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from triglot.config import Config
-from triglot.core.errors import Cancelled, ServingError, Unavailable, as_serving_error
+from triglot.core.errors import ServingError, Unavailable, as_serving_error
 from triglot.core.types import Call
 from triglot.protocols import Kind, Method, Service
 
@@ -66,10 +66,6 @@ class GrpcServer:
         async def handle(data: bytes, context: Any) -> bytes:
             try:
                 return encode(await run(decode(data), _call(context)))
-            except asyncio.CancelledError:
-                if _is_cancelled():
-                    raise
-                await _abort(context, Cancelled("the model cancelled the call"))
             except Exception as error:
                 await _abort(context, as_serving_error(error, method.name))
 
@@ -106,12 +102,10 @@ class GrpcServer:
                 async for answer in answers:
                     yield method.encode(answer)
         except asyncio.CancelledError:
-            if self._stopping:
-                task.uncancel()
-                await _abort(context, Unavailable(SHUTTING_DOWN))
-            if _is_cancelled():
+            if not self._stopping:
                 raise
-            await _abort(context, Cancelled("the model cancelled the call"))
+            task.uncancel()
+            await _abort(context, Unavailable(SHUTTING_DOWN))
         except Exception as error:
             await _abort(context, as_serving_error(error, method.name))
         finally:
@@ -136,16 +130,22 @@ def _call(context: Any) -> Call:
     return Call(deadline, context.invocation_metadata)
 
 
-def _is_cancelled() -> bool:
-    """Whether the call's own task was cancelled; otherwise user code raised `CancelledError` by itself."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 async def _abort(context: Any, error: ServingError) -> NoReturn:
     metadata: tuple[tuple[str, str], ...] = ()
     if error.retry_after is not None:
         metadata = (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
-    details = error.message.encode()[:MAX_DETAILS_BYTES].decode(errors="ignore")
-    await context.abort(_STATUS[error.code], details, metadata)
+    await context.abort(_STATUS[error.code], _details(error.message), metadata)
     raise AssertionError("abort does not return")
+
+
+def _details(message: str) -> str:
+    """As much of a message as fits: on the wire, everything but printable ASCII takes three bytes."""
+    room = MAX_DETAILS_BYTES
+    encoded = message.encode()
+    if 3 * len(encoded) <= room:
+        return message
+    for at, byte in enumerate(encoded):
+        room -= 1 if 0x20 <= byte < 0x7F and byte != ord("%") else 3
+        if room < 0:
+            return encoded[:at].decode(errors="ignore")
+    return message

@@ -14,7 +14,6 @@ from aiohttp.http_exceptions import PayloadEncodingError
 
 from triglot.config import Config
 from triglot.core.errors import (
-    Cancelled,
     Code,
     InvalidArgument,
     PayloadTooLarge,
@@ -94,11 +93,6 @@ class HttpServer:
             decoded = await _run(route.decode, request, size=route.text_size(request))
             answer = await route.call(decoded, Call(None, request.headers.items))
             response = await _run(route.encode, answer, decoded, size=route.answer_size(answer))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return _error(Cancelled("the model cancelled the call"))
         except Exception as error:
             return _error(as_serving_error(error, f"{route.verb} {route.path}"))
         return web.Response(

@@ -205,7 +205,7 @@ def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) 
 
 def encode_infer(response: InferenceResponse) -> bytes:
     """A serialized ModelInferResponse: every output is raw (spec 0.1), joined from the arrays' own memory."""
-    return b"".join(_infer_pieces(response))
+    return b"".join(infer_pieces(response))
 
 
 def encode_stream_infer(answer: InferenceResponse | StreamError) -> bytes:
@@ -217,11 +217,11 @@ def encode_stream_infer(answer: InferenceResponse | StreamError) -> bytes:
         message.infer_response.model_name = request.model_name
         message.infer_response.model_version = request.model_version
         return serialize(message)
-    pieces = _infer_pieces(answer)
+    pieces = infer_pieces(answer)
     return b"".join([length_prefix(_INFER_RESPONSE, sum(map(byte_length, pieces))), *pieces])
 
 
-def _infer_pieces(response: InferenceResponse) -> list[Any]:
+def infer_pieces(response: InferenceResponse) -> list[Any]:
     outputs = response.outputs
     pieces: list[Any] = [
         _response_head(

@@ -12,12 +12,12 @@ import orjson
 from triglot.core.errors import Internal, InvalidArgument, PayloadTooLarge, Unimplemented
 from triglot.core.tensor import (
     DATATYPES,
-    MAX_ELEMENTS,
     Array,
     Buffer,
     DataType,
     byte_length,
     element_count,
+    is_addressable,
     object_array,
     raw_buffer,
 )
@@ -166,6 +166,8 @@ def _string(owner: Mapping[str, Any], key: str, what: str, *, default: str | Non
     if not isinstance(value, str):
         got = "nothing" if key not in owner else type_name(value)
         raise InvalidArgument(f"'{key}' of {what} must be a string, got {got}")
+    if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+        raise InvalidArgument(f"'{key}' of {what} is not Unicode text: {value!a}")
     return value
 
 
@@ -187,7 +189,7 @@ def _shape(tensor: Mapping[str, Any], what: str) -> tuple[int, ...]:
         raise InvalidArgument(f"'shape' of {what} must be an array of unsigned integers, got {shape!r:.200}")
     if len(shape) > MAX_DIMS.count:
         raise limit_error(MAX_DIMS)
-    if element_count(shape) > MAX_ELEMENTS:
+    if not is_addressable(shape, np.dtype(np.uint8)):
         raise InvalidArgument(f"'shape' of {what} has too many elements: {shape!r:.200}")
     return tuple(shape)
 
