@@ -48,6 +48,7 @@ def test_health_watch(channel: grpc.Channel, service: str, status: int) -> None:
     watch.cancel()
 
 
+@pytest.mark.newest
 def test_health_list(channel: grpc.Channel) -> None:
     statuses = health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), timeout=SECONDS).statuses
     assert set(KNOWN) <= set(statuses)

@@ -95,6 +95,7 @@ def test_equal_to_kserve_but_for_the_known_differences(ours: dict[str, str]) -> 
     assert differences == KSERVE_DIFFERENCES
 
 
+@pytest.mark.newest
 def test_equal_to_the_stock_health_service() -> None:
     assert dump(sys.executable, "triglot.pb.grpc.health.v1.health_pb2") == dump(
         sys.executable, "grpc_health.v1.health_pb2"

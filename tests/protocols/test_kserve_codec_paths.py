@@ -189,7 +189,8 @@ def test_other_forms_of_one_request(data: bytes) -> None:
     "data",
     [
         bytes.fromhex("ba8080808000 00"),  # The tag of field 7 in six bytes.
-        bytes.fromhex("3a808080808000"),  # A length in six bytes.
+        # A length in six bytes; protobuf 4 still takes it in a small message.
+        pytest.param(bytes.fromhex("3a808080808000"), marks=pytest.mark.newest),
         bytes.fromhex("fa80808080808080808001 00"),  # A tag beyond 64 bits.
         bytes.fromhex("3a ffffffffffffffffff01"),  # A length of 2**64 - 1.
         bytes.fromhex("3a ffffffff0f"),  # A length of 2**32 - 1.
