@@ -25,6 +25,9 @@ from triglot.transports.http_server import HttpServer
 log = logging.getLogger(__name__)
 
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
 class Server:
     """The server of the models at `paths`; `async with` starts and stops it.
 
@@ -91,13 +94,13 @@ class Server:
         self.grpc_port = await self._grpc.start()
         self.rest_port = await self._http.start()
         log.info(
-            "gRPC on %s:%d and REST on %s:%d in %.2f s",
-            self.config.host,
-            self.grpc_port,
-            self.config.host,
-            self.rest_port,
+            "gRPC on %s and REST on %s in %.2f s",
+            self.config.address(self.grpc_port),
+            self.config.address(self.rest_port),
             time.monotonic() - started,
         )
+        if self.config.host not in LOOPBACK:
+            log.warning("whoever reaches %s can call the models: there is no authentication", self.config.host)
 
     async def drain(self, delay: float) -> None:
         """Turn readiness off and go on serving for `delay` seconds, so that balancers look elsewhere."""
@@ -109,7 +112,7 @@ class Server:
     async def stop(self) -> None:
         """Close the ports, let running calls finish within the grace period, unload the models."""
         self.dataplane.stop()
-        stops = [server.stop(self.config.grace) for server in (self._grpc, self._http) if server is not None]
+        stops = [server.stop() for server in (self._grpc, self._http) if server is not None]
         self._grpc = self._http = None
         await asyncio.gather(*stops)
         await self.manager.close()
@@ -131,4 +134,4 @@ def _check_free(host: str, port: int) -> None:
         try:
             probe.bind(address)
         except OSError as error:
-            raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
+            raise OSError(f"cannot listen on {host} port {port}: {error.strerror}") from None

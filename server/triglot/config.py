@@ -46,6 +46,10 @@ class Config:
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError(f"log_level: expected debug, info, warning or error, got {self.log_level!r}")
 
+    def address(self, port: int) -> str:
+        """`host:port`, with an IPv6 host in brackets."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+
 
 OPTIONS = {option.name: option for option in fields(Config)}
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from triglot.config import Config
@@ -51,8 +52,8 @@ def _sample_inputs(model: ModelMetadata) -> list[dict[str, Any]] | None:
 
 
 def _lines(name: str, inputs: list[dict[str, Any]], config: Config, grpc_port: int, rest_port: int) -> list[str]:
-    host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
-    url = f"http://{host}:{rest_port}/v2/models/{name}/infer"
+    here = replace(config, host="127.0.0.1") if config.host in ("0.0.0.0", "::") else config
+    url = f"http://{here.address(rest_port)}/v2/models/{name}/infer"
     rest = {
         "inputs": [_tensor(sample, data=[_SAMPLES[sample["datatype"]][1]] * sample["count"]) for sample in inputs]
     }
@@ -70,7 +71,7 @@ def _lines(name: str, inputs: list[dict[str, Any]], config: Config, grpc_port: i
         "import urllib.request\n"
         f"print(urllib.request.urlopen({url!r}, {body.encode()!r}).read().decode())\n"
         "END",
-        f"grpcurl -plaintext -d {shlex.quote(json.dumps(grpc))} {host}:{grpc_port} "
+        f"grpcurl -plaintext -d {shlex.quote(json.dumps(grpc))} {here.address(grpc_port)} "
         "inference.GRPCInferenceService/ModelInfer",
     ]
 

@@ -228,18 +228,6 @@ async def test_inputs_are_released_while_the_instance_waits() -> None:
     await one.close()
 
 
-async def test_drain_waits_for_the_last_lease() -> None:
-    one = servable(Scripted())
-    with one:
-        draining = asyncio.ensure_future(one.drain())
-        await asyncio.sleep(0)
-        assert not draining.done()
-        assert one.leases == 1
-    await asyncio.wait_for(draining, 10)
-    assert one.leases == 0
-    await one.close()
-
-
 # Streams
 
 

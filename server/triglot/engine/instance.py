@@ -34,6 +34,10 @@ class Instance:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    def join(self, patience: float) -> None:
+        """Wait until the thread has ended, `patience` seconds at most; the queue is closed."""
+        self._thread.join(patience)
+
     def _run(self) -> None:
         while (work := self._queue.take()) is not None:
             work.run(self._function, self._explain)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -14,6 +16,10 @@ from triglot.core.validation import Signature
 from triglot.engine.instance import Instance
 from triglot.engine.queue import RETRY_AFTER_SECONDS, WorkQueue
 from triglot.engine.work import Execution, Inputs, Stream, StreamEnd
+
+log = logging.getLogger(__name__)
+
+UNLOAD_PATIENCE_SECONDS = 5.0
 
 
 def takes_call(function: Callable[..., Any]) -> bool:
@@ -45,6 +51,8 @@ class Servable:
         self.version = version
         self.model = model
         self.platform = model.platform
+        if model.instances < 1:
+            raise ValueError(f"instances: expected at least 1, got {model.instances}")
         self.signature = Signature(tuple(model.inputs), tuple(model.outputs), model.max_batch_size)
         infer = model.infer
         self._function: Callable[[Inputs, Call], Any] = infer if takes_call(infer) else _without_call(infer)
@@ -58,8 +66,6 @@ class Servable:
             for number in range(0 if self._on_loop else model.instances)
         ]
         self._leases = 0
-        self._drained = asyncio.Event()
-        self._drained.set()
 
     @property
     def alive(self) -> bool:
@@ -72,14 +78,12 @@ class Servable:
         return self._leases
 
     def __enter__(self) -> Servable:
-        """Take a lease: the version is not closed before it is returned."""
+        """Take a lease: one more call holds this version."""
         self._leases += 1
         return self
 
     def __exit__(self, *_: object) -> None:
         self._leases -= 1
-        if not self._leases:
-            self._drained.set()
 
     async def infer(self, inputs: Inputs, call: Call) -> Any:
         """What the model answers.
@@ -127,8 +131,8 @@ class Servable:
         try:
             async for answer in answers:
                 yield answer
-        except (Exception, SystemExit) as error:
-            raise self._explain(error) from error
+        except BaseException as error:
+            raise self._outcome(error, call) from None
         finally:
             call.cancel()
             await answers.aclose()
@@ -158,13 +162,16 @@ class Servable:
     def _explain(self, error: BaseException) -> ServingError:
         return as_serving_error(error, f"model '{self.name}' version {self.version}")
 
-    async def drain(self) -> None:
-        """Wait until every lease is returned."""
-        while self._leases:
-            self._drained.clear()
-            await self._drained.wait()
-
     async def close(self) -> None:
-        """End the instances and close the model; the caller has drained it, or no longer waits."""
+        """End the instances and close the model; the transports let no call through any more.
+
+        A model that still runs for a caller who left is given `UNLOAD_PATIENCE_SECONDS`, and then left alone.
+        """
         self._queue.close()
+        deadline = time.monotonic() + UNLOAD_PATIENCE_SECONDS
+        for instance in self._instances:
+            await asyncio.to_thread(instance.join, max(0.0, deadline - time.monotonic()))
+        if any(instance.alive for instance in self._instances):
+            log.warning("model '%s' version %d still runs; it is not closed", self.name, self.version)
+            return
         await asyncio.to_thread(self.model.close)

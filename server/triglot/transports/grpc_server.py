@@ -30,7 +30,8 @@ class GrpcServer:
     """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls."""
 
     def __init__(self, services: Iterable[Service], config: Config) -> None:
-        self._address = f"{config.host}:{config.grpc_port}"
+        self._address = config.address(config.grpc_port)
+        self._grace = config.grace
         self._server = grpc.aio.server(options=_options(config))
         self._streams: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -52,10 +53,10 @@ class GrpcServer:
         await self._server.start()
         return cast("int", port)
 
-    async def stop(self, grace: float) -> None:
-        """Refuse new calls, end streams with UNAVAILABLE, wait `grace` seconds for the rest."""
+    async def stop(self) -> None:
+        """Refuse new calls, end streams with UNAVAILABLE, wait for the rest as long as the grace period."""
         self._stopping = True
-        stopped = asyncio.ensure_future(self._server.stop(grace))
+        stopped = asyncio.ensure_future(self._server.stop(self._grace))
         for task in tuple(self._streams):
             task.cancel()
         await stopped

@@ -71,6 +71,7 @@ class HttpServer:
             handler_cancellation=True,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
             access_log=None,
+            shutdown_timeout=config.grace,
             # Inflated here: bounded by the result's size, off the loop, and with our own errors.
             auto_decompress=False,
         )
@@ -82,9 +83,8 @@ class HttpServer:
         port: int = self._runner.addresses[0][1]
         return port
 
-    async def stop(self, grace: float) -> None:
-        """Refuse new connections, wait `grace` seconds for the calls that run."""
-        self._runner._shutdown_timeout = grace
+    async def stop(self) -> None:
+        """Refuse new connections, and wait for the calls that run as long as the grace period."""
         await self._runner.cleanup()
 
     async def _handle(self, route: Route, http: web.Request) -> web.Response:
