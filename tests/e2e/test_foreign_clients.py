@@ -14,6 +14,7 @@ SCRIPTS = [
     ClientScript("tritonclient", "triton_http.py", ("http",), COMMON),
     ClientScript("tritonclient", "triton_http.py", ("http.aio",), COMMON),
     ClientScript("tritonclient", "triton_stub.py"),
+    ClientScript("tritonclient", "triton_stream.py"),
     ClientScript("kserve", "kserve_rest.py"),
     ClientScript("kserve", "kserve_grpc.py"),
 ]
