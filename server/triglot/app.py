@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import time
@@ -23,9 +24,6 @@ from triglot.transports.grpc_server import GrpcServer
 from triglot.transports.http_server import HttpServer
 
 log = logging.getLogger(__name__)
-
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Server:
@@ -77,7 +75,8 @@ class Server:
                 log.error("%s", error)
             if errors and self.config.exit_on_load_error:
                 raise ModelLoadError(f"{len(errors)} of the models could not be loaded: {errors[0]}")
-            log.info("all models loaded in %.2f s", time.monotonic() - started)
+            loaded = f"{len(errors)} of the models could not be loaded; the others" if errors else "all models"
+            log.info("%s loaded in %.2f s", loaded, time.monotonic() - started)
             await self._open()
         except BaseException:
             await self.stop()
@@ -99,7 +98,7 @@ class Server:
             self.config.address(self.rest_port),
             time.monotonic() - started,
         )
-        if self.config.host not in LOOPBACK:
+        if not _is_loopback(self.config.host):
             log.warning("whoever reaches %s can call the models: there is no authentication", self.config.host)
 
     async def drain(self, delay: float) -> None:
@@ -126,12 +125,19 @@ class Server:
         ]
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _check_free(host: str, port: int) -> None:
     """Raises `OSError` now, rather than after minutes of loading."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-        except OSError as error:
-            raise OSError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+    except OSError as error:
+        raise OSError(f"cannot listen on {host} port {port}: {error.strerror}") from None

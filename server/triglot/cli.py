@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from triglot.config import OPTIONS, Config, ConfigError, load_config, option_type, unknown
+from triglot.config import OPTIONS, Config, ConfigError, flag_of, load_config, option_type, unknown
 from triglot.core.errors import ModelLoadError
 from triglot.hints import hint_lines
 from triglot.version import __version__
@@ -26,27 +26,10 @@ DEMO = Path(__file__).parent / "demo"
 FAILED, WRONG_USE = 1, 2
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """argparse's text, with the nearest flag for one that does not exist."""
-        prefix = "unrecognized arguments: "
-        if message.startswith(prefix):
-            flags = [flag for action in _serve_actions(self) for flag in action.option_strings]
-            message = unknown(message.removeprefix(prefix).split()[0].split("=")[0], flags)
-        super().error(message)
-
-
-def _serve_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    actions = list(parser._actions)
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for sub_parser in action.choices.values():
-                actions += sub_parser._actions
-    return actions
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="triglot", description="An inference server for KServe V2 clients.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="triglot", description="An inference server for KServe V2 clients.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"triglot {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve models", allow_abbrev=False)
@@ -60,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with the options below as keys")
     for name, option in OPTIONS.items():
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_of(name)
         text = f"{option.metadata['help']} (default: {option.default})"
         if option_type(name) is bool:
             serve.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
@@ -69,9 +52,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _flags() -> list[str]:
+    negated = [flag_of(f"no_{name}") for name in OPTIONS if option_type(name) is bool]
+    return [*map(flag_of, OPTIONS), *negated]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the process's exit status."""
-    parsed = vars(_parser().parse_args(arguments))
+    parser = _parser()
+    known, others = parser.parse_known_args(arguments)
+    parsed = vars(known)
+    for other in others:
+        if other.startswith("-"):
+            parser.error(unknown(other.split("=")[0], ["--config", "--help", *_flags()]))
+    # argparse leaves paths that stand behind an option to us.
+    paths: list[Path] = [*parsed["paths"], *map(Path, others)]
     flags: dict[str, Any] = {name: value for name, value in parsed.items() if name in OPTIONS}
     try:
         config = load_config(parsed["config"], os.environ, flags)
@@ -82,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=config.log_level.upper(), format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
     )
     try:
-        return asyncio.run(_serve(parsed["paths"], config))
+        return asyncio.run(_serve(paths, config))
     except (ModelLoadError, OSError) as error:
         print(f"triglot: {error}", file=sys.stderr)
         return FAILED
@@ -119,6 +114,8 @@ async def _unless_signalled(work: Coroutine[Any, Any, None], signals: asyncio.Qu
     await asyncio.wait([working, signalled], return_when=asyncio.FIRST_COMPLETED)
     if not working.done():
         return False
+    if signalled.done():
+        signals.put_nowait(signalled.result())  # Both at once: the signal is for what comes next.
     signalled.cancel()
     await working
     return True

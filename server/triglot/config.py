@@ -6,6 +6,7 @@ A later source wins: defaults, then the TOML file, then `TRIGLOT_*` variables, t
 from __future__ import annotations
 
 import difflib
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -19,32 +20,43 @@ class ConfigError(ValueError):
     """An option is unknown, or has a value that it cannot have."""
 
 
-def _option(default: Any, help_text: str, *, least: float | None = None) -> Any:
-    return field(default=default, metadata={"help": help_text, "least": least})
+def _option(
+    default: Any,
+    help_text: str,
+    *,
+    least: float = 0,
+    most: float = sys.float_info.max,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    return field(default=default, metadata={"help": help_text, "least": least, "most": most, "choices": choices})
+
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All options. Raises `ConfigError` for a value out of its range."""
+    """All options. Raises `ConfigError` for a value that an option cannot have."""
 
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
-    grpc_port: int = _option(8001, "port for gRPC; 0 picks a free one", least=0)
-    rest_port: int = _option(8000, "port for REST; 0 picks a free one", least=0)
+    grpc_port: int = _option(8001, "port for gRPC; 0 picks a free one", most=LAST_PORT)
+    rest_port: int = _option(8000, "port for REST; 0 picks a free one", most=LAST_PORT)
     server_name: str = _option("triglot", "name in the server metadata; some clients insist on theirs")
-    max_message_size: int = _option(2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1)
+    max_message_size: int = _option(
+        2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1, most=2**31 - 1
+    )
     max_queue_size: int = _option(1024, "requests that may wait for one model", least=1)
-    drain_delay: float = _option(5.0, "seconds between not-ready and closing the listeners on SIGTERM", least=0)
-    grace: float = _option(20.0, "seconds that running calls have to finish when the server stops", least=0)
+    drain_delay: float = _option(5.0, "seconds between not-ready and closing the listeners on SIGTERM")
+    grace: float = _option(20.0, "seconds that running calls have to finish when the server stops")
     exit_on_load_error: bool = _option(True, "end when a model cannot be loaded, instead of staying not ready")
-    log_level: str = _option("info", "debug, info, warning or error")
+    log_level: str = _option("info", "debug, info, warning or error", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            least = option.metadata["least"]
-            if least is not None and getattr(self, option.name) < least:
-                raise ConfigError(f"{option.name}: expected at least {least}, got {getattr(self, option.name)}")
-        if self.log_level not in ("debug", "info", "warning", "error"):
-            raise ConfigError(f"log_level: expected debug, info, warning or error, got {self.log_level!r}")
+        for name in OPTIONS:
+            check_option(name, getattr(self, name), name)
+        if self.grpc_port == self.rest_port != 0:
+            raise ConfigError(f"grpc_port and rest_port are both {self.grpc_port}; expected two ports")
 
     def address(self, port: int) -> str:
         """`host:port`, with an IPv6 host in brackets."""
@@ -60,20 +72,38 @@ def option_type(name: str) -> type:
     return _TYPES[str(OPTIONS[name].type)]
 
 
+def check_option(name: str, value: Any, source: str) -> None:
+    """Raises `ConfigError`, beginning with `source`, for a value that the option cannot have."""
+    limits = OPTIONS[name].metadata
+    if limits["choices"] and value not in limits["choices"]:
+        *others, last = limits["choices"]
+        raise ConfigError(f"{source}: expected {', '.join(others)} or {last}, got {value!r}")
+    if isinstance(value, int | float) and not limits["least"] <= value <= limits["most"]:
+        bound = f"at most {limits['most']}" if value > limits["most"] else f"at least {limits['least']}"
+        raise ConfigError(f"{source}: expected {bound}, got {value}")
+
+
 def load_config(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
     """The options from all sources. Raises `ConfigError`, which names the source."""
     values: dict[str, Any] = {}
     if file is not None:
         values |= _from_toml(file)
     values |= _from_environment(environment)
-    values |= flags
-    return Config(**values)
+    for name, value in flags.items():
+        check_option(name, value, flag_of(name))
+    return Config(**values | dict(flags))
+
+
+def flag_of(name: str) -> str:
+    """An option's flag."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _from_toml(file: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        with file.open("rb") as opened:
+            table = tomllib.load(opened)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from None
     for name, value in table.items():
         if name not in OPTIONS:
@@ -81,6 +111,7 @@ def _from_toml(file: Path) -> dict[str, Any]:
         expected = option_type(name)
         if type(value) is not expected and not (expected is float and type(value) is int):
             raise ConfigError(f"{file}: {name}: expected {expected.__name__}, got {value!r}")
+        check_option(name, value, f"{file}: {name}")
     return table
 
 
@@ -91,7 +122,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if variable.startswith(ENVIRONMENT_PREFIX):
             if variable not in names:
                 raise ConfigError(unknown(variable, names))
-            values[names[variable]] = _parse(variable, text, option_type(names[variable]))
+            name = names[variable]
+            values[name] = _parse(variable, text, option_type(name))
+            check_option(name, values[name], variable)
     return values
 
 

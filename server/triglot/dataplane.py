@@ -27,6 +27,7 @@ class ModelMetadata:
     versions: list[str]
     platform: str
     signature: Signature
+    decoupled: bool
 
 
 class DataPlane:
@@ -61,7 +62,13 @@ class DataPlane:
         """Raises `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one not ready."""
         servable = self._manager.servable(name, version)
         numbers = [servable.version] if version else self._manager.ready_versions(name)
-        return ModelMetadata(name, [str(number) for number in numbers], servable.platform, servable.signature)
+        return ModelMetadata(
+            name,
+            [str(number) for number in numbers],
+            servable.platform,
+            servable.signature,
+            servable.decoupled,
+        )
 
     def decoupled(self, name: str, version: str = "") -> bool:
         """Whether the model answers with a stream. Raises as `metadata`."""
@@ -94,8 +101,10 @@ class DataPlane:
         if self.stopping:
             await asyncio.sleep(at_most)
             return
+        # Not wait_for(): Python 3.11's forgets a cancellation that comes together with the event.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), at_most)
+            async with asyncio.timeout(at_most):
+                await self._changed.wait()
 
 
 def _admit(servable: Servable, request: InferenceRequest, call: Call) -> dict[str, Array]:

@@ -31,7 +31,7 @@ LARGEST_SAMPLE = 16
 def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest_port: int) -> list[str]:
     """curl, Python and grpcurl lines for the first model whose inputs fit on a line; none without one."""
     for model in models:
-        inputs = _sample_inputs(model)
+        inputs = None if model.decoupled else _sample_inputs(model)
         if inputs is not None:
             return _lines(model.name, inputs, config, grpc_port, rest_port)
     return []
@@ -41,6 +41,8 @@ def _sample_inputs(model: ModelMetadata) -> list[dict[str, Any]] | None:
     """One small tensor for each input, without its elements' form; None when the model takes no small one."""
     inputs = []
     for spec in model.signature.inputs:
+        if spec.shape is None:
+            return None
         shape = [1 if dim == -1 else dim for dim in spec.shape]
         count = 1
         for dim in shape:

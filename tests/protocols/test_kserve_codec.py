@@ -17,7 +17,7 @@ from triglot.core.errors import InvalidArgument, NotFound, ServingError, Unimple
 from triglot.core.tensor import DATATYPES, Array, datatype_of, object_array, pack_bytes
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.kserve.codec import decode_infer, encode_infer
+from triglot.protocols.kserve.codec import SCAN_FROM_BYTES, decode_infer, encode_infer
 
 Contents = pb.InferTensorContents
 Parameter = pb.InferParameter
@@ -285,7 +285,7 @@ def test_raw_entries_without_an_input() -> None:
 
 
 def test_raw_tensors_of_a_large_request_are_views_of_it() -> None:
-    data = A1[:-10] + field(7, bytes(20_000))
+    data = A1[:-10] + field(7, bytes(SCAN_FROM_BYTES))
     tensor = decode_infer(data).inputs[0]
     assert isinstance(tensor.data, memoryview)
     assert tensor.data.obj is data

@@ -32,9 +32,11 @@ def load(backend: str, file: Path) -> Model:
             f"{file}: the {backend} backend needs {error.name}, which is not installed; "
             f"run: pip install 'triglot[{backend}]'"
         ) from error
+    except ImportError as error:
+        raise ModelLoadError(f"{file}: the {backend} backend cannot be imported: {error}") from error
     try:
         return function(file)
     except ModelLoadError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelLoadError(f"{file}: {type(error).__name__}: {error}") from error

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument as OnnxInvalidArgument
 
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.model import Model
@@ -48,9 +49,13 @@ class OnnxModel(Model):
         self._output_names = [spec.name for spec in self.outputs]
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Runs the session. Raises `InvalidArgument` for a string that is not UTF-8."""
+        """Runs the session. Raises `InvalidArgument` for inputs that it refuses and text that is not UTF-8."""
         feed = {name: _feedable(name, array) for name, array in inputs.items()}
-        return dict(zip(self._output_names, self._session.run(self._output_names, feed), strict=True))
+        try:
+            outputs = self._session.run(self._output_names, feed)
+        except OnnxInvalidArgument as error:
+            raise InvalidArgument(str(error)) from None
+        return dict(zip(self._output_names, outputs, strict=True))
 
 
 def _spec(file: Path, node: Any) -> TensorSpec:
@@ -59,7 +64,9 @@ def _spec(file: Path, node: Any) -> TensorSpec:
         raise ModelLoadError(
             f"{file}: tensor '{node.name}' is {node.type}, expected one of {', '.join(_DATATYPES)}"
         )
-    return TensorSpec(node.name, datatype, [dim if isinstance(dim, int) else -1 for dim in node.shape])
+    # onnxruntime says [] for a scalar and for an unknown rank alike, and checks the rank itself.
+    shape = [dim if isinstance(dim, int) else -1 for dim in node.shape] or None
+    return TensorSpec(node.name, datatype, shape)
 
 
 def _feedable(name: str, array: Array) -> Array:

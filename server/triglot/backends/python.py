@@ -47,8 +47,8 @@ def _import(file: Path) -> ModuleType:
 def _model_class(module: ModuleType) -> type[Model]:
     found = [
         value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Model) and value.__module__ == module.__name__
+        for value in dict.fromkeys(filter(inspect.isclass, vars(module).values()))
+        if issubclass(value, Model) and value.__module__ == module.__name__
     ]
     usable = [value for value in found if hasattr(value, "infer")]
     if not usable:

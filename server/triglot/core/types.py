@@ -15,20 +15,22 @@ ParameterValue = bool | int | float | str
 class TensorSpec:
     """A named input or output of a model.
 
-    `shape` is what the model's array looks like; -1 stands for any size. With `max_batch_size` > 0 the first
-    dim is the batch and must be -1.
+    `shape` is what the model's array looks like; -1 stands for any size, None for any rank. With
+    `max_batch_size` > 0 the first dim is the batch and must be -1.
 
     Raises `ValueError` for an unknown datatype or a dim below -1.
     """
 
     name: str
     datatype: str
-    shape: Sequence[int]
+    shape: Sequence[int] | None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(dim) for dim in self.shape))
         if self.datatype not in DATATYPES:
             raise ValueError(f"{self.name}: datatype {self.datatype!r} is none of {', '.join(DATATYPES)}")
+        if self.shape is None:
+            return
+        object.__setattr__(self, "shape", tuple(int(dim) for dim in self.shape))
         if any(dim < -1 for dim in self.shape):
             raise ValueError(f"{self.name}: a dim of shape {list(self.shape)} is below -1")
 

@@ -49,6 +49,8 @@ class TensorRule:
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether the dims are those of the spec."""
         wanted = self.spec.shape
+        if wanted is None:
+            return all(dim >= 0 for dim in shape)
         return len(shape) == len(wanted) and all(
             dim >= 0 and expected in (-1, dim) for dim, expected in zip(shape, wanted, strict=True)
         )
@@ -65,8 +67,8 @@ class TensorRule:
 class Signature:
     """The named inputs and outputs of a model.
 
-    Raises `ValueError` when two tensors share a name, or when `max_batch_size` > 0 and a shape does not begin
-    with the batch dim -1.
+    Raises `ValueError` for what is no `TensorSpec`, when two tensors share a name, or when `max_batch_size` > 0
+    and a shape does not begin with the batch dim -1.
     """
 
     inputs: Sequence[TensorSpec]
@@ -77,6 +79,9 @@ class Signature:
 
     def __post_init__(self) -> None:
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
+            for spec in specs:
+                if not isinstance(spec, TensorSpec):
+                    raise ValueError(f"{kind}s: expected TensorSpecs, got {spec!r}")
             rules = {spec.name: TensorRule(spec) for spec in specs}
             if len(rules) != len(specs):
                 raise ValueError(f"two {kind}s have the same name: {[spec.name for spec in specs]}")
@@ -85,7 +90,7 @@ class Signature:
                 if not spec.shape or spec.shape[0] != -1:
                     raise ValueError(
                         f"{kind} {spec.name!r}: max_batch_size is {self.max_batch_size}, so the shape must begin "
-                        f"with -1 (the batch), got {list(spec.shape)}"
+                        f"with -1 (the batch), got {_shape_text(spec.shape)}"
                     )
 
 
@@ -186,8 +191,8 @@ def _check_shape(tensor: InputTensor, rule: TensorRule, max_batch_size: int, mod
     return rule.remember(shape)
 
 
-def _shape_text(shape: Sequence[int]) -> str:
-    return f"[{','.join(str(dim) for dim in shape)}]"
+def _shape_text(shape: Sequence[int] | None) -> str:
+    return "any" if shape is None else f"[{','.join(str(dim) for dim in shape)}]"
 
 
 def _bind(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> Array:

@@ -34,9 +34,9 @@ class Instance:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def join(self, patience: float) -> None:
-        """Wait until the thread has ended, `patience` seconds at most; the queue is closed."""
-        self._thread.join(patience)
+    def join(self) -> None:
+        """Block until the thread has ended; the queue is closed."""
+        self._thread.join()
 
     def _run(self) -> None:
         while (work := self._queue.take()) is not None:

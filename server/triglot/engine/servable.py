@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import time
+import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -66,6 +66,9 @@ class Servable:
             for number in range(0 if self._on_loop else model.instances)
         ]
         self._leases = 0
+
+    def __str__(self) -> str:
+        return f"model '{self.name}' version {self.version}"
 
     @property
     def alive(self) -> bool:
@@ -160,7 +163,7 @@ class Servable:
         return self._explain(error)
 
     def _explain(self, error: BaseException) -> ServingError:
-        return as_serving_error(error, f"model '{self.name}' version {self.version}")
+        return as_serving_error(error, str(self))
 
     async def close(self) -> None:
         """End the instances and close the model; the transports let no call through any more.
@@ -168,10 +171,17 @@ class Servable:
         A model that still runs for a caller who left is given `UNLOAD_PATIENCE_SECONDS`, and then left alone.
         """
         self._queue.close()
-        deadline = time.monotonic() + UNLOAD_PATIENCE_SECONDS
+        # A daemon, like the instances: a model that never returns must not keep a stopped server alive.
+        unloading = threading.Thread(target=self._unload, daemon=True)
+        unloading.start()
+        await asyncio.to_thread(unloading.join, UNLOAD_PATIENCE_SECONDS)
+        if unloading.is_alive():
+            log.warning("%s still runs; the server does not wait for it", self)
+
+    def _unload(self) -> None:
         for instance in self._instances:
-            await asyncio.to_thread(instance.join, max(0.0, deadline - time.monotonic()))
-        if any(instance.alive for instance in self._instances):
-            log.warning("model '%s' version %d still runs; it is not closed", self.name, self.version)
-            return
-        await asyncio.to_thread(self.model.close)
+            instance.join()
+        try:
+            self.model.close()
+        except Exception:
+            log.exception("%s failed to close", self)

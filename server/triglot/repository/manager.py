@@ -94,8 +94,8 @@ class Manager:
             model = await asyncio.to_thread(self._load, files.backend, files.file)
             try:
                 version.servable = Servable(files.name, files.version, model, max_queue_size=self._max_queue_size)
-            except (TypeError, ValueError) as error:
-                raise ModelLoadError(f"{files.file}: {error}") from error
+            except Exception as error:  # What a user's class declares can be anything.
+                raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         except ModelLoadError as error:
             version.state, version.reason = State.UNAVAILABLE, str(error)
             return error
@@ -176,8 +176,10 @@ class Manager:
     async def close(self) -> None:
         """Close every servable. The transports have stopped; a call that still runs is not waited for."""
         self._default.clear()
-        for version in self.versions():
-            if version.servable is not None:
-                version.state = State.UNLOADING
-                await version.servable.close()
-                version.state, version.reason, version.servable = State.UNAVAILABLE, "unloaded", None
+        await asyncio.gather(*map(self._unload, self.versions()))
+
+    async def _unload(self, version: Version) -> None:
+        if version.servable is not None:
+            version.state = State.UNLOADING
+            await version.servable.close()
+            version.state, version.reason, version.servable = State.UNAVAILABLE, "unloaded", None

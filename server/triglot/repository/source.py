@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,13 +50,18 @@ def find_models(paths: Iterable[Path]) -> dict[str, list[ModelFiles]]:
 
 
 def _find(path: Path) -> dict[str, list[ModelFiles]]:
-    path = path.absolute()
+    # Resolves "..", but keeps the name of a symbolic link.
+    path = Path(os.path.normpath(path.absolute()))
     if path.is_file():
         backend = BACKEND_OF_SUFFIX.get(path.suffix)
         if backend is None:
             raise ModelLoadError(f"{path}: expected a folder, a .py or an .onnx file")
-        name = path.parent.name if path.name in BACKEND_OF_FILE else path.stem
-        return {name: [ModelFiles(name, 1, backend, path)]}
+        if path.name not in BACKEND_OF_FILE:
+            return {path.stem: [ModelFiles(path.stem, 1, backend, path)]}
+        folder, version = path.parent, 1
+        if VERSION.fullmatch(folder.name):
+            folder, version = folder.parent, int(folder.name)
+        return {folder.name: [ModelFiles(folder.name, version, backend, path)]}
     if not path.is_dir():
         raise ModelLoadError(f"{path}: no such file or folder")
     if versions := model_versions(path):

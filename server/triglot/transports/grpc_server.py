@@ -22,6 +22,7 @@ from triglot.protocols import Kind, Method, Service
 
 MAX_DETAILS_BYTES = 4096
 """Longer status texts overflow what clients accept as metadata."""
+END_AGAIN_SECONDS = 1.0
 SHUTTING_DOWN = "the server is shutting down"
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
@@ -33,7 +34,7 @@ class GrpcServer:
         self._address = config.address(config.grpc_port)
         self._grace = config.grace
         self._server = grpc.aio.server(options=_options(config))
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._streams: set[_OpenStream] = set()
         self._stopping = False
         makers = {
             Kind.UNARY: self._unary,
@@ -57,8 +58,11 @@ class GrpcServer:
         """Refuse new calls, end streams with UNAVAILABLE, wait for the rest as long as the grace period."""
         self._stopping = True
         stopped = asyncio.ensure_future(self._server.stop(self._grace))
-        for task in tuple(self._streams):
-            task.cancel()
+        while self._streams and not stopped.done():
+            for stream in self._streams:
+                stream.end()
+            # Again if it must be: code of a user's may swallow a cancellation.
+            await asyncio.wait([stopped, *(stream.task for stream in self._streams)], timeout=END_AGAIN_SECONDS)
         await stopped
 
     def _unary(self, method: Method) -> grpc.RpcMethodHandler:
@@ -97,11 +101,16 @@ class GrpcServer:
         """The encoded answers of a stream; when the server stops, the stream ends with UNAVAILABLE."""
         task = asyncio.current_task()
         assert task is not None  # grpc.aio runs every handler in a task of its own.
-        self._streams.add(task)
+        stream = _OpenStream(task)
+        self._streams.add(stream)
         try:
             async with aclosing(run()) as answers:
                 async for answer in answers:
+                    stream.sending = True
                     yield method.encode(answer)
+                    stream.sending = False
+                    if self._stopping:
+                        raise Unavailable(SHUTTING_DOWN)
         except asyncio.CancelledError:
             if not self._stopping:
                 raise
@@ -110,7 +119,22 @@ class GrpcServer:
         except Exception as error:
             await _abort(context, as_serving_error(error, method.name))
         finally:
-            self._streams.discard(task)
+            self._streams.discard(stream)
+
+
+class _OpenStream:
+    """A streaming call; `sending` while an answer is on its way and grpc.aio, not our code, is being awaited."""
+
+    __slots__ = ("sending", "task")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.sending = False
+
+    def end(self) -> None:
+        """Cancel our code; a call that is cancelled inside of grpc.aio would be left without a status."""
+        if not self.sending:
+            self.task.cancel()
 
 
 def _options(config: Config) -> list[tuple[str, int]]:

@@ -133,7 +133,7 @@ def _refuse_repository(name: str) -> None:
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
-    return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+    return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=spec.shape or ())
 
 
 def _unary(name: str, operation: Operation, request_class: Any, call: Any) -> Method:

@@ -1,0 +1,294 @@
+"""A server process from its start to its end: ports, readiness, signals."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import urllib.error
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from process import (
+    FREE_PORTS,
+    SECONDS,
+    Gate,
+    Rest,
+    Triglot,
+    answer_value,
+    grpc_channel,
+    infer,
+    infer_request,
+    is_listening,
+    rpc,
+    run_triglot,
+    server_ready,
+    taken_port,
+    unused_ports,
+    wait_until,
+    write_model,
+)
+from triglot.pb.kserve import inference_pb2 as pb
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+NEVER = "3600"
+CLOSING = """
+import triglot
+
+class Closing(triglot.Model):
+    def load(self, folder):
+        self.folder = folder
+
+    def infer(self, inputs):
+        return {}
+
+    def close(self):
+        (self.folder / "closed").touch()
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """A model that has leave to load."""
+    gate = Gate(tmp_path / "gate")
+    gate.open("load")
+    return gate
+
+
+def health(channel: grpc.Channel, service: str = "") -> Any:
+    request = health_pb2.HealthCheckRequest(service=service)
+    return health_pb2_grpc.HealthStub(channel).Check(request, timeout=SECONDS).status
+
+
+def watch(channel: grpc.Channel) -> Any:
+    return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+
+
+def code_of(call: Any) -> Any:
+    """The code that a call ends with, whatever it answers before."""
+    with pytest.raises(grpc.RpcError) as caught:
+        for _ in call:
+            pass
+    return caught.value.code()
+
+
+def assert_clean(log: str) -> None:
+    assert "Traceback" not in log
+    assert "Error" not in log
+
+
+# --- start ---
+
+
+def test_the_ports_open_when_every_model_is_loaded(tmp_path: Path) -> None:
+    write_model(tmp_path / "a_first")
+    gate = Gate(tmp_path / "gate")
+    grpc_port, rest_port = unused_ports()
+    with Triglot(tmp_path, "--grpc-port", str(grpc_port), "--rest-port", str(rest_port)) as server:
+        gate.wait_until_it_waits("load")
+        assert not is_listening(grpc_port)
+        assert not is_listening(rest_port)
+        gate.open("load")
+        assert server.ports() == (grpc_port, rest_port)
+        assert Rest(rest_port).get("/v2/health/ready") == (200, {"ready": True, "live": True})
+        with grpc_channel(grpc_port) as channel:
+            assert server_ready(channel)
+            assert infer(channel, "a_first") == 7
+
+
+@pytest.mark.parametrize("door", ["grpc", "rest"])
+def test_a_port_in_use_ends_the_start_before_a_model_is_loaded(tmp_path: Path, door: str) -> None:
+    gate = Gate(tmp_path / "gate")  # It would never load.
+    other = "rest" if door == "grpc" else "grpc"
+    with taken_port() as port:
+        ended = run_triglot("serve", gate.folder, f"--{door}-port", str(port), f"--{other}-port", "0")
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("triglot: ")
+    assert "127.0.0.1" in line
+    assert str(port) in line
+    assert "Address already in use" in line
+    assert not ended.stdout
+
+
+def test_one_port_for_both_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    port = str(unused_ports()[0])
+    ended = run_triglot("serve", gate.folder, "--grpc-port", port, "--rest-port", port)
+    assert ended.returncode in (1, 2)
+    assert port in ended.stderr
+    assert_clean(ended.stderr)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_model_loads_ends_the_process(tmp_path: Path, number: signal.Signals) -> None:
+    gate = Gate(tmp_path / "gate")
+    with Triglot(gate.folder, *FREE_PORTS) as server:
+        gate.wait_until_it_waits("load")
+        server.signal(number)
+        assert server.wait() == 1
+        assert "stopped while loading" in server.stderr.text()
+        assert_clean(server.stderr.text())
+
+
+# --- stop ---
+
+
+def test_sigterm_turns_readiness_off_and_calls_still_run(gate: Gate) -> None:
+    gate.open(7)
+    with Triglot(gate.folder, *FREE_PORTS, "--drain-delay", NEVER) as server:
+        grpc_port, rest_port = server.ports()
+        rest = Rest(rest_port)
+        with grpc_channel(grpc_port) as channel, grpc_channel(grpc_port) as watching:
+            statuses = watch(watching)
+            assert next(statuses).status == SERVING
+            assert [health(channel, name) for name in ("", "inference.GRPCInferenceService", "gate")] == [
+                SERVING
+            ] * 3
+            server.signal(signal.SIGTERM)
+            server.stderr.wait_for("not ready any more; new requests are taken for another 3600 s")
+            assert next(statuses).status == NOT_SERVING
+            assert rest.get("/v2/health/ready") == (503, {"ready": False, "live": True})
+            assert rest.get("/v2/health/live") == (200, {"live": True})
+            assert not server_ready(channel)
+            assert [health(channel, name) for name in ("", "inference.GRPCInferenceService", "gate")] == [
+                NOT_SERVING
+            ] * 3
+            assert infer(channel, "gate") == 7
+            with grpc_channel(grpc_port) as newcomer:
+                assert infer(newcomer, "gate") == 7
+            assert rest.infer("gate")[0] == 200
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 1
+        assert "stopped at once" in server.stderr.text()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """For calls that block while the test goes on."""
+    with ThreadPoolExecutor() as executor:
+        yield executor
+
+
+def open_stream(channel: grpc.Channel, *requests: pb.ModelInferRequest) -> Any:
+    """A ModelStreamInfer on which these requests are sent and no end."""
+    sent: SimpleQueue[pb.ModelInferRequest] = SimpleQueue()
+    for request in requests:
+        sent.put(request)
+    return channel.stream_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelStreamInferResponse.FromString,
+    )(iter(sent.get, None), timeout=SECONDS)
+
+
+def test_calls_that_run_are_finished_and_streams_end(gate: Gate, threads: ThreadPoolExecutor) -> None:
+    with Triglot(gate.folder, *FREE_PORTS, "--drain-delay", "0", "--grace", NEVER) as server:
+        grpc_port, rest_port = server.ports()
+        with (
+            closing(http.client.HTTPConnection("127.0.0.1", rest_port, timeout=SECONDS)) as idle,
+            grpc_channel(grpc_port) as channel,
+        ):
+            idle.request("GET", "/v2/health/live")
+            assert idle.getresponse().read()
+            stream = open_stream(channel, infer_request("gate", 3))
+            unary = rpc(channel, "ModelInfer", pb.ModelInferResponse).future(infer_request("gate", 1))
+            rest = threads.submit(Rest(rest_port).infer, "gate", 2)
+            for value in (1, 2, 3):
+                gate.wait_until_it_waits(value)
+            server.signal(signal.SIGTERM)
+            assert code_of(stream) is grpc.StatusCode.UNAVAILABLE
+            assert stream.details() == "the server is shutting down"
+            wait_until(lambda: not is_listening(grpc_port) and not is_listening(rest_port))
+            assert not unary.done()
+            assert not rest.done()
+            assert not gate.is_closed()
+            gate.open(1)
+            assert answer_value(unary.result(SECONDS)) == 1
+            assert server.runs
+            gate.open(2)
+            status, answer = rest.result(SECONDS)
+            assert (status, answer["outputs"][0]["data"]) == (200, [2])
+            # The model still works for the stream; it is closed after that.
+            gate.open(3)
+            assert server.wait() == 0
+        assert gate.is_closed()
+        assert server.stderr.text().splitlines()[-1].endswith(" stopped")
+        assert_clean(server.stderr.text())
+
+
+@pytest.mark.parametrize("delay", ["0", "0.1"])
+def test_a_health_watch_ends_when_the_server_stops(tmp_path: Path, delay: str) -> None:
+    write_model(tmp_path / "model")
+    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", delay, "--grace", NEVER) as server:
+        grpc_port, _ = server.ports()
+        with grpc_channel(grpc_port) as channel:
+            statuses = watch(channel)
+            assert next(statuses).status == SERVING
+            server.signal(signal.SIGTERM)
+            assert code_of(statuses) is grpc.StatusCode.UNAVAILABLE
+            assert server.wait() == 0
+
+
+def test_sigint_skips_the_drain_delay(gate: Gate) -> None:
+    with Triglot(gate.folder, *FREE_PORTS, "--drain-delay", NEVER) as server:
+        server.ports()
+        server.stdout.wait_for("grpcurl")
+        server.signal(signal.SIGINT)
+        assert server.wait() == 0
+        assert "new requests are taken" not in server.stderr.text()
+    assert gate.is_closed()
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(gate: Gate, second: signal.Signals) -> None:
+    with Triglot(gate.folder, *FREE_PORTS, "--drain-delay", "0", "--grace", NEVER) as server:
+        grpc_port, _ = server.ports()
+        with grpc_channel(grpc_port) as channel:
+            never_answered = rpc(channel, "ModelInfer", pb.ModelInferResponse).future(infer_request("gate"))
+            gate.wait_until_it_waits(7)
+            server.signal(signal.SIGTERM)
+            wait_until(lambda: not is_listening(grpc_port))
+            assert server.runs
+            server.signal(second)
+            assert server.wait() == 1
+            assert never_answered.exception(SECONDS).code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_calls_that_never_finish_end_with_the_grace_period(gate: Gate, threads: ThreadPoolExecutor) -> None:
+    with Triglot(gate.folder, *FREE_PORTS, "--drain-delay", "0", "--grace", "0.2") as server:
+        grpc_port, rest_port = server.ports()
+        with grpc_channel(grpc_port) as channel:
+            unary = rpc(channel, "ModelInfer", pb.ModelInferResponse).future(infer_request("gate", 1))
+            rest = threads.submit(Rest(rest_port).infer, "gate", 2)
+            gate.wait_until_it_waits(1)
+            gate.wait_until_it_waits(2)
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+            assert unary.exception(SECONDS).code() is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises((OSError, urllib.error.URLError, http.client.HTTPException)):
+                rest.result(SECONDS)
+        # It is in its `infer`: closing it now could tear something down under it.
+        assert not gate.is_closed()
+        assert "model 'gate' version 1 still runs" in server.stderr.text()
+        assert_clean(server.stderr.text())
+
+
+def test_a_model_that_fails_to_close_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
+    write_model(tmp_path / "a", CLOSING + "        raise RuntimeError('cannot close')\n")
+    write_model(tmp_path / "b", CLOSING)
+    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0") as server:
+        server.ports()
+        server.signal(signal.SIGTERM)
+        server.wait()
+        assert "cannot close" in server.stderr.text()
+    assert (tmp_path / "a" / "closed").exists()
+    assert (tmp_path / "b" / "closed").exists()
