@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from server_process import ServerProcess, clean_environment
+from server_process import ServerProcess
 
 import environments
+from process import clean_environment
 
 CLIENTS = Path(__file__).parent / "clients"
 RUN_SECONDS = 300

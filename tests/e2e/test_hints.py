@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from server_process import ServerProcess, clean_environment
+from server_process import ServerProcess
+
+from process import clean_environment
 
 SECONDS = 30
 
@@ -22,7 +24,7 @@ SECONDS = 30
 @pytest.fixture
 def hints(server: ServerProcess) -> str:
     """What the server printed; the grpcurl line is the last."""
-    server.stdout.wait_for(re.compile("^grpcurl "))
+    server.stdout.wait_for(re.compile("^grpcurl ", re.MULTILINE))
     return server.stdout.text()
 
 
