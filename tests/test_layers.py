@@ -50,9 +50,9 @@ MAY_IMPORT = {
     "triglot.protocols.grpc": SERVICE | {"google.protobuf"},
     "triglot.transports": CORE | {"triglot.config", "triglot.transports"},
     "triglot.transports.grpc_server": CORE
-    | {"triglot.config", "triglot.protocols", "triglot.transports.boundary", "grpc"},
+    | {"triglot.config", "triglot.protocols", "triglot.transports.off_loop", "grpc"},
     "triglot.transports.http_server": CORE
-    | {"triglot.config", "triglot.protocols", "triglot.transports.boundary", "aiohttp"},
+    | {"triglot.config", "triglot.protocols", "triglot.transports.off_loop", "aiohttp"},
     "triglot.app": DOWN | {"triglot.transports"},
     "triglot.hints": {"triglot.config", "triglot.dataplane"},
     "triglot.cli": CORE | {"triglot.app", "triglot.config", "triglot.hints", "triglot.version"},

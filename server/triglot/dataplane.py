@@ -8,11 +8,13 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from triglot.core.errors import Unimplemented
-from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
 from triglot.core.validation import Signature, bind_inputs, bind_outputs, check_requested_outputs
 from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager, Version
+
+LONG_BYTES = 64 * 1024
+"""BYTES tensors of this length and more are taken apart on a thread."""
 
 
 class Decoupled(Unimplemented):
@@ -47,13 +49,21 @@ class DataPlane:
         with self._manager.servable(request.model_name, request.model_version) as servable:
             if servable.decoupled:
                 raise Decoupled("the model answers with a stream of responses")
-            inputs = _admit(servable, request, call)
+            _admit(servable, request, call)
+            if _takes_long(servable, request):
+                inputs = await asyncio.to_thread(bind_inputs, servable.signature, request)
+            else:
+                inputs = bind_inputs(servable.signature, request)
             return _response(servable, request, await servable.infer(inputs, call))
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
         with self._manager.servable(request.model_name, request.model_version) as servable:
-            inputs = _admit(servable, request, call)
+            _admit(servable, request, call)
+            if _takes_long(servable, request):
+                inputs = await asyncio.to_thread(bind_inputs, servable.signature, request)
+            else:
+                inputs = bind_inputs(servable.signature, request)
             async with aclosing(servable.stream(inputs, call)) as answers:
                 async for answer in answers:
                     yield _response(servable, request, answer)
@@ -107,13 +117,17 @@ class DataPlane:
                 await self._changed.wait()
 
 
-def _admit(servable: Servable, request: InferenceRequest, call: Call) -> dict[str, Array]:
-    """The request's inputs, when it fits the model; the call learns what the model may ask about it."""
+def _admit(servable: Servable, request: InferenceRequest, call: Call) -> None:
+    """The call learns what the model may ask about it. Raises `InvalidRequest` for outputs that do not exist."""
     if request.outputs:
         check_requested_outputs(servable.signature, request)
     call.request_id = request.id
     call.parameters = request.parameters
-    return bind_inputs(servable.signature, request)
+
+
+def _takes_long(servable: Servable, request: InferenceRequest) -> bool:
+    """Whether binding looks at more than the loop has time for: BYTES elements, one by one."""
+    return servable.signature.takes_bytes and sum(len(one.data) for one in request.inputs) > LONG_BYTES
 
 
 def _response(servable: Servable, request: InferenceRequest, answer: object) -> InferenceResponse:

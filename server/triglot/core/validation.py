@@ -17,7 +17,6 @@ from triglot.core.tensor import (
     Array,
     BytesFramingError,
     array_over,
-    bytes_elements,
     datatype_of,
     element_count,
     is_addressable,
@@ -76,8 +75,10 @@ class Signature:
     max_batch_size: int = 0
     input_rules: Mapping[str, TensorRule] = field(init=False, repr=False)
     output_rules: Mapping[str, TensorRule] = field(init=False, repr=False)
+    takes_bytes: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "takes_bytes", any(spec.datatype == "BYTES" for spec in self.inputs))
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
             for spec in specs:
                 if not isinstance(spec, TensorSpec):
@@ -271,7 +272,7 @@ def _bind_output(rule: TensorRule, value: object, model: str) -> OutputTensor:
     spec = rule.spec
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype is not rule.dtype:
-        array = _as_declared(rule, array, model)
+        _check_datatype(spec, array, model)
     shape = array.shape
     if shape not in rule.known_shapes:
         if not rule.fits(shape):
@@ -283,9 +284,7 @@ def _bind_output(rule: TensorRule, value: object, model: str) -> OutputTensor:
     return OutputTensor(spec.name, spec.datatype, array)
 
 
-def _as_declared(rule: TensorRule, array: Array, model: str) -> Array:
-    """The array when its dtype is one of the declared datatype's; text becomes bytes."""
-    spec = rule.spec
+def _check_datatype(spec: TensorSpec, array: Array, model: str) -> None:
     try:
         datatype = datatype_of(array)
     except TypeError as error:
@@ -294,4 +293,3 @@ def _as_declared(rule: TensorRule, array: Array, model: str) -> Array:
         raise Internal(
             f"model '{model}' returned output '{spec.name}' as {datatype}, its signature says {spec.datatype}"
         )
-    return object_array(bytes_elements(array), array.shape) if rule.dtype.hasobject else array

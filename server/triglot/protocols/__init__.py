@@ -31,12 +31,17 @@ class Operation(enum.Enum):
     ADMINISTER = "administer"
 
 
+def _small(_: Any) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """One RPC: `decode` the request, `call`, `encode` each answer.
 
     UNARY: `call(request, call)` is awaited. SERVER_STREAM: it returns an async iterator of answers.
     BIDI_STREAM: it is given an async iterator of requests and returns one of answers.
+    `answer_size` tells how many bytes `encode` has to work through one by one, about: it may run off the loop.
     """
 
     name: str
@@ -45,6 +50,7 @@ class Method:
     decode: Callable[[bytes], Any]
     call: Callable[[Any, Call], Awaitable[Any] | AsyncIterator[Any]]
     encode: Callable[[Any], bytes]
+    answer_size: Callable[[Any], int] = _small
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +83,6 @@ class HttpResponse:
 
 def _body_size(request: HttpRequest) -> int:
     return len(request.body)
-
-
-def _small(_: Any) -> int:
-    return 0
 
 
 @dataclass(frozen=True, slots=True)

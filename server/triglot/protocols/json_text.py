@@ -208,7 +208,7 @@ def print_array(array: Array) -> list[bytes]:
 
 
 def _print_chunk(chunk: Array) -> bytes:
-    if chunk.dtype.kind == "O":
+    if chunk.dtype.kind in "OSUT":
         return orjson.dumps([element.decode() for element in bytes_elements(chunk)])
     if chunk.dtype.kind == "f" and not np.isfinite(chunk).all():
         return json.dumps(chunk.tolist(), separators=(",", ":")).encode()

@@ -19,6 +19,7 @@ from triglot.config import Config
 from triglot.core.errors import ServingError, Unavailable, as_serving_error
 from triglot.core.types import Call
 from triglot.protocols import Kind, Method, Service
+from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
 
 MAX_DETAILS_BYTES = 4096
 """Longer status texts overflow what clients accept as metadata."""
@@ -66,11 +67,15 @@ class GrpcServer:
         await stopped
 
     def _unary(self, method: Method) -> grpc.RpcMethodHandler:
-        decode, run, encode = method.decode, cast("Callable[..., Awaitable[Any]]", method.call), method.encode
+        decode, encode, size_of = method.decode, method.encode, method.answer_size
+        run = cast("Callable[..., Awaitable[Any]]", method.call)
 
         async def handle(data: bytes, context: Any) -> bytes:
             try:
-                return encode(await run(decode(data), _call(context)))
+                answer = await run(decode(data), _call(context))
+                if size_of(answer) > OFF_LOOP_BYTES:
+                    return await asyncio.to_thread(encode, answer)
+                return encode(answer)
             except Exception as error:
                 await _abort(context, as_serving_error(error, method.name))
 
@@ -106,8 +111,9 @@ class GrpcServer:
         try:
             async with aclosing(run()) as answers:
                 async for answer in answers:
+                    encoded = await run_sized(method.answer_size(answer), method.encode, answer)
                     stream.sending = True
-                    yield method.encode(answer)
+                    yield encoded
                     stream.sending = False
                     if self._stopping:
                         raise Unavailable(SHUTTING_DOWN)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import PayloadEncodingError
@@ -23,9 +21,8 @@ from triglot.core.errors import (
 )
 from triglot.core.types import Call
 from triglot.protocols import HttpRequest, Route
+from triglot.transports.off_loop import run_sized
 
-OFF_LOOP_BYTES = 128 * 1024
-"""Text larger than this is parsed and printed on a thread: it takes longer than the way there and back."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
 WINDOW_BITS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -90,9 +87,9 @@ class HttpServer:
     async def _handle(self, route: Route, http: web.Request) -> web.Response:
         try:
             request = await self._read(http)
-            decoded = await _run(route.decode, request, size=route.text_size(request))
+            decoded = await run_sized(route.text_size(request), route.decode, request)
             answer = await route.call(decoded, Call(None, request.headers.items))
-            response = await _run(route.encode, answer, decoded, size=route.answer_size(answer))
+            response = await run_sized(route.answer_size(answer), route.encode, answer, decoded)
         except Exception as error:
             return _error(as_serving_error(error, f"{route.verb} {route.path}"))
         return web.Response(
@@ -115,7 +112,7 @@ class HttpServer:
             raise InvalidArgument(f"the request body is broken: {error}") from None
         bits = WINDOW_BITS[coding]
         if bits:
-            body = await _run(_inflate, body, bits, self._max_body, size=len(body))
+            body = await run_sized(len(body), _inflate, body, bits, self._max_body)
         return HttpRequest(http.match_info, headers, http.query, body)
 
 
@@ -138,12 +135,6 @@ def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
         what = "goes on after its end" if inflater.eof else "ends too early"
         raise InvalidArgument(f"the compressed request body is damaged: it {what}")
     return inflated
-
-
-async def _run(function: Callable[..., Any], *arguments: Any, size: int) -> Any:
-    if size > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(function, *arguments)
-    return function(*arguments)
 
 
 def _json(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:

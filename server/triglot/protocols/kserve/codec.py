@@ -23,6 +23,8 @@ from triglot.protocols.wire import Limit, MessageRules, length_prefix, limit_err
 SCAN_FROM_BYTES = 32 * 1024
 """Below this, protobuf is quicker than cutting, and what it can be made to allocate is small."""
 
+BYTES_WORK = 16
+"""An element of a BYTES tensor takes as long as so many bytes of text."""
 MAX_INPUTS = Limit("inputs", 1024)
 MAX_OUTPUTS = Limit("requested outputs", 1024)
 MAX_RAW = Limit("raw_input_contents", 1024)
@@ -206,6 +208,13 @@ def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) 
 def encode_infer(response: InferenceResponse) -> bytes:
     """A serialized ModelInferResponse: every output is raw (spec 0.1), joined from the arrays' own memory."""
     return b"".join(infer_pieces(response))
+
+
+def packing_size(response: InferenceResponse | StreamError) -> int:
+    """What `encode_infer` has to work through element by element, in bytes of text, about."""
+    if isinstance(response, StreamError):
+        return 0
+    return sum([output.array.size * BYTES_WORK for output in response.outputs if output.datatype == "BYTES"])
 
 
 def encode_stream_infer(answer: InferenceResponse | StreamError) -> bytes:

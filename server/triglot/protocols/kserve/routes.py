@@ -13,6 +13,7 @@ from triglot.core.types import Call, InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import HttpRequest, HttpResponse, Operation, Route
 from triglot.protocols.json_text import read_body, type_name
+from triglot.protocols.kserve.codec import packing_size
 from triglot.protocols.kserve.rest import RestInfer, decode_infer, encode_infer, json_length
 from triglot.protocols.kserve.service import KServe
 
@@ -72,7 +73,7 @@ def kserve_routes(service: KServe) -> list[Route]:
 
 
 def _array_bytes(response: InferenceResponse) -> int:
-    return sum(output.array.nbytes for output in response.outputs)
+    return sum(output.array.nbytes for output in response.outputs) + packing_size(response)
 
 
 def _fixed(request: Any) -> Callable[[HttpRequest], Any]:

@@ -11,7 +11,7 @@ from triglot.core.types import Call, InferenceRequest, InferenceResponse, Tensor
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Service
-from triglot.protocols.kserve.codec import encode_infer, encode_stream_infer
+from triglot.protocols.kserve.codec import encode_infer, encode_stream_infer, packing_size
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.stream import InferStream, StreamAnswer
 from triglot.protocols.kserve.templates import InferDecoder
@@ -118,8 +118,16 @@ class KServe:
                 _unary("ModelReady", health, pb.ModelReadyRequest, self.model_ready),
                 _unary("ServerMetadata", inspect, pb.ServerMetadataRequest, self.server_metadata),
                 _unary("ModelMetadata", inspect, pb.ModelMetadataRequest, self.model_metadata),
-                Method("ModelInfer", Kind.UNARY, infer, InferDecoder(), unary_infer, encode_infer),
-                Method("ModelStreamInfer", Kind.BIDI_STREAM, infer, bytes, self.infer_stream, encode_stream_infer),
+                Method("ModelInfer", Kind.UNARY, infer, InferDecoder(), unary_infer, encode_infer, packing_size),
+                Method(
+                    "ModelStreamInfer",
+                    Kind.BIDI_STREAM,
+                    infer,
+                    bytes,
+                    self.infer_stream,
+                    encode_stream_infer,
+                    packing_size,
+                ),
                 _unary("RepositoryIndex", inspect, pb.RepositoryIndexRequest, self.repository_index),
                 _unary("RepositoryModelLoad", administer, pb.RepositoryModelLoadRequest, change),
                 _unary("RepositoryModelUnload", administer, pb.RepositoryModelUnloadRequest, change),

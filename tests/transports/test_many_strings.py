@@ -1,0 +1,40 @@
+"""A million strings go in and out while other calls are answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+from live import live
+from scripted_models import Inputs
+from test_large_json import Probe
+
+from triglot import Model, TensorSpec
+from triglot.core.tensor import pack_bytes
+from triglot.pb.kserve import inference_pb2 as pb
+
+COUNT = 1_000_000
+
+
+class Echo(Model):
+    inputs = [TensorSpec("x", "BYTES", [-1])]
+    outputs = [TensorSpec("y", "BYTES", [-1])]
+
+    def infer(self, inputs: Inputs) -> dict[str, object]:
+        return {"y": inputs["x"]}
+
+
+async def test_other_calls_are_answered_meanwhile() -> None:
+    raw = pack_bytes([b"some text"] * COUNT)
+    message = pb.ModelInferRequest(model_name="echo", raw_input_contents=[raw])
+    message.inputs.add(name="x", datatype="BYTES", shape=[COUNT])
+    async with live({"echo": Echo()}) as door:
+        probe = Probe(door)
+        probing = asyncio.ensure_future(probe.run())
+        reply = pb.ModelInferResponse.FromString(await door.infer(message.SerializeToString()))
+        probing.cancel()
+        await asyncio.wait([probing])
+    same = reply.raw_output_contents[0] == raw
+    assert same
+    assert list(reply.outputs[0].shape) == [COUNT]
+    # Three passes over a million elements: off the loop, health was asked all the while.
+    assert probe.answers >= 20
