@@ -2,7 +2,8 @@
 .PHONY: serve test check codegen bench clean
 SHELL := /bin/bash
 PYTHON ?= python3
-environment = $(shell $(PYTHON) tests/environments.py $(1))
+# In the recipe, so that a failure ends it and `make -n` makes nothing.
+environment = $$($(PYTHON) tests/environments.py $(1))
 
 serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
 	@python="$(call environment,serve)" && exec "$$python" -m triglot serve $(MODELS) $(ARGS)

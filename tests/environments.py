@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+OLDEST_PYTHON = (3, 11)
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "tests" / "requirements"
 
@@ -28,7 +29,7 @@ def _fingerprint(requirements: Path) -> str:
 
 
 def _make(folder: Path, requirements: Path) -> None:
-    print(f"making {folder.relative_to(ROOT)} from {requirements.relative_to(ROOT)} …", file=sys.stderr)
+    print(f"making {folder.relative_to(ROOT)} from {requirements.relative_to(ROOT)}  (once) …", file=sys.stderr)
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -51,4 +52,13 @@ def python(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    print(os.fspath(python(sys.argv[1])))
+    if sys.version_info < OLDEST_PYTHON:
+        sys.exit(
+            f"Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, this is {sys.version.split()[0]}"
+        )
+    try:
+        print(os.fspath(python(sys.argv[1])))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"the environment could not be made: {' '.join(error.cmd)} ended with status {error.returncode}")
+    except KeyboardInterrupt:
+        sys.exit(130)

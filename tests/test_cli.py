@@ -200,7 +200,7 @@ def test_the_demo_does_without_onnxruntime() -> None:
             assert infer(channel, "identity_int32", shape=(1, 1)) == 7
     (warning,) = [line for line in server.stderr.text().splitlines() if " W " in line]
     assert "image_classifier version 1 is left out" in warning
-    assert "pip install 'triglot[onnx]'" in warning
+    assert "pip install onnxruntime" in warning
 
 
 def test_a_model_that_was_asked_for_needs_its_library() -> None:
@@ -208,7 +208,7 @@ def test_a_model_that_was_asked_for_needs_its_library() -> None:
     assert ended.returncode == 1
     text = f"{DEMO / 'image_classifier/1/model.onnx'}: the onnx backend needs onnxruntime, which is not installed"
     assert text in ended.stderr
-    assert "run: pip install 'triglot[onnx]'" in ended.stderr
+    assert "run: pip install onnxruntime" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -243,7 +243,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path, case: str)
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("triglot: 1 of the models could not be loaded: ")
-    assert f"{file}: " in last
+    assert str(file) in last
     assert reason in last
     assert "Traceback" not in ended.stderr
     assert "gRPC on" not in ended.stderr

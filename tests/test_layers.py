@@ -22,6 +22,7 @@ SERVICE = DATA_PLANE | {
     "orjson",
 }
 BACKEND = CORE | {"numpy"}
+SHARED_BY_TRANSPORTS = {"triglot.transports.off_loop", "triglot.transports.shutdown"}
 DOWN = CORE | {
     "triglot.backends",
     "triglot.config",
@@ -50,9 +51,21 @@ MAY_IMPORT = {
     "triglot.protocols.grpc": SERVICE | {"google.protobuf"},
     "triglot.transports": CORE | {"triglot.config", "triglot.transports"},
     "triglot.transports.grpc_server": CORE
-    | {"triglot.config", "triglot.protocols", "triglot.transports.off_loop", "grpc"},
+    | {
+        "triglot.config",
+        "triglot.protocols",
+        "triglot.transports.off_loop",
+        "triglot.transports.shutdown",
+        "grpc",
+    },
     "triglot.transports.http_server": CORE
-    | {"triglot.config", "triglot.protocols", "triglot.transports.off_loop", "aiohttp"},
+    | {
+        "triglot.config",
+        "triglot.protocols",
+        "triglot.transports.off_loop",
+        "triglot.transports.shutdown",
+        "aiohttp",
+    },
     "triglot.app": DOWN | {"triglot.transports"},
     "triglot.hints": {"triglot.config", "triglot.dataplane"},
     "triglot.cli": CORE | {"triglot.app", "triglot.config", "triglot.hints", "triglot.version"},

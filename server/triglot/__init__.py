@@ -11,6 +11,7 @@ from triglot.core.errors import (
     FailedPrecondition,
     Internal,
     InvalidArgument,
+    ModelLoadError,
     NotFound,
     ServingError,
     Unavailable,
@@ -22,17 +23,19 @@ from triglot.version import __version__
 
 if TYPE_CHECKING:
     from triglot.app import Server
-    from triglot.config import Config
+    from triglot.config import Config, ConfigError
 
 __all__ = [
     "Call",
     "Cancelled",
     "Config",
+    "ConfigError",
     "DeadlineExceeded",
     "FailedPrecondition",
     "Internal",
     "InvalidArgument",
     "Model",
+    "ModelLoadError",
     "NotFound",
     "Server",
     "ServingError",
@@ -42,7 +45,7 @@ __all__ = [
     "__version__",
 ]
 
-_LAZY = {"Config": "triglot.config", "Server": "triglot.app"}
+_LAZY = {"Config": "triglot.config", "ConfigError": "triglot.config", "Server": "triglot.app"}
 
 
 def __getattr__(name: str) -> Any:

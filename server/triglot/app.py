@@ -36,15 +36,17 @@ class Server:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Sequence[Path | str],
         config: Config | None = None,
         *,
         load: Load = backends.load,
         skip_missing_dependencies: bool = False,
     ) -> None:
+        if isinstance(paths, str | Path):
+            raise TypeError(f"paths: expected a list of paths, got {paths!r}")
         self.config = config or Config()
         self.manager = Manager(
-            paths,
+            [Path(path) for path in paths],
             load,
             max_queue_size=self.config.max_queue_size,
             skip_missing_dependencies=skip_missing_dependencies,
@@ -73,10 +75,11 @@ class Server:
             errors = await self.manager.load_all()
             for error in errors:
                 log.error("%s", error)
+                log.debug("where it came from:", exc_info=error)
             if errors and self.config.exit_on_load_error:
                 raise ModelLoadError(f"{len(errors)} of the models could not be loaded: {errors[0]}")
-            loaded = f"{len(errors)} of the models could not be loaded; the others" if errors else "all models"
-            log.info("%s loaded in %.2f s", loaded, time.monotonic() - started)
+            failed = f", {len(errors)} could not be loaded" if errors else ""
+            log.info("all models loaded in %.2f s%s", time.monotonic() - started, failed)
             await self._open()
         except BaseException:
             await self.stop()
@@ -104,6 +107,8 @@ class Server:
     async def drain(self, delay: float) -> None:
         """Turn readiness off and go on serving for `delay` seconds, so that balancers look elsewhere."""
         self.dataplane.stop()
+        if self._http is not None:
+            self._http.drain()
         if delay:
             log.info("not ready any more; new requests are taken for another %.0f s", delay)
             await asyncio.sleep(delay)
@@ -140,4 +145,7 @@ def _check_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise OSError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+        raise OSError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose others with --host, --grpc-port and "
+            "--rest-port (0: any free port)"
+        ) from None

@@ -76,6 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
     )
+    # grpc logs a trace for every client that leaves in the middle of a call.
+    logging.getLogger("grpc._cython.cygrpc").addFilter(
+        lambda record: "ExecuteBatchError" not in str(record.msg) or config.log_level == "debug"
+    )
     try:
         return asyncio.run(_serve(paths, config))
     except (ModelLoadError, OSError) as error:

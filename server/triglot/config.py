@@ -6,6 +6,7 @@ A later source wins: defaults, then the TOML file, then `TRIGLOT_*` variables, t
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT_PREFIX = "TRIGLOT_"
+SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?")
 
 
 class ConfigError(ValueError):
@@ -54,7 +56,10 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in OPTIONS:
-            check_option(name, getattr(self, name), name)
+            value, expected = getattr(self, name), option_type(name)
+            if not _is_of(value, expected):
+                raise ConfigError(f"{name}: expected {expected.__name__}, got {value!r}")
+            check_option(name, value, name)
         if self.grpc_port == self.rest_port != 0:
             raise ConfigError(f"grpc_port and rest_port are both {self.grpc_port}; expected two ports")
 
@@ -109,23 +114,32 @@ def _from_toml(file: Path) -> dict[str, Any]:
         if name not in OPTIONS:
             raise ConfigError(f"{file}: {unknown(name, OPTIONS)}")
         expected = option_type(name)
-        if type(value) is not expected and not (expected is float and type(value) is int):
+        if not _is_of(value, expected):
             raise ConfigError(f"{file}: {name}: expected {expected.__name__}, got {value!r}")
         check_option(name, value, f"{file}: {name}")
     return table
+
+
+def _is_of(value: object, expected: type) -> bool:
+    return type(value) is expected or (expected is float and type(value) is int)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     names = {ENVIRONMENT_PREFIX + name.upper(): name for name in OPTIONS}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX):
+        if variable.startswith(ENVIRONMENT_PREFIX) and not _is_service_link(variable, text):
             if variable not in names:
                 raise ConfigError(unknown(variable, names))
             name = names[variable]
             values[name] = _parse(variable, text, option_type(name))
             check_option(name, values[name], variable)
     return values
+
+
+def _is_service_link(variable: str, text: str) -> bool:
+    """Whether Kubernetes set the variable, for a Service whose name begins with ours."""
+    return text.startswith(("tcp://", "udp://", "sctp://")) or SERVICE_LINK.fullmatch(variable) is not None
 
 
 def _parse(source: str, text: str, expected: type) -> Any:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
-from triglot.core.errors import Unimplemented
+from triglot.core.errors import Internal, Unimplemented
+from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
 from triglot.core.validation import Signature, bind_inputs, bind_outputs, check_requested_outputs
 from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager, Version
+
+log = logging.getLogger(__name__)
 
 LONG_BYTES = 64 * 1024
 """BYTES tensors of this length and more are taken apart on a thread."""
@@ -50,20 +54,20 @@ class DataPlane:
             if servable.decoupled:
                 raise Decoupled("the model answers with a stream of responses")
             _admit(servable, request, call)
-            if _takes_long(servable, request):
-                inputs = await asyncio.to_thread(bind_inputs, servable.signature, request)
-            else:
-                inputs = bind_inputs(servable.signature, request)
+            signature = servable.signature
+            inputs = (
+                await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
+            )
             return _response(servable, request, await servable.infer(inputs, call))
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
         with self._manager.servable(request.model_name, request.model_version) as servable:
             _admit(servable, request, call)
-            if _takes_long(servable, request):
-                inputs = await asyncio.to_thread(bind_inputs, servable.signature, request)
-            else:
-                inputs = bind_inputs(servable.signature, request)
+            signature = servable.signature
+            inputs = (
+                await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
+            )
             async with aclosing(servable.stream(inputs, call)) as answers:
                 async for answer in answers:
                     yield _response(servable, request, answer)
@@ -93,8 +97,11 @@ class DataPlane:
         return list(self._manager.versions())
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a request for it would be run. Raises `ModelNotFound` or `InvalidArgument`."""
-        return self._manager.is_ready(name, version)
+        """Whether a request for it would be run, and the server is not stopping.
+
+        Raises `ModelNotFound` or `InvalidArgument`.
+        """
+        return self._manager.is_ready(name, version) and not self.stopping
 
     @property
     def ready(self) -> bool:
@@ -125,11 +132,17 @@ def _admit(servable: Servable, request: InferenceRequest, call: Call) -> None:
     call.parameters = request.parameters
 
 
-def _takes_long(servable: Servable, request: InferenceRequest) -> bool:
-    """Whether binding looks at more than the loop has time for: BYTES elements, one by one."""
-    return servable.signature.takes_bytes and sum(len(one.data) for one in request.inputs) > LONG_BYTES
+async def _bind_bytes(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
+    """`bind_inputs` looks at BYTES elements one by one, and many of them are too much for the loop."""
+    if sum([len(one.data) for one in request.inputs]) > LONG_BYTES:
+        return await asyncio.to_thread(bind_inputs, signature, request)
+    return bind_inputs(signature, request)
 
 
 def _response(servable: Servable, request: InferenceRequest, answer: object) -> InferenceResponse:
-    outputs = bind_outputs(servable.signature, answer, request.outputs, servable.name)
+    try:
+        outputs = bind_outputs(servable.signature, answer, request.outputs, servable.name)
+    except Internal as error:
+        log.error("%s", error.message)
+        raise
     return InferenceResponse(servable.name, str(servable.version), request.id, outputs)

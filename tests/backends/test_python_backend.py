@@ -37,7 +37,7 @@ def load_error(folder: Path, text: str) -> str:
     with pytest.raises(ModelLoadError) as caught:
         load(folder, text)
     message = str(caught.value)
-    assert message.startswith(f"{folder / 'model.py'}: ")
+    assert message.startswith(f"{folder / 'model.py'}:")
     return message
 
 
@@ -227,7 +227,7 @@ async def serve(folder: Path) -> AsyncIterator[grpc.aio.UnaryUnaryMultiCallable]
         ),
         ("inputs = None", "NoneType"),
         ("inputs = ['x']", "inputs"),
-        ("max_batch_size = '4'", "str"),
+        ("max_batch_size = '4'", "expected an integer"),
         ("infer = 4", "4"),
     ],
 )

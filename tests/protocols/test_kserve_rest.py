@@ -23,7 +23,7 @@ X = {"name": "x", "shape": [1], "datatype": "FP32"}
 
 
 def http(body: bytes, headers: Mapping[str, str] | None = None) -> HttpRequest:
-    return HttpRequest({"model": "m", "version": "3"}, headers or {}, {}, body)
+    return HttpRequest({"model": "m", "version": "3"}, headers or {}, body)
 
 
 def text_of(body: Any) -> bytes:
@@ -241,7 +241,7 @@ def test_which_outputs_are_binary(outputs: Any, default: bool | None, binary_out
         ({}, "'inputs' of the request must be an array of objects, got nothing"),
         ({"inputs": None}, "'inputs' of the request must be an array of objects, got nothing"),
         ({"inputs": {}}, "'inputs' of the request must be an array of objects, got an object"),
-        ({"inputs": [1]}, "'inputs' of the request must be an array of objects, got an array"),
+        ({"inputs": [1]}, "'inputs' of the request: element 0 must be an object, got a number"),
         ({"inputs": [], "outputs": "y"}, "'outputs' of the request must be an array of objects, got a string"),
         ({"inputs": [], "outputs": [{}]}, "'name' of an output must be a string, got nothing"),
         ({"inputs": [], "id": 7}, "'id' of the request must be a string, got a number"),

@@ -23,7 +23,7 @@ INTEGERS = [f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)
 
 def elements(text: str, datatype: str, shape: list[int]) -> Array:
     body = f'{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":{shape},"data":{text}}}]}}'
-    data = decode_infer(HttpRequest({"model": "m"}, {}, {}, body.encode())).request.inputs[0].data
+    data = decode_infer(HttpRequest({"model": "m"}, {}, body.encode())).request.inputs[0].data
     assert isinstance(data, np.ndarray)
     assert data.ndim == 1
     return data

@@ -156,7 +156,7 @@ async def test_a_server_that_is_about_to_stop_is_live_and_not_ready() -> None:
     async with open_house([MODELS / "scalar"]) as house:
         await assert_readiness(house, server=True, models={"scalar": True})
         await house.server.drain(0)
-        await assert_readiness(house, server=False, models={"scalar": True})
+        await assert_readiness(house, server=False, models={"scalar": False})
         status, _, body = await house.rest.call("GET", "/v2/health/live")
         assert (status, json.loads(body)) == (200, {"live": True})
         answer = await house.grpc.infer(Infer("scalar", [Tensor("x", "FP64", [], bytes(8))]))

@@ -116,7 +116,7 @@ async def test_a_server_of_nothing_does_not_start(tmp_path: Path) -> None:
 async def test_one_broken_model_of_several(tmp_path: Path) -> None:
     write_model(tmp_path / "good")
     file = write_model(tmp_path / "broken", BROKEN)
-    reason = f"{file}: OSError: no disk"
+    reason = f"{file}:11: OSError: no disk"
     assert await load_error(tmp_path) == f"1 of the models could not be loaded: {reason}"
     async with serve(tmp_path, exit_on_load_error=False) as client:
         assert not await client.ready()

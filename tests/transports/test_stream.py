@@ -71,7 +71,7 @@ async def test_a_failed_request_is_answered_in_band_and_the_stream_goes_on() -> 
         )
         answers = [answer async for answer in call]
         assert await call.code() is grpc.StatusCode.OK
-    assert [answer.infer_response.id for answer in answers] == ["a", "b", "", "", "d"]
+    assert [answer.infer_response.id for answer in answers] == ["a", "b", "c", "", "d"]
     texts = [answer.error_message for answer in answers]
     assert texts[0] == "Request for unknown model: 'absent' is not found"
     assert answers[0].infer_response.model_name == "absent"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def load(backend: str, file: Path) -> Model:
             raise
         raise MissingDependency(
             f"{file}: the {backend} backend needs {error.name}, which is not installed; "
-            f"run: pip install 'triglot[{backend}]'"
+            f"run: pip install {error.name}"
         ) from error
     except ImportError as error:
         raise ModelLoadError(f"{file}: the {backend} backend cannot be imported: {error}") from error
@@ -39,4 +40,14 @@ def load(backend: str, file: Path) -> Model:
     except ModelLoadError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelLoadError(f"{file}: {type(error).__name__}: {error}") from error
+        raise ModelLoadError(f"{_place(file, error)}: {type(error).__name__}: {error}") from error
+
+
+def _place(file: Path, error: BaseException) -> str:
+    """The model's file, or the last line in its folder that the exception went through."""
+    lines = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(file.parent)
+    ]
+    return lines[-1] if lines else str(file)

@@ -9,6 +9,10 @@ import uuid
 log = logging.getLogger(__name__)
 
 
+MAX_MESSAGE = 4096
+"""Characters of a text that reach a client."""
+
+
 class Code(enum.IntEnum):
     """gRPC's canonical status codes."""
 
@@ -41,8 +45,8 @@ class ServingError(Exception):
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
-        # A text may quote what a client or a model wrote; every protocol sends UTF-8.
-        self.message = message.encode(errors="replace").decode()
+        # A text may quote what a client or a model wrote, at any length; every protocol sends UTF-8.
+        self.message = message[:MAX_MESSAGE].encode(errors="replace").decode()
         self.retry_after = retry_after
 
 

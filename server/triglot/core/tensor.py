@@ -94,7 +94,7 @@ def array_over(data: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Arra
 
 
 class BytesFramingError(InvalidArgument):
-    """A BYTES tensor's lengths and bytes do not fit together; `what` is the finding without the tensor's name."""
+    """A BYTES tensor's lengths and bytes do not fit together; the text does not name the tensor."""
 
 
 def unpack_bytes(data: Buffer, count: int) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,12 @@ class TensorSpec:
             raise ValueError(f"{self.name}: datatype {self.datatype!r} is none of {', '.join(DATATYPES)}")
         if self.shape is None:
             return
-        object.__setattr__(self, "shape", tuple(int(dim) for dim in self.shape))
+        try:
+            object.__setattr__(self, "shape", tuple(operator.index(dim) for dim in self.shape))
+        except TypeError:
+            raise ValueError(
+                f"{self.name}: shape: expected a list of integers or None, got {self.shape!r}"
+            ) from None
         if any(dim < -1 for dim in self.shape):
             raise ValueError(f"{self.name}: a dim of shape {list(self.shape)} is below -1")
 
@@ -59,7 +65,7 @@ class InferenceRequest:
 
 @dataclass(slots=True)
 class OutputTensor:
-    """An output; `datatype` is the signature's, and the array's dtype fits it."""
+    """An output; `datatype` is the signature's. BYTES may be an array of objects or of numpy's text dtypes."""
 
     name: str
     datatype: str
@@ -121,6 +127,10 @@ class Call:
     def cancelled(self) -> bool:
         """Whether nobody waits for the answer any more: the caller left, or its deadline passed."""
         return self._cancelled or (self.deadline is not None and self.expired)
+
+    def child(self) -> Call:
+        """A call of its own for one of several requests that came on this one."""
+        return Call(self.deadline, self._read_metadata)
 
     def cancel(self) -> None:
         """Say that the caller is gone."""

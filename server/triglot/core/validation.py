@@ -78,7 +78,6 @@ class Signature:
     takes_bytes: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "takes_bytes", any(spec.datatype == "BYTES" for spec in self.inputs))
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
             for spec in specs:
                 if not isinstance(spec, TensorSpec):
@@ -93,6 +92,7 @@ class Signature:
                         f"{kind} {spec.name!r}: max_batch_size is {self.max_batch_size}, so the shape must begin "
                         f"with -1 (the batch), got {_shape_text(spec.shape)}"
                     )
+        object.__setattr__(self, "takes_bytes", any(spec.datatype == "BYTES" for spec in self.inputs))
 
 
 def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
@@ -135,10 +135,12 @@ def _name_error(name: str, known: bool, model: str) -> InvalidRequest:
 
 def _reject_input_count(signature: Signature, request: InferenceRequest) -> None:
     names = [tensor.name for tensor in request.inputs]
-    for at, name in enumerate(names):
-        if name in names[:at]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
             raise InvalidRequest(f"input '{name}' already exists in request")
-    missing = [name for name in signature.input_rules if name not in names]
+        seen.add(name)
+    missing = [name for name in signature.input_rules if name not in seen]
     got = f" Got input(s) {names}" if names else " Got no input"
     lacking = (
         f", but missing required input(s) {missing}. Please provide all required input(s)." if missing else "."

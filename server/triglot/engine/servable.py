@@ -19,14 +19,38 @@ from triglot.engine.work import Execution, Inputs, Stream, StreamEnd
 
 log = logging.getLogger(__name__)
 
-UNLOAD_PATIENCE_SECONDS = 5.0
+UNLOAD_PATIENCE_SECONDS = 2.0
 
 
-def takes_call(function: Callable[..., Any]) -> bool:
-    """Whether `infer` wants the call as its second argument."""
-    parameters = list(inspect.signature(function).parameters.values())
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(positional) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+def takes_call(infer: Callable[..., Any]) -> bool:
+    """Whether `infer` wants the call after the inputs.
+
+    Raises `ValueError` when it can be called neither way. A second parameter with a default is the model's own
+    unless it is named `call`.
+    """
+    signature = inspect.signature(infer)
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
+        return True
+    for arguments in (1, 2):
+        try:
+            signature.bind(*range(arguments))
+        except TypeError:
+            continue
+        return arguments == 2 or list(signature.parameters)[1:2] == ["call"]
+    raise ValueError(f"infer: expected infer(self, inputs) or infer(self, inputs, call), got infer{signature}")
+
+
+def check_declarations(model: Model) -> None:
+    """Raises `ValueError` for what a model's class cannot have, and warns of what it seems to have forgotten."""
+    for kind in ("inputs", "outputs"):
+        if not getattr(model, kind):
+            log.warning("class %s declares no %s", type(model).__name__, kind)
+    for name, least in (("max_batch_size", 0), ("instances", 1), ("max_queue_size", 1)):
+        value = getattr(model, name)
+        if not isinstance(value, int) and not (name == "max_queue_size" and value is None):
+            raise ValueError(f"{name}: expected an integer, got {value!r}")
+        if value is not None and value < least:
+            raise ValueError(f"{name}: expected at least {least}, got {value}")
 
 
 def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], Any]:
@@ -47,12 +71,11 @@ class Servable:
     """
 
     def __init__(self, name: str, version: int, model: Model, *, max_queue_size: int) -> None:
+        check_declarations(model)
         self.name = name
         self.version = version
         self.model = model
         self.platform = model.platform
-        if model.instances < 1:
-            raise ValueError(f"instances: expected at least 1, got {model.instances}")
         self.signature = Signature(tuple(model.inputs), tuple(model.outputs), model.max_batch_size)
         infer = model.infer
         self._function: Callable[[Inputs, Call], Any] = infer if takes_call(infer) else _without_call(infer)
@@ -117,16 +140,11 @@ class Servable:
             raise DeadlineExceeded("the deadline passed before the request was started")
 
     def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
-        """The model's answers as it yields them; one when it is not decoupled.
+        """The answers of a decoupled model as it yields them.
 
-        Closing the generator stops the model at its next answer.
+        Closing the generator stops the model at its next answer. Raises as `infer`.
         """
-        if not self.decoupled:
-            return self._stream_of_one(inputs, call)
         return self._stream_on_loop(inputs, call) if self._on_loop else self._stream_from_thread(inputs, call)
-
-    async def _stream_of_one(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
-        yield await self.infer(inputs, call)
 
     async def _stream_on_loop(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
         self._admit_on_loop(call)

@@ -13,6 +13,9 @@ from typing import Any
 
 from triglot.core.types import Call
 
+MAX_CONTROL_BYTES = 1024 * 1024
+"""The largest request that names things and holds no tensor."""
+
 
 class Kind(enum.Enum):
     """How many messages go each way."""
@@ -67,7 +70,6 @@ class HttpRequest:
 
     path: Mapping[str, str]
     headers: Mapping[str, str]
-    query: Mapping[str, str]
     body: bytes | bytearray
 
 
@@ -81,6 +83,10 @@ class HttpResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+def _control_size(_: Mapping[str, str]) -> int:
+    return MAX_CONTROL_BYTES
+
+
 def _body_size(request: HttpRequest) -> int:
     return len(request.body)
 
@@ -91,6 +97,7 @@ class Route:
 
     `encode` is given the answer and the decoded request. Both codec functions may run off the event loop:
     `text_size` and `answer_size` tell how many bytes of text they have to parse and print, about.
+    `body_limit` gives the largest body, compressed or not, for a request with these headers; None: the server's.
     """
 
     verb: str
@@ -101,3 +108,4 @@ class Route:
     encode: Callable[[Any, Any], HttpResponse]
     text_size: Callable[[HttpRequest], int] = _body_size
     answer_size: Callable[[Any], int] = _small
+    body_limit: Callable[[Mapping[str, str]], int | None] = _control_size

@@ -1,16 +1,17 @@
 """JSON bodies with large arrays: text ⇄ arrays, exact and quick.
 
 Strategy: a small body goes through orjson. A large one goes through simdjson, which keeps big arrays in its own
-memory until they are copied out as numbers; they never become Python lists. Both refuse what the standard
-parser accepts beyond RFC 8259 (the tokens NaN and Infinity, huge integers, lone surrogates), so whatever they
-refuse is parsed again: a large body with numbers in place of NaN and Infinity, and at last by the standard
-parser, whose word is final and whose error is the client's.
+memory until they are copied out as numbers; they never become Python lists. What simdjson refuses because of
+NaN and Infinity, it is given again with numbers in their place. Whatever else it refuses, or cannot give as
+numbers, goes through orjson, and what that refuses through the standard parser, whose error is the client's.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,8 +27,9 @@ SIMD_FROM_BYTES = 2 * 1024
 """Below this, orjson's lists cost less than simdjson's set-up."""
 CHUNK = 32 * 1024
 """Elements that are printed at a time: the longest that the interpreter is held up, about a millisecond."""
-MAX_WALKED = 1024
-"""Elements of an array that are looked at one by one; the parser counts from the start for each."""
+MAX_WALKED = 512
+"""Elements or keys that are looked at one by one; the parser searches from the start for each."""
+HUGE_INTEGER = re.compile(rb"[0-9]{19}")
 _BUFFER_TYPES = {"d": "f8", "i": "i8", "u": "u8"}
 
 
@@ -80,13 +82,6 @@ class LargeArray:
             restored[places & (numbers == float(number))] = value
         return restored
 
-    def plain(self) -> list[Any]:
-        """The array as nested lists. Raises `ValueError` where stand-ins could be taken for numbers."""
-        values: list[Any] = self._array.as_list()
-        if self._twin is not None and values != self._twin.as_list():
-            raise ValueError("tokens in a list")
-        return values
-
 
 def _buffer(array: Any, kind: str) -> Array:
     return np.frombuffer(array.as_buffer(of_type=kind), _BUFFER_TYPES[kind])
@@ -95,22 +90,33 @@ def _buffer(array: Any, kind: str) -> Array:
 def read_body(body: bytes, large_key: str, read: Callable[[dict[str, Any]], T]) -> T:
     """What `read` makes of the body's JSON object.
 
-    `read` is given plain Python values, except that arrays under `large_key` may be a `LargeArray`. It is
-    called again on plain values when it raises anything on those, so an error always comes from the exact
-    parser.
+    `read` is given plain Python values, except that arrays under `large_key` may be a `LargeArray`. When that
+    raises `TypeError` or `ValueError`, because it is no array of numbers after all, `read` is called again on
+    plain values.
 
     Raises `InvalidArgument` for text that is no JSON object, and what `read` raises.
     """
+    if len(body) >= SIMD_FROM_BYTES:
+        try:
+            return read(_object(_parse_large(body, large_key)))
+        except (ValueError, TypeError, RuntimeError):
+            pass  # RuntimeError is simdjson's, for numbers beyond 64 bits and for depth.
     try:
-        if len(body) < SIMD_FROM_BYTES:
-            return read(_object(orjson.loads(body)))
-        return read(_object(_parse_large(body, large_key)))
-    except (ValueError, TypeError, RuntimeError, InvalidArgument):
-        pass  # RuntimeError is simdjson's, for numbers beyond 64 bits and for depth.
-    try:
-        return read(_object(_parse_exactly(body)))
+        return _read_plain(body, read)
     except RecursionError:
         raise InvalidArgument("failed to parse the request JSON: nested too deep") from None
+
+
+def _read_plain(body: bytes, read: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        return read(_object(orjson.loads(body)))
+    except ValueError:
+        pass
+    except InvalidArgument:
+        # A float may stand for an integer beyond 64 bits; what was refused because of that gets its own text.
+        if not HUGE_INTEGER.search(body):
+            raise
+    return read(_object(_parse_exactly(body)))
 
 
 def _parse_large(body: bytes, large_key: str) -> Any:
@@ -125,17 +131,21 @@ def _parse_large(body: bytes, large_key: str) -> Any:
 
 
 def _plain_but(large_key: str, value: Any, twin: Any) -> Any:
-    """Python values, with a `LargeArray` for each array under `large_key`; `twin` is walked in step."""
+    """Python values, with a `LargeArray` for each array under `large_key`; `twin` is walked in step.
+
+    Raises `ValueError` for what would have to be walked too long, or cannot be walked exactly. (The parser's own
+    conversions are of no use: beyond 2**24 elements they write out of bounds.)
+    """
     if isinstance(value, simdjson.Object):
-        keys = list(value.keys())
+        keys = list(islice(value.keys(), MAX_WALKED + 1))
         # An object of the parser's finds the first of equal keys, and reads a key up to its NUL.
-        if len(set(keys)) < len(keys) or any("\0" in key for key in keys):
+        if len(keys) > MAX_WALKED or len(set(keys)) < len(keys) or any("\0" in key for key in keys):
             raise ValueError("keys that need the exact parser")
         return {key: _member(large_key, key, value, twin) for key in keys}
-    if isinstance(value, simdjson.Array) and len(value) <= MAX_WALKED:
-        return [_plain_but(large_key, value[at], None if twin is None else twin[at]) for at in range(len(value))]
     if isinstance(value, simdjson.Array):
-        return LargeArray(value, twin).plain()
+        if len(value) > MAX_WALKED:
+            raise ValueError("a long array where none is expected")
+        return [_plain_but(large_key, value[at], None if twin is None else twin[at]) for at in range(len(value))]
     if twin is not None and value != twin:
         raise ValueError("a token outside of the large arrays")
     return value

@@ -3,7 +3,7 @@
 Strategy: tensors never enter a protobuf object. `scan` walks the fields of a message once, gives the bulky
 ones back as views of the message's own bytes, and everything else as a small message for protobuf to parse.
 On the way it counts what an attacker would repeat: a few bytes on the wire can become forty times as many in
-parsed objects, so the limits hold before protobuf sees anything.
+parsed objects, so the limits hold before protobuf sees a large message.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from triglot.core.errors import InvalidArgument
 
 VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
 MAX_GROUP_DEPTH = 100
+MAX_FIELDS = 32 * 1024
+"""Fields that are looked at in one message; an honest one has some hundreds."""
 SHORT = 5
 """Bytes that a tag or a length may take."""
 
@@ -69,7 +71,22 @@ def read_varint(data: bytes | memoryview, at: int, end: int, longest: int = 10) 
     raise _malformed("unfinished number", at)
 
 
-def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int) -> int:
+class _Budget:
+    """Counts the fields of a message, those of its inner messages among them: each costs the same time."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = MAX_FIELDS
+
+    def spend(self) -> None:
+        """One more field. Raises `InvalidArgument`."""
+        self.left -= 1
+        if self.left < 0:
+            raise limit_error(Limit("protobuf fields", MAX_FIELDS))
+
+
+def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int, budget: _Budget) -> int:
     """The place after a field that is not length-delimited."""
     if wire_type == VARINT:
         after = read_varint(data, at, end)[1]
@@ -78,7 +95,7 @@ def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int) -> i
     elif wire_type == FIXED64:
         after = at + 8
     elif wire_type == GROUP_START:
-        after = _skip_group(data, number, at, end)
+        after = _skip_group(data, number, at, end, budget)
     else:
         raise _malformed(f"wire type {wire_type}", at)
     if after > end:
@@ -86,9 +103,10 @@ def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int) -> i
     return after
 
 
-def _skip_group(data: memoryview, number: int, at: int, end: int) -> int:
+def _skip_group(data: memoryview, number: int, at: int, end: int, budget: _Budget) -> int:
     open_groups = [number]
     while open_groups:
+        budget.spend()
         tag, at = read_varint(data, at, end, SHORT)
         wire_type, inner = tag & 7, tag >> 3
         if wire_type == GROUP_START:
@@ -102,7 +120,7 @@ def _skip_group(data: memoryview, number: int, at: int, end: int) -> int:
             length, at = read_varint(data, at, end, SHORT)
             at += length
         else:
-            at = _skip(data, wire_type, inner, at, end)
+            at = _skip(data, wire_type, inner, at, end, budget)
         if at > end:
             raise _malformed("group runs over the end", at)
     return at
@@ -112,14 +130,16 @@ def top_level_payloads(data: bytes) -> Iterator[tuple[int, int, int]]:
     """(field number, start, end) of each length-delimited field of a message that is known to be valid."""
     view = memoryview(data)
     at, end = 0, len(data)
+    budget = _Budget()
     while at < end:
+        budget.spend()
         tag, at = read_varint(view, at, end, SHORT)
         if tag & 7 == LENGTH:
             length, at = read_varint(view, at, end, SHORT)
             yield tag >> 3, at, at + length
             at += length
         else:
-            at = _skip(view, tag & 7, tag >> 3, at, end)
+            at = _skip(view, tag & 7, tag >> 3, at, end, budget)
 
 
 def scan(data: bytes, rules: MessageRules) -> tuple[bytes, list[memoryview]]:
@@ -129,7 +149,7 @@ def scan(data: bytes, rules: MessageRules) -> tuple[bytes, list[memoryview]]:
     """
     view = memoryview(data)
     cuts: list[tuple[int, int, int]] = []
-    _scan(view, 0, len(data), rules, cuts)
+    _scan(view, 0, len(data), rules, cuts, _Budget())
     if not cuts:
         return data, []
     kept: list[memoryview] = []
@@ -141,9 +161,12 @@ def scan(data: bytes, rules: MessageRules) -> tuple[bytes, list[memoryview]]:
     return b"".join(kept), [view[start:end] for _, start, end in cuts]
 
 
-def _scan(data: memoryview, at: int, end: int, rules: MessageRules, cuts: list[tuple[int, int, int]]) -> None:
+def _scan(
+    data: memoryview, at: int, end: int, rules: MessageRules, cuts: list[tuple[int, int, int]], budget: _Budget
+) -> None:
     counts: dict[int, int] = {}
     while at < end:
+        budget.spend()
         field_start = at
         tag, at = read_varint(data, at, end, SHORT)
         number, wire_type = tag >> 3, tag & 7
@@ -158,13 +181,13 @@ def _scan(data: memoryview, at: int, end: int, rules: MessageRules, cuts: list[t
             if number in rules.cut:
                 cuts.append((field_start, start, at))
             if number in rules.nested:
-                _scan(data, start, at, rules.nested[number], [])
+                _scan(data, start, at, rules.nested[number], [], budget)
             if limit is None:
                 limit = rules.repeats.get(number)
             else:
                 added = _count_packed(data[start:at], limit.count)
         else:
-            at = _skip(data, wire_type, number, at, end)
+            at = _skip(data, wire_type, number, at, end, budget)
         if limit is not None:
             counts[number] = counts.get(number, 0) + added
             if counts[number] > limit.count:

@@ -7,6 +7,7 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,8 @@ class Manager:
             try:
                 version.servable = Servable(files.name, files.version, model, max_queue_size=self._max_queue_size)
             except Exception as error:  # What a user's class declares can be anything.
+                with suppress(Exception):
+                    await asyncio.to_thread(model.close)
                 raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         except ModelLoadError as error:
             version.state, version.reason = State.UNAVAILABLE, str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -10,9 +11,12 @@ from pathlib import Path
 
 from triglot.core.errors import ModelLoadError
 
+log = logging.getLogger(__name__)
+
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 VERSION = re.compile(r"[1-9][0-9]{0,18}")
 BACKEND_OF_FILE = {"model.py": "python", "model.onnx": "onnx"}
+_EXPECTED = f"[VERSION/]{{{', '.join(BACKEND_OF_FILE)}}}, VERSION an integer like 1"
 BACKEND_OF_SUFFIX = {".py": "python", ".onnx": "onnx"}
 
 
@@ -39,7 +43,10 @@ def find_models(paths: Iterable[Path]) -> dict[str, list[ModelFiles]]:
     for path in paths:
         for name, versions in _find(path).items():
             if not NAME.fullmatch(name):
-                raise ModelLoadError(f"{path}: model name {name!r} must match {NAME.pattern}")
+                raise ModelLoadError(
+                    f"{path}: a file or folder gives a model the name {name!r}; expected 1 to 128 letters, "
+                    "digits, '.', '_' and '-', without a dot in front"
+                )
             if name in models:
                 raise ModelLoadError(
                     f"model '{name}' appears in two or more repositories: {models[name][0].file} and "
@@ -66,26 +73,35 @@ def _find(path: Path) -> dict[str, list[ModelFiles]]:
         raise ModelLoadError(f"{path}: no such file or folder")
     if versions := model_versions(path):
         return {path.name: versions}
-    models = {
-        folder.name: versions
-        for folder in sorted(path.iterdir())
-        if folder.is_dir() and not folder.name.startswith(".") and (versions := model_versions(folder))
-    }
+    models = {}
+    for folder in sorted(path.iterdir()):
+        if not folder.is_dir() or folder.name.startswith((".", "__")):
+            continue
+        if versions := model_versions(folder):
+            models[folder.name] = versions
+        else:
+            log.warning("%s is left out: no model in it, expected %s", folder, _EXPECTED)
     if not models:
         raise ModelLoadError(f"{path}: no models here; expected NAME/[VERSION/]{{{', '.join(BACKEND_OF_FILE)}}}")
     return models
 
 
 def model_versions(folder: Path) -> list[ModelFiles]:
-    """The versions in a model's folder, ascending; files right in it are version 1."""
-    if files := _files(folder, folder.name, 1):
-        return [files]
-    found = (
+    """The versions in a model's folder, ascending; files right in it are version 1.
+
+    Raises `ModelLoadError` when there are both.
+    """
+    found = [
         _files(entry, folder.name, int(entry.name))
         for entry in folder.iterdir()
         if entry.is_dir() and VERSION.fullmatch(entry.name)
-    )
-    return sorted((files for files in found if files), key=lambda files: files.version)
+    ]
+    versions = sorted((files for files in found if files), key=lambda files: files.version)
+    if files := _files(folder, folder.name, 1):
+        if versions:
+            raise ModelLoadError(f"{folder}: expected {files.file.name} or version folders, found both")
+        return [files]
+    return versions
 
 
 def _files(folder: Path, name: str, version: int) -> ModelFiles | None:

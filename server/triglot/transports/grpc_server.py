@@ -20,11 +20,11 @@ from triglot.core.errors import ServingError, Unavailable, as_serving_error
 from triglot.core.types import Call
 from triglot.protocols import Kind, Method, Service
 from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
+from triglot.transports.shutdown import SHUTTING_DOWN
 
 MAX_DETAILS_BYTES = 4096
 """Longer status texts overflow what clients accept as metadata."""
 END_AGAIN_SECONDS = 1.0
-SHUTTING_DOWN = "the server is shutting down"
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
@@ -109,6 +109,8 @@ class GrpcServer:
         stream = _OpenStream(task)
         self._streams.add(stream)
         try:
+            if self._stopping:
+                raise Unavailable(SHUTTING_DOWN)
             async with aclosing(run()) as answers:
                 async for answer in answers:
                     encoded = await run_sized(method.answer_size(answer), method.encode, answer)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import PayloadEncodingError
@@ -16,13 +18,17 @@ from triglot.core.errors import (
     InvalidArgument,
     PayloadTooLarge,
     ServingError,
+    Unavailable,
     Unimplemented,
     as_serving_error,
 )
 from triglot.core.types import Call
 from triglot.protocols import HttpRequest, Route
 from triglot.transports.off_loop import run_sized
+from triglot.transports.shutdown import SHUTTING_DOWN
 
+CLEAN_UP_SECONDS = 1.0
+"""What is left to write and close when the grace period is over."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
 WINDOW_BITS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -61,32 +67,70 @@ class HttpServer:
             client_max_size=config.max_message_size, middlewares=[web.middleware(_as_json)]
         )
         for route in routes:
-            application.router.add_route(route.verb, route.path, partial(self._handle, route))
+            application.router.add_route(route.verb, route.path, partial(self._respond, route))
         # The task of a request whose client is gone is cancelled, and its work is not started.
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
             access_log=None,
-            shutdown_timeout=config.grace,
+            # The grace period is kept here: aiohttp would give it twice.
+            shutdown_timeout=CLEAN_UP_SECONDS,
             # Inflated here: bounded by the result's size, off the loop, and with our own errors.
             auto_decompress=False,
         )
 
+        self._grace = config.grace
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._draining = self._stopping = self._grace_is_over = False
+
     async def start(self) -> int:
         """Bind and serve; the port. Raises `OSError` when the address cannot be bound."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, self._port).start()
+        self._site = web.TCPSite(self._runner, self._host, self._port)
+        await self._site.start()
         port: int = self._runner.addresses[0][1]
         return port
 
+    def drain(self) -> None:
+        """Have each connection closed with its next answer, so that clients go elsewhere."""
+        self._draining = True
+
     async def stop(self) -> None:
-        """Refuse new connections, and wait for the calls that run as long as the grace period."""
+        """Refuse new calls, wait for the others as long as the grace period, answer the rest with 503."""
+        self._draining = self._stopping = True
+        await self._site.stop()
+        await _wait(self._calls, self._grace)
+        self._grace_is_over = True
+        for call in self._calls:
+            call.cancel()
+        await _wait(self._calls, CLEAN_UP_SECONDS)
         await self._runner.cleanup()
+
+    async def _respond(self, route: Route, http: web.Request) -> web.Response:
+        """The answer to one request, whatever happens; the life of the server is kept out of `_handle`."""
+        task = asyncio.current_task()
+        assert task is not None  # aiohttp runs every handler in a task.
+        if self._stopping:
+            response = _error(Unavailable(SHUTTING_DOWN))
+        else:
+            self._calls.add(task)
+            try:
+                response = await self._handle(route, http)
+            except asyncio.CancelledError:
+                if not self._grace_is_over:
+                    raise
+                task.uncancel()
+                response = _error(Unavailable(SHUTTING_DOWN))
+            finally:
+                self._calls.discard(task)
+        if self._draining:
+            response.force_close()
+        return response
 
     async def _handle(self, route: Route, http: web.Request) -> web.Response:
         try:
-            request = await self._read(http)
+            request = await self._read(route, http)
             decoded = await run_sized(route.text_size(request), route.decode, request)
             answer = await route.call(decoded, Call(None, request.headers.items))
             response = await run_sized(route.answer_size(answer), route.encode, answer, decoded)
@@ -99,42 +143,71 @@ class HttpServer:
             headers=response.headers,
         )
 
-    async def _read(self, http: web.Request) -> HttpRequest:
+    async def _read(self, route: Route, http: web.Request) -> HttpRequest:
         coding = http.headers.get("Content-Encoding", "identity").lower()
         if coding not in WINDOW_BITS:
             raise UnknownCoding(f"Content-Encoding '{coding}' is not supported, use gzip or deflate")
         headers = {name.lower(): value for name, value in http.headers.items()}
-        try:
-            body = await http.read() if http.can_read_body else b""
-        except web.HTTPRequestEntityTooLarge:
-            raise _too_large(self._max_body) from None
-        except (web.RequestPayloadError, PayloadEncodingError) as error:
-            raise InvalidArgument(f"the request body is broken: {error}") from None
+        limit = self._max_body
+        route_limit = route.body_limit(headers)
+        if route_limit is not None:
+            limit = min(limit, route_limit)
+        body = await _read_body(http, limit) if http.can_read_body else b""
         bits = WINDOW_BITS[coding]
-        if bits:
-            body = await run_sized(len(body), _inflate, body, bits, self._max_body)
-        return HttpRequest(http.match_info, headers, http.query, body)
+        if bits and body:
+            body = await run_sized(len(body), _inflate, body, bits, limit)
+        return HttpRequest(http.match_info, headers, body)
+
+
+async def _read_body(http: web.Request, limit: int) -> bytes:
+    """The whole body. Raises `PayloadTooLarge` before more than `limit` bytes are kept."""
+    if (http.content_length or 0) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in http.content.iter_any():
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            chunks.append(chunk)
+    except (web.RequestPayloadError, PayloadEncodingError) as error:
+        raise InvalidArgument(f"the request body is broken: {error}") from None
+    return b"".join(chunks)
 
 
 def _too_large(limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(
-        f"the request body is larger than {limit} bytes; the limit is the server's option max_message_size"
+        f"the request body is larger than {limit} bytes; send large tensors as binary data, and see the server's "
+        "option max_message_size"
     )
 
 
 def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
     """The body inflated. Raises `PayloadTooLarge` before more than `limit` bytes are made of it."""
-    inflater = zlib.decompressobj(window_bits)
-    try:
-        inflated = inflater.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise InvalidArgument(f"the compressed request body is damaged: {error}") from None
-    if len(inflated) > limit:
-        raise _too_large(limit)
-    if not inflater.eof or inflater.unused_data:
-        what = "goes on after its end" if inflater.eof else "ends too early"
-        raise InvalidArgument(f"the compressed request body is damaged: it {what}")
-    return inflated
+    parts: list[bytes] = []
+    size = 0
+    while body:
+        inflater = zlib.decompressobj(window_bits)
+        try:
+            part = inflater.decompress(body, limit - size + 1)
+        except zlib.error as error:
+            raise InvalidArgument(f"the compressed request body is damaged: {error}") from None
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        if not inflater.eof:
+            raise InvalidArgument("the compressed request body is damaged: it ends too early")
+        parts.append(part)
+        body = inflater.unused_data  # gzip may come in several members.
+        if body and window_bits == WINDOW_BITS["deflate"]:
+            raise InvalidArgument("the compressed request body is damaged: it goes on after its end")
+    return b"".join(parts)
+
+
+async def _wait(tasks: set[asyncio.Task[Any]], seconds: float) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=seconds)
 
 
 def _json(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:

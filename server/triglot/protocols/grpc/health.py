@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from functools import partial
 
-from triglot.core.errors import NotFound
+from triglot.core.errors import ModelNotFound, NotFound
 from triglot.core.types import Call
 from triglot.dataplane import DataPlane
 from triglot.pb.grpc.health.v1 import health_pb2 as pb
@@ -24,35 +24,34 @@ class Health:
         self._dataplane = dataplane
         self._services = frozenset(services)
 
-    def _statuses(self) -> dict[str, pb.HealthCheckResponse]:
-        ready = self._dataplane.ready
-        serving = dict.fromkeys(("", *self._services), ready)
-        for name in self._dataplane.model_names():
-            serving[name] = not self._dataplane.stopping and self._dataplane.model_ready(name)
-        return {
-            name: pb.HealthCheckResponse(
-                status=pb.HealthCheckResponse.SERVING if ok else pb.HealthCheckResponse.NOT_SERVING
-            )
-            for name, ok in serving.items()
-        }
+    def _status(self, name: str) -> pb.HealthCheckResponse:
+        """SERVING or NOT_SERVING. Raises `ModelNotFound`."""
+        everything = not name or name in self._services
+        ok = self._dataplane.ready if everything else self._dataplane.model_ready(name)
+        return pb.HealthCheckResponse(
+            status=pb.HealthCheckResponse.SERVING if ok else pb.HealthCheckResponse.NOT_SERVING
+        )
 
     async def check(self, request: pb.HealthCheckRequest, _: Call) -> pb.HealthCheckResponse:
         """Raises `NotFound`."""
-        status = self._statuses().get(request.service)
-        if status is None:
-            raise NotFound(f"'{request.service}' is neither a service nor a model here")
-        return status
+        try:
+            return self._status(request.service)
+        except ModelNotFound:
+            raise NotFound(f"'{request.service}' is neither a service nor a model here") from None
 
     async def list(self, _: pb.HealthListRequest, __: Call) -> pb.HealthListResponse:
         """Every name that can be checked."""
-        return pb.HealthListResponse(statuses=self._statuses())
+        names = ["", *self._services, *self._dataplane.model_names()]
+        return pb.HealthListResponse(statuses={name: self._status(name) for name in names})
 
     async def watch(self, request: pb.HealthCheckRequest, _: Call) -> AsyncIterator[pb.HealthCheckResponse]:
         """The status now and at every change; SERVICE_UNKNOWN for a name that may still come."""
-        unknown = pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
         last = None
         while True:
-            status = self._statuses().get(request.service, unknown)
+            try:
+                status = self._status(request.service)
+            except ModelNotFound:
+                status = pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
             if status != last:
                 yield status
                 last = status

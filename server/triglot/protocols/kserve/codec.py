@@ -21,7 +21,7 @@ from triglot.protocols.kserve.parameters import (
 from triglot.protocols.wire import Limit, MessageRules, length_prefix, limit_error, parse, scan, serialize
 
 SCAN_FROM_BYTES = 32 * 1024
-"""Below this, protobuf is quicker than cutting, and what it can be made to allocate is small."""
+"""Below this, protobuf is quicker than cutting; what it can be made to allocate is forty times as much."""
 
 BYTES_WORK = 16
 """An element of a BYTES tensor takes as long as so many bytes of text."""
@@ -98,6 +98,15 @@ def decode_infer(data: bytes) -> InferenceRequest:
         rest, raw = scan(data, _INFER_RULES)
         message = parse(pb.ModelInferRequest, rest)
     return _request_of(message, raw)
+
+
+def identify(data: bytes) -> InferenceRequest:
+    """The model and id of a request that `decode_infer` refuses, as far as they can be read."""
+    try:
+        message = parse(pb.ModelInferRequest, data if len(data) < SCAN_FROM_BYTES else scan(data, _INFER_RULES)[0])
+    except InvalidArgument:
+        return InferenceRequest("")
+    return InferenceRequest(message.model_name, message.model_version, message.id)
 
 
 def _check_counts(message: pb.ModelInferRequest) -> None:

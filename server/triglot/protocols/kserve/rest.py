@@ -66,6 +66,11 @@ def decode_infer(http: HttpRequest) -> RestInfer:
     return read_body(bytes(text), "data", lambda body: _Reader(http, text_length).read(body))
 
 
+def body_limit(headers: Mapping[str, str]) -> int | None:
+    """The largest body in bytes: without binary tensors it is all JSON. None: as the server says."""
+    return None if HEADER_LENGTH in headers else MAX_JSON_BYTES
+
+
 def json_length(http: HttpRequest) -> int:
     """How many bytes of the body are JSON. Raises `InvalidArgument` for a header that cannot be true."""
     size = len(http.body)
@@ -175,9 +180,14 @@ def _objects(body: Mapping[str, Any], key: str, limit: Limit, *, required: bool 
     values = body.get(key)
     if values is None and not required:
         return []
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+    if not isinstance(values, list):
         got = "nothing" if values is None else type_name(values)
         raise InvalidArgument(f"'{key}' of the request must be an array of objects, got {got}")
+    for at, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise InvalidArgument(
+                f"'{key}' of the request: element {at} must be an object, got {type_name(value)}"
+            )
     if len(values) > limit.count:
         raise limit_error(limit)
     return values
@@ -234,12 +244,13 @@ def elements_of_json(data: Any, datatype_name: str, shape: tuple[int, ...], what
 
 
 def _convert_large(data: LargeArray, datatype: DataType, what: str) -> Array:
+    """Raises `TypeError` or `ValueError` for anything but numbers that fit 64 bits; `read_body` knows further."""
     kind = datatype.dtype.kind
     if kind == "f":
         return _narrowed_floats(data.numbers("d"), datatype)
     if kind in "iu":
         return _narrowed_integers(data.numbers("u" if datatype.name == "UINT64" else "i"), datatype, what)
-    return _convert(flatten(data.plain()), datatype, what)
+    raise TypeError(f"{datatype.name} elements are not numbers")
 
 
 def _convert(values: list[Any], datatype: DataType, what: str) -> Array:

@@ -14,7 +14,7 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import HttpRequest, HttpResponse, Operation, Route
 from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.codec import packing_size
-from triglot.protocols.kserve.rest import RestInfer, decode_infer, encode_infer, json_length
+from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length
 from triglot.protocols.kserve.service import KServe
 
 MODEL = "/v2/models/{model}"
@@ -25,6 +25,11 @@ HTTP_DOOR = "HTTP end point"
 
 def kserve_routes(service: KServe) -> list[Route]:
     """The rows of the REST interface."""
+
+    def decode(http: HttpRequest) -> RestInfer:
+        # Which model it is comes first: the body may be wrong because the model is another.
+        service.require_model(http.path["model"], http.path.get("version", ""))
+        return decode_infer(http)
 
     async def infer(rest: RestInfer, call: Call) -> InferenceResponse:
         return await service.infer(HTTP_DOOR, rest.request, call)
@@ -48,8 +53,8 @@ def kserve_routes(service: KServe) -> list[Route]:
         ("load", pb.RepositoryModelLoadRequest),
         ("unload", pb.RepositoryModelUnloadRequest),
     ):
-        path, decode = f"{REPOSITORY_MODEL}/{verb}", partial(_change, request_class)
-        rows.append(Route("POST", path, Operation.ADMINISTER, decode, service.repository_change, _encode_none))
+        path, change = f"{REPOSITORY_MODEL}/{verb}", partial(_change, request_class)
+        rows.append(Route("POST", path, Operation.ADMINISTER, change, service.repository_change, _encode_none))
     for path in (MODEL, VERSION):
         ready_of, metadata_of = (
             partial(_named, pb.ModelReadyRequest),
@@ -62,11 +67,12 @@ def kserve_routes(service: KServe) -> list[Route]:
                 "POST",
                 path + "/infer",
                 Operation.INFER,
-                decode_infer,
+                decode,
                 infer,
                 encode_infer,
                 text_size=json_length,
                 answer_size=_array_bytes,
+                body_limit=body_limit,
             ),
         ]
     return rows

@@ -10,7 +10,7 @@ from triglot.core.errors import InvalidArgument, ModelNotFound, ServingError, Un
 from triglot.core.types import Call, InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
 from triglot.protocols.kserve.codec import encode_infer, encode_stream_infer, packing_size
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.stream import InferStream, StreamAnswer
@@ -50,6 +50,10 @@ class KServe:
         if not self._dataplane.model_ready(request.name, request.version):
             raise Unavailable(f"model '{request.name}' is not ready")
         return request
+
+    def require_model(self, name: str, version: str) -> None:
+        """Raises `ModelNotFound`, `InvalidArgument` or `Unavailable` when no request for it could be run."""
+        self._dataplane.decoupled(name, version)
 
     async def model_names(self, _: None, __: Call) -> list[str]:
         """Every model that is wanted, ready or not."""
@@ -103,7 +107,10 @@ class KServe:
         elif not request.repository_name:
             raise InvalidArgument("the request names no model")
         # KServe's own stubs send the model's name in the place of the repository's (spec 0.15).
-        raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+        raise Unavailable(
+            "explicit model load / unload is not allowed if polling is enabled; the models are those that the "
+            "server was started with"
+        )
 
     def grpc_service(self) -> Service:
         """The rows of GRPCInferenceService; an RPC without one answers UNIMPLEMENTED."""
@@ -145,4 +152,11 @@ def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadat
 
 
 def _unary(name: str, operation: Operation, request_class: Any, call: Any) -> Method:
-    return Method(name, Kind.UNARY, operation, partial(parse, request_class), call, serialize)
+    return Method(name, Kind.UNARY, operation, partial(_parse_small, request_class), call, serialize)
+
+
+def _parse_small(request_class: Any, data: bytes) -> Any:
+    """A request that names things and holds no tensor. Raises `InvalidArgument`."""
+    if len(data) > MAX_CONTROL_BYTES:
+        raise InvalidArgument(f"the request has {len(data)} bytes, at most {MAX_CONTROL_BYTES} are expected")
+    return parse(request_class, data)

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from triglot.core.errors import Code, ServingError, as_serving_error
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane
-from triglot.protocols.kserve.codec import StreamError, decode_infer
+from triglot.protocols.kserve.codec import StreamError, decode_infer, identify
 from triglot.protocols.kserve.errors import name_request
 
 MAX_IN_FLIGHT = 64
@@ -55,12 +55,12 @@ class InferStream:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        turn = asyncio.Event()
-        turn.set()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turn.set_result(None)
         try:
             async for data in requests:
                 await self._slots.acquire()
-                my_turn, turn = turn, asyncio.Event()
+                my_turn, turn = turn, asyncio.get_running_loop().create_future()
                 task = asyncio.ensure_future(self._answer(data, my_turn, turn))
                 self._running.add(task)
                 task.add_done_callback(self._ended)
@@ -75,28 +75,29 @@ class InferStream:
         self._running.discard(task)
         self._slots.release()
 
-    async def _answer(self, data: bytes, my_turn: asyncio.Event, next_turn: asyncio.Event) -> None:
-        request = InferenceRequest("")
+    async def _answer(self, data: bytes, my_turn: asyncio.Future[None], next_turn: asyncio.Future[None]) -> None:
+        request = None
         try:
             request = decode_infer(data)
             if self._dataplane.decoupled(request.model_name, request.model_version):
-                next_turn.set()
+                # It keeps no order, but what comes after it must not overtake what came before it.
+                my_turn.add_done_callback(lambda _: _pass_on(next_turn))
                 await self._answer_decoupled(request)
-            else:
-                response = await self._dataplane.infer(request, self._own_call())
-                response.parameters[FINAL] = True
-                await my_turn.wait()
-                await self._answers.put(response)
+                return
+            response = await self._dataplane.infer(request, self._call.child())
+            response.parameters[FINAL] = True
+            await asyncio.shield(my_turn)
+            await self._answers.put(response)
         except Exception as error:
+            request = request or identify(data)
             failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
-            await my_turn.wait()
+            await asyncio.shield(my_turn)
             in_band = not self._end_on_error or failure.code in _VALIDATION
             await self._answers.put(StreamError(request, failure) if in_band else failure)
-        finally:
-            next_turn.set()
+        _pass_on(next_turn)
 
     async def _answer_decoupled(self, request: InferenceRequest) -> None:
-        async with aclosing(self._dataplane.infer_stream(request, self._own_call())) as responses:
+        async with aclosing(self._dataplane.infer_stream(request, self._call.child())) as responses:
             async for response in responses:
                 response.parameters[FINAL] = False
                 await self._answers.put(response)
@@ -104,6 +105,7 @@ class InferStream:
             end = InferenceResponse(request.model_name, request.model_version, request.id, [], {FINAL: True})
             await self._answers.put(end)
 
-    def _own_call(self) -> Call:
-        """Each request is cancelled by itself, on the deadline that all share."""
-        return Call(self._call.deadline)
+
+def _pass_on(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
