@@ -166,3 +166,18 @@ def test_values_out_of_range(name: str, value: Any) -> None:
 def test_the_ends_of_the_ranges() -> None:
     config = Config(grpc_port=65535, rest_port=0, max_message_size=1, max_queue_size=1, drain_delay=0, grace=0)
     assert (config.grpc_port, config.rest_port, config.grace) == (65535, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("TRIGLOT_PORT", "tcp://10.0.0.1:8001"),
+        ("TRIGLOT_GRPC_PORT", "tcp://10.0.0.1:8001"),
+        ("TRIGLOT_SERVICE_HOST", "10.0.0.1"),
+        ("TRIGLOT_SERVICE_PORT", "8001"),
+        ("TRIGLOT_GRPC_SERVICE_PORT_HTTP", "8001"),
+        ("TRIGLOT_PORT_8001_TCP_ADDR", "10.0.0.1"),
+    ],
+)
+def test_what_kubernetes_sets_for_a_service_of_this_name_is_no_option(variable: str, text: str) -> None:
+    assert load_config(None, {variable: text}, {}) == Config()

@@ -339,3 +339,10 @@ def test_bytes_are_printed_as_text() -> None:
     assert printed(array) == ["a", "é", '"\\\n', "", "\0"]
     with pytest.raises(UnicodeDecodeError):
         print_array(object_array([b"\xff"], (1,)))
+
+
+def test_an_object_of_very_many_keys_is_read_in_one_pass() -> None:
+    """Searching simdjson's object for each key would take the square of their number."""
+    keys = {str(at): at for at in range(200_000)}
+    body = json.dumps({"inputs": [], **keys}).encode()
+    assert read_body(body, "data", plain) == {"inputs": [], **keys}

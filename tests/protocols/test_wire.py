@@ -20,7 +20,18 @@ from wire_bytes import (
 
 from triglot.core.errors import InvalidArgument
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.wire import Limit, MessageRules, length_prefix, parse, read_varint, scan, serialize, varint
+from triglot.protocols.kserve.codec import decode_infer
+from triglot.protocols.wire import (
+    MAX_FIELDS,
+    Limit,
+    MessageRules,
+    length_prefix,
+    parse,
+    read_varint,
+    scan,
+    serialize,
+    varint,
+)
 
 CUT_7 = MessageRules(cut=frozenset({7}))
 
@@ -183,3 +194,14 @@ def test_parse_and_serialize() -> None:
     assert parse(pb.ModelReadyRequest, serialize(message)) == message
     with pytest.raises(InvalidArgument, match=r"not a valid inference\.ModelReadyRequest"):
         parse(pb.ModelReadyRequest, field(1, b"\xff"))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"\x0a\x00", b"\x7a\x00", b"\x78\x01", b"\x2a\x02\x7a\x00", b"\x7b\x78\x01\x7c", b"\x2a\x02\x2a\x00"],
+    ids=["empty strings", "unknown", "unknown numbers", "unknown inside", "groups", "contents"],
+)
+def test_the_number_of_fields_is_bounded(piece: bytes) -> None:
+    """Each costs the same time on the event loop, whatever it means."""
+    with pytest.raises(InvalidArgument, match="the request has more than"):
+        decode_infer(piece * (MAX_FIELDS + 1))

@@ -55,6 +55,31 @@ async def test_ordinary_models_answer_in_the_order_of_the_requests() -> None:
     assert all(final(answer) for answer in answers)
 
 
+async def test_a_decoupled_request_between_them_does_not_change_their_order() -> None:
+    first = Scripted(open_gate=False)
+
+    def infer(inputs: Inputs) -> Any:
+        yield {"y": inputs["x"]}
+
+    async with live({"slow": first, "quick": Scripted(), "decoupled": Plain(infer)}) as door:
+        call = door.stream_infer(
+            sending(asking("slow", 1, "a"), asking("decoupled", 9, "d"), asking("quick", 2, "b"))
+        )
+        await first.wait_until_entered()
+        assert values([await call.read()]) == [("d", 9)]
+        first.gate.set()
+        assert values([await call.read(), await call.read()]) == [("a", 2), ("b", 4)]
+
+
+async def test_a_models_call_knows_the_streams_metadata() -> None:
+    model = Scripted()
+    async with live({"good": model}) as door:
+        call = door.stream_infer(sending(asking("good", 1, "a")), metadata=(("x-tenant", "blue"),))
+        assert values([answer async for answer in call]) == [("a", 2)]
+    assert model.calls[0].metadata["x-tenant"] == "blue"
+    assert model.calls[0].request_id == "a"
+
+
 async def test_a_failed_request_is_answered_in_band_and_the_stream_goes_on() -> None:
     def infer(inputs: Inputs) -> Any:
         raise InvalidArgument("not today")

@@ -1,0 +1,63 @@
+"""REST clients while the server goes away: none is cut off without a word."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+from live import Live, live
+from scripted_models import Scripted
+
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
+
+
+async def infer(door: Live) -> tuple[int, str, object]:
+    async with door.session.post(f"{door.url}/models/scripted/infer", json=BODY) as response:
+        return response.status, response.headers.get("Connection", "keep-alive"), await response.json()
+
+
+async def test_connections_are_closed_with_the_answers_of_a_draining_server() -> None:
+    async with live({"scripted": Scripted()}) as door:
+        status, connection, _ = await infer(door)
+        assert (status, connection.lower()) == (200, "keep-alive")
+        await door.server.drain(0)
+        status, connection, _ = await infer(door)
+        assert (status, connection) == (200, "close")
+
+
+async def test_a_running_call_is_answered_and_its_connection_closed() -> None:
+    model = Scripted(open_gate=False)
+    async with live({"scripted": model}) as door:
+        running = asyncio.ensure_future(infer(door))
+        await model.wait_until_entered()
+        stopping = asyncio.ensure_future(door.server.stop())
+        # New calls are refused before this one has ended.
+        while await is_taken(door):  # noqa: ASYNC110 - the server tells nobody when it begins to refuse
+            await asyncio.sleep(0.001)
+        model.gate.set()
+        status, connection, answer = await running
+        assert (status, connection) == (200, "close")
+        assert answer["outputs"][0]["data"] == [6.0]  # type: ignore[index]
+        await stopping
+
+
+async def is_taken(door: Live) -> bool:
+    try:
+        async with door.session.get(f"{door.url}/health/live") as response:
+            return response.status == 200
+    except aiohttp.ClientConnectionError:
+        return False
+
+
+@pytest.mark.parametrize("grace", [0, 0.1])
+async def test_a_call_that_outlives_the_grace_period_is_told_so(grace: float) -> None:
+    model = Scripted(open_gate=False)
+    async with live({"scripted": model}, grace=grace) as door:
+        running = asyncio.ensure_future(infer(door))
+        await model.wait_until_entered()
+        stopping = asyncio.ensure_future(door.server.stop())
+        assert await running == (503, "close", {"error": "the server is shutting down"})
+        model.gate.set()
+        await stopping
+    assert model.calls[0].cancelled
