@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -81,15 +82,17 @@ class HttpServer:
         )
 
         self._grace = config.grace
+        self._listener: socket.socket | None = None
         self._calls: set[asyncio.Task[Any]] = set()
         self._draining = self._stopping = self._grace_is_over = False
 
     async def start(self) -> int:
         """Bind and serve; the port. Raises `OSError` when the address cannot be bound."""
         await self._runner.setup()
-        self._site = web.TCPSite(self._runner, self._host, self._port)
-        await self._site.start()
-        port: int = self._runner.addresses[0][1]
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        self._listener = socket.create_server((self._host, self._port), family=family)
+        await web.SockSite(self._runner, self._listener).start()
+        port: int = self._listener.getsockname()[1]
         return port
 
     def drain(self) -> None:
@@ -99,13 +102,23 @@ class HttpServer:
     async def stop(self) -> None:
         """Refuse new calls, wait for the others as long as the grace period, answer the rest with 503."""
         self._draining = self._stopping = True
-        await self._site.stop()
+        await self._stop_listening()
         await _wait(self._calls, self._grace)
         self._grace_is_over = True
         for call in self._calls:
             call.cancel()
         await _wait(self._calls, CLEAN_UP_SECONDS)
         await self._runner.cleanup()
+
+    async def _stop_listening(self) -> None:
+        if self._listener is None:
+            return  # It was never started.
+        # asyncio would forget a connection that it has accepted, but not yet served, when the listener closes.
+        asyncio.get_running_loop().remove_reader(self._listener)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for site in self._runner.sites:
+            await site.stop()
 
     async def _respond(self, route: Route, http: web.Request) -> web.Response:
         """The answer to one request, whatever happens; the life of the server is kept out of `_handle`."""
