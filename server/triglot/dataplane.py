@@ -53,8 +53,8 @@ class DataPlane:
         with self._manager.servable(request.model_name, request.model_version) as servable:
             if servable.decoupled:
                 raise Decoupled("the model answers with a stream of responses")
-            _admit(servable, request, call)
             signature = servable.signature
+            _admit(signature, request, call)
             inputs = (
                 await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
             )
@@ -63,8 +63,8 @@ class DataPlane:
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
         with self._manager.servable(request.model_name, request.model_version) as servable:
-            _admit(servable, request, call)
             signature = servable.signature
+            _admit(signature, request, call)
             inputs = (
                 await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
             )
@@ -124,10 +124,10 @@ class DataPlane:
                 await self._changed.wait()
 
 
-def _admit(servable: Servable, request: InferenceRequest, call: Call) -> None:
+def _admit(signature: Signature, request: InferenceRequest, call: Call) -> None:
     """The call learns what the model may ask about it. Raises `InvalidRequest` for outputs that do not exist."""
     if request.outputs:
-        check_requested_outputs(servable.signature, request)
+        check_requested_outputs(signature, request)
     call.request_id = request.id
     call.parameters = request.parameters
 

@@ -118,7 +118,8 @@ class Servable:
         """
         try:
             if self._on_loop:
-                self._admit_on_loop(call)
+                if self._leases > self._limit or call.deadline is not None:
+                    self._admit_on_loop(call)
                 return await self._function(inputs, call)
             execution = Execution(inputs, call, self._loop.create_future())
             self._queue.put(execution)

@@ -223,7 +223,11 @@ def packing_size(response: InferenceResponse | StreamError) -> int:
     """What `encode_infer` has to work through element by element, in bytes of text, about."""
     if isinstance(response, StreamError):
         return 0
-    return sum([output.array.size * BYTES_WORK for output in response.outputs if output.datatype == "BYTES"])
+    size = 0
+    for output in response.outputs:
+        if output.datatype == "BYTES":
+            size += output.array.size * BYTES_WORK
+    return size
 
 
 def encode_stream_infer(answer: InferenceResponse | StreamError) -> bytes:
