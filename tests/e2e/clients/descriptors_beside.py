@@ -1,22 +1,18 @@
-"""Import triglot.pb and a client's protobuf module in one process, and let each read what the other wrote.
+"""Import the server and a client's protobuf module in one process, and let each read what the other wrote.
 
-    python descriptors_beside.py first|last MODULE…      # triglot.pb before or after the modules
+    python descriptors_beside.py first|last MODULE…      # the server before or after the modules
 
 The last module is the one with the client's messages.
 """
 
 import importlib
-import importlib.util
 import pkgutil
 import sys
-import types
 
 
 def load_pb():
-    """Every module of triglot.pb, without the package above: this environment lacks its dependencies."""
-    above = types.ModuleType("triglot")
-    above.__path__ = list(importlib.util.find_spec("triglot").submodule_search_locations)
-    sys.modules["triglot"] = above
+    """The whole server, and every module of triglot.pb."""
+    importlib.import_module("triglot.app")
     package = importlib.import_module("triglot.pb")
     names = [found.name for found in pkgutil.walk_packages(package.__path__, "triglot.pb.")]
     return {name: importlib.import_module(name) for name in names}
