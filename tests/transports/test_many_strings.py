@@ -37,4 +37,4 @@ async def test_other_calls_are_answered_meanwhile() -> None:
     assert same
     assert list(reply.outputs[0].shape) == [COUNT]
     # Three passes over a million elements: off the loop, health was asked all the while.
-    assert probe.answers >= 20
+    assert probe.answers >= 5
