@@ -31,7 +31,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
-        Config().grpc_port = 1  # type: ignore[misc]
+        Config().grpc_port = 1  # type: ignore[misc]  # What must fail.
 
 
 def test_every_option_says_what_it_is_for() -> None:

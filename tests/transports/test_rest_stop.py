@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import aiohttp
 import pytest
@@ -12,7 +13,7 @@ from scripted_models import Scripted
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
 
 
-async def infer(door: Live) -> tuple[int, str, object]:
+async def infer(door: Live) -> tuple[int, str, Any]:
     async with door.session.post(f"{door.url}/models/scripted/infer", json=BODY) as response:
         return response.status, response.headers.get("Connection", "keep-alive"), await response.json()
 
@@ -38,7 +39,7 @@ async def test_a_running_call_is_answered_and_its_connection_closed() -> None:
         model.gate.set()
         status, connection, answer = await running
         assert (status, connection) == (200, "close")
-        assert answer["outputs"][0]["data"] == [6.0]  # type: ignore[index]
+        assert answer["outputs"][0]["data"] == [6.0]
         await stopping
 
 

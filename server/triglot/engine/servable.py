@@ -1,4 +1,4 @@
-"""A servable: one loaded version of a model, its instances, its queue and its drain."""
+"""A servable: one loaded version of a model, its instances and its queue."""
 
 from __future__ import annotations
 

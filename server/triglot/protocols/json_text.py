@@ -31,8 +31,6 @@ MAX_WALKED = 512
 """Elements or keys that are looked at one by one; the parser searches from the start for each."""
 HUGE_INTEGER = re.compile(rb"[0-9]{19}")
 _BUFFER_TYPES = {"d": "f8", "i": "i8", "u": "u8"}
-
-
 _TOKENS = (b"-Infinity", b"Infinity", b"NaN")
 _TOKEN_VALUES = (-np.inf, np.inf, np.nan)
 _STAND_INS = (

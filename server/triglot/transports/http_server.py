@@ -34,6 +34,8 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
 WINDOW_BITS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """zlib's parameter for each content coding that is taken; 0: none is needed."""
+MAX_GZIP_MEMBERS = 16
+"""What follows a member is copied for each of them."""
 _STATUS = {
     Code.CANCELLED: 400,
     Code.UNKNOWN: 400,
@@ -64,9 +66,7 @@ class HttpServer:
     def __init__(self, routes: Iterable[Route], config: Config) -> None:
         self._host, self._port = config.host, config.rest_port
         self._max_body = config.max_message_size
-        application = web.Application(
-            client_max_size=config.max_message_size, middlewares=[web.middleware(_as_json)]
-        )
+        application = web.Application(middlewares=[web.middleware(_as_json)])
         for route in routes:
             application.router.add_route(route.verb, route.path, partial(self._respond, route))
         # The task of a request whose client is gone is cancelled, and its work is not started.
@@ -80,7 +80,6 @@ class HttpServer:
             # Inflated here: bounded by the result's size, off the loop, and with our own errors.
             auto_decompress=False,
         )
-
         self._grace = config.grace
         self._listener: socket.socket | None = None
         self._calls: set[asyncio.Task[Any]] = set()
@@ -201,6 +200,8 @@ def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while body:
+        if len(parts) == MAX_GZIP_MEMBERS:
+            raise InvalidArgument(f"the compressed request body has more than {MAX_GZIP_MEMBERS} members")
         inflater = zlib.decompressobj(window_bits)
         try:
             part = inflater.decompress(body, limit - size + 1)

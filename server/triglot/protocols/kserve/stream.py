@@ -25,7 +25,6 @@ FINAL = "triton_final_response"
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 _VALIDATION = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
 
-
 StreamAnswer = InferenceResponse | StreamError
 
 
