@@ -170,23 +170,14 @@ async def test_h2_refused_by_a_server_of_another_kind(greeting: bytes) -> None:
 
 
 async def test_h2_lost_connection_is_an_error() -> None:
-    numbers, port = count(), 0
+    async def vanish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes.fromhex("000000 04 00 00000000"))  # Empty SETTINGS.
+        await reader.readuntil(b"ModelInfer")
+        writer.close()
 
-    async def handler(request: bytes, context: Context) -> bytes:
-        if next(numbers) == 50:
-            background.append(asyncio.ensure_future(server.stop(None)))
-        return request
-
-    background: list[asyncio.Future[None]] = []
-    server = grpc.aio.server()
-    methods = {"ModelInfer": grpc.unary_unary_rpc_method_handler(handler)}
-    service = "inference.GRPCInferenceService"
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    with pytest.raises(BenchError, match="server"):
-        await grpc_load(port, b"x", 8, b"x")
-    await asyncio.gather(*background)
+    async with await asyncio.start_server(vanish, "127.0.0.1", 0) as server:
+        with pytest.raises(BenchError, match="server"):
+            await grpc_load(server.sockets[0].getsockname()[1], b"x", 8, b"x")
 
 
 @pytest.mark.parametrize(("size", "in_flight"), [(0, 1), (64, 64), (3 * MIB, 4)])
