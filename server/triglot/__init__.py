@@ -18,6 +18,7 @@ from triglot.core.errors import (
     Unimplemented,
 )
 from triglot.core.model import Model
+from triglot.core.signature import Signature
 from triglot.core.types import Call, TensorSpec
 from triglot.version import __version__
 
@@ -39,6 +40,7 @@ __all__ = [
     "NotFound",
     "Server",
     "ServingError",
+    "Signature",
     "TensorSpec",
     "Unavailable",
     "Unimplemented",

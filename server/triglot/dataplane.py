@@ -9,9 +9,16 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from triglot.core.errors import Internal, Unimplemented
+from triglot.core.signature import Signature
 from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
-from triglot.core.validation import Signature, bind_inputs, bind_outputs, check_requested_outputs
+from triglot.core.validation import (
+    InvalidRequest,
+    bind_inputs,
+    bind_outputs,
+    check_requested_outputs,
+    check_shapes,
+)
 from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager, Version
 
@@ -44,6 +51,13 @@ class DataPlane:
         self.stopping = False
         self._changed = asyncio.Event()
 
+    def servable(self, name: str, version: str = "", label: str = "") -> Servable:
+        """The version that a request goes to; a `with` block is a lease of it.
+
+        Raises `ModelNotFound`, `InvalidArgument` for a bad version or an unknown label, and `Unavailable`.
+        """
+        return self._manager.servable(name, version, label)
+
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """One answer to one request.
 
@@ -51,26 +65,35 @@ class DataPlane:
         `Decoupled` when the model answers with a stream.
         """
         with self._manager.servable(request.model_name, request.model_version) as servable:
-            if servable.decoupled:
-                raise Decoupled("the model answers with a stream of responses")
-            signature = servable.signature
-            _admit(signature, request, call)
-            inputs = (
-                await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
-            )
-            return _response(servable, request, await servable.infer(inputs, call))
+            return await self.infer_on(servable, request, call)
+
+    async def infer_on(self, servable: Servable, request: InferenceRequest, call: Call) -> InferenceResponse:
+        """As `infer`, on a version that the caller holds a lease of."""
+        if servable.decoupled:
+            raise Decoupled("the model answers with a stream of responses")
+        signature = _admit(servable, request, call)
+        inputs = (
+            await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
+        )
+        try:
+            answer = await servable.infer(inputs, call)
+        except Internal:
+            # The model's own code may be the first to look at the shapes.
+            if request.lenient_shapes:
+                check_shapes(signature, request)
+            raise
+        return _response(servable, signature, request, answer)
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
         with self._manager.servable(request.model_name, request.model_version) as servable:
-            signature = servable.signature
-            _admit(signature, request, call)
+            signature = _admit(servable, request, call)
             inputs = (
                 await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
             )
             async with aclosing(servable.stream(inputs, call)) as answers:
                 async for answer in answers:
-                    yield _response(servable, request, answer)
+                    yield _response(servable, signature, request, answer)
 
     def metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Raises `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one not ready."""
@@ -124,12 +147,23 @@ class DataPlane:
                 await self._changed.wait()
 
 
-def _admit(signature: Signature, request: InferenceRequest, call: Call) -> None:
-    """The call learns what the model may ask about it. Raises `InvalidRequest` for outputs that do not exist."""
+def _admit(servable: Servable, request: InferenceRequest, call: Call) -> Signature:
+    """The signature that is called; the call learns what the model may ask about it.
+
+    Raises `InvalidRequest` for a signature or outputs that do not exist.
+    """
+    name = request.signature_name or servable.default_signature
+    signature = servable.signatures.get(name)
+    if signature is None:
+        raise InvalidRequest(
+            f"model '{servable.name}' has no signature '{name}', only {', '.join(sorted(servable.signatures))}"
+        )
     if request.outputs:
         check_requested_outputs(signature, request)
     call.request_id = request.id
     call.parameters = request.parameters
+    call.signature_name = name
+    return signature
 
 
 async def _bind_bytes(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
@@ -139,9 +173,13 @@ async def _bind_bytes(signature: Signature, request: InferenceRequest) -> dict[s
     return bind_inputs(signature, request)
 
 
-def _response(servable: Servable, request: InferenceRequest, answer: object) -> InferenceResponse:
+def _response(
+    servable: Servable, signature: Signature, request: InferenceRequest, answer: object
+) -> InferenceResponse:
     try:
-        outputs = bind_outputs(servable.signature, answer, request.outputs, servable.name)
+        outputs = bind_outputs(
+            signature, answer, request.outputs, servable.name, lenient_shapes=request.lenient_shapes
+        )
     except Internal as error:
         log.error("%s", error.message)
         raise

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triglot.core.errors import Code
+from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES, Buffer, element_count
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
-from triglot.core.validation import InvalidRequest, Signature, bind_inputs, check_requested_outputs
+from triglot.core.validation import InvalidRequest, bind_inputs, check_requested_outputs
 
 F4 = struct.pack("<f", 1.0)
 ALL = ", ".join(DATATYPES)

@@ -253,7 +253,7 @@ async def test_a_datatype_without_a_name(door: Door) -> None:
     answer = await door.infer(how("no datatype"))
     assert answer.code is Code.INTERNAL
     assert answer.text.startswith(
-        "model 'misbehaving' returned output 'y': numpy dtype complex128 has no datatype"
+        "model 'misbehaving' returned output 'y': numpy dtype datetime64[s] has no datatype"
     )
 
 
@@ -277,7 +277,8 @@ async def test_a_text_that_is_not_unicode(door: Door) -> None:
     await assert_that_all_is_well(door)
 
 
-@pytest.mark.parametrize("datatype", DATATYPES)
+# The demo has no complex ones: KServe has no name for them.
+@pytest.mark.parametrize("datatype", [name for name in DATATYPES if not name.startswith("COMPLEX")])
 @pytest.mark.parametrize("shape", [[2, 3], [0, 3], [1, 1]])
 async def test_every_datatype_there_and_back(door: Door, datatype: str, shape: list[int]) -> None:
     count = shape[0] * shape[1]

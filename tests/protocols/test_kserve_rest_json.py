@@ -157,7 +157,7 @@ def test_strings() -> None:
     assert accepted(json.dumps([long]), "BYTES", 1) == [long.encode()]
 
 
-@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "COMPLEX64", "COMPLEX128"])
 def test_datatypes_without_a_json_form(datatype: str) -> None:
     assert refused("[1.5]", datatype, [1]) == f"input 'x': {datatype} has no JSON form, send it as binary data"
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from triglot.core.signature import Signature
 from triglot.core.types import TensorSpec
 
 
@@ -25,8 +26,15 @@ class Model:
 
     inputs: Sequence[TensorSpec] = ()
     outputs: Sequence[TensorSpec] = ()
+    signatures: Mapping[str, Signature] = {}
+    """Further signatures by name; `inputs` and `outputs` are the one named "serving_default".
+    `call.signature_name` says which one is called."""
+    signature_defs: Mapping[str, bytes] = {}
+    """Serialized `tensorflow.SignatureDef`s of the model's file; TensorFlow Serving's metadata repeats them."""
+    speaks_json: bool = False
+    """Whether the BYTES elements of inputs and outputs are JSON texts."""
     max_batch_size: int = 0
-    """Largest first dim of the inputs; 0: the model has no batch dimension of its own to check."""
+    """Largest first dim of the inputs, for every signature; 0: there is no batch dimension to check."""
     instances: int = 1
     """How many threads call `infer` at the same time (plain functions and generators)."""
     max_queue_size: int | None = None

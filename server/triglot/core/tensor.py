@@ -25,7 +25,7 @@ MAX_ARRAY_BYTES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """One datatype of the protocol (KServe V2, spec 2.1).
+    """One datatype: KServe V2's (spec 2.1), and the complex ones, which TensorFlow Serving has besides.
 
     `itemsize` is in bytes and 0 for BYTES, whose elements vary in length.
     """
@@ -56,6 +56,8 @@ DATATYPES: dict[str, DataType] = {
         _row("FP32", "<f4"),
         _row("FP64", "<f8"),
         _row("BF16", ml_dtypes.bfloat16),
+        _row("COMPLEX64", "<c8"),
+        _row("COMPLEX128", "<c16"),
         _row("BYTES", "O"),
     )
 }
@@ -65,7 +67,7 @@ _BY_DTYPE = {row.dtype: row.name for row in DATATYPES.values()}
 def datatype_of(array: Array) -> str:
     """The datatype that an array travels as; text, bytes and object arrays are BYTES.
 
-    Raises `TypeError` for a dtype that the protocol has no name for (complex, dates).
+    Raises `TypeError` for a dtype that no protocol has a name for (dates, structures).
     """
     if array.dtype.kind in "OSUT":
         return "BYTES"

@@ -53,7 +53,10 @@ class InputTensor:
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """One request for one model, in no protocol's terms. An empty version means the default one."""
+    """One request for one model, in no protocol's terms. An empty version or signature means the default one.
+
+    `lenient_shapes`: the model gets the inputs in whatever shapes they have, as in TensorFlow Serving (tfs 0.9).
+    """
 
     model_name: str
     model_version: str = ""
@@ -61,6 +64,8 @@ class InferenceRequest:
     inputs: list[InputTensor] = field(default_factory=list)
     outputs: Sequence[str] = ()
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    signature_name: str = ""
+    lenient_shapes: bool = False
 
 
 @dataclass(slots=True)
@@ -93,17 +98,19 @@ def _no_metadata() -> Metadata:
 class Call:
     """One call's own circumstances, as a model may ask for them.
 
-    `deadline` is a `time.monotonic()` instant, or None. `read_metadata` gives gRPC metadata or HTTP headers;
-    few calls look at them, so they are read when asked for.
+    `deadline` is a `time.monotonic()` instant, or None. `signature_name` is the one of the model's signatures
+    that is called. `read_metadata` gives gRPC metadata or HTTP headers; few calls look at them, so they are read
+    when asked for.
     """
 
-    __slots__ = ("_cancelled", "_read_metadata", "deadline", "parameters", "request_id")
+    __slots__ = ("_cancelled", "_read_metadata", "deadline", "parameters", "request_id", "signature_name")
 
     def __init__(
         self, deadline: float | None = None, read_metadata: Callable[[], Metadata] = _no_metadata
     ) -> None:
         self.deadline = deadline
         self.request_id = ""
+        self.signature_name = ""
         self.parameters: dict[str, ParameterValue] = {}
         self._read_metadata = read_metadata
         self._cancelled = False

@@ -6,12 +6,12 @@ The texts are those that clients of the protocol match on (KServe V2, spec 1.5).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.signature import Signature, TensorRule, shape_text
 from triglot.core.tensor import (
     DATATYPES,
     Array,
@@ -25,74 +25,9 @@ from triglot.core.tensor import (
 )
 from triglot.core.types import InferenceRequest, InputTensor, OutputTensor, TensorSpec
 
-MAX_KNOWN_SHAPES = 256
-
 
 class InvalidRequest(InvalidArgument):
     """The request does not fit the model's signature."""
-
-
-class TensorRule:
-    """A `TensorSpec` ready for checking; remembers the shapes that it has passed."""
-
-    __slots__ = ("dtype", "known_shapes", "plain", "spec")
-
-    def __init__(self, spec: TensorSpec) -> None:
-        datatype = DATATYPES[spec.datatype]
-        self.spec = spec
-        self.dtype = datatype.dtype
-        # Any bytes are a tensor of these datatypes, if only there are enough of them.
-        self.plain = bool(datatype.itemsize) and datatype.name != "BOOL"
-        self.known_shapes: dict[tuple[int, ...], int] = {}
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the dims are those of the spec."""
-        wanted = self.spec.shape
-        if wanted is None:
-            return all(dim >= 0 for dim in shape)
-        return len(shape) == len(wanted) and all(
-            dim >= 0 and expected in (-1, dim) for dim, expected in zip(shape, wanted, strict=True)
-        )
-
-    def remember(self, shape: tuple[int, ...]) -> int:
-        """The bytes of a tensor of this shape, which has been checked; 0 for BYTES."""
-        if len(self.known_shapes) >= MAX_KNOWN_SHAPES:
-            self.known_shapes.clear()
-        size = self.known_shapes[shape] = element_count(shape) * DATATYPES[self.spec.datatype].itemsize
-        return size
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """The named inputs and outputs of a model.
-
-    Raises `ValueError` for what is no `TensorSpec`, when two tensors share a name, or when `max_batch_size` > 0
-    and a shape does not begin with the batch dim -1.
-    """
-
-    inputs: Sequence[TensorSpec]
-    outputs: Sequence[TensorSpec]
-    max_batch_size: int = 0
-    input_rules: Mapping[str, TensorRule] = field(init=False, repr=False)
-    output_rules: Mapping[str, TensorRule] = field(init=False, repr=False)
-    takes_bytes: bool = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        for kind, specs in (("input", self.inputs), ("output", self.outputs)):
-            for spec in specs:
-                if not isinstance(spec, TensorSpec):
-                    raise ValueError(f"{kind}s: expected TensorSpecs, got {spec!r}")
-            rules = {spec.name: TensorRule(spec) for spec in specs}
-            if len(rules) != len(specs):
-                raise ValueError(f"two {kind}s have the same name: {[spec.name for spec in specs]}")
-            object.__setattr__(self, f"{kind}_rules", rules)
-            for spec in specs if self.max_batch_size > 0 else ():
-                if not spec.shape or spec.shape[0] != -1:
-                    raise ValueError(
-                        f"{kind} {spec.name!r}: max_batch_size is {self.max_batch_size}, so the shape must begin "
-                        f"with -1 (the batch), got {_shape_text(spec.shape)}"
-                    )
-        object.__setattr__(self, "takes_bytes", any(spec.datatype == "BYTES" for spec in self.inputs))
 
 
 def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
@@ -102,7 +37,7 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
     """
     rules = signature.input_rules
     tensors = request.inputs
-    if len(tensors) != len(rules):
+    if len(tensors) != len(rules) and not (signature.defaults and len(tensors) < len(rules)):
         _reject_input_count(signature, request)
     arrays: dict[str, Array] = {}
     batch = -1
@@ -117,14 +52,32 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
             batch = _check_batch(tensor, batch, signature.max_batch_size, request.model_name)
         size = rule.known_shapes.get(shape)
         if size is None:
-            size = _check_shape(tensor, rule, signature.max_batch_size, request.model_name)
+            size = _check_shape(tensor, rule, signature.max_batch_size, request)
         if not rule.plain or isinstance(data, np.ndarray):
             arrays[name] = _bind(tensor, rule.dtype, request.model_name)
         elif len(data) == size:
             arrays[name] = array_over(data, rule.dtype, shape)
         else:
             raise _byte_size_error(tensor, size, len(data), request.model_name)
+    if len(arrays) < len(rules):
+        _add_defaults(arrays, signature, request)
     return arrays
+
+
+def _add_defaults(arrays: dict[str, Array], signature: Signature, request: InferenceRequest) -> None:
+    for name in signature.input_rules:
+        if name not in arrays:
+            if name not in signature.defaults:
+                _reject_input_count(signature, request)
+            arrays[name] = signature.defaults[name]
+
+
+def check_shapes(signature: Signature, request: InferenceRequest) -> None:
+    """Raises `InvalidRequest` for the first input whose shape is not the declared one."""
+    for tensor in request.inputs:
+        rule = signature.input_rules.get(tensor.name)
+        if rule is not None and not rule.fits(tensor.shape):
+            raise _shape_error(tensor, rule, signature.max_batch_size, request.model_name)
 
 
 def _name_error(name: str, known: bool, model: str) -> InvalidRequest:
@@ -140,7 +93,7 @@ def _reject_input_count(signature: Signature, request: InferenceRequest) -> None
         if name in seen:
             raise InvalidRequest(f"input '{name}' already exists in request")
         seen.add(name)
-    missing = [name for name in signature.input_rules if name not in seen]
+    missing = [name for name in signature.input_rules if name not in seen and name not in signature.defaults]
     got = f" Got input(s) {names}" if names else " Got no input"
     lacking = (
         f", but missing required input(s) {missing}. Please provide all required input(s)." if missing else "."
@@ -178,24 +131,26 @@ def _check_batch(tensor: InputTensor, batch: int, max_batch_size: int, model: st
     return size
 
 
-def _check_shape(tensor: InputTensor, rule: TensorRule, max_batch_size: int, model: str) -> int:
+def _check_shape(tensor: InputTensor, rule: TensorRule, max_batch_size: int, request: InferenceRequest) -> int:
     """The bytes that the tensor must have."""
     shape = tensor.shape
-    if not rule.fits(shape):
-        note = f"NOTE: max_batch_size is {max_batch_size}: the first dim is the batch." if max_batch_size else ""
-        raise InvalidRequest(
-            f"unexpected shape for input '{tensor.name}' for model '{model}'. "
-            f"Expected {_shape_text(rule.spec.shape)}, got {_shape_text(shape)}. {note}"
-        )
+    fits = rule.fits(shape)
+    if not fits and (not request.lenient_shapes or any(dim < 0 for dim in shape)):
+        raise _shape_error(tensor, rule, max_batch_size, request.model_name)
     if not is_addressable(shape, rule.dtype):
         raise InvalidRequest(
-            f"input '{tensor.name}' for model '{model}' has too many elements: shape {_shape_text(shape)}"
+            f"input '{tensor.name}' for model '{request.model_name}' has too many elements: shape "
+            f"{shape_text(shape)}"
         )
-    return rule.remember(shape)
+    return rule.remember(shape) if fits else rule.byte_size(shape)
 
 
-def _shape_text(shape: Sequence[int] | None) -> str:
-    return "any" if shape is None else f"[{','.join(str(dim) for dim in shape)}]"
+def _shape_error(tensor: InputTensor, rule: TensorRule, max_batch_size: int, model: str) -> InvalidRequest:
+    note = f"NOTE: max_batch_size is {max_batch_size}: the first dim is the batch." if max_batch_size else ""
+    return InvalidRequest(
+        f"unexpected shape for input '{tensor.name}' for model '{model}'. "
+        f"Expected {shape_text(rule.spec.shape)}, got {shape_text(tensor.shape)}. {note}"
+    )
 
 
 def _bind(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> Array:
@@ -251,7 +206,9 @@ def check_requested_outputs(signature: Signature, request: InferenceRequest) -> 
         seen.add(name)
 
 
-def bind_outputs(signature: Signature, answer: object, requested: Sequence[str], model: str) -> list[OutputTensor]:
+def bind_outputs(
+    signature: Signature, answer: object, requested: Sequence[str], model: str, *, lenient_shapes: bool = False
+) -> list[OutputTensor]:
     """The requested outputs (all when none is named), checked against the signature.
 
     Raises `Internal` with a text for the model's author when an output is missing or has another datatype or
@@ -266,21 +223,21 @@ def bind_outputs(signature: Signature, answer: object, requested: Sequence[str],
             continue
         if name not in answer:
             raise Internal(f"model '{model}' returned no output '{name}', only {sorted(map(str, answer))}")
-        outputs.append(_bind_output(rule, answer[name], model))
+        outputs.append(_bind_output(rule, answer[name], model, lenient_shapes))
     return outputs
 
 
-def _bind_output(rule: TensorRule, value: object, model: str) -> OutputTensor:
+def _bind_output(rule: TensorRule, value: object, model: str, lenient_shapes: bool) -> OutputTensor:
     spec = rule.spec
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype is not rule.dtype:
         _check_datatype(spec, array, model)
     shape = array.shape
-    if shape not in rule.known_shapes:
+    if not lenient_shapes and shape not in rule.known_shapes:
         if not rule.fits(shape):
             raise Internal(
-                f"model '{model}' returned output '{spec.name}' with shape {_shape_text(shape)}, its signature "
-                f"says {_shape_text(spec.shape)}"
+                f"model '{model}' returned output '{spec.name}' with shape {shape_text(shape)}, its signature "
+                f"says {shape_text(spec.shape)}"
             )
         rule.remember(shape)
     return OutputTensor(spec.name, spec.datatype, array)

@@ -11,8 +11,8 @@ from typing import Any
 
 from triglot.core.errors import DeadlineExceeded, QueueFull, ServingError, as_serving_error
 from triglot.core.model import Model
+from triglot.core.signature import default_of, signatures_of
 from triglot.core.types import Call
-from triglot.core.validation import Signature
 from triglot.engine.instance import Instance
 from triglot.engine.queue import RETRY_AFTER_SECONDS, WorkQueue
 from triglot.engine.work import Execution, Inputs, Stream, StreamEnd
@@ -42,7 +42,7 @@ def takes_call(infer: Callable[..., Any]) -> bool:
 
 def check_declarations(model: Model) -> None:
     """Raises `ValueError` for what a model's class cannot have, and warns of what it seems to have forgotten."""
-    for kind in ("inputs", "outputs"):
+    for kind in () if model.signatures else ("inputs", "outputs"):
         if not getattr(model, kind):
             log.warning("class %s declares no %s", type(model).__name__, kind)
     for name, least in (("max_batch_size", 0), ("instances", 1), ("max_queue_size", 1)):
@@ -76,7 +76,9 @@ class Servable:
         self.version = version
         self.model = model
         self.platform = model.platform
-        self.signature = Signature(tuple(model.inputs), tuple(model.outputs), model.max_batch_size)
+        self.signatures = signatures_of(model)
+        self.default_signature = default_of(self.signatures)
+        self.signature = self.signatures[self.default_signature]
         infer = model.infer
         self._function: Callable[[Inputs, Call], Any] = infer if takes_call(infer) else _without_call(infer)
         self._on_loop = inspect.iscoroutinefunction(infer) or inspect.isasyncgenfunction(infer)

@@ -38,7 +38,7 @@ class Misbehaving(triglot.Model):
             case "wrong datatype":
                 return {"y": np.array([1.0, 2.0])}
             case "no datatype":
-                return {"y": np.array([1j, 2j])}
+                return {"y": np.array(["2026-01-01"], "M8[s]")}
             case "wrong shape":
                 return {"y": np.ones(3, "f4")}
             case "missing output":

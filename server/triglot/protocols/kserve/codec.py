@@ -14,9 +14,9 @@ from triglot.core.tensor import DATATYPES, Array, Buffer, byte_length, object_ar
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.parameters import (
-    check_request_parameters,
     refuse_classification,
     refuse_shared_memory,
+    set_parameters,
 )
 from triglot.protocols.wire import Limit, MessageRules, length_prefix, limit_error, parse, scan, serialize
 
@@ -128,8 +128,7 @@ def _check_counts(message: pb.ModelInferRequest) -> None:
 def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> InferenceRequest:
     request = InferenceRequest(message.model_name, message.model_version, message.id)
     if message.parameters:
-        request.parameters = decode_parameters(message.parameters)
-        check_request_parameters(request.parameters.items())
+        set_parameters(request, decode_parameters(message.parameters))
     next_raw = 0
     for tensor in message.inputs:
         data: Buffer | Array

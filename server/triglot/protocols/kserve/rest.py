@@ -26,16 +26,16 @@ from triglot.protocols import HttpRequest, HttpResponse
 from triglot.protocols.json_text import LargeArray, flatten, print_array, read_body, type_name
 from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS
 from triglot.protocols.kserve.parameters import (
-    check_request_parameters,
     refuse_classification,
     refuse_shared_memory,
+    set_parameters,
 )
 from triglot.protocols.wire import Limit, limit_error
 
 HEADER_LENGTH = "inference-header-content-length"
 MAX_JSON_BYTES = 64 * 1024 * 1024
 """The largest JSON part of a request; binary tensors are bounded by the message size alone."""
-_NO_JSON = ("FP16", "BF16")
+_NO_JSON = ("FP16", "BF16", "COMPLEX64", "COMPLEX128")
 
 
 @dataclass(slots=True)
@@ -96,8 +96,7 @@ class _Reader:
 
     def read(self, body: dict[str, Any]) -> RestInfer:
         request = InferenceRequest(self._model, self._version, _string(body, "id", "the request", default=""))
-        request.parameters = _parameters(body, "the request")
-        check_request_parameters(request.parameters.items())
+        set_parameters(request, _parameters(body, "the request"))
         if "triton_enable_empty_final_response" in request.parameters:
             raise InvalidArgument("parameter 'triton_enable_empty_final_response' is not allowed over HTTP")
         request.inputs = [self._input(tensor) for tensor in _objects(body, "inputs", MAX_INPUTS, required=True)]

@@ -1,0 +1,134 @@
+"""Signatures: what can be asked of a model, by name (TensorFlow Serving's word)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from triglot.core.tensor import DATATYPES, Array, datatype_of, element_count
+from triglot.core.types import TensorSpec
+
+if TYPE_CHECKING:
+    from triglot.core.model import Model
+
+DEFAULT_SIGNATURE = "serving_default"
+METHODS = ("predict", "classify", "regress")
+MAX_KNOWN_SHAPES = 256
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    """A shape as messages show it; "any" for any rank."""
+    return "any" if shape is None else f"[{','.join(str(dim) for dim in shape)}]"
+
+
+class TensorRule:
+    """A `TensorSpec` ready for checking; remembers the shapes that it has passed."""
+
+    __slots__ = ("dtype", "known_shapes", "plain", "spec")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        datatype = DATATYPES[spec.datatype]
+        self.spec = spec
+        self.dtype = datatype.dtype
+        # Any bytes are a tensor of these datatypes, if only there are enough of them.
+        self.plain = bool(datatype.itemsize) and datatype.name != "BOOL"
+        self.known_shapes: dict[tuple[int, ...], int] = {}
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the dims are those of the spec."""
+        wanted = self.spec.shape
+        if wanted is None:
+            return all(dim >= 0 for dim in shape)
+        return len(shape) == len(wanted) and all(
+            dim >= 0 and expected in (-1, dim) for dim, expected in zip(shape, wanted, strict=True)
+        )
+
+    def remember(self, shape: tuple[int, ...]) -> int:
+        """The bytes of a tensor of this shape, which has been checked; 0 for BYTES."""
+        if len(self.known_shapes) >= MAX_KNOWN_SHAPES:
+            self.known_shapes.clear()
+        size = self.known_shapes[shape] = self.byte_size(shape)
+        return size
+
+    def byte_size(self, shape: tuple[int, ...]) -> int:
+        """The bytes of a tensor of this shape; 0 for BYTES."""
+        return element_count(shape) * DATATYPES[self.spec.datatype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Named inputs and outputs, and what a call of them means: predict, classify or regress.
+
+    `defaults`: values of inputs that a request may leave out. `max_batch_size` is the model's.
+    classify and regress take one BYTES input `inputs`, of serialized `tensorflow.Example` messages, and give
+    `classes` (BYTES) or `scores` (FP32) or both, and `outputs` (FP32) respectively (tfs 3.3).
+
+    Raises `ValueError` for what is no `TensorSpec`, when two tensors share a name, for an unknown method, a
+    default that is not of its input, or when `max_batch_size` > 0 and a shape does not begin with the batch
+    dim -1.
+    """
+
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    max_batch_size: int = 0
+    method: str = "predict"
+    defaults: Mapping[str, Array] = field(default_factory=dict)
+    input_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
+    output_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
+    takes_bytes: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {self.method!r}")
+        for kind, specs in (("input", self.inputs), ("output", self.outputs)):
+            object.__setattr__(self, f"{kind}_rules", _rules(kind, specs, self.max_batch_size))
+        for name, value in self.defaults.items():
+            _check_default(name, value, self.input_rules.get(name))
+        object.__setattr__(self, "takes_bytes", any(spec.datatype == "BYTES" for spec in self.inputs))
+
+
+def _rules(kind: str, specs: Sequence[TensorSpec], max_batch_size: int) -> dict[str, TensorRule]:
+    for spec in specs:
+        if not isinstance(spec, TensorSpec):
+            raise ValueError(f"{kind}s: expected TensorSpecs, got {spec!r}")
+    rules = {spec.name: TensorRule(spec) for spec in specs}
+    if len(rules) != len(specs):
+        raise ValueError(f"two {kind}s have the same name: {[spec.name for spec in specs]}")
+    for spec in specs if max_batch_size > 0 else ():
+        if not spec.shape or spec.shape[0] != -1:
+            raise ValueError(
+                f"{kind} {spec.name!r}: max_batch_size is {max_batch_size}, so the shape must begin "
+                f"with -1 (the batch), got {shape_text(spec.shape)}"
+            )
+    return rules
+
+
+def _check_default(name: str, value: Any, rule: TensorRule | None) -> None:
+    if rule is None:
+        raise ValueError(f"defaults: there is no input {name!r}")
+    if not isinstance(value, np.ndarray) or datatype_of(value) != rule.spec.datatype:
+        raise ValueError(f"defaults: {name!r}: expected a {rule.spec.datatype} array, got {value!r}")
+
+
+def signatures_of(model: Model) -> dict[str, Signature]:
+    """A model's signatures by name, `inputs` and `outputs` as `DEFAULT_SIGNATURE` among them.
+
+    Raises `ValueError` as `Signature`, and when the default signature is declared twice.
+    """
+    declared = dict(model.signatures)
+    for name, signature in declared.items():
+        if not isinstance(signature, Signature):
+            raise ValueError(f"signatures: {name!r}: expected a Signature, got {signature!r}")
+    if model.inputs or model.outputs or not declared:
+        if DEFAULT_SIGNATURE in declared:
+            raise ValueError(f"signatures: {DEFAULT_SIGNATURE!r} is what inputs and outputs declare already")
+        declared = {DEFAULT_SIGNATURE: Signature(tuple(model.inputs), tuple(model.outputs)), **declared}
+    return {name: replace(signature, max_batch_size=model.max_batch_size) for name, signature in declared.items()}
+
+
+def default_of(signatures: Mapping[str, Signature]) -> str:
+    """The signature that is meant when none is named: `DEFAULT_SIGNATURE`, or else the first."""
+    return DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in signatures else next(iter(signatures))
