@@ -22,7 +22,7 @@ from bench.scenarios import IMAGE, KEEP_MEMORY, MIB, THREAD
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec
-from triglot.protocols.kserve.templates import InferDecoder
+from triglot.protocols.kserve.templates import infer_decoder
 
 SIZES = {"64 B": 16, "4 KiB": 1024, "602 kB": IMAGE, "16 MiB": 16 * MIB}
 BATCH = 0.02  # seconds that one timed batch takes at least
@@ -60,7 +60,7 @@ def _our_encode(values: Floats) -> bytes:
     return codec.encode_infer(InferenceResponse(THREAD, "1", "", [OutputTensor("y", "FP32", values)]))
 
 
-_decoder = InferDecoder()
+_decoder = infer_decoder()
 CODECS = (
     Codec("protobuf", _protobuf_decode, _protobuf_encode),
     Codec("triglot", _our_decode, _our_encode),

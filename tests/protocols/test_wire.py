@@ -38,7 +38,8 @@ CUT_7 = MessageRules(cut=frozenset({7}))
 
 def scanned(data: bytes, rules: MessageRules = CUT_7) -> tuple[bytes, list[bytes]]:
     rest, cuts = scan(data, rules)
-    return rest, [bytes(cut) for cut in cuts]
+    assert {tag for tag, _ in cuts} <= rules.cut
+    return rest, [bytes(cut) for _, cut in cuts]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +80,8 @@ def test_cut_fields_are_views_of_the_message() -> None:
     data = field(7, "one") + field(1, "m") + field(7, "") + field(7, "three") + field(2, "1")
     rest, cuts = scan(data, CUT_7)
     assert rest == field(1, "m") + field(2, "1")
-    assert [bytes(cut) for cut in cuts] == [b"one", b"", b"three"]
-    assert all(cut.obj is data for cut in cuts)
+    assert [(tag, bytes(cut)) for tag, cut in cuts] == [(7, b"one"), (7, b""), (7, b"three")]
+    assert all(cut.obj is data for _, cut in cuts)
 
 
 def test_only_length_delimited_fields_are_cut() -> None:
@@ -185,7 +186,15 @@ def test_any_bytes_are_scanned_or_refused(data: bytes) -> None:
         rest, cuts = scan(data, rules)
     except InvalidArgument:
         return
-    assert len(rest) + sum(map(len, cuts)) <= len(data)
+    assert len(rest) + sum(len(cut) for _, cut in cuts) <= len(data)
+
+
+def test_a_part_of_a_message_is_scanned_in_place() -> None:
+    inner = field(7, "one") + field(1, "m")
+    data = field(3, inner)
+    rest, cuts = scan(memoryview(data)[-len(inner) :], CUT_7)
+    assert (rest, [bytes(cut) for _, cut in cuts]) == (field(1, "m"), [b"one"])
+    assert cuts[0][1].obj is data
 
 
 def test_parse_and_serialize() -> None:

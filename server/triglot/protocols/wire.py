@@ -71,19 +71,23 @@ def read_varint(data: bytes | memoryview, at: int, end: int, longest: int = 10) 
     raise _malformed("unfinished number", at)
 
 
+class TooManyFields(InvalidArgument):
+    """A message has more fields than are looked at."""
+
+
 class _Budget:
     """Counts the fields of a message, those of its inner messages among them: each costs the same time."""
 
-    __slots__ = ("left",)
+    __slots__ = ("_most", "left")
 
-    def __init__(self) -> None:
-        self.left = MAX_FIELDS
+    def __init__(self, most: int = MAX_FIELDS) -> None:
+        self._most = self.left = most
 
     def spend(self) -> None:
-        """One more field. Raises `InvalidArgument`."""
+        """One more field. Raises `TooManyFields`."""
         self.left -= 1
         if self.left < 0:
-            raise limit_error(Limit("protobuf fields", MAX_FIELDS))
+            raise TooManyFields(f"the request has more than {self._most} protobuf fields")
 
 
 def _skip(data: memoryview, wire_type: int, number: int, at: int, end: int, budget: _Budget) -> int:
@@ -126,10 +130,13 @@ def _skip_group(data: memoryview, number: int, at: int, end: int, budget: _Budge
     return at
 
 
-def top_level_payloads(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """(field number, start, end) of each length-delimited field of a message that is known to be valid."""
+def payloads(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """(field number, start, end) of each length-delimited field of the message that stands from `at` to `end`.
+
+    The message is known to be valid.
+    """
     view = memoryview(data)
-    at, end = 0, len(data)
+    end = len(data) if end is None else end
     budget = _Budget()
     while at < end:
         budget.spend()
@@ -142,28 +149,39 @@ def top_level_payloads(data: bytes) -> Iterator[tuple[int, int, int]]:
             at = _skip(view, tag & 7, tag >> 3, at, end, budget)
 
 
-def scan(data: bytes, rules: MessageRules) -> tuple[bytes, list[memoryview]]:
-    """The message without its cut fields, and the cut fields' payloads in their order.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A field that was taken out: its number, where it begins, and where its payload does."""
 
-    Raises `InvalidArgument` when the bytes are no message, or hold more of something than the rules allow.
+    number: int
+    field_start: int
+    start: int
+    end: int
+
+
+def scan(
+    data: bytes | memoryview, rules: MessageRules, max_fields: int = MAX_FIELDS
+) -> tuple[bytes, list[tuple[int, memoryview]]]:
+    """The message without its cut fields, and the cut fields' numbers and payloads in their order.
+
+    Raises `InvalidArgument` when the bytes are no message, or hold more of something than the rules allow, and
+    `TooManyFields`.
     """
     view = memoryview(data)
-    cuts: list[tuple[int, int, int]] = []
-    _scan(view, 0, len(data), rules, cuts, _Budget())
+    cuts: list[Cut] = []
+    _scan(view, 0, len(view), rules, cuts, _Budget(max_fields))
     if not cuts:
-        return data, []
+        return bytes(data), []
     kept: list[memoryview] = []
     at = 0
-    for field_start, _, field_end in cuts:
-        kept.append(view[at:field_start])
-        at = field_end
+    for cut in cuts:
+        kept.append(view[at : cut.field_start])
+        at = cut.end
     kept.append(view[at:])
-    return b"".join(kept), [view[start:end] for _, start, end in cuts]
+    return b"".join(kept), [(cut.number, view[cut.start : cut.end]) for cut in cuts]
 
 
-def _scan(
-    data: memoryview, at: int, end: int, rules: MessageRules, cuts: list[tuple[int, int, int]], budget: _Budget
-) -> None:
+def _scan(data: memoryview, at: int, end: int, rules: MessageRules, cuts: list[Cut], budget: _Budget) -> None:
     counts: dict[int, int] = {}
     while at < end:
         budget.spend()
@@ -179,7 +197,7 @@ def _scan(
             if at > end:
                 raise _malformed(f"field {number} runs over the end", field_start)
             if number in rules.cut:
-                cuts.append((field_start, start, at))
+                cuts.append(Cut(number, field_start, start, at))
             if number in rules.nested:
                 _scan(data, start, at, rules.nested[number], [], budget)
             if limit is None:

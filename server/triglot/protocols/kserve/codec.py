@@ -95,7 +95,8 @@ def decode_infer(data: bytes) -> InferenceRequest:
         _check_counts(message)
         raw = message.raw_input_contents
     else:
-        rest, raw = scan(data, _INFER_RULES)
+        rest, cuts = scan(data, _INFER_RULES)
+        raw = [payload for _, payload in cuts]
         message = parse(pb.ModelInferRequest, rest)
     return _request_of(message, raw)
 

@@ -14,7 +14,7 @@ from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Servic
 from triglot.protocols.kserve.codec import encode_infer, encode_stream_infer, packing_size
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.stream import InferStream, StreamAnswer
-from triglot.protocols.kserve.templates import InferDecoder
+from triglot.protocols.kserve.templates import infer_decoder
 from triglot.protocols.wire import parse, serialize
 from triglot.version import __version__
 
@@ -125,7 +125,7 @@ class KServe:
                 _unary("ModelReady", health, pb.ModelReadyRequest, self.model_ready),
                 _unary("ServerMetadata", inspect, pb.ServerMetadataRequest, self.server_metadata),
                 _unary("ModelMetadata", inspect, pb.ModelMetadataRequest, self.model_metadata),
-                Method("ModelInfer", Kind.UNARY, infer, InferDecoder(), unary_infer, encode_infer, packing_size),
+                Method("ModelInfer", Kind.UNARY, infer, infer_decoder(), unary_infer, encode_infer, packing_size),
                 Method(
                     "ModelStreamInfer",
                     Kind.BIDI_STREAM,
