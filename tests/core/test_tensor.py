@@ -98,7 +98,7 @@ def test_datatype_of_arrays_as_models_make_them(array: Array, name: str) -> None
     assert datatype_of(array) == name
 
 
-@pytest.mark.parametrize("dtype", ["M8[s]", "M8[s]", "m8[s]", "g", [("a", "i4")]])
+@pytest.mark.parametrize("dtype", ["M8[s]", "m8[s]", "g", [("a", "i4")]])
 def test_dtypes_without_a_datatype_are_named(dtype: Any) -> None:
     array = np.zeros(2, dtype)
     with pytest.raises(TypeError, match=r"numpy dtype .* has no datatype; use one of BOOL, .*BYTES"):

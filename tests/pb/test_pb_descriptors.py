@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from descriptor_scripts import dump, run
 
 import environments
 
-ROOT = Path(__file__).resolve().parents[2]
-CLIENTS = ROOT / "tests" / "e2e" / "clients"
 KSERVE_FILES = ("triglot.pb.kserve.inference_pb2", "triglot.pb.kserve.model_config_pb2")
 
 # What the kserve client declares otherwise: its declaration, then ours.
@@ -53,19 +49,6 @@ KSERVE_DIFFERENCES = {
         "uint64 uint64_param json=uint64Param oneof=parameter_choice presence",
     ),
 }
-
-
-def run(python: str | Path, script: str, *arguments: str) -> str:
-    command = [str(python), str(CLIENTS / script), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "server")}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def dump(python: str | Path, *modules: str) -> dict[str, str]:
-    texts: dict[str, str] = json.loads(run(python, "descriptors_dump.py", *modules))
-    return texts
 
 
 @pytest.fixture(scope="module")

@@ -130,8 +130,8 @@ def _skip_group(data: memoryview, number: int, at: int, end: int, budget: _Budge
     return at
 
 
-def payloads(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
-    """(field number, start, end) of each length-delimited field of the message that stands from `at` to `end`.
+def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int]]:
+    """(number, wire type, start, end) of each field's value in the message that stands from `at` to `end`.
 
     The message is known to be valid.
     """
@@ -140,13 +140,14 @@ def payloads(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple
     budget = _Budget()
     while at < end:
         budget.spend()
-        tag, at = read_varint(view, at, end, SHORT)
-        if tag & 7 == LENGTH:
-            length, at = read_varint(view, at, end, SHORT)
-            yield tag >> 3, at, at + length
-            at += length
+        tag, start = read_varint(view, at, end, SHORT)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == LENGTH:
+            length, start = read_varint(view, start, end, SHORT)
+            at = start + length
         else:
-            at = _skip(view, tag & 7, tag >> 3, at, end, budget)
+            at = _skip(view, wire_type, number, start, end, budget)
+        yield number, wire_type, start, at
 
 
 @dataclass(frozen=True, slots=True)

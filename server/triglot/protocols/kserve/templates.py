@@ -6,7 +6,7 @@ from triglot.core.tensor import DATATYPES
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.protocols.kserve.codec import ID, RAW_INPUTS, SCAN_FROM_BYTES, decode_infer
 from triglot.protocols.templates import TemplateDecoder, Variables
-from triglot.protocols.wire import payloads
+from triglot.protocols.wire import LENGTH, fields
 
 
 def infer_decoder() -> TemplateDecoder[InferenceRequest]:
@@ -17,7 +17,11 @@ def infer_decoder() -> TemplateDecoder[InferenceRequest]:
 def _find(data: bytes, request: InferenceRequest) -> Variables[InferenceRequest] | None:
     if request.parameters or not all(_fixed_size(tensor) for tensor in request.inputs):
         return None
-    found = [(number, slice(start, end)) for number, start, end in payloads(data) if number in (ID, RAW_INPUTS)]
+    found = [
+        (number, slice(start, end))
+        for number, wire_type, start, end in fields(data)
+        if wire_type == LENGTH and number in (ID, RAW_INPUTS)
+    ]
     numbers = [number for number, _ in found]
     if numbers.count(RAW_INPUTS) != len(request.inputs) or numbers.count(ID) > 1:
         return None

@@ -1,0 +1,228 @@
+"""TensorFlow Serving's Predict: bytes ⇄ `PredictRequest` and outputs (tfs 2.1). Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import DATATYPES, byte_length, element_count
+from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
+from triglot.pb.tfserving import model_pb2, predict_pb2
+from triglot.protocols.templates import TemplateDecoder, Variables
+from triglot.protocols.tfserving.tensor import (
+    DOUBLE_VAL,
+    FLOAT_VAL,
+    TENSOR_CONTENT,
+    BadTensor,
+    decode_tensor,
+    read_tensor,
+    tensor_pieces,
+)
+from triglot.protocols.wire import (
+    LENGTH,
+    VARINT,
+    Limit,
+    MessageRules,
+    fields,
+    length_prefix,
+    limit_error,
+    parse,
+    scan,
+    serialize,
+)
+
+SCAN_FROM_BYTES = 32 * 1024
+"""Below this, protobuf is quicker than cutting."""
+ELEMENT_WORK = 16
+"""An element that is encoded by itself takes as long as so many bytes of text."""
+MAX_INPUTS = Limit("inputs", 1024)
+MAX_FILTER = Limit("names in output_filter", 1024)
+_INPUTS, _OUTPUT_FILTER = 2, 3
+_KEY, _VALUE = 1, 2
+_OUTPUTS, _MODEL_SPEC = 1, 2
+_RULES = MessageRules(cut=frozenset({_INPUTS}), repeats={_INPUTS: MAX_INPUTS, _OUTPUT_FILTER: MAX_FILTER})
+_ENTRY_RULES = MessageRules(cut=frozenset({_KEY, _VALUE}))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Which model a call is for: its `version`, or the one with the `label`, or the latest that is available."""
+
+    name: str
+    version: int | None = None
+    label: str = ""
+    signature_name: str = ""
+
+
+@dataclass(slots=True)
+class PredictRequest:
+    """A Predict call. `spec` is None when it has none; `unreadable` says what is wrong with inputs, by name."""
+
+    spec: ModelSpec | None
+    inputs: list[InputTensor] = field(default_factory=list)
+    output_filter: Sequence[str] = ()
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+def decode_spec(message: Any) -> ModelSpec | None:
+    """The `model_spec` of a request."""
+    if not message.HasField("model_spec"):
+        return None
+    return read_spec(message.model_spec)
+
+
+def read_spec(spec: model_pb2.ModelSpec) -> ModelSpec:
+    """The values of a ModelSpec message."""
+    version = spec.version.value if spec.HasField("version") else None
+    return ModelSpec(spec.name, version, spec.version_label, spec.signature_name)
+
+
+def decode_predict(data: bytes) -> PredictRequest:
+    """The request of a serialized PredictRequest; large tensors are views of `data`.
+
+    Raises `InvalidArgument`. A tensor that cannot be read is kept for later: which model it is comes first.
+    """
+    if len(data) < SCAN_FROM_BYTES:
+        message = parse(predict_pb2.PredictRequest, data)
+        for count, limit in ((len(message.inputs), MAX_INPUTS), (len(message.output_filter), MAX_FILTER)):
+            if count > limit.count:
+                raise limit_error(limit)
+        request = _request(message)
+        for name, tensor in message.inputs.items():
+            _add_input(request, name, read_tensor, tensor)
+        return request
+    rest, entries = scan(data, _RULES)
+    request = _request(parse(predict_pb2.PredictRequest, rest))
+    # Of a key that comes twice, protobuf keeps the last.
+    tensors = dict([_entry(entry) for _, entry in entries])
+    for name, tensor in tensors.items():
+        _add_input(request, name, decode_tensor, tensor)
+    return request
+
+
+def _request(message: predict_pb2.PredictRequest) -> PredictRequest:
+    return PredictRequest(decode_spec(message), output_filter=list(message.output_filter))
+
+
+def _entry(entry: memoryview) -> tuple[str, bytes | memoryview]:
+    """The name and the serialized TensorProto of an entry of the map."""
+    parts = scan(entry, _ENTRY_RULES)[1]
+    names = [payload for number, payload in parts if number == _KEY]
+    values = [payload for number, payload in parts if number == _VALUE]
+    try:
+        name = bytes(names[-1]).decode() if names else ""
+    except UnicodeDecodeError:
+        raise InvalidArgument(
+            "the request is not a valid protobuf message: an input's name is not UTF-8"
+        ) from None
+    # A message in several parts is what the parts make together.
+    return name, values[0] if len(values) == 1 else b"".join(values)
+
+
+def _add_input(request: PredictRequest, name: str, read: Any, tensor: Any) -> None:
+    try:
+        request.inputs.append(read(name, tensor))
+    except BadTensor as error:
+        request.unreadable[name] = error.message
+
+
+def predict_decoder() -> TemplateDecoder[PredictRequest]:
+    """`decode_predict`, with a memory for small messages."""
+    return TemplateDecoder(decode_predict, _find, SCAN_FROM_BYTES)
+
+
+def _find(data: bytes, request: PredictRequest) -> Variables[PredictRequest] | None:
+    """The tensors' bytes, when each input has all of its own in one piece."""
+    if request.unreadable or not request.inputs:
+        return None
+    places: list[slice] = []
+    inputs = []
+    by_name = {tensor.name: tensor for tensor in request.inputs}
+    for number, wire_type, start, end in fields(data):
+        if number == _INPUTS and wire_type == LENGTH:
+            tensor, place = _variable_tensor(data, start, end, by_name)
+            if tensor is None:
+                return None
+            inputs.append((tensor.name, tensor.datatype, tensor.shape))
+            places.append(place)
+    if len({name for name, _, _ in inputs}) != len(request.inputs) or len(inputs) != len(request.inputs):
+        return None
+    spec, output_filter = request.spec, tuple(request.output_filter)
+
+    def make(values: list[bytes]) -> PredictRequest:
+        tensors = [InputTensor(*one, value) for one, value in zip(inputs, values, strict=True)]
+        return PredictRequest(spec, tensors, output_filter)
+
+    return Variables(places, make)
+
+
+_NOWHERE = slice(0, 0)
+_DTYPE, _SHAPE = (1, VARINT), (2, LENGTH)
+_VALUES = {(TENSOR_CONTENT, LENGTH): None, (FLOAT_VAL, LENGTH): "FP32", (DOUBLE_VAL, LENGTH): "FP64"}
+"""The fields whose bytes are the array's, and the datatype that each is for; None: any."""
+
+
+def _variable_tensor(
+    data: bytes, start: int, end: int, by_name: dict[str, InputTensor]
+) -> tuple[InputTensor | None, slice]:
+    """The input of a map entry and where its bytes lie; None when they are not in one piece, or any bytes."""
+    entry = {(number, kind): slice(first, last) for number, kind, first, last in fields(data, start, end)}
+    if entry.keys() != {(_KEY, LENGTH), (_VALUE, LENGTH)}:
+        return None, _NOWHERE
+    tensor = by_name[data[entry[_KEY, LENGTH]].decode()]
+    value = entry[_VALUE, LENGTH]
+    parts = [((number, kind), slice(at, to)) for number, kind, at, to in fields(data, value.start, value.stop)]
+    values = [(part, place) for part, place in parts if part in _VALUES]
+    others = [part for part, _ in parts if part not in _VALUES]
+    if len(values) != 1 or sorted(others) not in ([_DTYPE], [_DTYPE, _SHAPE]):
+        return None, _NOWHERE
+    part, place = values[0]
+    size = _byte_size(tensor)
+    if not size or place.stop - place.start != size or _VALUES[part] not in (None, tensor.datatype):
+        return None, _NOWHERE
+    return tensor, place
+
+
+def _byte_size(tensor: InputTensor) -> int:
+    """The bytes of a tensor that may hold any; 0 when what they are matters."""
+    datatype = DATATYPES.get(tensor.datatype)
+    if datatype is None or tensor.datatype == "BOOL":
+        return 0
+    return element_count(tensor.shape) * datatype.itemsize
+
+
+def encode_predict(response: InferenceResponse, signature_name: str, *, as_content: bool = False) -> bytes:
+    """A serialized PredictResponse, joined from the arrays' own memory where the field's bytes are theirs."""
+    pieces: list[Any] = []
+    for output in response.outputs:
+        pieces += _output_pieces(output, as_content)
+    pieces.append(_encoded_spec(response.model_name, int(response.model_version), signature_name))
+    return b"".join(pieces)
+
+
+def _output_pieces(output: OutputTensor, as_content: bool) -> list[Any]:
+    tensor = tensor_pieces(output.array, output.datatype, as_content=as_content)
+    name = output.name.encode()
+    key = length_prefix(_KEY, len(name)) + name
+    size = sum([byte_length(piece) for piece in tensor])
+    value = length_prefix(_VALUE, size)
+    return [length_prefix(_OUTPUTS, len(key) + len(value) + size), key, value, *tensor]
+
+
+@lru_cache(maxsize=256)
+def _encoded_spec(name: str, version: int, signature_name: str) -> bytes:
+    return serialize(predict_pb2.PredictResponse(model_spec=spec_message(name, version, signature_name)))
+
+
+def spec_message(name: str, version: int, signature_name: str = "") -> model_pb2.ModelSpec:
+    """What replies say about the model: the version that answered, never its label."""
+    return model_pb2.ModelSpec(name=name, version={"value": version}, signature_name=signature_name)
+
+
+def encoding_size(response: InferenceResponse) -> int:
+    """What `encode_predict` has to work through element by element, in bytes of text, about."""
+    joined = ("FP32", "FP64", "BOOL", "COMPLEX64", "COMPLEX128")
+    return sum([output.array.size * ELEMENT_WORK for output in response.outputs if output.datatype not in joined])
