@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.types import Call
 
 MAX_CONTROL_BYTES = 1024 * 1024
@@ -64,13 +65,22 @@ class Service:
     methods: tuple[Method, ...]
 
 
+class DamagedBody(InvalidArgument):
+    """The request's body is not what its Content-Encoding says."""
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A REST request: `path` holds the decoded variables of the route's path, header names are lower case."""
+    """A REST request: `path` holds the decoded variables of the route's path, header names are lower case.
+
+    `verb` and `target` (path and query) are as they were sent.
+    """
 
     path: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes | bytearray
+    verb: str = "GET"
+    target: str = "/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +103,13 @@ def _body_size(request: HttpRequest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One REST operation. `path` has `{name}` or `{name:regex}` variables, each within one segment.
+    """One REST operation. `path` has `{name}` or `{name:regex}` variables; the verb "*" is any.
 
     `encode` is given the answer and the decoded request. Both codec functions may run off the event loop:
     `text_size` and `answer_size` tell how many bytes of text they have to parse and print, about.
     `body_limit` gives the largest body, compressed or not, for a request with these headers; None: the server's.
+    `encode_error` gives an error the protocol's own form; without it, it is `{"error": TEXT}` with the usual
+    status. `headers` are those of every answer, errors among them.
     """
 
     verb: str
@@ -109,3 +121,5 @@ class Route:
     text_size: Callable[[HttpRequest], int] = _body_size
     answer_size: Callable[[Any], int] = _small
     body_limit: Callable[[Mapping[str, str]], int | None] = _control_size
+    encode_error: Callable[[ServingError], HttpResponse] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from aiohttp.http_exceptions import PayloadEncodingError
 from triglot.config import Config
 from triglot.core.errors import (
     Code,
+    DeadlineExceeded,
     InvalidArgument,
     PayloadTooLarge,
     ServingError,
@@ -24,7 +26,7 @@ from triglot.core.errors import (
     as_serving_error,
 )
 from triglot.core.types import Call
-from triglot.protocols import HttpRequest, Route
+from triglot.protocols import DamagedBody, HttpRequest, HttpResponse, Route
 from triglot.transports.off_loop import run_sized
 from triglot.transports.shutdown import SHUTTING_DOWN
 
@@ -66,6 +68,7 @@ class HttpServer:
     def __init__(self, routes: Iterable[Route], config: Config) -> None:
         self._host, self._port = config.host, config.rest_port
         self._max_body = config.max_message_size
+        self._timeout = config.rest_timeout or None
         application = web.Application(middlewares=[web.middleware(_as_json)])
         for route in routes:
             application.router.add_route(route.verb, route.path, partial(self._respond, route))
@@ -124,7 +127,7 @@ class HttpServer:
         task = asyncio.current_task()
         assert task is not None  # aiohttp runs every handler in a task.
         if self._stopping:
-            response = _error(Unavailable(SHUTTING_DOWN))
+            response = _failed(route, Unavailable(SHUTTING_DOWN))
         else:
             self._calls.add(task)
             try:
@@ -133,7 +136,7 @@ class HttpServer:
                 if not self._grace_is_over:
                     raise
                 task.uncancel()
-                response = _error(Unavailable(SHUTTING_DOWN))
+                response = _failed(route, Unavailable(SHUTTING_DOWN))
             finally:
                 self._calls.discard(task)
         if self._draining:
@@ -144,19 +147,25 @@ class HttpServer:
         try:
             request = await self._read(route, http)
             decoded = await run_sized(route.text_size(request), route.decode, request)
-            answer = await route.call(decoded, Call(None, request.headers.items))
+            answer = await self._run(route, decoded, request)
             response = await run_sized(route.answer_size(answer), route.encode, answer, decoded)
         except Exception as error:
-            return _error(as_serving_error(error, f"{route.verb} {route.path}"))
-        return web.Response(
-            body=response.body,
-            status=response.status,
-            content_type=response.content_type,
-            headers=response.headers,
-        )
+            return _failed(route, as_serving_error(error, f"{route.verb} {route.path}"))
+        return _response(route, response)
+
+    async def _run(self, route: Route, decoded: Any, request: HttpRequest) -> Any:
+        """The route's call, for as long as a call may take."""
+        if self._timeout is None:
+            return await route.call(decoded, Call(None, request.headers.items))
+        call = Call(time.monotonic() + self._timeout, request.headers.items)
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await route.call(decoded, call)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the call took longer than {self._timeout:g} seconds") from None
 
     async def _read(self, route: Route, http: web.Request) -> HttpRequest:
-        coding = http.headers.get("Content-Encoding", "identity").lower()
+        coding = http.headers.get("Content-Encoding", "identity").lower().removeprefix("x-")
         if coding not in WINDOW_BITS:
             raise UnknownCoding(f"Content-Encoding '{coding}' is not supported, use gzip or deflate")
         headers = {name.lower(): value for name, value in http.headers.items()}
@@ -168,7 +177,7 @@ class HttpServer:
         bits = WINDOW_BITS[coding]
         if bits and body:
             body = await run_sized(len(body), _inflate, body, bits, limit)
-        return HttpRequest(http.match_info, headers, body)
+        return HttpRequest(http.match_info, headers, body, http.method, http.raw_path)
 
 
 async def _read_body(http: web.Request, limit: int) -> bytes:
@@ -201,21 +210,21 @@ def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
     size = 0
     while body:
         if len(parts) == MAX_GZIP_MEMBERS:
-            raise InvalidArgument(f"the compressed request body has more than {MAX_GZIP_MEMBERS} members")
+            raise DamagedBody(f"the compressed request body has more than {MAX_GZIP_MEMBERS} members")
         inflater = zlib.decompressobj(window_bits)
         try:
             part = inflater.decompress(body, limit - size + 1)
         except zlib.error as error:
-            raise InvalidArgument(f"the compressed request body is damaged: {error}") from None
+            raise DamagedBody(f"the compressed request body is damaged: {error}") from None
         size += len(part)
         if size > limit:
             raise _too_large(limit)
         if not inflater.eof:
-            raise InvalidArgument("the compressed request body is damaged: it ends too early")
+            raise DamagedBody("the compressed request body is damaged: it ends too early")
         parts.append(part)
         body = inflater.unused_data  # gzip may come in several members.
         if body and window_bits == WINDOW_BITS["deflate"]:
-            raise InvalidArgument("the compressed request body is damaged: it goes on after its end")
+            raise DamagedBody("the compressed request body is damaged: it goes on after its end")
     return b"".join(parts)
 
 
@@ -224,18 +233,34 @@ async def _wait(tasks: set[asyncio.Task[Any]], seconds: float) -> None:
         await asyncio.wait(tasks, timeout=seconds)
 
 
-def _json(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
-    # No charset: a stock client compares the content type to the letter (spec 0.3).
-    body = json.dumps({"error": error}).encode()
-    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+def _response(route: Route, response: HttpResponse, headers: Mapping[str, str] | None = None) -> web.Response:
+    answer = web.Response(
+        body=response.body,
+        status=response.status,
+        content_type=response.content_type,
+        headers={**response.headers, **route.headers, **(headers or {})},
+    )
+    if response.headers.get("Connection") == "close":
+        answer.force_close()
+    return answer
 
 
-def _error(error: ServingError) -> web.Response:
-    status = 413 if isinstance(error, PayloadTooLarge) else _STATUS[error.code]
+def _failed(route: Route, error: ServingError) -> web.Response:
+    """An error in the route's form, or in the usual one."""
+    response = _usual_error(error) if route.encode_error is None else route.encode_error(error)
     headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
-    if isinstance(error, UnknownCoding):
-        headers["Accept-Encoding"] = "gzip, deflate"
-    return _json(status, error.message, headers)
+    return _response(route, response, headers)
+
+
+def _usual_error(error: ServingError) -> HttpResponse:
+    status = 413 if isinstance(error, PayloadTooLarge) else _STATUS[error.code]
+    headers = {"Accept-Encoding": "gzip, deflate"} if isinstance(error, UnknownCoding) else {}
+    # No charset: a stock client compares the content type to the letter (KServe V2, spec 0.3).
+    return HttpResponse(_error_body(error.message), status, headers=headers)
+
+
+def _error_body(text: str) -> bytes:
+    return json.dumps({"error": text}).encode()
 
 
 async def _as_json(
@@ -246,4 +271,5 @@ async def _as_json(
         return await handler(request)
     except web.HTTPException as error:
         kept = {name: value for name, value in error.headers.items() if name == "Allow"}
-        return _json(error.status, error.reason, kept)
+        body = _error_body(error.reason)
+        return web.Response(body=body, status=error.status, content_type="application/json", headers=kept)
