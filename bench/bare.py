@@ -19,7 +19,7 @@ LIMIT = 2**31 - 1
 
 
 async def serve_grpc(port: int, reply: bytes) -> grpc.aio.Server:
-    """A stock grpc.aio server: bytes in, bytes out, at the path of ModelInfer."""
+    """A stock grpc.aio server: bytes in, bytes out, at the paths of ModelInfer and Predict."""
 
     async def infer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         return reply
@@ -31,10 +31,12 @@ async def serve_grpc(port: int, reply: bytes) -> grpc.aio.Server:
             ("grpc.so_reuseport", 0),
         ]
     )
-    handlers = {"ModelInfer": grpc.unary_unary_rpc_method_handler(infer)}
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),)
-    )
+    for service, method in (
+        ("inference.GRPCInferenceService", "ModelInfer"),
+        ("tensorflow.serving.PredictionService", "Predict"),
+    ):
+        handlers = {method: grpc.unary_unary_rpc_method_handler(infer)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     if server.add_insecure_port(f"127.0.0.1:{port}") != port:
         raise SystemExit(f"port {port} is taken")
     await server.start()
@@ -62,8 +64,13 @@ async def serve_rest(port: int, reply: bytes, headers: dict[str, str], through_j
         text = json.dumps({"model_name": model, "model_version": "1", "outputs": [output]})
         return web.Response(body=text.encode(), headers=headers)
 
+    async def plain_predict(request: web.Request) -> web.Response:
+        values = np.array(json.loads(await request.read())["instances"], np.float32)
+        return web.Response(body=json.dumps({"predictions": values.tolist()}).encode(), headers=headers)
+
     app = web.Application(client_max_size=LIMIT)
     app.router.add_post("/v2/models/{model}/infer", plain_json if through_json else canned)
+    app.router.add_post("/v1/models/{model}:predict", plain_predict if through_json else canned)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, reuse_port=False).start()

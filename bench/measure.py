@@ -197,7 +197,7 @@ def _start_all(stack: contextlib.ExitStack, scenario: Scenario, settings: Settin
         server = run(name, command, lambda: servers.accepts(port), which.environment)
         return Subject(name, server, port, canned)
 
-    values = tensor(scenario.elements)
+    values = tensor(scenario.rows, scenario.elements)
     canned = scenario.exchange(scenario.models[0], values)
     reply = folder / "reply"
     reply.write_bytes(canned.reply)

@@ -97,7 +97,7 @@ def lines(repeats: int) -> list[list[str]]:
     """One line per payload and direction."""
     table = []
     for name, elements in SIZES.items():
-        values = tensor(elements)
+        values = tensor(1, elements)
         request = infer_request(THREAD, values).SerializeToString()
         check(values, request)
         directions: dict[str, list[Callable[[], object]]] = {

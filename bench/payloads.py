@@ -10,9 +10,11 @@ import orjson
 
 from bench.tally import BenchError
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.pb.tfserving import predict_pb2, tensor_pb2
 
 Floats = npt.NDArray[np.float32]
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
+PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -29,9 +31,9 @@ class Exchange:
     reply_headers: dict[str, str] = field(default_factory=dict)
 
 
-def tensor(elements: int) -> Floats:
-    """The input: [1, elements], the same values each time."""
-    return np.random.default_rng(elements).random((1, elements), dtype=np.float32)
+def tensor(rows: int, elements: int) -> Floats:
+    """The input: [rows, elements], the same values each time."""
+    return np.random.default_rng(elements).random((rows, elements), dtype=np.float32)
 
 
 def infer_request(model: str, values: Floats) -> pb.ModelInferRequest:
@@ -61,6 +63,55 @@ def grpc_exchange(model: str, values: Floats) -> Exchange:
 
     body = infer_request(model, values).SerializeToString()
     return Exchange(GRPC_PATH, body, infer_response(model, values).SerializeToString(), check)
+
+
+def predict_content_exchange(model: str, values: Floats) -> Exchange:
+    """TensorFlow Serving's Predict with the tensor in `tensor_content`, as tf.make_tensor_proto sends it."""
+    return _predict_exchange(model, values, tensor_pb2.TensorProto(tensor_content=values.tobytes()))
+
+
+def predict_values_exchange(model: str, values: Floats) -> Exchange:
+    """TensorFlow Serving's Predict with the tensor in `float_val`."""
+    return _predict_exchange(model, values, tensor_pb2.TensorProto(float_val=values.ravel().tolist()))
+
+
+def _predict_exchange(model: str, values: Floats, given: tensor_pb2.TensorProto) -> Exchange:
+    def check(_: Mapping[str, str], body: bytes) -> None:
+        answer = predict_pb2.PredictResponse.FromString(body)
+        tensors = answer.outputs.items()
+        described = [(name, _type_name(one), [dim.size for dim in one.tensor_shape.dim]) for name, one in tensors]
+        floats = np.array(answer.outputs["y"].float_val, np.float32)
+        _compare(answer.model_spec.name, model, described, floats.tobytes(), values)
+
+    shape = {"dim": [{"size": size} for size in values.shape]}
+    given.MergeFrom(tensor_pb2.TensorProto(dtype=tensor_pb2.DT_FLOAT, tensor_shape=shape))
+    request = predict_pb2.PredictRequest(model_spec={"name": model}, inputs={"x": given})
+    output = tensor_pb2.TensorProto(
+        dtype=tensor_pb2.DT_FLOAT, tensor_shape=shape, float_val=values.ravel().tolist()
+    )
+    spec = {"name": model, "version": {"value": 1}, "signature_name": "serving_default"}
+    reply = predict_pb2.PredictResponse(model_spec=spec, outputs={"y": output})
+    return Exchange(PREDICT_PATH, request.SerializeToString(), reply.SerializeToString(), check)
+
+
+def _type_name(tensor: tensor_pb2.TensorProto) -> str:
+    return "FP32" if tensor.dtype == tensor_pb2.DT_FLOAT else f"type {tensor.dtype}"
+
+
+def predict_json_exchange(model: str, values: Floats) -> Exchange:
+    """TensorFlow Serving's REST `:predict` with rows of numbers, as doubles."""
+
+    def check(_: Mapping[str, str], body: bytes) -> None:
+        given = np.array(json.loads(body)["predictions"], np.float32)
+        _compare(model, model, [("y", "FP32", list(given.shape))], given.tobytes(), values)
+
+    return Exchange(
+        path=f"/v1/models/{model}:predict",
+        body=orjson.dumps({"instances": values.tolist()}),
+        reply=orjson.dumps({"predictions": values}, option=orjson.OPT_SERIALIZE_NUMPY),
+        reply_headers={"Content-Type": "application/json"},
+        check=check,
+    )
 
 
 def json_exchange(model: str, values: Floats) -> Exchange:

@@ -3,7 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from bench.payloads import Exchange, Floats, binary_exchange, grpc_exchange, json_exchange
+from bench.payloads import (
+    Exchange,
+    Floats,
+    binary_exchange,
+    grpc_exchange,
+    json_exchange,
+    predict_content_exchange,
+    predict_json_exchange,
+    predict_values_exchange,
+)
 
 MIB = 2**20 // 4  # FP32 elements in 1 MiB
 IMAGE = 3 * 224 * 224  # 150528
@@ -40,22 +49,25 @@ class Scenario:
     bare: tuple[Bare, ...]
     """What is measured is compared with the first."""
     models: tuple[str, ...]
+    rows: int = 1
 
     @property
     def grpc(self) -> bool:
-        return self.exchange is grpc_exchange
+        return self.exchange in (grpc_exchange, predict_content_exchange, predict_values_exchange)
 
     @property
     def title(self) -> str:
-        nbytes = self.elements * 4
+        nbytes = self.rows * self.elements * 4
         size = f"{nbytes} B" if nbytes < 1024 else f"{nbytes / 2**20:.3g} MiB"
         how = "in flight on one connection" if self.grpc else "connections with one call in flight each"
-        return f"FP32 [1,{self.elements}] ({size}), {self.in_flight} {how}"
+        return f"FP32 [{self.rows},{self.elements}] ({size}), {self.in_flight} {how}"
 
 
-def _grpc(name: str, elements: int, in_flight: int) -> Scenario:
+def _grpc(
+    name: str, elements: int, in_flight: int, exchange: Callable[[str, Floats], Exchange] = grpc_exchange
+) -> Scenario:
     bare = (GRPC_KEPT, GRPC) if elements >= MIB else (GRPC,)
-    return Scenario(name, elements, in_flight, grpc_exchange, bare, (THREAD, ASYNC))
+    return Scenario(name, elements, in_flight, exchange, bare, (THREAD, ASYNC))
 
 
 SCENARIOS = (
@@ -67,4 +79,12 @@ SCENARIOS = (
     Scenario("rest-json-1x16-c64", 16, 64, json_exchange, (REST, JSON), (THREAD,)),
     Scenario("rest-json-1x150528-c4", IMAGE, 4, json_exchange, (REST_KEPT, REST, JSON), (THREAD,)),
     Scenario("rest-binary-1x150528-c4", IMAGE, 4, binary_exchange, (REST_KEPT, REST), (THREAD,)),
+    _grpc("predict-1x16-c64", 16, 64, predict_content_exchange),
+    _grpc("predict-values-1x16-c64", 16, 64, predict_values_exchange),
+    _grpc("predict-1MiB-c8", MIB, 8, predict_content_exchange),
+    _grpc("predict-16MiB-c1", 16 * MIB, 1, predict_content_exchange),
+    _grpc("predict-values-16MiB-c1", 16 * MIB, 1, predict_values_exchange),
+    Scenario("rest-predict-1x16-c64", 16, 64, predict_json_exchange, (REST, JSON), (THREAD,)),
+    Scenario("rest-predict-1000x16-c4", 16, 4, predict_json_exchange, (REST, JSON), (THREAD,), rows=1000),
+    Scenario("rest-predict-1x150528-c4", IMAGE, 4, predict_json_exchange, (REST_KEPT, REST, JSON), (THREAD,)),
 )

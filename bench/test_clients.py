@@ -85,7 +85,7 @@ async def echo(request: bytes, context: Context) -> bytes:
     [(64, 1), (64, 8), (64, 64), (MIB, 1), (MIB, 8), (MIB, 32), (16 * MIB, 1), (16 * MIB, 4)],
 )
 async def test_h2_echo(size: int, in_flight: int, options: tuple[tuple[str, int], ...]) -> None:
-    body = bytes(payloads.tensor(size // 4).data.cast("B"))
+    body = bytes(payloads.tensor(1, size // 4).data.cast("B"))
     seen: set[int] = set()
 
     async def handler(request: bytes, context: Context) -> bytes:
