@@ -25,6 +25,7 @@ from triglot.version import __version__
 if TYPE_CHECKING:
     from triglot.app import Server
     from triglot.config import Config, ConfigError
+    from triglot.tf_example import parse_examples
 
 __all__ = [
     "Call",
@@ -45,9 +46,15 @@ __all__ = [
     "Unavailable",
     "Unimplemented",
     "__version__",
+    "parse_examples",
 ]
 
-_LAZY = {"Config": "triglot.config", "ConfigError": "triglot.config", "Server": "triglot.app"}
+_LAZY = {
+    "Config": "triglot.config",
+    "ConfigError": "triglot.config",
+    "Server": "triglot.app",
+    "parse_examples": "triglot.tf_example",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,14 +12,16 @@ from pathlib import Path
 from types import TracebackType
 
 from triglot import backends
-from triglot.config import Config
+from triglot.config import NO_PORT, Config
 from triglot.core.errors import ModelLoadError
 from triglot.dataplane import DataPlane, ModelMetadata
-from triglot.protocols.grpc.health import Health
-from triglot.protocols.grpc.reflection import reflection_services
-from triglot.protocols.kserve.routes import kserve_routes
-from triglot.protocols.kserve.service import KServe
+from triglot.doors import rows
+from triglot.engine.servable import Servable
+from triglot.protocols.tfserving.service import Predictions
+from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
 from triglot.repository.manager import Load, Manager
+from triglot.repository.settings import ModelSettings
+from triglot.repository.source import ModelFiles
 from triglot.transports.grpc_server import GrpcServer
 from triglot.transports.http_server import HttpServer
 
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """The server of the models at `paths`; `async with` starts and stops it.
+    """The server of the models at `paths`, or of `models`; `async with` starts and stops it.
 
     Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
     configuration says that this is the end, and `OSError` when a port is taken. The ports are bound last, when
@@ -36,22 +38,29 @@ class Server:
 
     def __init__(
         self,
-        paths: Sequence[Path | str],
+        paths: Sequence[Path | str] = (),
         config: Config | None = None,
         *,
+        models: Sequence[ModelSettings] | None = None,
         load: Load = backends.load,
         skip_missing_dependencies: bool = False,
     ) -> None:
         if isinstance(paths, str | Path):
             raise TypeError(f"paths: expected a list of paths, got {paths!r}")
+        if paths and models is not None:
+            raise TypeError("expected paths or models, got both")
         self.config = config or Config()
         self.manager = Manager(
-            [Path(path) for path in paths],
+            [Path(path) for path in paths] if models is None else models,
             load,
             max_queue_size=self.config.max_queue_size,
             skip_missing_dependencies=skip_missing_dependencies,
+            warm=self._warm_up if self.config.warm_up else None,
+            poll_interval=self.config.poll_interval,
+            labels_before_load=self.config.labels_before_load,
         )
         self.dataplane = DataPlane(self.manager)
+        self._predictions = Predictions(self.dataplane)
         self.grpc_port = 0
         self.rest_port = 0
         self._grpc: GrpcServer | None = None
@@ -69,13 +78,11 @@ class Server:
     async def start(self) -> None:
         """Load every model, then open the ports; see the class for what it raises."""
         for port in (self.config.grpc_port, self.config.rest_port):
-            _check_free(self.config.host, port)
+            if port != NO_PORT:
+                _check_free(self.config.host, port)
         started = time.monotonic()
         try:
             errors = await self.manager.load_all()
-            for error in errors:
-                log.error("%s", error)
-                log.debug("where it came from:", exc_info=error)
             if errors and self.config.exit_on_load_error:
                 raise ModelLoadError(f"{len(errors)} of the models could not be loaded: {errors[0]}")
             failed = f", {len(errors)} could not be loaded" if errors else ""
@@ -85,24 +92,29 @@ class Server:
             await self.stop()
             raise
 
+    async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:
+        recorded = await asyncio.to_thread(read_warm_up, files.file.parent)
+        await warm_up(self._predictions, servable, recorded)
+
     async def _open(self) -> None:
         started = time.monotonic()
-        kserve = KServe(self.dataplane, self.config.server_name)
-        services = [kserve.grpc_service()]
-        services.append(Health(self.dataplane, [service.name for service in services]).grpc_service())
-        services += reflection_services([service.name for service in services])
-        self._grpc = GrpcServer(services, self.config)
-        self._http = HttpServer(kserve_routes(kserve), self.config)
-        self.grpc_port = await self._grpc.start()
-        self.rest_port = await self._http.start()
-        log.info(
-            "gRPC on %s and REST on %s in %.2f s",
-            self.config.address(self.grpc_port),
-            self.config.address(self.rest_port),
-            time.monotonic() - started,
-        )
+        services, routes = rows(self.dataplane, self._predictions, self.config)
+        doors = []
+        if self.config.grpc_port != NO_PORT or self.config.grpc_socket:
+            self._grpc = GrpcServer(services, self.config)
+            self.grpc_port = await self._grpc.start()
+            doors += [f"gRPC on {name}" for name in self._grpc_names()]
+        if self.config.rest_port != NO_PORT:
+            self._http = HttpServer(routes, self.config)
+            self.rest_port = await self._http.start()
+            doors.append(f"REST on {self.config.address(self.rest_port)}")
+        log.info("%s in %.2f s", " and ".join(doors), time.monotonic() - started)
         if not _is_loopback(self.config.host):
             log.warning("whoever reaches %s can call the models: there is no authentication", self.config.host)
+
+    def _grpc_names(self) -> list[str]:
+        port = [self.config.address(self.grpc_port)] if self.config.grpc_port != NO_PORT else []
+        return [*port, *([self.config.grpc_socket] if self.config.grpc_socket else [])]
 
     async def drain(self, delay: float) -> None:
         """Turn readiness off and go on serving for `delay` seconds, so that balancers look elsewhere."""

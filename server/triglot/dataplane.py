@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from triglot.core.validation import (
 )
 from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager, Version
+from triglot.repository.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class DataPlane:
         self._manager = manager
         self.stopping = False
         self._changed = asyncio.Event()
+        manager.on_change = self._announce
 
     def servable(self, name: str, version: str = "", label: str = "") -> Servable:
         """The version that a request goes to; a `with` block is a lease of it.
@@ -119,6 +121,18 @@ class DataPlane:
         """Every version of every wanted model."""
         return list(self._manager.versions())
 
+    def labelled(self, name: str, label: str) -> int:
+        """The version that a label names, available or not. Raises `UnknownLabel`."""
+        return self._manager.labelled(name, label)
+
+    def statuses(self, name: str) -> list[Version]:
+        """Every version of a model that ever was, highest first. Raises `ModelNotFound`."""
+        return self._manager.statuses(name)
+
+    async def reload(self, models: Sequence[ModelSettings]) -> None:
+        """Serve these models, and no others. Raises `ServingError` as `Manager.reload`."""
+        await self._manager.reload(models)
+
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a request for it would be run, and the server is not stopping.
 
@@ -134,7 +148,12 @@ class DataPlane:
     def stop(self) -> None:
         """Turn readiness off, for good; calls still run."""
         self.stopping = True
-        self._changed.set()
+        self._announce()
+
+    def _announce(self) -> None:
+        """Wake who waits for a change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def readiness_changed(self, at_most: float) -> None:
         """Wait until readiness may have changed, `at_most` seconds."""

@@ -32,7 +32,10 @@ class Model:
     signature_defs: Mapping[str, bytes] = {}
     """Serialized `tensorflow.SignatureDef`s of the model's file; TensorFlow Serving's metadata repeats them."""
     speaks_json: bool = False
-    """Whether the BYTES elements of inputs and outputs are JSON texts."""
+    """Whether it takes and gives JSON: inputs `instances`, a text each, and `parameters`, one text of an object;
+    output `predictions`, one text. All are BYTES."""
+    takes_parameters: bool = False
+    """Whether it looks at `call.parameters`."""
     max_batch_size: int = 0
     """Largest first dim of the inputs, for every signature; 0: there is no batch dimension to check."""
     instances: int = 1

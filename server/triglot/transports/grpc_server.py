@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 import grpc
 import grpc.aio
 
-from triglot.config import Config
+from triglot.config import NO_PORT, Config
 from triglot.core.errors import ServingError, Unavailable, as_serving_error
 from triglot.core.types import Call
 from triglot.protocols import Kind, Method, Service
@@ -32,7 +32,9 @@ class GrpcServer:
     """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls."""
 
     def __init__(self, services: Iterable[Service], config: Config) -> None:
-        self._address = config.address(config.grpc_port)
+        self._addresses = [config.address(config.grpc_port)] if config.grpc_port != NO_PORT else []
+        if config.grpc_socket:
+            self._addresses.append(f"unix:{config.grpc_socket}")
         self._grace = config.grace
         self._server = grpc.aio.server(options=_options(config))
         self._streams: set[_OpenStream] = set()
@@ -47,13 +49,16 @@ class GrpcServer:
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, handlers),))
 
     async def start(self) -> int:
-        """Bind and serve; the port. Raises `OSError` when the address cannot be bound."""
-        try:
-            port = self._server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            raise OSError(f"cannot bind gRPC to {self._address}: {error}") from None
+        """Bind and serve; the port, if there is one. Raises `OSError` when an address cannot be bound."""
+        ports = [self._bind(address) for address in self._addresses]
         await self._server.start()
-        return cast("int", port)
+        return ports[0]
+
+    def _bind(self, address: str) -> int:
+        try:
+            return cast("int", self._server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise OSError(f"cannot bind gRPC to {address}: {error}") from None
 
     async def stop(self) -> None:
         """Refuse new calls, end streams with UNAVAILABLE, wait for the rest as long as the grace period."""

@@ -1,0 +1,41 @@
+"""What is offered: the rows of every protocol that the configuration names."""
+
+from __future__ import annotations
+
+from triglot.config import Config
+from triglot.dataplane import DataPlane
+from triglot.protocols import Route, Service
+from triglot.protocols.grpc.health import Health
+from triglot.protocols.grpc.reflection import reflection_services
+from triglot.protocols.kserve.routes import kserve_routes
+from triglot.protocols.kserve.service import KServe
+from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes, vertex_routes
+from triglot.protocols.tfserving.models import Models
+from triglot.protocols.tfserving.routes import RestApi, not_found_route, tfserving_routes
+from triglot.protocols.tfserving.rows import tfserving_services
+from triglot.protocols.tfserving.service import Predictions
+
+
+def rows(dataplane: DataPlane, predictions: Predictions, config: Config) -> tuple[list[Service], list[Route]]:
+    """The gRPC services and the REST routes, health and reflection among them."""
+    services: list[Service] = []
+    routes: list[Route] = []
+    with_kserve = "kserve" in config.protocol_names
+    if with_kserve:
+        kserve = KServe(dataplane, config.server_name)
+        services.append(kserve.grpc_service())
+        routes += kserve_routes(kserve)
+    if "tfserving" in config.protocol_names:
+        models = Models(dataplane)
+        services += tfserving_services(predictions, models, tensor_content=config.tensor_content)
+        ai_platform = AIPlatform(dataplane)
+        routes += vertex_routes(ai_platform, config.predict_route, config.health_route)
+        routes += ai_platform_routes(ai_platform)
+        routes += tfserving_routes(
+            RestApi(dataplane, predictions, models, kserve_v1=with_kserve), cors=config.cors
+        )
+        if not with_kserve:
+            routes.append(not_found_route())
+    services.append(Health(dataplane, [service.name for service in services]).grpc_service())
+    services += reflection_services([service.name for service in services])
+    return services, routes

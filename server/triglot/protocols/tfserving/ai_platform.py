@@ -1,0 +1,267 @@
+"""AI Platform's `projects.predict` and Vertex AI's routes: the same models, asked with instances (tfs 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from triglot.core.errors import (
+    Code,
+    InvalidArgument,
+    ModelNotFound,
+    NotFound,
+    PayloadTooLarge,
+    ServingError,
+    Unavailable,
+)
+from triglot.core.signature import Signature
+from triglot.core.types import Call, InferenceRequest, InferenceResponse, InputTensor, ParameterValue
+from triglot.dataplane import DataPlane
+from triglot.engine.servable import Servable
+from triglot.protocols import HttpRequest, HttpResponse, Operation, Route
+from triglot.protocols.tfserving.json_models import (
+    INSTANCES,
+    PARAMETERS,
+    encode_json,
+    instances_of,
+    json_inputs,
+    read_object,
+    split_keywords,
+)
+from triglot.protocols.tfserving.rest_predict import decode_predict, encode_predict
+from triglot.protocols.tfserving.routes import ELEMENT_TEXT, STATUS
+
+PROJECT_MODEL = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}"
+BARE_PLATFORMS = ("sklearn", "xgboost")
+"""AI Platform answers these with bare values, and TensorFlow models with objects by output name (tfs 7.3)."""
+_CAUSES = {
+    Code.INVALID_ARGUMENT: ("Invalid inputs", 1),
+    Code.INTERNAL: ("Failed to run the provided model", 2),
+}
+
+
+class UnknownResource(NotFound):
+    """No such model or version: an error of the service, not of a prediction."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictCall:
+    """A request for a version: tensors of one of its signatures, or JSON for a model that speaks it."""
+
+    model_name: str
+    version: int
+    inputs: list[InputTensor]
+    signature_name: str = ""
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    speaks_json: bool = False
+    named: bool = False
+    """Whether each prediction is an object by output name, even of one output."""
+
+
+class AIPlatform:
+    """Takes requests apart and runs them."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    def decode_project(self, http: HttpRequest) -> PredictCall:
+        """A call of a project's model. Raises `UnknownResource` and `InvalidArgument`."""
+        servable = self._find(http.path["model"], http.path.get("version", ""))
+        return self._decode(servable, bytes(http.body), of_vertex=False)
+
+    def decode_vertex(self, http: HttpRequest) -> PredictCall:
+        """A call of the one model that is served. Raises `Unavailable` and `InvalidArgument`."""
+        names = self._dataplane.model_names()
+        if len(names) != 1:
+            raise Unavailable(f"the prediction route needs one model to be served, there are {len(names)}")
+        return self._decode(self._dataplane.servable(names[0]), bytes(http.body), of_vertex=True)
+
+    def _find(self, name: str, version: str) -> Servable:
+        """A version's name is a label, or else its number."""
+        resource = f"models/{name}" + (f"/versions/{version}" if version else "")
+        try:
+            if version:
+                try:
+                    return self._dataplane.servable(name, label=version)
+                except InvalidArgument:
+                    pass
+            return self._dataplane.servable(name, version)
+        except (ModelNotFound, InvalidArgument, Unavailable):
+            raise UnknownResource(f"The model resource '{resource}' was not found, or is not ready.") from None
+
+    def _decode(self, servable: Servable, body: bytes, *, of_vertex: bool) -> PredictCall:
+        if servable.model.speaks_json:
+            return _json_call(servable, read_object(body), of_vertex=of_vertex)
+        chosen: list[str] = []
+
+        def signature_of(name: str) -> Signature:
+            chosen.append(name or servable.default_signature)
+            if chosen[-1] not in servable.signatures:
+                raise InvalidArgument(f"No signature found for signature key {name}.")
+            return servable.signatures[chosen[-1]]
+
+        try:
+            decoded = decode_predict(body, signature_of)
+            if not decoded.row:
+                raise InvalidArgument(f"expected '{INSTANCES}', got 'inputs'")
+        except InvalidArgument as error:
+            if chosen and chosen[-1] in servable.signatures:
+                _explain(body, servable.signatures[chosen[-1]])
+            raise error from None
+        return PredictCall(
+            servable.name,
+            servable.version,
+            decoded.inputs,
+            chosen[-1],
+            _parameters(body, of_vertex=of_vertex) if servable.model.takes_parameters else {},
+            named=not of_vertex and servable.platform not in BARE_PLATFORMS,
+        )
+
+    async def predict(self, request: PredictCall, call: Call) -> InferenceResponse:
+        """Raises `ServingError`."""
+        return await self._dataplane.infer(
+            InferenceRequest(
+                request.model_name,
+                str(request.version),
+                inputs=request.inputs,
+                parameters=request.parameters,
+                signature_name=request.signature_name,
+                lenient_shapes=True,
+            ),
+            call,
+        )
+
+    async def require_ready(self, _: HttpRequest, __: Call) -> None:
+        """Raises `Unavailable`."""
+        if not self._dataplane.ready:
+            raise Unavailable("the server is not ready")
+
+
+def _json_call(servable: Servable, values: dict[str, Any], *, of_vertex: bool) -> PredictCall:
+    instances, keywords = split_keywords(values)
+    if of_vertex:
+        keywords = _object(keywords.get(PARAMETERS))
+    return PredictCall(servable.name, servable.version, json_inputs(instances, keywords), speaks_json=True)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Raises `InvalidArgument` for parameters that are no object."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"expected '{PARAMETERS}' to be an object, got {value!r}")
+    return value
+
+
+def _parameters(body: bytes, *, of_vertex: bool) -> dict[str, ParameterValue]:
+    """Keyword arguments for the model: Vertex has them in `parameters`, AI Platform beside `instances`."""
+    values = read_object(body)
+    keywords = _object(values.get(PARAMETERS)) if of_vertex else values
+    return {key: value for key, value in keywords.items() if isinstance(value, bool | int | float | str)}
+
+
+def _explain(body: bytes, signature: Signature) -> None:
+    """Raises `InvalidArgument` in AI Platform's words when names are what is wrong (tfs 7.3)."""
+    names = set(signature.input_rules)
+    try:
+        instances = instances_of(read_object(body))
+    except InvalidArgument:
+        return
+    for instance in instances:
+        if not isinstance(instance, dict) or set(instance) in (names, {"b64"}):
+            continue
+        if len(names) == 1:
+            raise InvalidArgument(f"Expected tensor name: {min(names)}, got tensor name: {list(instance)}.")
+        for name in instance:
+            if name not in names:
+                raise InvalidArgument(f"Unexpected tensor name: {name}")
+        raise InvalidArgument(f"Input {min(names - set(instance))} was missing in at least one input instance.")
+
+
+def ai_platform_routes(platform: AIPlatform) -> list[Route]:
+    """`projects.predict`, with and without a version."""
+    return [
+        _route(path, platform.decode_project, platform, encode_failure)
+        for path in (f"{PROJECT_MODEL}:predict", f"{PROJECT_MODEL}/versions/{{version:[^/:]+}}:predict")
+    ]
+
+
+def vertex_routes(platform: AIPlatform, predict_route: str, health_route: str) -> list[Route]:
+    """The routes that Vertex AI names in the container's environment; none for an empty path."""
+    routes = []
+    if predict_route:
+        routes.append(_route(predict_route, platform.decode_vertex, platform, encode_detail))
+    if health_route:
+        routes.append(
+            Route(
+                "GET",
+                health_route,
+                Operation.HEALTH,
+                lambda http: http,
+                platform.require_ready,
+                _encode_health,
+                encode_error=encode_detail,
+            )
+        )
+    return routes
+
+
+def _route(
+    path: str,
+    decode: Callable[[HttpRequest], PredictCall],
+    platform: AIPlatform,
+    encode_error: Callable[[ServingError], HttpResponse],
+) -> Route:
+    return Route(
+        "POST",
+        path,
+        Operation.INFER,
+        decode,
+        platform.predict,
+        _encode,
+        answer_size=_answer_size,
+        body_limit=_no_limit,
+        encode_error=encode_error,
+    )
+
+
+def _no_limit(_: Any) -> None:
+    return None
+
+
+def _answer_size(response: InferenceResponse) -> int:
+    return sum([output.array.size for output in response.outputs]) * ELEMENT_TEXT
+
+
+def _encode(response: InferenceResponse, request: PredictCall) -> HttpResponse:
+    if request.speaks_json:
+        return HttpResponse(encode_json(response))
+    return HttpResponse(encode_predict(response.outputs, row=True, named=request.named))
+
+
+def _encode_health(_: Any, __: Any) -> HttpResponse:
+    return HttpResponse(b"{}")
+
+
+def _status(error: ServingError) -> int:
+    return 413 if isinstance(error, PayloadTooLarge) else STATUS.get(error.code, 500)
+
+
+def encode_failure(error: ServingError) -> HttpResponse:
+    """A failed prediction as AI Platform words it; a model that is not there in Google's form (tfs 7.3)."""
+    if isinstance(error, UnknownResource):
+        body = {"error": {"code": 404, "message": error.message, "status": "NOT_FOUND"}}
+        return HttpResponse(orjson.dumps(body), 404)
+    text = error.message
+    if error.code in _CAUSES:
+        cause, number = _CAUSES[error.code]
+        text = f"{cause}: {text} (Error code: {number})"
+    return HttpResponse(orjson.dumps({"error": f"Prediction failed: {text}"}), _status(error))
+
+
+def encode_detail(error: ServingError) -> HttpResponse:
+    """An error as Vertex AI's own prediction containers give it (tfs 7.7)."""
+    return HttpResponse(orjson.dumps({"detail": error.message}), _status(error))

@@ -1,0 +1,80 @@
+"""What TensorFlow Serving checks of a Predict call, in its order and words (tfs 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.signature import Signature
+from triglot.pb.tfserving import signature_pb2
+from triglot.protocols.tfserving.codec import PredictRequest
+from triglot.protocols.tfserving.tensor import type_name
+
+
+def braced(names: Collection[str]) -> str:
+    """A set of names as messages show it."""
+    return f"{{{','.join(sorted(names))}}}"
+
+
+def check_predict(
+    request: PredictRequest, signature: Signature, define: Callable[[], signature_pb2.SignatureDef]
+) -> None:
+    """Raises `InvalidArgument` for the first thing that does not fit the signature; shapes are not looked at.
+
+    `define` gives the signature's definition, for the messages that name its tensors.
+    """
+    rules = signature.input_rules
+    sent = {tensor.name for tensor in request.inputs}
+    if sent != rules.keys() or request.unreadable:
+        _check_names(request, signature, sent | request.unreadable.keys(), define)
+    if request.output_filter:
+        _check_filter(request.output_filter, signature)
+    for tensor in request.inputs:
+        wanted = rules[tensor.name].spec.datatype
+        if tensor.datatype != wanted:
+            at = sorted(rules).index(tensor.name)
+            raise InvalidArgument(
+                f"Expects arg[{at}] to be {type_name(wanted)} but {type_name(tensor.datatype)} is provided"
+            )
+
+
+def _check_names(
+    request: PredictRequest,
+    signature: Signature,
+    sent: Collection[str],
+    define: Callable[[], signature_pb2.SignatureDef],
+) -> None:
+    wanted, defaults = signature.input_rules.keys(), signature.defaults.keys()
+    if len(sent) > len(wanted) or (len(sent) < len(wanted) and not defaults):
+        raise InvalidArgument(
+            f"input size does not match signature: {len(sent)}!={len(wanted)} len({braced(sent)}) != "
+            f"len({braced(wanted)}). Sent extra: {braced(set(sent) - wanted)}. Missing but required: "
+            f"{braced(wanted - set(sent) - defaults)}."
+        )
+    for alias in sorted(wanted):
+        if alias in request.unreadable:
+            raise InvalidArgument(f"tensor parsing error: {alias}")
+        if alias not in sent and alias not in defaults:
+            raise InvalidArgument(
+                f"Signature input alias: {alias}(feed name: {define().inputs[alias].name}) not found in request "
+                f"and no default value provided. Inputs expected to be in the request {braced(sent)}, or default "
+                f"input alias set: {braced(defaults)}"
+            )
+    used = wanted & set(sent)
+    if len(used) < len(sent):
+        raise InvalidArgument(
+            f"Inputs contains invalid name. Used request inputs: {braced(used)}, request input: {braced(sent)}"
+        )
+
+
+def _check_filter(output_filter: Collection[str], signature: Signature) -> None:
+    seen: set[str] = set()
+    for alias in output_filter:
+        if alias not in signature.output_rules:
+            raise InvalidArgument(
+                f"output tensor alias not found in signature: {alias} Outputs expected to be in the set "
+                f"{braced(signature.output_rules)}."
+            )
+        if alias in seen:
+            raise InvalidArgument(f"duplicate output tensor alias: {alias}")
+        seen.add(alias)

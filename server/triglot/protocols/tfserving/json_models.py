@@ -1,0 +1,55 @@
+"""Models that speak JSON, behind REST: instances and predictions are any JSON (tfs 7.2, 7.3). Pure functions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import bytes_elements, object_array
+from triglot.core.types import InferenceResponse, InputTensor
+from triglot.protocols.json_text import type_name
+
+INSTANCES, PARAMETERS, SIGNATURE_NAME = "instances", "parameters", "signature_name"
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body; NaN and Infinity are numbers. Raises `InvalidArgument`."""
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"the body is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise InvalidArgument(f"expected a JSON object with '{INSTANCES}', got {type_name(values)}")
+    return values
+
+
+def instances_of(values: dict[str, Any]) -> list[Any]:
+    """The instances of a request. Raises `InvalidArgument`."""
+    instances = values.get(INSTANCES)
+    if not isinstance(instances, list):
+        got = type_name(instances) if INSTANCES in values else "nothing"
+        raise InvalidArgument(f"expected '{INSTANCES}' to be a list, got {got}")
+    return instances
+
+
+def split_keywords(values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The instances, and what stands beside them: the keyword arguments. Raises `InvalidArgument`."""
+    keywords = {key: value for key, value in values.items() if key not in (INSTANCES, SIGNATURE_NAME)}
+    return instances_of(values), keywords
+
+
+def json_inputs(instances: list[Any], keywords: dict[str, Any]) -> list[InputTensor]:
+    """The inputs of a model that speaks JSON: a text for each instance, and one for the keyword arguments."""
+    return [_texts(INSTANCES, instances), _texts(PARAMETERS, [keywords])]
+
+
+def _texts(name: str, values: list[Any]) -> InputTensor:
+    shape = (len(values),)
+    texts = [json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass") for value in values]
+    return InputTensor(name, "BYTES", shape, object_array(texts, shape))
+
+
+def encode_json(response: InferenceResponse) -> bytes:
+    """`{"predictions": …}` with what the model gave, as it is."""
+    return b'{"predictions": %b}' % b"".join(bytes_elements(response.outputs[0].array))

@@ -1,0 +1,132 @@
+"""Numbers as TensorFlow Serving prints them: in answers (tfs 4.4) and where an error text quotes one (tfs 4.3)."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from triglot.core.tensor import Array
+
+_TOKENS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_HIDDEN_BIT = 1 << 52
+_MASK = (1 << 64) - 1
+
+
+def decimal_texts(values: Array) -> list[str]:
+    """Each of a flat FP32 or FP64 array: six digits where they give the value back, else 9 (FP64: 17)."""
+    numbers: list[float] = values.tolist()
+    texts = [f"{number:g}" for number in numbers]
+    with np.errstate(over="ignore"):
+        read_back = np.array([float(text) for text in texts]).astype(values.dtype)
+    digits = "%.9g" if values.dtype.itemsize == 4 else "%.17g"
+    same: list[Any] = (read_back == values).tolist()
+    return [
+        _with_point(text if is_same else digits % number)
+        for text, is_same, number in zip(texts, same, numbers, strict=True)
+    ]
+
+
+def _with_point(text: str) -> str:
+    if "." in text or "e" in text:
+        return text
+    return _TOKENS.get(text) or text + ".0"
+
+
+def shortest_text(value: float) -> bytes:
+    """A finite number in few digits that give it back, as RapidJSON's writer prints it.
+
+    Its digits are those of the Grisu2 algorithm, which are not always the nearest ones.
+    """
+    if value == 0:
+        return b"-0.0" if np.signbit(value) else b"0.0"
+    sign = "-" if value < 0 else ""
+    number, exponent = _grisu2(abs(value))
+    return (sign + _layout(str(number), exponent)).encode()
+
+
+def _layout(digits: str, exponent: int) -> str:
+    """The text of digits · 10^exponent."""
+    point = len(digits) + exponent
+    if exponent >= 0 and point <= 21:
+        return digits + "0" * exponent + ".0"
+    if 0 < point <= 21:
+        return f"{digits[:point]}.{digits[point:]}"
+    if -6 < point <= 0:
+        return "0." + "0" * -point + digits
+    rest = f".{digits[1:]}" if len(digits) > 1 else ""
+    return f"{digits[0]}{rest}e{point - 1}"
+
+
+def _grisu2(value: float) -> tuple[int, int]:
+    """Digits and a decimal exponent, from the value and its two boundaries scaled by one power of ten.
+
+    All are 64-bit significands with the exponent of the upper boundary (Loitsch 2010).
+    """
+    bits = int.from_bytes(struct.pack(">d", value), "big")
+    biased, significand = bits >> 52, bits & (_HIDDEN_BIT - 1)
+    if biased:
+        significand |= _HIDDEN_BIT
+    binary = max(biased, 1) - 1075
+    upper = 2 * significand + 1
+    shift = 64 - upper.bit_length()
+    top = binary - 1 - shift
+    if significand == _HIDDEN_BIT:
+        lower = (4 * significand - 1) << (binary - 2 - top)
+    else:
+        lower = (2 * significand - 1) << (binary - 1 - top)
+    power, power_exponent, exponent = _power_of_ten(top)
+    high = _product(upper << shift, power) - 1
+    low = _product(lower, power) + 1
+    gap = high - _product(significand << (binary - top), power)
+    return _digits(high, high - low, gap, -(top + power_exponent + 64), exponent)
+
+
+def _product(one: int, other: int) -> int:
+    """The upper half of a 128-bit product, rounded."""
+    return (one * other + (1 << 63)) >> 64
+
+
+@cache
+def _power_of_ten(top: int) -> tuple[int, int, int]:
+    """The one of 10^-348, 10^-340, … that suits: 64-bit significand, binary exponent, and what undoes it."""
+    steps = -(-(-61 - top) * 30102999566398114 // 10**17) + 347
+    decimal = -348 + ((steps >> 3) + 1) * 8
+    numerator, denominator = (10**decimal, 1) if decimal >= 0 else (1, 10**-decimal)
+    binary = numerator.bit_length() - denominator.bit_length() - 64
+    if numerator << max(-binary, 0) >= denominator << max(binary, 0) + 64:
+        binary += 1
+    numerator <<= max(-binary, 0)
+    denominator <<= max(binary, 0)
+    return (2 * numerator + denominator) // (2 * denominator), binary, -decimal
+
+
+def _digits(high: int, delta: int, gap: int, shift: int, exponent: int) -> tuple[int, int]:
+    """The fewest leading digits of `high` that stay within `delta` below it, drawn towards the value at `gap`."""
+    one = 1 << shift
+    integer, rest = high >> shift, high & (one - 1)
+    number = 0
+    for place in range(len(str(integer)) - 1, -1, -1):
+        digit, integer = divmod(integer, 10**place)
+        number = number * 10 + digit
+        left = (integer << shift) + rest
+        if left <= delta:
+            return _drawn(number, delta, left, 10**place << shift, gap), exponent + place
+    place = 0
+    while True:
+        rest, delta, place = rest * 10, delta * 10, place - 1
+        number = number * 10 + (rest >> shift)
+        rest &= one - 1
+        if rest < delta:
+            # The original's table of powers ends here.
+            scaled = gap * 10**-place & _MASK if place > -9 else 0
+            return _drawn(number, delta, rest, one, scaled), exponent + place
+
+
+def _drawn(number: int, delta: int, rest: int, unit: int, gap: int) -> int:
+    while rest < gap and delta - rest >= unit and (rest + unit < gap or gap - rest > rest + unit - gap):
+        number -= 1
+        rest += unit
+    return number

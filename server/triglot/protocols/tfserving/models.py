@@ -1,0 +1,84 @@
+"""TensorFlow Serving's calls about models: metadata, status, configuration (tfs 3.5–3.7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triglot.core.errors import InvalidArgument, ModelNotFound, NotFound
+from triglot.core.types import Call
+from triglot.dataplane import DataPlane
+from triglot.pb.tfserving import management_pb2, metadata_pb2
+from triglot.protocols.tfserving.codec import decode_spec, spec_message
+from triglot.protocols.tfserving.lookup import find_servable, require_spec
+from triglot.protocols.tfserving.model_config import model_settings
+from triglot.protocols.tfserving.signature_def import signature_def_map
+from triglot.repository.plan import State
+
+SIGNATURE_DEF = "signature_def"
+_STATES = {
+    State.START: management_pb2.ModelVersionStatus.START,
+    State.LOADING: management_pb2.ModelVersionStatus.LOADING,
+    State.READY: management_pb2.ModelVersionStatus.AVAILABLE,
+    State.UNLOADING: management_pb2.ModelVersionStatus.UNLOADING,
+    State.UNAVAILABLE: management_pb2.ModelVersionStatus.END,
+}
+
+
+class Models:
+    """The calls of ModelService, and GetModelMetadata, for gRPC and REST alike."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    async def metadata(
+        self, request: metadata_pb2.GetModelMetadataRequest, _: Call
+    ) -> metadata_pb2.GetModelMetadataResponse:
+        """Every signature of the model, callable or not (tfs 3.5)."""
+        spec = require_spec(decode_spec(request))
+        if not request.metadata_field:
+            raise InvalidArgument("GetModelMetadataRequest must specify at least one metadata_field")
+        for field in request.metadata_field:
+            if field != SIGNATURE_DEF:
+                raise InvalidArgument(f"Metadata field {field} is not supported")
+        with find_servable(self._dataplane, spec) as servable:
+            response = metadata_pb2.GetModelMetadataResponse(
+                model_spec=spec_message(servable.name, servable.version)
+            )
+            definitions = signature_def_map(servable.signatures, servable.model.signature_defs)
+            response.metadata[SIGNATURE_DEF].Pack(definitions)
+        return response
+
+    async def status(
+        self, request: management_pb2.GetModelStatusRequest, _: Call
+    ) -> management_pb2.GetModelStatusResponse:
+        """Every version that was ever wanted, highest first; only a version narrows it (tfs 3.6)."""
+        spec = require_spec(decode_spec(request))
+        try:
+            versions = self._dataplane.statuses(spec.name)
+        except ModelNotFound:
+            raise NotFound(f"Could not find any versions of model {spec.name}") from None
+        if spec.version is not None:
+            versions = [version for version in versions if version.files.version == spec.version]
+            if not versions:
+                raise NotFound(f"Could not find version {spec.version} of model {spec.name}")
+        response = management_pb2.GetModelStatusResponse()
+        for version in versions:
+            status = response.model_version_status.add(
+                version=version.files.version, state=_STATES[version.state], status={}
+            )
+            if version.error is not None:
+                # The numbers of both enumerations are gRPC's.
+                code: Any = version.error.code
+                status.status.error_code = code
+                status.status.error_message = version.error.message
+        return response
+
+    async def reload(
+        self, request: management_pb2.ReloadConfigRequest, _: Call
+    ) -> management_pb2.ReloadConfigResponse:
+        """Replaces the whole list of models, or raises and changes nothing (tfs 3.7)."""
+        await self._dataplane.reload(model_settings(request.config))
+        response = management_pb2.ReloadConfigResponse(status={})
+        for name in request.metric_names:
+            response.metric.add(name=name, int64_value_increase=0)
+        return response

@@ -1,0 +1,122 @@
+"""`:classify` and `:regress` of TensorFlow Serving's REST interface: JSON ⇄ examples and results (tfs 4.5).
+
+Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triglot.core.errors import InvalidArgument, PayloadTooLarge
+from triglot.core.tensor import Array
+from triglot.pb.tfserving.example_pb2 import BytesList, Example, Feature, FloatList, Int64List
+from triglot.protocols.tfserving.json_parser import parse_object, signature_name_of
+from triglot.protocols.tfserving.json_printer import print_answer, print_floats, print_line, print_rows
+from triglot.protocols.tfserving.json_tensors import to_array
+from triglot.protocols.tfserving.json_values import (
+    Object,
+    Value,
+    base64_text,
+    debug_text,
+    decode_base64,
+    json_type,
+    quote,
+    text_of,
+)
+from triglot.protocols.wire import serialize
+
+MAX_CONTEXT_BYTES = 64 * 1024 * 1024
+"""What all copies of a context may take: each example has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExamplesBody:
+    """A `:classify` or `:regress` body: its examples as serialized `tensorflow.Example`s, context included."""
+
+    signature_name: str
+    examples: list[bytes]
+
+
+def decode_examples(body: bytes) -> ExamplesBody:
+    """The request of a body. All of it is read before anybody asks for the model (unlike `:predict`).
+
+    Raises `InvalidArgument`.
+    """
+    request = parse_object(body)
+    name = signature_name_of(request)
+    members = request.first()
+    context = _example(members[b"context"]) if b"context" in members else b""
+    if b"examples" not in members:
+        raise _body_error(request, "When method is classify, key 'examples' is expected and was not found")
+    examples = members[b"examples"]
+    if not isinstance(examples, list):
+        raise _body_error(request, "Expecting 'examples' value to be an list/array")
+    if not examples:
+        raise _body_error(request, "'examples' value is an empty array")
+    if len(context) * len(examples) > MAX_CONTEXT_BYTES:
+        raise PayloadTooLarge(f"a context of {len(context)} bytes is too large for {len(examples)} examples")
+    # Messages that follow each other are merged; of features with one name the later one, the example's, counts.
+    return ExamplesBody(name, [context + _example(example) for example in examples])
+
+
+def _body_error(request: Object, what: str) -> InvalidArgument:
+    return InvalidArgument(f"JSON Value: {debug_text(request)} {what}")
+
+
+def _example(value: Value) -> bytes:
+    """A serialized `tensorflow.Example`. Of equal feature names the last one counts."""
+    if not isinstance(value, Object):
+        raise InvalidArgument(f"Example must be JSON object but got JSON {json_type(value)}")
+    example = Example()
+    features = example.features.feature
+    for key, content in value.members:
+        feature = _feature(text_of(key), content if isinstance(content, list) else [content])
+        try:
+            features[key.decode()].CopyFrom(feature)
+        except UnicodeDecodeError:
+            raise InvalidArgument(f"Feature: {text_of(key)} has a name that is not UTF-8") from None
+    return serialize(example)
+
+
+def _feature(name: str, contents: list[Value]) -> Feature:
+    """A feature of the kind of its first element; without one it has none."""
+    kind = ""
+    values: list[Any] = []
+    for content in contents:
+        if content is None or isinstance(content, list) or _is_other_object(content):
+            raise InvalidArgument(f"Feature: {name} has element with unexpected JSON type: {json_type(content)}")
+        own_kind = "float" if isinstance(content, float) else "int64" if isinstance(content, int) else "bytes"
+        kind = kind or own_kind
+        if own_kind != kind:
+            raise InvalidArgument(f"Unexpected element type in feature: {name} expecting type: {kind}")
+        if isinstance(content, int) and content >= 2**63:
+            raise InvalidArgument(f"Feature: {name} has uint64_t element. Only int64_t is supported.")
+        text = base64_text(content)
+        values.append(content if text is None else decode_base64(text))
+    if kind == "float":
+        return Feature(float_list=FloatList(value=to_array(values, "FP32").tolist()))
+    if kind == "int64":
+        return Feature(int64_list=Int64List(value=values))
+    return Feature(bytes_list=BytesList(value=values)) if kind else Feature()
+
+
+def _is_other_object(value: Value) -> bool:
+    return isinstance(value, Object) and base64_text(value) is None
+
+
+def encode_classifications(results: Sequence[Sequence[tuple[bytes, float]]]) -> bytes:
+    """The answer to `:classify`: labels and FP32 scores of each example. Raises `InvalidArgument` for none."""
+    if not results:
+        raise InvalidArgument("Cannot convert empty ClassificationResults to JSON")
+    scores = iter(print_floats([score for classes in results for _, score in classes]))
+    texts = [[print_line([quote(label), next(scores)]) for label, _ in classes] for classes in results]
+    return print_answer("results", print_rows([print_line(classes) for classes in texts]))
+
+
+def encode_regressions(values: Sequence[float] | Array) -> bytes:
+    """The answer to `:regress`: an FP32 value for each example. Raises `InvalidArgument` for none."""
+    if not len(values):
+        raise InvalidArgument("Cannot convert empty RegressionResults to JSON")
+    return print_answer("results", print_line(print_floats(values)))

@@ -1,0 +1,42 @@
+"""Status and metadata as TensorFlow Serving's REST interface prints them (tfs 4.6). Pure functions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import google.protobuf
+from google.protobuf import json_format
+
+from triglot.pb.tfserving import management_pb2, metadata_pb2
+from triglot.protocols.tfserving.models import SIGNATURE_DEF
+
+# protobuf 5.26 gave the option another name.
+_WITH_DEFAULTS: dict[str, Any] = (
+    {"including_default_value_fields": True}
+    if google.protobuf.__version__.startswith("4.")
+    else {"always_print_fields_with_no_presence": True}
+)
+
+
+def _print(message: Any) -> str:
+    """A message as JSON: every field, names as in the protocol, 64-bit numbers as strings, one space of indent."""
+    values = json_format.MessageToDict(message, preserving_proto_field_name=True, **_WITH_DEFAULTS)
+    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+
+
+def encode_status(response: management_pb2.GetModelStatusResponse) -> bytes:
+    """The answer to GET /v1/models/MODEL."""
+    return _print(response).encode()
+
+
+def encode_metadata(response: metadata_pb2.GetModelMetadataResponse) -> bytes:
+    """The answer to GET /v1/models/MODEL/metadata; the value nests twice, as clients expect."""
+    spec = response.model_spec
+    described = {"name": spec.name, "version": str(spec.version.value), "signature_name": spec.signature_name}
+    definitions = metadata_pb2.SignatureDefMap()
+    response.metadata[SIGNATURE_DEF].Unpack(definitions)
+    return (
+        f'{{\n"model_spec":{json.dumps(described, indent=1, ensure_ascii=False)}\n,\n'
+        f'"metadata": {{"signature_def": {_print(definitions)}}}\n}}\n'
+    ).encode()

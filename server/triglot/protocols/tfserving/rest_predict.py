@@ -1,0 +1,254 @@
+"""`:predict` of TensorFlow Serving's REST interface: JSON ⇄ tensors (tfs 4.2, 4.3, 4.4). Pure functions.
+
+Strategy: what clients send is nearly always plain and regular, and `json_quick` reads that without looking at each
+value. Whatever it will not vouch for, every wrong body included, is read again value by value, with the texts that
+TensorFlow Serving has for it. Small answers are TensorFlow Serving's to the byte; a numeric tensor of more than
+`EXACT_ELEMENTS` elements is printed without blanks, in the fewest digits that give its values back.
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+from collections.abc import Callable, Sequence
+
+from triglot.core.errors import InvalidArgument, ServingError
+from triglot.core.signature import Signature
+from triglot.core.tensor import Array, bytes_elements, native
+from triglot.core.types import InputTensor, OutputTensor, TensorSpec
+from triglot.protocols.json_text import print_nested
+from triglot.protocols.tfserving.json_numbers import decimal_texts
+from triglot.protocols.tfserving.json_parser import parse_object, signature_name_of
+from triglot.protocols.tfserving.json_printer import (
+    print_answer,
+    print_line,
+    print_lines,
+    print_object,
+    print_rows,
+)
+from triglot.protocols.tfserving.json_quick import read_quickly
+from triglot.protocols.tfserving.json_tensors import RULES, Column, PredictBody
+from triglot.protocols.tfserving.json_values import Object, Value, base64_text, debug_text, quote, text_of
+from triglot.protocols.tfserving.tensor import type_name
+
+EXACT_ELEMENTS = 1024
+"""A numeric tensor of more elements is printed compactly."""
+
+
+def decode_predict(body: bytes, signature_of: Callable[[str], Signature]) -> PredictBody:
+    """The request of a body. `signature_of` gives the signature of a name, "" being the default one.
+
+    It may be asked twice. What it raises comes before anything that is wrong with the values, and after what is
+    wrong with the JSON.
+
+    Raises `InvalidArgument`; `Unimplemented` for columnar values of a datatype without a JSON form.
+    """
+    quick = read_quickly(body, signature_of)
+    return _read_exactly(body, signature_of) if quick is None else quick
+
+
+def _read_exactly(body: bytes, signature_of: Callable[[str], Signature]) -> PredictBody:
+    request = parse_object(body)
+    name = signature_name_of(request)
+    specs = signature_of(name).inputs
+    if not specs:
+        raise InvalidArgument(f"Failed to get input map for signature: {name or 'DEFAULT'}")
+    members = request.first()
+    if b"instances" not in members:
+        if b"inputs" not in members:
+            raise InvalidArgument("Missing 'inputs' or 'instances' key")
+        return PredictBody(name, False, _read_inputs(members[b"inputs"], specs))
+    if b"inputs" in members:
+        raise _body_error(
+            request, "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist "
+        )
+    instances = members[b"instances"]
+    if not isinstance(instances, list):
+        raise _body_error(request, "Expecting 'instances' to be an list/array")
+    if not instances:
+        raise _body_error(request, "No values in 'instances' array")
+    return PredictBody(name, True, _read_instances(instances, specs))
+
+
+def _body_error(request: Object, what: str) -> InvalidArgument:
+    return InvalidArgument(f"JSON Value: {debug_text(request)} {what}")
+
+
+def _names_inputs(value: Value) -> bool:
+    return isinstance(value, Object) and base64_text(value) is None
+
+
+def _read_inputs(value: Value, specs: Sequence[TensorSpec]) -> list[InputTensor]:
+    """The columnar form: a tensor, or an object with one for each input."""
+    if isinstance(value, Object) and _names_inputs(value):
+        members = value.first()
+        return [_read_input(members, spec) for spec in specs]
+    if len(specs) > 1:
+        raise InvalidArgument(
+            "inputs is a plain value/list, but expecting an object as multiple input tensors required as per "
+            "tensorinfo_map"
+        )
+    column = Column(specs[0])
+    column.add(value)
+    return [column.tensor()]
+
+
+def _read_input(members: dict[bytes, Value], spec: TensorSpec) -> InputTensor:
+    name = spec.name.encode()
+    if name not in members:
+        raise InvalidArgument(f"Missing named input: {spec.name} in 'inputs' object.")
+    column = Column(spec)
+    column.add(members[name])
+    return column.tensor()
+
+
+def _read_instances(instances: list[Value], specs: Sequence[TensorSpec]) -> list[InputTensor]:
+    """The row form: the tensors of all instances, stacked."""
+    named = _names_inputs(instances[0])
+    if not named and len(specs) > 1:
+        raise InvalidArgument(
+            "instances is a plain list, but expecting list of objects as multiple input tensors required as per "
+            "tensorinfo_map"
+        )
+    columns = {spec.name.encode(): Column(spec) for spec in specs}
+    for at, instance in enumerate(instances):
+        if _names_inputs(instance) != named:
+            mixed = "object but got list" if named else "value/list but got object"
+            raise InvalidArgument(f"Expecting {mixed} at item {at} of input list")
+        if isinstance(instance, Object) and named:
+            _add_members(at, instance, columns)
+        else:
+            _add(f"{at} of", next(iter(columns.values())), instance)
+    return [column.tensor(len(instances)) for column in columns.values()]
+
+
+def _add_members(at: int, instance: Object, columns: dict[bytes, Column]) -> None:
+    """Of a key that is there twice both values are checked and the first one counts."""
+    seen: set[bytes] = set()
+    for key, value in instance.members:
+        which = f"{at} key: {text_of(key)} of"
+        if key not in columns:
+            raise _element_error(which, InvalidArgument(f"JSON object: does not have named input: {text_of(key)}"))
+        _add(which, columns[key], value, keep=key not in seen)
+        seen.add(key)
+    if len(seen) != len(columns):
+        raise InvalidArgument(
+            f"Failed to process element: {at} of 'instances' list. JSON object: {debug_text(instance)} "
+            f"keys must be equal to: {text_of(b','.join(sorted(columns)))}"
+        )
+
+
+def _add(which: str, column: Column, value: Value, *, keep: bool = True) -> None:
+    try:
+        column.add(value, keep=keep)
+    except ServingError as error:
+        raise _element_error(which, error) from None
+
+
+def _element_error(which: str, error: ServingError) -> InvalidArgument:
+    return InvalidArgument(
+        f"Failed to process element: {which} 'instances' list. Error: {error.code.name}: {error.message}"
+    )
+
+
+def encode_predict(outputs: Sequence[OutputTensor], row: bool, *, named: bool = False) -> bytes:
+    """The answer to a request of the row or the columnar form.
+
+    A single output is bare values, unless `named`. Raises `InvalidArgument` for no outputs, for a datatype without
+    a JSON form and, in row form, for outputs without a common first dim.
+    """
+    if not outputs:
+        raise InvalidArgument("Cannot convert empty tensor map to JSON")
+    bare = len(outputs) == 1 and not named
+    if row:
+        _check_batch(outputs)
+        return print_answer("predictions", _bare_rows(outputs[0]) if bare else _named_rows(outputs))
+    if bare:
+        return print_answer("outputs", _column(outputs[0], 1))
+    columns = {output.name: _column(output, 2) for output in outputs}
+    return print_answer("outputs", print_object(columns, 1))
+
+
+def encode_error(text: str) -> bytes:
+    """The body of an error."""
+    return print_answer("error", quote(text.encode(errors="replace")))
+
+
+def _check_batch(outputs: Sequence[OutputTensor]) -> None:
+    batch: int | None = None
+    for output in outputs:
+        shape = output.array.shape
+        if not shape:
+            raise InvalidArgument(f"Tensor name: {output.name} has no shape information ")
+        if batch not in (None, shape[0]):
+            raise InvalidArgument(
+                f"Tensor name: {output.name} has inconsistent batch size: {shape[0]} expecting: {batch}"
+            )
+        batch = shape[0]
+
+
+def _bare_rows(output: OutputTensor) -> bytes:
+    if _is_large(output):
+        return b"".join(print_nested(output.array))[:-1] + b"\n    ]"
+    return print_rows(_rows(output, 2))
+
+
+def _named_rows(outputs: Sequence[OutputTensor]) -> bytes:
+    names = [output.name for output in outputs]
+    columns = [_rows(output, 3) for output in outputs]
+    rows = [print_object(dict(zip(names, texts, strict=True)), 2) for texts in zip(*columns, strict=True)]
+    return print_lines(rows, 1)
+
+
+def _is_large(output: OutputTensor) -> bool:
+    return output.array.size > EXACT_ELEMENTS and output.datatype in RULES and output.datatype != "BYTES"
+
+
+def _rows(output: OutputTensor, level: int) -> list[bytes]:
+    """The text of each item of the first dim, on one line, at `level`."""
+    array = output.array
+    if _is_large(output):
+        return [b"".join(print_nested(item)) for item in array]
+    texts = _element_texts(output, level + array.ndim - 1)
+    for depth in range(array.ndim - 1, 0, -1):
+        texts = [print_line(items) for items in _lists(texts, array.shape, depth)]
+    return texts
+
+
+def _column(output: OutputTensor, level: int) -> bytes:
+    """The text of a tensor at `level`, an item a line."""
+    array = output.array
+    if _is_large(output):
+        return b"".join(print_nested(array))
+    texts = _element_texts(output, level + array.ndim)
+    for depth in range(array.ndim - 1, -1, -1):
+        texts = [print_lines(items, level + depth) for items in _lists(texts, array.shape, depth)]
+    return texts[0]
+
+
+def _lists(texts: list[bytes], shape: tuple[int, ...], depth: int) -> list[list[bytes]]:
+    """The items of each list that has `depth` others around it."""
+    size = shape[depth]
+    return [texts[at * size : (at + 1) * size] for at in range(math.prod(shape[:depth]))]
+
+
+def _element_texts(output: OutputTensor, level: int) -> list[bytes]:
+    """The text of each element, at `level`."""
+    array: Array = output.array
+    if not array.size:
+        return []
+    if output.datatype not in RULES:
+        raise InvalidArgument(f"Failed to write JSON value for tensor type: {type_name(output.datatype)}")
+    if output.datatype == "BYTES":
+        elements = bytes_elements(array)
+        if output.name.endswith("_bytes"):
+            return [print_object({"b64": _base64(element)}, level) for element in elements]
+        return [quote(element) for element in elements]
+    flat = native(array).reshape(-1)
+    if flat.dtype.kind == "f":
+        return [text.encode() for text in decimal_texts(flat)]
+    return [str(value).lower().encode() for value in flat.tolist()]
+
+
+def _base64(element: bytes) -> bytes:
+    return b'"' + binascii.b2a_base64(element, newline=False) + b'"'

@@ -1,0 +1,269 @@
+"""TensorFlow Serving's REST routes: the calls of its services, with JSON on both sides (tfs 4).
+
+Strategy: every path below /v1/ is ours, and one expression for each verb takes it apart, as TensorFlow Serving
+does. A request becomes a `RestCall`: what to run, and how its answer is printed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+
+from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
+from triglot.core.signature import DEFAULT_SIGNATURE, Signature
+from triglot.core.types import Call
+from triglot.dataplane import DataPlane
+from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
+from triglot.protocols import DamagedBody, HttpRequest, HttpResponse, Operation, Route
+from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
+from triglot.protocols.tfserving.inference import ExamplesRequest
+from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
+from triglot.protocols.tfserving.lookup import find_servable
+from triglot.protocols.tfserving.models import SIGNATURE_DEF, Models
+from triglot.protocols.tfserving.rest_examples import decode_examples, encode_classifications, encode_regressions
+from triglot.protocols.tfserving.rest_models import encode_metadata, encode_status
+from triglot.protocols.tfserving.rest_predict import decode_predict, encode_error, encode_predict
+from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
+
+ANY_PATH = "/{path:.*}"
+PREFIX = "/{v1:(?i:v1)}" + ANY_PATH
+MAX_INT64 = 2**63 - 1
+ELEMENT_TEXT = 16
+"""An element of an answer is printed in so many bytes of text, about."""
+_WHICH = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
+_POST = re.compile(rf"/v1/models/(?P<model>[^/:]+){_WHICH}:(?P<verb>classify|regress|predict)", re.IGNORECASE)
+_GET = re.compile(rf"/v1/models(?:/(?P<model>[^/:]+))?{_WHICH}(?:/(?P<metadata>metadata))?", re.IGNORECASE)
+_ORIGIN = re.compile(r"https?://.*", re.IGNORECASE)
+_CORS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "POST, GET",
+    "Access-Control-Allow-Headers": "Content-Type",
+}
+STATUS = {
+    Code.CANCELLED: 499,
+    Code.INVALID_ARGUMENT: 400,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.NOT_FOUND: 404,
+    Code.ALREADY_EXISTS: 409,
+    Code.PERMISSION_DENIED: 403,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.FAILED_PRECONDITION: 400,
+    Code.ABORTED: 409,
+    Code.OUT_OF_RANGE: 400,
+    Code.UNIMPLEMENTED: 501,
+    Code.UNAVAILABLE: 503,
+    Code.UNAUTHENTICATED: 401,
+}
+NOT_FOUND_PAGE = b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H1>Not Found</H1>\n</BODY></HTML>\n"
+
+
+class VersionTooLarge(InvalidArgument):
+    """The version in the path is beyond 64 bits; the answer has no body (tfs 0.18)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestCall:
+    """What a request asks for: `run` it, and `encode` its answer."""
+
+    run: Callable[[Call], Awaitable[Any]]
+    encode: Callable[[Any], bytes]
+
+
+class RestApi:
+    """Takes requests apart. `kserve_v1`: GET /v1/models is KServe V1's list, instead of an error."""
+
+    def __init__(self, dataplane: DataPlane, predictions: Predictions, models: Models, *, kserve_v1: bool) -> None:
+        self._dataplane = dataplane
+        self._predictions = predictions
+        self._models = models
+        self._kserve_v1 = kserve_v1
+
+    def decode_get(self, http: HttpRequest) -> RestCall:
+        """Status or metadata of a model. Raises `InvalidArgument`."""
+        match = _GET.fullmatch(_path(http))
+        if match is None:
+            raise _malformed(http)
+        if match["model"] is None:
+            if self._kserve_v1 and not (match["version"] or match["label"] or match["metadata"]):
+                return RestCall(self._list_models, orjson.dumps)
+            raise InvalidArgument("Missing model name in request.")
+        spec = _spec_message(_spec(match))
+        if match["metadata"] == "metadata":
+            request = metadata_pb2.GetModelMetadataRequest(model_spec=spec, metadata_field=[SIGNATURE_DEF])
+            return RestCall(partial(self._models.metadata, request), encode_metadata)
+        status = management_pb2.GetModelStatusRequest(model_spec=spec)
+        return RestCall(partial(self._models.status, status), encode_status)
+
+    async def _list_models(self, _: Call) -> dict[str, list[str]]:
+        return {"models": self._dataplane.model_names()}
+
+    def decode_post(self, http: HttpRequest) -> RestCall:
+        """A call of a model. Raises `InvalidArgument`, and what the body's codec does."""
+        match = _POST.fullmatch(_path(http))
+        calls = {"predict": self._predict, "classify": self._classify, "regress": self._regress}
+        if match is None or match["verb"] not in calls:
+            raise _malformed(http)
+        return calls[match["verb"]](_spec(match), bytes(http.body))
+
+    def _predict(self, spec: ModelSpec, body: bytes) -> RestCall:
+        if self._speaks_json(spec):
+            request = PredictRequest(spec, json_inputs(*split_keywords(read_object(body))))
+            return RestCall(partial(self._predictions.predict, request), _encode_json)
+        decoded = decode_predict(body, partial(self._signature, spec))
+        spec = replace(spec, signature_name=decoded.signature_name)
+        request = PredictRequest(spec, decoded.inputs)
+        return RestCall(partial(self._predictions.predict, request), partial(_encode_prediction, decoded.row))
+
+    def _speaks_json(self, spec: ModelSpec) -> bool:
+        try:
+            return find_servable(self._dataplane, spec).model.speaks_json
+        except ServingError:
+            return False  # What is wrong with the body comes before what is wrong with the model.
+
+    def _signature(self, spec: ModelSpec, name: str) -> Signature:
+        servable = find_servable(self._dataplane, spec)
+        name = name or DEFAULT_SIGNATURE
+        if name not in servable.signatures:
+            raise InvalidArgument(f'Serving signature name: "{name}" not found in signature def')
+        return servable.signatures[name]
+
+    def _classify(self, spec: ModelSpec, body: bytes) -> RestCall:
+        request = self._examples(spec, body)
+        return RestCall(partial(self._predictions.classify, request), _encode_classification)
+
+    def _regress(self, spec: ModelSpec, body: bytes) -> RestCall:
+        request = self._examples(spec, body)
+        return RestCall(partial(self._predictions.regress, request), _encode_regression)
+
+    def _examples(self, spec: ModelSpec, body: bytes) -> ExamplesRequest:
+        decoded = decode_examples(body)
+        return ExamplesRequest(replace(spec, signature_name=decoded.signature_name), decoded.examples)
+
+
+def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
+    """The rows of everything below /v1/."""
+    infer, inspect = Operation.INFER, Operation.INSPECT
+    headers = _CORS if cors else {}
+
+    def route(verb: str, operation: Operation, decode: Callable[[HttpRequest], RestCall]) -> Route:
+        return Route(
+            verb,
+            PREFIX,
+            operation,
+            decode,
+            _run,
+            _encode,
+            answer_size=_answer_size,
+            body_limit=_no_limit,
+            encode_error=encode_failure,
+            headers=headers,
+        )
+
+    return [
+        route("GET", inspect, api.decode_get),
+        route("POST", infer, api.decode_post),
+        Route("OPTIONS", PREFIX, inspect, _is_cross_origin, _allow, _encode_options, headers=headers),
+        route("*", inspect, _refuse),
+    ]
+
+
+def not_found_route() -> Route:
+    """Every path that is nobody's, as TensorFlow Serving's HTTP library answers it."""
+    return Route("*", ANY_PATH, Operation.INSPECT, lambda _: True, _allow, _encode_not_found)
+
+
+async def _run(rest: RestCall, call: Call) -> Any:
+    return await rest.run(call)
+
+
+def _encode(answer: Any, rest: RestCall) -> HttpResponse:
+    return HttpResponse(rest.encode(answer))
+
+
+def _no_limit(_: Any) -> None:
+    return None
+
+
+async def _allow(answer: bool, _: Call) -> bool:
+    return answer
+
+
+def _is_cross_origin(http: HttpRequest) -> bool:
+    return _ORIGIN.fullmatch(http.headers.get("origin", "")) is not None
+
+
+def _encode_options(allowed: bool, _: Any) -> HttpResponse:
+    return HttpResponse(b"", 200 if allowed else 400)
+
+
+def _encode_not_found(_: Any, __: Any) -> HttpResponse:
+    return HttpResponse(NOT_FOUND_PAGE, 404, "text/html", {"Connection": "close"})
+
+
+def _refuse(http: HttpRequest) -> RestCall:
+    raise _malformed(http)
+
+
+def _malformed(http: HttpRequest) -> InvalidArgument:
+    return InvalidArgument(f"Malformed request: {http.verb} {http.target}")
+
+
+def _path(http: HttpRequest) -> str:
+    """The path as it was sent; unlike in TensorFlow Serving, a query does no harm (tfs 0.20)."""
+    return http.target.partition("?")[0]
+
+
+def _spec(match: re.Match[str]) -> ModelSpec:
+    version = None if match["version"] is None else int(match["version"].lstrip("0")[:20] or "0")
+    if version is not None and version > MAX_INT64:
+        raise VersionTooLarge(f"Failed to parse version: {version}")
+    return ModelSpec(unquote(match["model"]), version, unquote(match["label"] or ""))
+
+
+def _spec_message(spec: ModelSpec) -> model_pb2.ModelSpec:
+    message = model_pb2.ModelSpec(name=spec.name)
+    if spec.version is not None:
+        message.version.value = spec.version
+    elif spec.label:
+        message.version_label = spec.label
+    return message
+
+
+def _encode_prediction(row: bool, prediction: Prediction) -> bytes:
+    return encode_predict(prediction.response.outputs, row)
+
+
+def _encode_json(prediction: Prediction) -> bytes:
+    return encode_json(prediction.response)
+
+
+def _encode_classification(answer: Classification) -> bytes:
+    return encode_classifications(answer.examples)
+
+
+def _encode_regression(answer: Regression) -> bytes:
+    return encode_regressions(answer.values)
+
+
+def _answer_size(answer: Any) -> int:
+    if isinstance(answer, Prediction):
+        return sum([output.array.size for output in answer.response.outputs]) * ELEMENT_TEXT
+    if isinstance(answer, Classification):
+        return sum(map(len, answer.examples)) * ELEMENT_TEXT
+    return 0
+
+
+def encode_failure(error: ServingError) -> HttpResponse:
+    """An error with TensorFlow Serving's status and form (tfs 4.1)."""
+    if isinstance(error, VersionTooLarge):
+        return HttpResponse(b"", 400)
+    if isinstance(error, DamagedBody):
+        return HttpResponse(encode_error("JSON Parse error: The document is empty"), 400)
+    status = 413 if isinstance(error, PayloadTooLarge) else STATUS.get(error.code, 500)
+    return HttpResponse(encode_error(error.message), status)

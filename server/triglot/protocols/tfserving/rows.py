@@ -1,0 +1,112 @@
+"""The rows of TensorFlow Serving's gRPC services (tfs 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from triglot.core.errors import InvalidArgument, ServingError
+from triglot.core.types import Call
+from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
+from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
+from triglot.protocols.tfserving.codec import encode_predict, encoding_size, predict_decoder
+from triglot.protocols.tfserving.inference import (
+    classification_message,
+    decode_examples,
+    decode_multi,
+    regression_message,
+)
+from triglot.protocols.tfserving.models import Models
+from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
+from triglot.protocols.wire import parse, serialize
+
+PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
+MODEL_SERVICE = "tensorflow.serving.ModelService"
+MAX_ERROR_BYTES = 1024
+TRUNCATED = "...TRUNCATED"
+T = TypeVar("T")
+
+
+def tfserving_services(predictions: Predictions, models: Models, *, tensor_content: bool) -> list[Service]:
+    """PredictionService and ModelService. `tensor_content`: Predict answers with it (tfs 0.2)."""
+    infer, inspect = Operation.INFER, Operation.INSPECT
+    classify = partial(decode_examples, inference_pb2.ClassificationRequest)
+    regress = partial(decode_examples, inference_pb2.RegressionRequest)
+    metadata = partial(_parse_small, metadata_pb2.GetModelMetadataRequest)
+    status = partial(_parse_small, management_pb2.GetModelStatusRequest)
+    reload = partial(_parse_small, management_pb2.ReloadConfigRequest)
+    predict = Method(
+        "Predict",
+        Kind.UNARY,
+        infer,
+        predict_decoder(),
+        partial(_truncating, predictions.predict),
+        partial(_encode_prediction, tensor_content),
+        _prediction_size,
+    )
+    return [
+        Service(
+            PREDICTION_SERVICE,
+            (
+                predict,
+                _row("Classify", infer, classify, predictions.classify, _encode_classification),
+                _row("Regress", infer, regress, predictions.regress, _encode_regression),
+                _row("MultiInference", infer, decode_multi, predictions.multi_inference),
+                _row("GetModelMetadata", inspect, metadata, models.metadata),
+            ),
+        ),
+        Service(
+            MODEL_SERVICE,
+            (
+                _row("GetModelStatus", inspect, status, models.status),
+                _row("HandleReloadConfigRequest", Operation.ADMINISTER, reload, models.reload),
+            ),
+        ),
+    ]
+
+
+def _row(
+    name: str,
+    operation: Operation,
+    decode: Callable[[bytes], Any],
+    call: Any,
+    encode: Callable[[Any], bytes] = serialize,
+) -> Method:
+    return Method(name, Kind.UNARY, operation, decode, partial(_truncating, call), encode)
+
+
+async def _truncating(run: Callable[[Any, Call], Awaitable[T]], request: Any, call: Call) -> T:
+    """Over gRPC, an error's text has at most `MAX_ERROR_BYTES` (tfs 0.22)."""
+    try:
+        return await run(request, call)
+    except ServingError as error:
+        encoded = error.message.encode()
+        if len(encoded) > MAX_ERROR_BYTES:
+            error.message = encoded[:MAX_ERROR_BYTES].decode(errors="ignore") + TRUNCATED
+        raise
+
+
+def _parse_small(request_class: Any, data: bytes) -> Any:
+    """A request that names things and holds no tensor. Raises `InvalidArgument`."""
+    if len(data) > MAX_CONTROL_BYTES:
+        raise InvalidArgument(f"the request has {len(data)} bytes, at most {MAX_CONTROL_BYTES} are expected")
+    return parse(request_class, data)
+
+
+def _encode_prediction(tensor_content: bool, prediction: Prediction) -> bytes:
+    return encode_predict(prediction.response, prediction.signature_name, as_content=tensor_content)
+
+
+def _prediction_size(prediction: Prediction) -> int:
+    return encoding_size(prediction.response)
+
+
+def _encode_classification(answer: Classification) -> bytes:
+    result = classification_message(answer.examples)
+    return serialize(inference_pb2.ClassificationResponse(model_spec=answer.spec, result=result))
+
+
+def _encode_regression(answer: Regression) -> bytes:
+    result = regression_message(answer.values)
+    return serialize(inference_pb2.RegressionResponse(model_spec=answer.spec, result=result))

@@ -1,0 +1,189 @@
+"""TensorFlow Serving's calls that run a model (tfs 3.1–3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from triglot.core.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    Unimplemented,
+)
+from triglot.core.signature import DEFAULT_SIGNATURE, Signature
+from triglot.core.tensor import Array, object_array
+from triglot.core.types import Call, InferenceRequest, InferenceResponse, InputTensor, OutputTensor
+from triglot.dataplane import DataPlane, Decoupled
+from triglot.engine.servable import Servable
+from triglot.pb.tfserving import inference_pb2, model_pb2, signature_pb2
+from triglot.protocols.tfserving.checks import check_predict
+from triglot.protocols.tfserving.codec import (
+    ModelSpec,
+    PredictRequest,
+    spec_message,
+)
+from triglot.protocols.tfserving.inference import (
+    INPUTS,
+    Classes,
+    ExamplesRequest,
+    MultiRequest,
+    check_examples,
+    classification_message,
+    classifications,
+    classify_outputs,
+    regress_outputs,
+    regression_message,
+    regressions,
+)
+from triglot.protocols.tfserving.lookup import define, find_servable
+from triglot.protocols.tfserving.signature_def import METHOD_NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What Predict gave, and the signature that was called."""
+
+    response: InferenceResponse
+    signature_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What Classify gave for each example, and the ModelSpec of who gave it."""
+
+    spec: model_pb2.ModelSpec
+    examples: list[Classes]
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """What Regress gave for each example (FP32), and the ModelSpec of who gave it."""
+
+    spec: model_pb2.ModelSpec
+    values: Array
+
+
+class Predictions:
+    """The calls of PredictionService that run a model, for gRPC, REST and warm-up alike."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    async def predict(self, request: PredictRequest, call: Call) -> Prediction:
+        """Raises `ServingError` with TensorFlow Serving's texts."""
+        with find_servable(self._dataplane, request.spec) as servable:
+            return await self.predict_on(servable, request, call)
+
+    async def predict_on(self, servable: Servable, request: PredictRequest, call: Call) -> Prediction:
+        """As `predict`, on a version that the caller holds a lease of."""
+        name = (request.spec.signature_name if request.spec else "") or DEFAULT_SIGNATURE
+        signature = servable.signatures.get(name)
+        if signature is None:
+            raise FailedPrecondition(f'Serving signature key "{name}" not found.')
+        check_predict(request, signature, partial(define, servable, name))
+        response = await self._run(servable, name, request.inputs, request.output_filter, call)
+        return Prediction(response, name)
+
+    async def _run(
+        self,
+        servable: Servable,
+        signature_name: str,
+        inputs: list[InputTensor],
+        outputs: Sequence[str],
+        call: Call,
+    ) -> InferenceResponse:
+        request = InferenceRequest(
+            servable.name,
+            inputs=inputs,
+            outputs=outputs,
+            signature_name=signature_name,
+            lenient_shapes=True,
+        )
+        try:
+            return await self._dataplane.infer_on(servable, request, call)
+        except Decoupled:
+            raise Unimplemented(
+                f"model '{servable.name}' answers with a stream, which no call here takes"
+            ) from None
+
+    async def classify(self, request: ExamplesRequest, call: Call) -> Classification:
+        """Raises `ServingError` with TensorFlow Serving's texts."""
+        with find_servable(self._dataplane, request.spec) as servable:
+            return await self.classify_on(servable, request, call)
+
+    async def classify_on(self, servable: Servable, request: ExamplesRequest, call: Call) -> Classification:
+        """As `classify`, on a version that the caller holds a lease of."""
+        spec, outputs = await self._run_examples(servable, request, classify_outputs, call)
+        return Classification(spec, classifications(outputs, len(request.examples)))
+
+    async def regress(self, request: ExamplesRequest, call: Call) -> Regression:
+        """Raises `ServingError` with TensorFlow Serving's texts."""
+        with find_servable(self._dataplane, request.spec) as servable:
+            return await self.regress_on(servable, request, call)
+
+    async def regress_on(self, servable: Servable, request: ExamplesRequest, call: Call) -> Regression:
+        """As `regress`, on a version that the caller holds a lease of."""
+        spec, outputs = await self._run_examples(servable, request, regress_outputs, call)
+        return Regression(spec, regressions(outputs, len(request.examples)))
+
+    async def _run_examples(
+        self,
+        servable: Servable,
+        request: ExamplesRequest,
+        outputs_of: Callable[[Signature, Callable[[], signature_pb2.SignatureDef]], list[str]],
+        call: Call,
+    ) -> tuple[model_pb2.ModelSpec, list[OutputTensor]]:
+        name = (request.spec.signature_name if request.spec else "") or DEFAULT_SIGNATURE
+        signature = servable.signatures.get(name)
+        if signature is None:
+            raise InvalidArgument(f"No signature was found with the name: {name}")
+        outputs = outputs_of(signature, partial(define, servable, name))
+        check_examples(request.examples)
+        count = len(request.examples)
+        examples = InputTensor(INPUTS, "BYTES", (count,), object_array(request.examples, (count,)))
+        response = await self._run(servable, name, [examples], outputs, call)
+        return spec_message(servable.name, servable.version, name), response.outputs
+
+    async def multi_inference(self, request: MultiRequest, call: Call) -> inference_pb2.MultiInferenceResponse:
+        """One version answers all tasks; the first that fails is the answer (tfs 3.4)."""
+        with find_servable(self._dataplane, request.tasks[0][0] if request.tasks else ModelSpec("")) as servable:
+            return await self.multi_inference_on(servable, request, call)
+
+    async def multi_inference_on(
+        self, servable: Servable, request: MultiRequest, call: Call
+    ) -> inference_pb2.MultiInferenceResponse:
+        """As `multi_inference`, on a version that the caller holds a lease of."""
+        _check_tasks(servable, request)
+        check_examples(request.examples)
+        response = inference_pb2.MultiInferenceResponse()
+        for spec, method in request.tasks:
+            task = ExamplesRequest(spec, request.examples)
+            result = response.results.add()
+            if method == METHOD_NAMES["classify"]:
+                classified = await self.classify_on(servable, task, call.child())
+                result.classification_result.CopyFrom(classification_message(classified.examples))
+                result.model_spec.CopyFrom(classified.spec)
+            else:
+                regressed = await self.regress_on(servable, task, call.child())
+                result.regression_result.CopyFrom(regression_message(regressed.values))
+                result.model_spec.CopyFrom(regressed.spec)
+        return response
+
+
+def _check_tasks(servable: Servable, request: MultiRequest) -> None:
+    """Raises `InvalidArgument`, and `Unimplemented` for a method that is not for examples (tfs 3.4)."""
+    seen: set[str] = set()
+    for spec, method in request.tasks:
+        if not spec.name:
+            raise InvalidArgument("Found ModelSpec with an empty model name.")
+        if spec.name != request.tasks[0][0].name:
+            raise InvalidArgument("All ModelSpecs in a MultiInferenceRequest must access the same model name.")
+        name = spec.signature_name or DEFAULT_SIGNATURE
+        if name in seen:
+            raise InvalidArgument(f"Duplicate evaluation of signature: {name}")
+        seen.add(name)
+        if name not in servable.signatures:
+            raise InvalidArgument(f"Requested signature not found in model graph: {name}")
+        if method not in (METHOD_NAMES["classify"], METHOD_NAMES["regress"]):
+            raise Unimplemented(f"Unsupported signature method_name: {method}")
