@@ -22,6 +22,7 @@ from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
 from triglot.repository.manager import Load, Manager
 from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles
+from triglot.telemetry import Telemetry
 from triglot.transports.grpc_server import GrpcServer
 from triglot.transports.http_server import HttpServer
 
@@ -60,6 +61,7 @@ class Server:
             labels_before_load=self.config.labels_before_load,
         )
         self.dataplane = DataPlane(self.manager)
+        self.telemetry = Telemetry()
         self._predictions = Predictions(self.dataplane)
         self.grpc_port = 0
         self.rest_port = 0
@@ -98,7 +100,7 @@ class Server:
 
     async def _open(self) -> None:
         started = time.monotonic()
-        services, routes = rows(self.dataplane, self._predictions, self.config)
+        services, routes = rows(self.dataplane, self._predictions, self.telemetry, self.config)
         doors = []
         if self.config.grpc_port != NO_PORT or self.config.grpc_socket:
             self._grpc = GrpcServer(services, self.config)

@@ -10,13 +10,17 @@ from triglot.protocols.grpc.reflection import reflection_services
 from triglot.protocols.kserve.routes import kserve_routes
 from triglot.protocols.kserve.service import KServe
 from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes, vertex_routes
+from triglot.protocols.tfserving.metrics import metrics_route
 from triglot.protocols.tfserving.models import Models
 from triglot.protocols.tfserving.routes import RestApi, not_found_route, tfserving_routes
 from triglot.protocols.tfserving.rows import tfserving_services
 from triglot.protocols.tfserving.service import Predictions
+from triglot.telemetry import Telemetry
 
 
-def rows(dataplane: DataPlane, predictions: Predictions, config: Config) -> tuple[list[Service], list[Route]]:
+def rows(
+    dataplane: DataPlane, predictions: Predictions, telemetry: Telemetry, config: Config
+) -> tuple[list[Service], list[Route]]:
     """The gRPC services and the REST routes, health and reflection among them."""
     services: list[Service] = []
     routes: list[Route] = []
@@ -27,13 +31,14 @@ def rows(dataplane: DataPlane, predictions: Predictions, config: Config) -> tupl
         routes += kserve_routes(kserve)
     if "tfserving" in config.protocol_names:
         models = Models(dataplane)
-        services += tfserving_services(predictions, models, tensor_content=config.tensor_content)
+        services += tfserving_services(predictions, models, telemetry, tensor_content=config.tensor_content)
         ai_platform = AIPlatform(dataplane)
+        if config.monitoring_path:
+            routes.append(metrics_route(telemetry, config.monitoring_path))
         routes += vertex_routes(ai_platform, config.predict_route, config.health_route)
         routes += ai_platform_routes(ai_platform)
-        routes += tfserving_routes(
-            RestApi(dataplane, predictions, models, kserve_v1=with_kserve), cors=config.cors
-        )
+        api = RestApi(dataplane, predictions, models, kserve_v1=with_kserve)
+        routes += tfserving_routes(api, telemetry, cors=config.cors)
         if not with_kserve:
             routes.append(not_found_route())
     services.append(Health(dataplane, [service.name for service in services]).grpc_service())

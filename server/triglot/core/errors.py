@@ -122,6 +122,13 @@ class MissingDependency(ModelLoadError):
     """The library of a backend is not installed; the text names the `pip install` to run."""
 
 
+def outcome(error: BaseException) -> Code:
+    """The code that a client is told of an exception."""
+    if isinstance(error, ServingError):
+        return error.code
+    return Code.INTERNAL if isinstance(error, Exception) else Code.CANCELLED
+
+
 def as_serving_error(error: BaseException, what: str) -> ServingError:
     """What a client is told of an exception: our own as they are, any other as INTERNAL with an id.
 

@@ -22,6 +22,7 @@ from triglot.dataplane import DataPlane
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols import DamagedBody, HttpRequest, HttpResponse, Operation, Route
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
+from triglot.protocols.tfserving.counting import counted
 from triglot.protocols.tfserving.inference import ExamplesRequest
 from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
 from triglot.protocols.tfserving.lookup import find_servable
@@ -30,6 +31,7 @@ from triglot.protocols.tfserving.rest_examples import decode_examples, encode_cl
 from triglot.protocols.tfserving.rest_models import encode_metadata, encode_status
 from triglot.protocols.tfserving.rest_predict import decode_predict, encode_error, encode_predict
 from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
+from triglot.telemetry import Telemetry
 
 ANY_PATH = "/{path:.*}"
 PREFIX = "/{v1:(?i:v1)}" + ANY_PATH
@@ -39,6 +41,7 @@ ELEMENT_TEXT = 16
 _WHICH = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
 _POST = re.compile(rf"/v1/models/(?P<model>[^/:]+){_WHICH}:(?P<verb>classify|regress|predict)", re.IGNORECASE)
 _GET = re.compile(rf"/v1/models(?:/(?P<model>[^/:]+))?{_WHICH}(?:/(?P<metadata>metadata))?", re.IGNORECASE)
+_NAMED = re.compile(r"/v1/models/(?P<model>[^/:]+)[^:]*(?::(?P<verb>\w+)$)?", re.IGNORECASE)
 _ORIGIN = re.compile(r"https?://.*", re.IGNORECASE)
 _CORS = {
     "Access-Control-Allow-Origin": "*",
@@ -146,18 +149,21 @@ class RestApi:
         return ExamplesRequest(replace(spec, signature_name=decoded.signature_name), decoded.examples)
 
 
-def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
-    """The rows of everything below /v1/."""
+def tfserving_routes(api: RestApi, telemetry: Telemetry, *, cors: bool) -> list[Route]:
+    """The rows of everything below /v1/. All of it is counted, requests that are refused among it (tfs 4.7)."""
     infer, inspect = Operation.INFER, Operation.INSPECT
     headers = _CORS if cors else {}
+
+    async def run(request: _Request, call: Call) -> tuple[RestCall, Any]:
+        return await counted(telemetry, "REST", request.api, request.model, _run(request, call))
 
     def route(verb: str, operation: Operation, decode: Callable[[HttpRequest], RestCall]) -> Route:
         return Route(
             verb,
             PREFIX,
             operation,
-            decode,
-            _run,
+            partial(_understand, decode),
+            run,
             _encode,
             answer_size=_answer_size,
             body_limit=_no_limit,
@@ -178,12 +184,33 @@ def not_found_route() -> Route:
     return Route("*", ANY_PATH, Operation.INSPECT, lambda _: True, _allow, _encode_not_found)
 
 
-async def _run(rest: RestCall, call: Call) -> Any:
-    return await rest.run(call)
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a request asks for, or why it cannot be done, and what it is counted under."""
+
+    model: str
+    api: str
+    asked: RestCall | Exception
 
 
-def _encode(answer: Any, rest: RestCall) -> HttpResponse:
-    return HttpResponse(rest.encode(answer))
+def _understand(decode: Callable[[HttpRequest], RestCall], http: HttpRequest) -> _Request:
+    match = _NAMED.match(_path(http))
+    model, api = (unquote(match["model"]), match["verb"] or "") if match else ("", "")
+    try:
+        return _Request(model, api, decode(http))
+    except Exception as error:
+        return _Request(model, api, error)
+
+
+async def _run(request: _Request, call: Call) -> tuple[RestCall, Any]:
+    if isinstance(request.asked, Exception):
+        raise request.asked
+    return request.asked, await request.asked.run(call)
+
+
+def _encode(answer: tuple[RestCall, Any], _: _Request) -> HttpResponse:
+    rest, given = answer
+    return HttpResponse(rest.encode(given))
 
 
 def _no_limit(_: Any) -> None:
@@ -251,7 +278,8 @@ def _encode_regression(answer: Regression) -> bytes:
     return encode_regressions(answer.values)
 
 
-def _answer_size(answer: Any) -> int:
+def _answer_size(answered: tuple[RestCall, Any]) -> int:
+    answer = answered[1]
     if isinstance(answer, Prediction):
         return sum([output.array.size for output in answer.response.outputs]) * ELEMENT_TEXT
     if isinstance(answer, Classification):

@@ -11,6 +11,7 @@ from triglot.core.types import Call
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
 from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
 from triglot.protocols.tfserving.codec import encode_predict, encoding_size, predict_decoder
+from triglot.protocols.tfserving.counting import counted
 from triglot.protocols.tfserving.inference import (
     classification_message,
     decode_examples,
@@ -20,6 +21,7 @@ from triglot.protocols.tfserving.inference import (
 from triglot.protocols.tfserving.models import Models
 from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
 from triglot.protocols.wire import parse, serialize
+from triglot.telemetry import Telemetry
 
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"
@@ -28,7 +30,9 @@ TRUNCATED = "...TRUNCATED"
 T = TypeVar("T")
 
 
-def tfserving_services(predictions: Predictions, models: Models, *, tensor_content: bool) -> list[Service]:
+def tfserving_services(
+    predictions: Predictions, models: Models, telemetry: Telemetry, *, tensor_content: bool
+) -> list[Service]:
     """PredictionService and ModelService. `tensor_content`: Predict answers with it (tfs 0.2)."""
     infer, inspect = Operation.INFER, Operation.INSPECT
     classify = partial(decode_examples, inference_pb2.ClassificationRequest)
@@ -36,22 +40,22 @@ def tfserving_services(predictions: Predictions, models: Models, *, tensor_conte
     metadata = partial(_parse_small, metadata_pb2.GetModelMetadataRequest)
     status = partial(_parse_small, management_pb2.GetModelStatusRequest)
     reload = partial(_parse_small, management_pb2.ReloadConfigRequest)
-    predict = Method(
-        "Predict",
-        Kind.UNARY,
-        infer,
-        predict_decoder(),
-        partial(_truncating, predictions.predict),
-        partial(_encode_prediction, tensor_content),
-        _prediction_size,
-    )
+
+    def row(name: str, decode: Any, run: Any, encode: Any, answer_size: Callable[[Any], int] = _small) -> Method:
+        def call(request: Any, call: Call) -> Awaitable[Any]:
+            model = request.spec.name if request.spec else ""
+            return counted(telemetry, "GRPC", name, model, _truncating(run, request, call))
+
+        return Method(name, Kind.UNARY, infer, decode, call, encode, answer_size)
+
+    encode_prediction = partial(_encode_prediction, tensor_content)
     return [
         Service(
             PREDICTION_SERVICE,
             (
-                predict,
-                _row("Classify", infer, classify, predictions.classify, _encode_classification),
-                _row("Regress", infer, regress, predictions.regress, _encode_regression),
+                row("Predict", predict_decoder(), predictions.predict, encode_prediction, _prediction_size),
+                row("Classify", classify, predictions.classify, _encode_classification),
+                row("Regress", regress, predictions.regress, _encode_regression),
                 _row("MultiInference", infer, decode_multi, predictions.multi_inference),
                 _row("GetModelMetadata", inspect, metadata, models.metadata),
             ),
@@ -66,14 +70,12 @@ def tfserving_services(predictions: Predictions, models: Models, *, tensor_conte
     ]
 
 
-def _row(
-    name: str,
-    operation: Operation,
-    decode: Callable[[bytes], Any],
-    call: Any,
-    encode: Callable[[Any], bytes] = serialize,
-) -> Method:
-    return Method(name, Kind.UNARY, operation, decode, partial(_truncating, call), encode)
+def _row(name: str, operation: Operation, decode: Callable[[bytes], Any], call: Any) -> Method:
+    return Method(name, Kind.UNARY, operation, decode, partial(_truncating, call), serialize)
+
+
+def _small(_: Any) -> int:
+    return 0
 
 
 async def _truncating(run: Callable[[Any, Call], Awaitable[T]], request: Any, call: Call) -> T:
