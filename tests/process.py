@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import grpc
 
@@ -44,13 +44,15 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return kept | extra
 
 
-def triglot_command(arguments: tuple[str | Path, ...], before: str = "") -> list[str]:
-    """`triglot ARGUMENTS` with this interpreter; `before` is code that runs first, in the same process."""
+def triglot_command(
+    arguments: tuple[str | Path, ...], before: str = "", python: str | Path = sys.executable
+) -> list[str]:
+    """`triglot ARGUMENTS`; `before` is code that runs first, in the same process."""
     if before:
         program = ["-c", f"{before}\nimport sys\nfrom triglot.cli import main\nsys.exit(main())"]
     else:
         program = ["-m", "triglot"]
-    return [sys.executable, *program, *map(str, arguments)]
+    return [str(python), *program, *map(str, arguments)]
 
 
 def run_triglot(
@@ -116,13 +118,21 @@ class Lines:
 
 
 class Triglot:
-    """`triglot serve ARGUMENTS`, running; killed at the end of the `with` block when it still runs then."""
+    """`triglot serve ARGUMENTS`, or another command than `serve`, running in this or another environment's python.
+
+    Killed at the end of the `with` block when it still runs then.
+    """
 
     def __init__(
-        self, *arguments: str | Path, environment: Mapping[str, str] | None = None, before: str = ""
+        self,
+        *arguments: str | Path,
+        command: str = "serve",
+        environment: Mapping[str, str] | None = None,
+        before: str = "",
+        python: str | Path = sys.executable,
     ) -> None:
         self._process = subprocess.Popen(
-            triglot_command(("serve", *arguments), before),
+            triglot_command((command, *arguments), before, python),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -133,7 +143,7 @@ class Triglot:
         self.stdout = Lines(self._process.stdout)
         self.stderr = Lines(self._process.stderr)
 
-    def __enter__(self) -> Triglot:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -229,8 +239,11 @@ class Rest:
     def infer(self, model: str, value: int = 7) -> tuple[int, Any]:
         """As the function `infer`; the status and the whole answer."""
         tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [value]}
-        body = json.dumps({"inputs": [tensor]}).encode()
-        return self._call(urllib.request.Request(self._url(f"/v2/models/{model}/infer"), body))
+        return self.post(f"/v2/models/{model}/infer", {"inputs": [tensor]})
+
+    def post(self, path: str, body: object) -> tuple[int, Any]:
+        """Status and decoded JSON of the answer to a JSON body."""
+        return self._call(urllib.request.Request(self._url(path), json.dumps(body).encode()))
 
     def _url(self, path: str) -> str:
         return f"http://{self.host}:{self.port}{path}"

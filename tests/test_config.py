@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from triglot.config import OPTIONS, Config, ConfigError, load_config, option_type
+from triglot.config import OPTIONS, Config, ConfigError, load_config, option_type, vertex_model
 
 
 def toml(folder: Path, text: str) -> Path:
@@ -98,7 +98,7 @@ def test_booleans_of_the_environment(text: str, value: bool) -> None:
         ("host = 1", "host: expected str, got 1"),
         ("host = ['a']", "host: expected str, got ['a']"),
         ("grpc_port =", "Invalid value (at end of document)"),
-        ("grpc_port = -1", "grpc_port: expected at least 0, got -1"),
+        ("grpc_port = -2", "grpc_port: expected at least -1, got -2"),
         ('log_level = "loud"', "log_level: expected debug, info, warning or error, got 'loud'"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_toml_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("GRPC_PORT", "1.5", "TRIGLOT_GRPC_PORT: expected int, got '1.5'"),
         ("GRACE", "long", "TRIGLOT_GRACE: expected float, got 'long'"),
         ("EXIT_ON_LOAD_ERROR", "1", "TRIGLOT_EXIT_ON_LOAD_ERROR: expected true or false, got '1'"),
-        ("GRPC_PORT", "-1", "TRIGLOT_GRPC_PORT: expected at least 0, got -1"),
+        ("GRPC_PORT", "-2", "TRIGLOT_GRPC_PORT: expected at least -1, got -2"),
         ("MAX_QUEUE_SIZE", "0", "TRIGLOT_MAX_QUEUE_SIZE: expected at least 1, got 0"),
     ],
 )
@@ -145,8 +145,8 @@ def test_a_wrong_value_names_the_source_that_it_came_from(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("grpc_port", -1),
-        ("rest_port", -1),
+        ("grpc_port", -2),
+        ("rest_port", -2),
         ("grpc_port", 65536),
         ("rest_port", 65536),
         ("max_message_size", 0),
@@ -155,6 +155,10 @@ def test_a_wrong_value_names_the_source_that_it_came_from(tmp_path: Path) -> Non
         ("grace", -0.1),
         ("drain_delay", float("nan")),
         ("grace", float("nan")),
+        ("rest_timeout", -1),
+        ("poll_interval", -1),
+        ("predict_route", "predict"),
+        ("health_route", "health"),
         ("log_level", "INFO"),
     ],
 )
@@ -166,6 +170,122 @@ def test_values_out_of_range(name: str, value: Any) -> None:
 def test_the_ends_of_the_ranges() -> None:
     config = Config(grpc_port=65535, rest_port=0, max_message_size=1, max_queue_size=1, drain_delay=0, grace=0)
     assert (config.grpc_port, config.rest_port, config.grace) == (65535, 0, 0)
+
+
+def test_a_server_without_a_door_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="grpc_port and rest_port are both -1, and there is no grpc_socket"):
+        Config(grpc_port=-1, rest_port=-1)
+    assert Config(grpc_port=-1, rest_port=-1, grpc_socket="/run/triglot").grpc_socket == "/run/triglot"
+    assert Config(grpc_port=-1).rest_port == 8000
+    assert Config(rest_port=-1).grpc_port == 8001
+
+
+def test_one_port_for_both_doors() -> None:
+    with pytest.raises(ConfigError, match="grpc_port and rest_port are both 9000; expected two ports"):
+        Config(grpc_port=9000, rest_port=9000)
+    Config(grpc_port=0, rest_port=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("kserve", {"kserve"}), ("tfserving", {"tfserving"}), ("tfserving, kserve", {"kserve", "tfserving"})],
+)
+def test_protocols(text: str, names: set[str]) -> None:
+    assert Config(protocols=text).protocol_names == names
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tfservin", "protocols: unknown protocol 'tfservin', did you mean 'tfserving'?"),
+        ("kserve,", "protocols: unknown protocol ''"),
+        ("", "protocols: unknown protocol ''"),
+    ],
+)
+def test_a_protocol_that_does_not_exist(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(protocols=text)
+    assert str(caught.value) == message
+
+
+def test_defaults_of_another_command_lie_below_every_source(tmp_path: Path) -> None:
+    defaults = {"grpc_port": 8500, "grace": 1.0, "server_name": "x", "rest_port": -1}
+    file = toml(tmp_path, "grace = 2")
+    config = load_config(file, {"TRIGLOT_SERVER_NAME": "y"}, {"rest_port": 5}, defaults)
+    assert (config.grpc_port, config.grace, config.server_name, config.rest_port) == (8500, 2, "y", 5)
+
+
+# --- Vertex AI ---
+
+VERTEX = {
+    "AIP_HTTP_PORT": "8080",
+    "AIP_PREDICT_ROUTE": "/v1/endpoints/1/deployedModels/2:predict",
+    "AIP_HEALTH_ROUTE": "/v1/endpoints/1/deployedModels/2",
+}
+
+
+def test_vertex_ai_says_where_it_asks() -> None:
+    config = load_config(None, VERTEX, {})
+    assert (config.host, config.rest_port) == ("0.0.0.0", 8080)
+    assert (config.predict_route, config.health_route) == (
+        VERTEX["AIP_PREDICT_ROUTE"],
+        VERTEX["AIP_HEALTH_ROUTE"],
+    )
+    assert config.grpc_port == Config().grpc_port
+
+
+def test_what_vertex_ai_says_lies_between_the_file_and_our_variables(tmp_path: Path) -> None:
+    file = toml(tmp_path, 'rest_port = 1\nhost = "10.0.0.1"\npredict_route = "/file"')
+    assert load_config(file, VERTEX, {}) == load_config(None, VERTEX, {})
+    ours = {"TRIGLOT_REST_PORT": "2", "TRIGLOT_HOST": "127.0.0.1", "TRIGLOT_HEALTH_ROUTE": "/ours"}
+    config = load_config(file, VERTEX | ours, {"predict_route": "/flag"})
+    assert (config.rest_port, config.host, config.predict_route, config.health_route) == (
+        2,
+        "127.0.0.1",
+        "/flag",
+        "/ours",
+    )
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, dict.fromkeys(VERTEX, ""), {"AIP_STORAGE_URI": "/m", "AIP_MODE": "x"}]
+)
+def test_without_vertex_ai_nothing_changes(environment: dict[str, str]) -> None:
+    assert load_config(None, environment, {}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("AIP_HTTP_PORT", "http", "AIP_HTTP_PORT: expected int, got 'http'"),
+        ("AIP_HTTP_PORT", "65536", "AIP_HTTP_PORT: expected at most 65535, got 65536"),
+        ("AIP_HEALTH_ROUTE", "health", "AIP_HEALTH_ROUTE: expected a text that begins with '/', got 'health'"),
+    ],
+)
+def test_a_wrong_variable_of_vertex_ai(variable: str, text: str, message: str) -> None:
+    assert wrong(environment={variable: text}) == message
+
+
+def test_the_model_of_vertex_ai(tmp_path: Path) -> None:
+    folder = {"AIP_STORAGE_URI": str(tmp_path)}
+    assert vertex_model(VERTEX | folder) == tmp_path
+    assert vertex_model({"AIP_HEALTH_ROUTE": "/h"} | folder) == tmp_path
+    assert vertex_model(folder) is None
+    assert vertex_model(VERTEX) is None
+    assert vertex_model(VERTEX | {"AIP_STORAGE_URI": ""}) is None
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/model", "/no/such/folder"])
+def test_a_model_of_vertex_ai_that_is_elsewhere(uri: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        vertex_model(VERTEX | {"AIP_STORAGE_URI": uri})
+    assert str(caught.value) == (
+        f"AIP_STORAGE_URI: expected a folder of this machine, got '{uri}': copy the model into one first, "
+        "and name it as PATH"
+    )
+
+
+# --- Kubernetes ---
 
 
 @pytest.mark.parametrize(

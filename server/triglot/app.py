@@ -160,6 +160,6 @@ def _check_free(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         raise OSError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose others with --host, --grpc-port and "
-            "--rest-port (0: any free port)"
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another host or other ports "
+            "(0: any free one)"
         ) from None

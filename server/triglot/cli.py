@@ -1,4 +1,4 @@
-"""The command line: `triglot serve`."""
+"""The command line: `triglot serve`, and `triglot tfserving` as far as it is the same."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from triglot.config import OPTIONS, Config, ConfigError, flag_of, load_config, option_type, unknown
+from triglot import tfserving_cli
+from triglot.config import OPTIONS, Config, ConfigError, flag_of, load_config, option_type, unknown, vertex_model
 from triglot.core.errors import ModelLoadError
 from triglot.hints import hint_lines
+from triglot.repository.settings import ModelSettings
 from triglot.version import __version__
 
 if TYPE_CHECKING:
@@ -26,9 +30,24 @@ DEMO = Path(__file__).parent / "demo"
 FAILED, WRONG_USE = 1, 2
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a command line asks for: models at paths, or `models`, and the file to follow that names them."""
+
+    config: Config
+    paths: Sequence[Path] = ()
+    models: Sequence[ModelSettings] | None = None
+    skip_missing_dependencies: bool = False
+    config_file: Path | None = None
+    poll_seconds: float = 0.0
+    warnings: Sequence[str] = ()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="triglot", description="An inference server for KServe V2 clients.", allow_abbrev=False
+        prog="triglot",
+        description="An inference server for KServe V2 and TensorFlow Serving clients.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"triglot {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -49,58 +68,103 @@ def _parser() -> argparse.ArgumentParser:
             serve.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
             serve.add_argument(flag, type=option_type(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
+    tfserving_cli.add_parser(commands)
     return parser
 
 
 def _flags() -> list[str]:
     negated = [flag_of(f"no_{name}") for name in OPTIONS if option_type(name) is bool]
-    return [*map(flag_of, OPTIONS), *negated]
+    return ["--config", "--help", *map(flag_of, OPTIONS), *negated]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the process's exit status."""
     parser = _parser()
     known, others = parser.parse_known_args(arguments)
-    parsed = vars(known)
+    flags = vars(known)
+    tfserving = flags.pop("command") == "tfserving"
     for other in others:
         if other.startswith("-"):
-            parser.error(unknown(other.split("=")[0], ["--config", "--help", *_flags()]))
-    # argparse leaves paths that stand behind an option to us.
-    paths: list[Path] = [*parsed["paths"], *map(Path, others)]
-    flags: dict[str, Any] = {name: value for name, value in parsed.items() if name in OPTIONS}
+            parser.error(unknown(other.split("=")[0], tfserving_cli.flag_names() if tfserving else _flags()))
+        elif tfserving:
+            parser.error(f"expected flags only, got {other!r}")
     try:
-        config = load_config(parsed["config"], os.environ, flags)
+        start = _start_tfserving(flags, os.environ) if tfserving else _start(flags, others, os.environ)
     except ConfigError as error:
         print(f"triglot: {error}", file=sys.stderr)
         return WRONG_USE
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
-    )
-    # grpc logs a trace for every client that leaves in the middle of a call.
-    logging.getLogger("grpc._cython.cygrpc").addFilter(
-        lambda record: "ExecuteBatchError" not in str(record.msg) or config.log_level == "debug"
-    )
+    _set_up_logging(start.config.log_level)
+    for warning in start.warnings:
+        log.warning("%s", warning)
     try:
-        return asyncio.run(_serve(paths, config))
+        return asyncio.run(_serve(start))
     except (ModelLoadError, OSError) as error:
         print(f"triglot: {error}", file=sys.stderr)
         return FAILED
 
 
-async def _serve(paths: list[Path], config: Config) -> int:
+def _start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
+    config = load_config(
+        flags["config"], environment, {name: value for name, value in flags.items() if name in OPTIONS}
+    )
+    # argparse leaves paths that stand behind an option to us.
+    paths = [*flags["paths"], *map(Path, others)]
+    if not paths and (folder := vertex_model(environment)):
+        paths = [folder]
+    return Start(config, paths or [DEMO], skip_missing_dependencies=not paths)
+
+
+def _start_tfserving(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Start:
+    return Start(
+        tfserving_cli.configuration(flags, environment),
+        models=tfserving_cli.models(flags),
+        config_file=tfserving_cli.config_file(flags),
+        poll_seconds=tfserving_cli.poll_seconds(flags),
+        warnings=tfserving_cli.warnings(flags),
+    )
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    # grpc logs a trace for every client that leaves in the middle of a call.
+    logging.getLogger("grpc._cython.cygrpc").addFilter(
+        lambda record: "ExecuteBatchError" not in str(record.msg) or level == "debug"
+    )
+
+
+async def _serve(start: Start) -> int:
     # Here, so that a wrong flag or --help answers at once.
     from triglot.app import Server  # noqa: PLC0415
 
+    config = start.config
     signals = _listen_for_signals()
-    server = Server(paths or [DEMO], config, skip_missing_dependencies=not paths)
+    server = Server(
+        start.paths, config, models=start.models, skip_missing_dependencies=start.skip_missing_dependencies
+    )
     if not await _unless_signalled(server.start(), signals):
         return _leave("stopped while loading")
     for line in hint_lines(server.metadata(), config, server.grpc_port, server.rest_port):
         print(line, flush=True)
-    delay = config.drain_delay if await signals.get() is signal.SIGTERM else 0.0
+    with _following(start, server):
+        delay = config.drain_delay if await signals.get() is signal.SIGTERM else 0.0
     if not await _unless_signalled(_stop(server, delay), signals):
         return _leave("stopped at once")
     return 0
+
+
+@contextmanager
+def _following(start: Start, server: Server) -> Iterator[None]:
+    """The models follow the configuration file, if they are to, until the block ends."""
+    if start.config_file is None or not start.poll_seconds:
+        yield
+        return
+    following = asyncio.create_task(
+        tfserving_cli.follow(start.config_file, start.poll_seconds, server.manager.reload)
+    )
+    try:
+        yield
+    finally:
+        following.cancel()
 
 
 def _listen_for_signals() -> asyncio.Queue[signal.Signals]:

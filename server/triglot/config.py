@@ -1,6 +1,6 @@
 """The server's options, each written once: flags, environment names and the TOML keys derive from the fields.
 
-A later source wins: defaults, then the TOML file, then `TRIGLOT_*` variables, then flags.
+A later source wins: defaults, the TOML file, what Vertex AI sets, `TRIGLOT_*` variables, flags.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT_PREFIX = "TRIGLOT_"
+# What Vertex AI sets for a custom container (tfs 7.7), besides AIP_STORAGE_URI.
+VERTEX = {"AIP_HTTP_PORT": "rest_port", "AIP_PREDICT_ROUTE": "predict_route", "AIP_HEALTH_ROUTE": "health_route"}
+ANY_HOST = "0.0.0.0"
 SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?")
 
 
@@ -29,12 +32,16 @@ def _option(
     least: float = 0,
     most: float = sys.float_info.max,
     choices: tuple[str, ...] = (),
+    start: str = "",
 ) -> Any:
-    return field(default=default, metadata={"help": help_text, "least": least, "most": most, "choices": choices})
+    limits = {"least": least, "most": most, "choices": choices, "start": start}
+    return field(default=default, metadata={"help": help_text} | limits)
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+PROTOCOLS = ("kserve", "tfserving")
 LAST_PORT = 65535
+NO_PORT = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +49,42 @@ class Config:
     """All options. Raises `ConfigError` for a value that an option cannot have."""
 
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
-    grpc_port: int = _option(8001, "port for gRPC; 0 picks a free one", most=LAST_PORT)
-    rest_port: int = _option(8000, "port for REST; 0 picks a free one", most=LAST_PORT)
+    grpc_port: int = _option(
+        8001, "port for gRPC; 0 picks a free one, -1 opens none", least=NO_PORT, most=LAST_PORT
+    )
+    rest_port: int = _option(
+        8000, "port for REST; 0 picks a free one, -1 opens none", least=NO_PORT, most=LAST_PORT
+    )
+    grpc_socket: str = _option("", "path of a Unix socket for gRPC, besides the port")
+    protocols: str = _option(",".join(PROTOCOLS), f"protocols to serve, of {', '.join(PROTOCOLS)}, with commas")
     server_name: str = _option("triglot", "name in the server metadata; some clients insist on theirs")
     max_message_size: int = _option(
         2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1, most=2**31 - 1
+    )
+    rest_timeout: float = _option(0.0, "seconds that a REST call may take; 0 sets no limit")
+    cors: bool = _option(
+        False, "let web pages of any origin read the answers of TensorFlow Serving's REST interface"
+    )
+    tensor_content: bool = _option(
+        False, "answer TensorFlow Serving's Predict with tensor_content instead of typed fields"
+    )
+    poll_interval: float = _option(
+        0.0, "seconds between two looks for new or removed versions; 0 looks when the server starts, and not again"
+    )
+    labels_before_load: bool = _option(
+        False, "let a new version label point to a version that is not available yet"
+    )
+    warm_up: bool = _option(
+        True, "run a version's recorded requests, assets.extra/tf_serving_warmup_requests, before it takes calls"
+    )
+    monitoring_path: str = _option(
+        "", "REST path of metrics in TensorFlow Serving's form; without one there are none", start="/"
+    )
+    predict_route: str = _option(
+        "", "one more REST path for predictions; Vertex AI sets it as AIP_PREDICT_ROUTE", start="/"
+    )
+    health_route: str = _option(
+        "", "one more REST path for readiness; Vertex AI sets it as AIP_HEALTH_ROUTE", start="/"
     )
     max_queue_size: int = _option(1024, "requests that may wait for one model", least=1)
     drain_delay: float = _option(5.0, "seconds between not-ready and closing the listeners on SIGTERM")
@@ -60,8 +98,20 @@ class Config:
             if not _is_of(value, expected):
                 raise ConfigError(f"{name}: expected {expected.__name__}, got {value!r}")
             check_option(name, value, name)
-        if self.grpc_port == self.rest_port != 0:
+        if self.grpc_port == self.rest_port > 0:
             raise ConfigError(f"grpc_port and rest_port are both {self.grpc_port}; expected two ports")
+        if self.grpc_port == self.rest_port == NO_PORT and not self.grpc_socket:
+            raise ConfigError(
+                "grpc_port and rest_port are both -1, and there is no grpc_socket; expected one of them"
+            )
+        for name in self.protocol_names:
+            if name not in PROTOCOLS:
+                raise ConfigError(f"protocols: {unknown(name, PROTOCOLS, 'protocol')}")
+
+    @property
+    def protocol_names(self) -> frozenset[str]:
+        """The protocols that are served."""
+        return frozenset(name.strip() for name in self.protocols.split(","))
 
     def address(self, port: int) -> str:
         """`host:port`, with an IPv6 host in brackets."""
@@ -83,17 +133,27 @@ def check_option(name: str, value: Any, source: str) -> None:
     if limits["choices"] and value not in limits["choices"]:
         *others, last = limits["choices"]
         raise ConfigError(f"{source}: expected {', '.join(others)} or {last}, got {value!r}")
+    if isinstance(value, str) and value and not value.startswith(limits["start"]):
+        raise ConfigError(f"{source}: expected a text that begins with {limits['start']!r}, got {value!r}")
     if isinstance(value, int | float) and not limits["least"] <= value <= limits["most"]:
         bound = f"at most {limits['most']}" if value > limits["most"] else f"at least {limits['least']}"
         raise ConfigError(f"{source}: expected {bound}, got {value}")
 
 
-def load_config(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
-    """The options from all sources. Raises `ConfigError`, which names the source."""
-    values: dict[str, Any] = {}
+def load_config(
+    file: Path | None,
+    environment: Mapping[str, str],
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> Config:
+    """The options from all sources; `defaults` take the place of ours.
+
+    Raises `ConfigError`, which names the source.
+    """
+    values: dict[str, Any] = dict(defaults or {})
     if file is not None:
         values |= _from_toml(file)
-    values |= _from_environment(environment)
+    values |= _from_vertex(environment) | _from_environment(environment)
     for name, value in flags.items():
         check_option(name, value, flag_of(name))
     return Config(**values | dict(flags))
@@ -137,6 +197,31 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
+def _from_vertex(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, name in VERTEX.items():
+        if text := environment.get(variable):
+            values[name] = _parse(variable, text, option_type(name))
+            check_option(name, values[name], variable)
+    return {"host": ANY_HOST} | values if values else {}
+
+
+def vertex_model(environment: Mapping[str, str]) -> Path | None:
+    """The folder that Vertex AI's AIP_STORAGE_URI names, where Vertex AI set one.
+
+    Raises `ConfigError` for one that is not on this machine.
+    """
+    uri = environment.get("AIP_STORAGE_URI")
+    if not uri or not any(environment.get(variable) for variable in VERTEX):
+        return None
+    if not Path(uri).is_dir():
+        raise ConfigError(
+            f"AIP_STORAGE_URI: expected a folder of this machine, got {uri!r}: copy the model into one first, "
+            "and name it as PATH"
+        )
+    return Path(uri)
+
+
 def _is_service_link(variable: str, text: str) -> bool:
     """Whether Kubernetes set the variable, for a Service whose name begins with ours."""
     return text.startswith(("tcp://", "udp://", "sctp://")) or SERVICE_LINK.fullmatch(variable) is not None
@@ -153,7 +238,7 @@ def _parse(source: str, text: str, expected: type) -> Any:
         raise ConfigError(f"{source}: expected {expected.__name__}, got {text!r}") from None
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
-    """The text for an option that does not exist, with the nearest that does."""
+def unknown(name: str, known: Iterable[str], kind: str = "option") -> str:
+    """The text for an option, or another kind of name, that does not exist, with the nearest that does."""
     near = difflib.get_close_matches(name, list(known), n=1)
-    return f"unknown option {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    return f"unknown {kind} {name!r}" + (f", did you mean {near[0]!r}?" if near else "")

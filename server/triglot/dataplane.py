@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from triglot.core.errors import Internal, Unimplemented
-from triglot.core.signature import Signature
+from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
 from triglot.core.validation import (
@@ -42,6 +42,8 @@ class ModelMetadata:
     platform: str
     signature: Signature
     decoupled: bool
+    signature_name: str = DEFAULT_SIGNATURE
+    speaks_json: bool = False
 
 
 class DataPlane:
@@ -107,6 +109,8 @@ class DataPlane:
             servable.platform,
             servable.signature,
             servable.decoupled,
+            servable.default_signature,
+            servable.model.speaks_json,
         )
 
     def decoupled(self, name: str, version: str = "") -> bool:

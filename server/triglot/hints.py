@@ -5,84 +5,172 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from triglot.config import Config
+from triglot.config import NO_PORT, Config
+from triglot.core.signature import DEFAULT_SIGNATURE
 from triglot.dataplane import ModelMetadata
 
-_SAMPLES: dict[str, tuple[str, Any]] = {
-    "BOOL": ("bool_contents", True),
-    "BYTES": ("bytes_contents", "text"),
-    "FP32": ("fp32_contents", 1.5),
-    "FP64": ("fp64_contents", 1.5),
-    "INT8": ("int_contents", 1),
-    "INT16": ("int_contents", 1),
-    "INT32": ("int_contents", 1),
-    "INT64": ("int64_contents", 1),
-    "UINT8": ("uint_contents", 1),
-    "UINT16": ("uint_contents", 1),
-    "UINT32": ("uint_contents", 1),
-    "UINT64": ("uint64_contents", 1),
+
+class _Element(NamedTuple):
+    """An element of a datatype, and the fields that hold such elements in KServe's and TensorFlow's messages."""
+
+    value: bool | int | float | str
+    kserve_field: str
+    dtype: str
+    tensorflow_field: str
+
+
+_ELEMENTS = {
+    "BOOL": _Element(True, "bool_contents", "DT_BOOL", "bool_val"),
+    "BYTES": _Element("text", "bytes_contents", "DT_STRING", "string_val"),
+    "FP32": _Element(1.5, "fp32_contents", "DT_FLOAT", "float_val"),
+    "FP64": _Element(1.5, "fp64_contents", "DT_DOUBLE", "double_val"),
+    "INT8": _Element(1, "int_contents", "DT_INT8", "int_val"),
+    "INT16": _Element(1, "int_contents", "DT_INT16", "int_val"),
+    "INT32": _Element(1, "int_contents", "DT_INT32", "int_val"),
+    "INT64": _Element(1, "int64_contents", "DT_INT64", "int64_val"),
+    "UINT8": _Element(1, "uint_contents", "DT_UINT8", "int_val"),
+    "UINT16": _Element(1, "uint_contents", "DT_UINT16", "int_val"),
+    "UINT32": _Element(1, "uint_contents", "DT_UINT32", "uint32_val"),
+    "UINT64": _Element(1, "uint64_contents", "DT_UINT64", "uint64_val"),
 }
 LARGEST_SAMPLE = 16
 
 
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A small tensor for one input."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+    @property
+    def element(self) -> _Element:
+        return _ELEMENTS[self.datatype]
+
+    @property
+    def count(self) -> int:
+        count = 1
+        for dim in self.shape:
+            count *= dim
+        return count
+
+    def nested(self) -> Any:
+        """The elements as lists in lists."""
+        nested: Any = self.element.value
+        for dim in reversed(self.shape):
+            nested = [nested] * dim
+        return nested
+
+    def message_elements(self) -> list[Any]:
+        """The elements as protobuf's JSON writes them: bytes in base64."""
+        value = self.element.value
+        return [base64.b64encode(value.encode()).decode() if isinstance(value, str) else value] * self.count
+
+
+class _SampleCall(NamedTuple):
+    """One call of a model in one protocol, over REST and over gRPC."""
+
+    path: str
+    body: dict[str, Any]
+    method: str
+    message: dict[str, Any]
+
+
 def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest_port: int) -> list[str]:
-    """curl, Python and grpcurl lines for the first model whose inputs fit on a line; none without one."""
+    """Lines for the first model whose inputs fit on one; none without such a model.
+
+    curl for each protocol, and Python and grpcurl for the first one, as far as their port is open.
+    """
     for model in models:
-        inputs = None if model.decoupled else _sample_inputs(model)
-        if inputs is not None:
-            return _lines(model.name, inputs, config, grpc_port, rest_port)
+        calls = _calls(model, config)
+        if calls:
+            return _lines(calls, config, grpc_port, rest_port)
     return []
 
 
-def _sample_inputs(model: ModelMetadata) -> list[dict[str, Any]] | None:
-    """One small tensor for each input, without its elements' form; None when the model takes no small one."""
-    inputs = []
+def _calls(model: ModelMetadata, config: Config) -> list[_SampleCall]:
+    samples = None if model.decoupled or model.speaks_json else _samples(model)
+    if samples is None:
+        return []
+    calls = []
+    if "kserve" in config.protocol_names:
+        calls.append(_kserve_call(model.name, samples))
+    # TensorFlow Serving's REST interface takes no call without inputs, and has no JSON for UINT16 (tfs 4.2).
+    has_json = bool(samples) and all(sample.datatype != "UINT16" for sample in samples)
+    if "tfserving" in config.protocol_names and model.signature.method == "predict" and has_json:
+        calls.append(_tfserving_call(model, samples))
+    return calls
+
+
+def _samples(model: ModelMetadata) -> list[_Sample] | None:
+    """A tensor for each input; None when the model takes no small one."""
+    samples = []
     for spec in model.signature.inputs:
-        if spec.shape is None:
+        if spec.shape is None or spec.datatype not in _ELEMENTS:
             return None
-        shape = [1 if dim == -1 else dim for dim in spec.shape]
-        count = 1
-        for dim in shape:
-            count *= dim
-        if spec.datatype not in _SAMPLES or count > LARGEST_SAMPLE:
+        sample = _Sample(spec.name, spec.datatype, [1 if dim == -1 else dim for dim in spec.shape])
+        if sample.count > LARGEST_SAMPLE:
             return None
-        inputs.append({"name": spec.name, "datatype": spec.datatype, "shape": shape, "count": count})
-    return inputs
+        samples.append(sample)
+    return samples
 
 
-def _lines(name: str, inputs: list[dict[str, Any]], config: Config, grpc_port: int, rest_port: int) -> list[str]:
-    here = replace(config, host="127.0.0.1") if config.host in ("0.0.0.0", "::") else config
-    url = f"http://{here.address(rest_port)}/v2/models/{name}/infer"
-    rest = {
-        "inputs": [_tensor(sample, data=[_SAMPLES[sample["datatype"]][1]] * sample["count"]) for sample in inputs]
-    }
-    grpc = {
-        "model_name": name,
-        "inputs": [
-            _tensor(sample, contents={_SAMPLES[sample["datatype"]][0]: [_grpc_json(sample)] * sample["count"]})
-            for sample in inputs
-        ],
-    }
-    body = json.dumps(rest)
-    return [
-        f"curl -s {url} -d {shlex.quote(body)}",
-        "python3 <<'END'\n"
-        "import urllib.request\n"
-        f"print(urllib.request.urlopen({url!r}, {body.encode()!r}).read().decode())\n"
-        "END",
-        f"grpcurl -plaintext -d {shlex.quote(json.dumps(grpc))} {here.address(grpc_port)} "
-        "inference.GRPCInferenceService/ModelInfer",
+def _kserve_call(name: str, samples: list[_Sample]) -> _SampleCall:
+    heads = [{"name": sample.name, "datatype": sample.datatype, "shape": sample.shape} for sample in samples]
+    rest = [
+        head | {"data": [sample.element.value] * sample.count} for head, sample in zip(heads, samples, strict=True)
     ]
+    grpc = [
+        head | {"contents": {sample.element.kserve_field: sample.message_elements()}}
+        for head, sample in zip(heads, samples, strict=True)
+    ]
+    return _SampleCall(
+        f"/v2/models/{quote(name)}/infer",
+        {"inputs": rest},
+        "inference.GRPCInferenceService/ModelInfer",
+        {"model_name": name, "inputs": grpc},
+    )
 
 
-def _tensor(sample: dict[str, Any], **content: Any) -> dict[str, Any]:
-    return {key: sample[key] for key in ("name", "datatype", "shape")} | content
+def _tfserving_call(model: ModelMetadata, samples: list[_Sample]) -> _SampleCall:
+    # Unnamed means the default's name here, and not the only signature (tfs 3.2).
+    is_default = model.signature_name == DEFAULT_SIGNATURE
+    named = {} if is_default else {"signature_name": model.signature_name}
+    tensors = {
+        sample.name: {
+            "dtype": sample.element.dtype,
+            "tensor_shape": {"dim": [{"size": dim} for dim in sample.shape]},
+            sample.element.tensorflow_field: sample.message_elements(),
+        }
+        for sample in samples
+    }
+    return _SampleCall(
+        f"/v1/models/{quote(model.name)}:predict",
+        named | {"inputs": {sample.name: sample.nested() for sample in samples}},
+        "tensorflow.serving.PredictionService/Predict",
+        {"model_spec": {"name": model.name} | named, "inputs": tensors},
+    )
 
 
-def _grpc_json(sample: dict[str, Any]) -> Any:
-    value = _SAMPLES[sample["datatype"]][1]
-    # Protobuf's JSON writes bytes as base64.
-    return base64.b64encode(value.encode()).decode() if isinstance(value, str) else value
+def _lines(calls: list[_SampleCall], config: Config, grpc_port: int, rest_port: int) -> list[str]:
+    here = replace(config, host="127.0.0.1") if config.host in ("0.0.0.0", "::") else config
+    first, lines = calls[0], []
+    if config.rest_port != NO_PORT:
+        server = f"http://{here.address(rest_port)}"
+        lines += [f"curl -s {server}{call.path} -d {shlex.quote(json.dumps(call.body))}" for call in calls]
+        lines.append(
+            "python3 <<'END'\n"
+            "import urllib.request\n"
+            f"print(urllib.request.urlopen({server + first.path!r}, {json.dumps(first.body).encode()!r})"
+            ".read().decode())\n"
+            "END"
+        )
+    if config.grpc_port != NO_PORT:
+        message = shlex.quote(json.dumps(first.message))
+        lines.append(f"grpcurl -plaintext -d {message} {here.address(grpc_port)} {first.method}")
+    return lines

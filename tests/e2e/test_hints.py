@@ -7,6 +7,8 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,15 +18,33 @@ from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from server_process import ServerProcess
 
-from process import clean_environment
+import triglot
+from process import Triglot, clean_environment
 
 SECONDS = 30
+DEMO = Path(triglot.__file__).parent / "demo"
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
 @pytest.fixture
 def hints(server: ServerProcess) -> str:
     """What the server printed; the grpcurl line is the last."""
-    server.stdout.wait_for(re.compile("^grpcurl ", re.MULTILINE))
+    return printed(server)
+
+
+@pytest.fixture(scope="module")
+def tfserving_hints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What `triglot tfserving` prints for one of the demo models."""
+    base_path = tmp_path_factory.mktemp("half")
+    shutil.copytree(DEMO / "half_plus_three", base_path / "1")
+    environment = {"TRIGLOT_HOST": "127.0.0.1", "TRIGLOT_GRPC_PORT": "0", "TRIGLOT_REST_PORT": "0"}
+    arguments = (f"--model_base_path={base_path}", "--model_name=half")
+    with Triglot(*arguments, command="tfserving", environment=environment) as server:
+        yield printed(server)
+
+
+def printed(server: Triglot) -> str:
+    server.stdout.wait_for(re.compile("^grpcurl .*\n", re.MULTILINE))
     return server.stdout.text()
 
 
@@ -42,25 +62,39 @@ def paste(command: str) -> str:
     return done.stdout
 
 
-def line(hints: str, program: str) -> str:
-    (found,) = [line for line in hints.splitlines() if line.startswith(f"{program} ")]
+def line(hints: str, program: str, part: str = "") -> str:
+    (found,) = [line for line in hints.splitlines() if line.startswith(f"{program} ") and part in line]
     return found
 
 
-def test_nothing_else_is_printed(hints: str) -> None:
-    pattern = r"curl [^\n]+\npython3 <<'END'\n.+\nEND\ngrpcurl [^\n]+\n"
-    assert re.fullmatch(pattern, hints, re.DOTALL), hints
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl(hints: str) -> None:
-    check_rest_answer(paste(line(hints, "curl")))
-
-
-def test_python(hints: str) -> None:
+def python_lines(hints: str) -> str:
     found = re.search(r"^python3 <<'END'\n.*?^END$", hints, re.MULTILINE | re.DOTALL)
     assert found
-    check_rest_answer(paste(found[0] + "\n"))
+    return found[0] + "\n"
+
+
+def test_nothing_else_is_printed(hints: str, tfserving_hints: str) -> None:
+    curl, others = r"curl [^\n]+\n", r"python3 <<'END'\n.+\nEND\ngrpcurl [^\n]+\n"
+    assert re.fullmatch(curl + curl + others, hints, re.DOTALL), hints
+    assert re.fullmatch(curl + others, tfserving_hints, re.DOTALL), tfserving_hints
+
+
+@needs_curl
+def test_curl(hints: str) -> None:
+    check_rest_answer(paste(line(hints, "curl", "/v2/")))
+
+
+@needs_curl
+def test_curl_as_a_client_of_tensorflow_serving(hints: str, tfserving_hints: str) -> None:
+    command = line(hints, "curl", "/v1/models/half_plus_three:predict")
+    assert json.loads(paste(command)) == {"outputs": [3.75]}
+    command = line(tfserving_hints, "curl", "/v1/models/half:predict")
+    assert json.loads(paste(command)) == {"outputs": [3.75]}
+
+
+def test_python(hints: str, tfserving_hints: str) -> None:
+    check_rest_answer(paste(python_lines(hints)))
+    assert json.loads(paste(python_lines(tfserving_hints))) == {"outputs": [3.75]}
 
 
 def check_rest_answer(text: str) -> None:
@@ -77,8 +111,21 @@ def test_grpcurl(hints: str) -> None:
 
 
 def test_grpcurl_by_hand(hints: str) -> None:
+    answer = grpcurl(line(hints, "grpcurl"))
+    assert answer.model_name == "half_plus_three"
+    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == [3.75]
+
+
+def test_grpcurl_as_a_client_of_tensorflow_serving(tfserving_hints: str) -> None:
+    command = line(tfserving_hints, "grpcurl", "tensorflow.serving.PredictionService/Predict")
+    answer = grpcurl(command)
+    assert answer.model_spec.name == "half"
+    assert list(answer.outputs["y"].float_val) == [3.75]
+
+
+def grpcurl(command: str) -> Any:
     """What grpcurl does with its line: descriptors by reflection, the message from JSON, one call."""
-    program, plaintext, flag, body, address, symbol = shlex.split(line(hints, "grpcurl"))
+    program, plaintext, flag, body, address, symbol = shlex.split(command)
     assert (program, plaintext, flag) == ("grpcurl", "-plaintext", "-d")
     service, name = symbol.split("/")
     with grpc.insecure_channel(address) as channel:
@@ -91,6 +138,4 @@ def test_grpcurl_by_hand(hints: str) -> None:
             request_serializer=type(request).SerializeToString,
             response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
         )
-        answer: Any = call(request, timeout=SECONDS)
-    assert answer.model_name == "half_plus_three"
-    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == [3.75]
+        return call(request, timeout=SECONDS)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TypeVar
 
 from google.protobuf import text_format
+from google.protobuf.message import Message
 
 from triglot.backends import BACKENDS
 from triglot.core.errors import InvalidArgument
 from triglot.pb import POOL
 from triglot.pb.tfserving import model_server_config_pb2 as pb
-from triglot.repository.settings import ALL, ModelSettings, VersionPolicy
+from triglot.repository.settings import ALL, ModelSettings, VersionPolicy, check_models
+
+M = TypeVar("M", bound=Message)
 
 TENSORFLOW = "tensorflow"
 """TensorFlow Serving's only platform. The names of our backends are platforms too, and all mean the same: the
@@ -30,25 +34,20 @@ def model_settings(config: pb.ModelServerConfig) -> list[ModelSettings]:
             "ServerModelConfig type not supported by HandleReloadConfigRequest. "
             "Only ModelConfigList is currently supported"
         )
-    models: dict[str, ModelSettings] = {}
-    for model in config.model_config_list.config:
-        if model.name in models:
-            raise InvalidArgument(f"Illegal to list model {model.name} multiple times in config list")
-        models[model.name] = _settings(model)
-    return list(models.values())
+    models = [_settings(model) for model in config.model_config_list.config]
+    check_models(models)
+    return models
 
 
-def parse_text(text: bytes, name: str) -> pb.ModelServerConfig:
-    """A configuration in protobuf's text format. Raises `InvalidArgument`, which says where in file `name`."""
+def parse_text(text: bytes, name: str, message_class: type[M]) -> M:
+    """A message in protobuf's text format. Raises `InvalidArgument`, which says where in file `name`."""
     try:
-        return text_format.Parse(text.decode(), pb.ModelServerConfig(), descriptor_pool=POOL)
+        return text_format.Parse(text.decode(), message_class(), descriptor_pool=POOL)
     except (text_format.ParseError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"Invalid protobuf file: '{name}': {error}") from None
 
 
 def _settings(model: pb.ModelConfig) -> ModelSettings:
-    if not model.name:
-        raise InvalidArgument("Every model in the config list needs a name")
     base_path = _folder(model)
     _check_platform(model)
     if model.HasField("logging_config"):

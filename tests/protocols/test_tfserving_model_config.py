@@ -1,0 +1,184 @@
+"""Configurations of TensorFlow Serving: what they say of models, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triglot.backends import BACKENDS
+from triglot.core.errors import InvalidArgument
+from triglot.pb.tfserving import model_server_config_pb2 as pb
+from triglot.protocols.tfserving.model_config import model_settings, parse_text
+from triglot.repository.settings import ALL, LATEST, NAME_RULE, ModelSettings, VersionPolicy
+
+FILE = """
+# The models of the shop.
+model_config_list: {
+  config: {
+    name: "half_plus_two"  # comments may stand here
+    base_path: '/models/half_plus_two'
+    model_platform: "tensorflow"
+  },
+  config {
+    name: 'churn', base_path: "/models/"
+                              "churn"
+    model_platform: 'tensorflow';
+    model_version_policy: { specific { versions: 42 versions: 43 versions: [7, 8] } }
+    version_labels { key: "stable" value: 42 }
+    version_labels: { key: 'canary', value: 43 }
+    version_labels { key: 'next' value: 43 }
+  }
+  config { name: "a" base_path: "/a" model_platform: "tensorflow" model_version_policy { all {} } }
+  config { name: "b" base_path: "/b" model_type: TENSORFLOW model_version_policy { latest { num_versions: 3 } } }
+}
+"""
+
+
+def settings(text: str) -> list[ModelSettings]:
+    return model_settings(parse_text(text.encode(), "models.config", pb.ModelServerConfig))
+
+
+def one(text: str = "") -> ModelSettings:
+    """The settings of one model, with more fields than the three that it needs."""
+    (model,) = settings(
+        f"model_config_list {{ config {{ name: 'm' base_path: '/m' model_platform: 'tensorflow' {text} }} }}"
+    )
+    return model
+
+
+def wrong(text: str) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        settings(text)
+    return caught.value.message
+
+
+def test_a_configuration_file() -> None:
+    assert settings(FILE) == [
+        ModelSettings("half_plus_two", Path("/models/half_plus_two"), LATEST, {}),
+        ModelSettings(
+            "churn",
+            Path("/models/churn"),
+            VersionPolicy(specific=frozenset((42, 43, 7, 8))),
+            {"stable": 42, "canary": 43, "next": 43},
+        ),
+        ModelSettings("a", Path("/a"), ALL),
+        ModelSettings("b", Path("/b"), VersionPolicy(latest=3)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("", LATEST),
+        ("model_version_policy {}", LATEST),
+        ("model_version_policy { latest {} }", LATEST),
+        ("model_version_policy { latest { num_versions: 0 } }", LATEST),
+        ("model_version_policy { latest { num_versions: 2 } }", VersionPolicy(latest=2)),
+        ("model_version_policy: { all: {} }", ALL),
+        ("model_version_policy { specific {} }", VersionPolicy(specific=frozenset())),
+        ("model_version_policy { specific { versions: 0x10 } }", VersionPolicy(specific=frozenset((16,)))),
+    ],
+)
+def test_version_policies(text: str, policy: VersionPolicy) -> None:
+    assert one(text).policy == policy
+
+
+def test_an_empty_list_wants_no_models() -> None:
+    assert settings("model_config_list {}") == []
+
+
+@pytest.mark.parametrize("platform", sorted({"tensorflow", *BACKENDS}))
+def test_platforms(platform: str) -> None:
+    config = pb.ModelServerConfig()
+    config.model_config_list.config.add(name="m", base_path="/m", model_platform=platform)
+    assert model_settings(config) == [ModelSettings("m", Path("/m"))]
+
+
+@pytest.mark.parametrize(
+    ("base_path", "folder"),
+    [("/m/", "/m"), ("file:///m", "/m"), ("/a b/ü", "/a b/ü"), ("/a/../m", "/a/../m")],
+)
+def test_base_paths(base_path: str, folder: str) -> None:
+    config = pb.ModelServerConfig()
+    config.model_config_list.config.add(name="m", base_path=base_path, model_platform="tensorflow")
+    assert model_settings(config)[0].base_path == Path(folder)
+
+
+MODEL = "name: 'm' base_path: '/m' model_platform: 'tensorflow'"
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        (
+            f"config {{ {MODEL} }} config {{ {MODEL} }}",
+            "Illegal to list model m multiple times in config list",
+        ),
+        (
+            "config { name: 'm' base_path: 'rel/path' model_platform: 'tensorflow' }",
+            "Expected model m to have an absolute path or URI; got base_path()=rel/path",
+        ),
+        (
+            "config { name: 'm' model_platform: 'tensorflow' }",
+            "Expected model m to have an absolute path or URI; got base_path()=",
+        ),
+        (
+            "config { name: 'm' base_path: 'gs://bucket/m' model_platform: 'tensorflow' }",
+            "Expected model m to lie in a folder of this machine; got base_path()=gs://bucket/m",
+        ),
+        ("config { base_path: '/m' model_platform: 'tensorflow' }", f"model name '': {NAME_RULE}"),
+        (
+            "config { name: 'm' base_path: '/m' }",
+            "Illegal setting neither ModelServerConfig::model_type (deprecated) nor "
+            "ModelServerConfig::model_platform, model name is m",
+        ),
+        (
+            f"config {{ {MODEL} model_type: TENSORFLOW }}",
+            "Illegal setting both ModelServerConfig::model_type (deprecated) and "
+            "ModelServerConfig::model_platform, model name is m",
+        ),
+        (
+            "config { name: 'm' base_path: '/m' model_type: OTHER }",
+            "ModelServerConfig::model_type choice 2 not supported, model name is m",
+        ),
+        (
+            "config { name: 'm' base_path: '/m' model_platform: 'tensorfow' }",
+            "Model m requests unsupported platform tensorfow",
+        ),
+        (f"config {{ {MODEL} logging_config {{}} }}", "No request-logger-creator provided."),
+    ],
+)
+def test_wrong_models(models: str, message: str) -> None:
+    assert wrong(f"model_config_list {{ {models} }}") == message
+
+
+@pytest.mark.parametrize("text", ["", "custom_model_config {}"])
+def test_only_a_list_of_models_is_a_configuration(text: str) -> None:
+    assert wrong(text) == (
+        "ServerModelConfig type not supported by HandleReloadConfigRequest. "
+        "Only ModelConfigList is currently supported"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("model_config_list {\n  config { nam: 'm' }\n}", "2:12 : "),
+        ("model_config_list {\n  config { name: m }\n}", "2:18 : "),
+        ("model_config_list {\n  config {\n", "2:10 : "),
+        ("model_config_list {}\nmodel_config_list {}", "2:"),
+        ("model_config_list { config { name: 'm\n' } }", "1:36 : "),
+        ("{}", "1:1 : "),
+        ('{"model_config_list": {}}', "1:1 : "),
+    ],
+)
+def test_a_text_that_is_no_configuration(text: str, place: str) -> None:
+    message = wrong(text)
+    assert message.startswith(f"Invalid protobuf file: 'models.config': {place}"), message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_text_that_is_not_utf_8() -> None:
+    with pytest.raises(InvalidArgument, match=r"^Invalid protobuf file: 'models.config': .*0xe9 in position 1"):
+        parse_text(b"#\xe9", "models.config", pb.ModelServerConfig)

@@ -1,0 +1,115 @@
+"""The sample calls, for every datatype, read as the protocols read them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+import pytest
+from google.protobuf import json_format
+
+from triglot.config import Config
+from triglot.core.signature import Signature
+from triglot.core.tensor import DATATYPES
+from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
+from triglot.core.validation import bind_inputs
+from triglot.dataplane import ModelMetadata
+from triglot.hints import hint_lines
+from triglot.pb.kserve import inference_pb2
+from triglot.pb.tfserving import predict_pb2
+from triglot.protocols import HttpRequest
+from triglot.protocols.kserve import codec as kserve_codec
+from triglot.protocols.kserve import rest as kserve_rest
+from triglot.protocols.tfserving import codec as tfserving_codec
+from triglot.protocols.tfserving import rest_predict
+
+WITHOUT_SAMPLE = {"FP16", "BF16", "COMPLEX64", "COMPLEX128"}
+SHAPES = {"scalar": ([], ()), "any": ([-1], (1,)), "nested": ([2, -1, 3], (2, 1, 3))}
+OUTPUTS = [TensorSpec("y", "FP32", [-1])]
+
+
+def metadata(
+    *inputs: TensorSpec, name: str = "m", method: str = "predict", decoupled: bool = False
+) -> ModelMetadata:
+    return ModelMetadata(name, ["1"], "python", Signature(inputs, OUTPUTS, method=method), decoupled)
+
+
+def lines(*models: ModelMetadata, **options: object) -> list[str]:
+    return hint_lines(list(models), Config(**options), 1, 2)  # type: ignore[arg-type]  # Any option.
+
+
+def body(line: str) -> str:
+    """What a curl or grpcurl line sends."""
+    words = shlex.split(line)
+    return words[words.index("-d") + 1]
+
+
+def check(signature: Signature, inputs: list[InputTensor], shape: Sequence[int]) -> None:
+    """The one input has the shape, and elements that are neither zero nor empty."""
+    (array,) = bind_inputs(signature, InferenceRequest("m", inputs=inputs)).values()
+    assert array.shape == shape
+    samples: dict[str, object] = {"O": b"text", "b": True, "f": 1.5}
+    assert array.ravel().tolist() == [samples.get(array.dtype.kind, 1)] * array.size
+
+
+@pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - WITHOUT_SAMPLE))
+@pytest.mark.parametrize("case", SHAPES)
+def test_every_protocol_understands_its_line(datatype: str, case: str) -> None:
+    declared, shape = SHAPES[case]
+    model = metadata(TensorSpec("x", datatype, declared))
+    curl, _, grpcurl = lines(model, protocols="kserve")
+    read = kserve_rest.decode_infer(HttpRequest({"model": "m"}, {}, body(curl).encode()))
+    check(model.signature, read.request.inputs, shape)
+    kserve = json_format.Parse(body(grpcurl), inference_pb2.ModelInferRequest())
+    check(model.signature, kserve_codec.decode_infer(kserve.SerializeToString()).inputs, shape)
+
+    if datatype == "UINT16":
+        assert lines(model, protocols="tfserving") == []
+        return
+    curl, _, grpcurl = lines(model, protocols="tfserving")
+    predict = rest_predict.decode_predict(body(curl).encode(), lambda _: model.signature)
+    check(model.signature, predict.inputs, shape)
+    tfserving = json_format.Parse(body(grpcurl), predict_pb2.PredictRequest())
+    check(model.signature, tfserving_codec.decode_predict(tfserving.SerializeToString()).inputs, shape)
+
+
+def test_both_protocols() -> None:
+    v2, v1, python, grpcurl = lines(metadata(TensorSpec("x", "FP32", [-1])))
+    assert v2.startswith("curl -s http://127.0.0.1:2/v2/models/m/infer -d ")
+    assert v1 == """curl -s http://127.0.0.1:2/v1/models/m:predict -d '{"inputs": {"x": [1.5]}}'"""
+    assert "http://127.0.0.1:2/v2/models/m/infer" in python
+    assert grpcurl.endswith(" 127.0.0.1:1 inference.GRPCInferenceService/ModelInfer")
+
+
+def test_only_open_ports() -> None:
+    model = metadata(TensorSpec("x", "FP32", [-1]))
+    assert [line.split()[0] for line in lines(model, rest_port=-1)] == ["grpcurl"]
+    assert [line.split()[0] for line in lines(model, grpc_port=-1)] == ["curl", "curl", "python3"]
+    assert [line.split()[0] for line in lines(model, grpc_port=-1, rest_port=-1, grpc_socket="/s")] == []
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        metadata(TensorSpec("x", "FP32", None)),
+        metadata(TensorSpec("x", "FP32", [17])),
+        metadata(TensorSpec("x", "FP16", [1])),
+        metadata(TensorSpec("x", "FP32", [1]), decoupled=True),
+        metadata(),
+        metadata(TensorSpec("inputs", "BYTES", [-1]), method="classify"),
+    ],
+)
+def test_no_line_for_what_cannot_work(model: ModelMetadata) -> None:
+    good = metadata(TensorSpec("x", "FP32", [-1]), name="good")
+    assert lines(model, protocols="tfserving") == []
+    assert json.loads(body(lines(model, good, protocols="tfserving")[-1]))["model_spec"] == {"name": "good"}
+
+
+def test_names_are_quoted() -> None:
+    model = metadata(TensorSpec("it's", "FP32", [1]), name="a b'c")
+    curl, _, grpcurl = lines(model, protocols="tfserving")
+    words = shlex.split(curl)
+    assert words[2] == "http://127.0.0.1:2/v1/models/a%20b%27c:predict"
+    assert json.loads(body(curl)) == {"inputs": {"it's": [1.5]}}
+    assert json.loads(body(grpcurl))["model_spec"] == {"name": "a b'c"}

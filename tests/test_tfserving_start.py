@@ -1,0 +1,225 @@
+"""`triglot tfserving` as a process, and `triglot serve` where Vertex AI starts it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from process import (
+    FREE_PORTS,
+    IDENTITY,
+    SECONDS,
+    Rest,
+    Triglot,
+    grpc_channel,
+    infer,
+    is_listening,
+    rpc,
+    run_triglot,
+    server_ready,
+    unused_ports,
+    wait_until,
+    write_model,
+)
+from triglot.pb.tfserving import predict_pb2, tensor_pb2
+
+HERE = {"TRIGLOT_HOST": "127.0.0.1", "TRIGLOT_GRPC_PORT": "0", "TRIGLOT_REST_PORT": "0"}
+
+
+class TfServing(Triglot):
+    """`triglot tfserving` on free ports of 127.0.0.1."""
+
+    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(*arguments, command="tfserving", environment=HERE | dict(environment or {}))
+
+    def rest(self) -> Rest:
+        return Rest(self.ports()[1])
+
+
+def base_path(folder: Path, *versions: int) -> Path:
+    """A model that answers `x` plus its version."""
+    for version in versions:
+        write_model(folder / str(version), IDENTITY.replace('inputs["x"]}', f'inputs["x"] + {version}}}'))
+    return folder
+
+
+def predict(rest: Rest, model: str, value: int = 7) -> Any:
+    status, answer = rest.post(f"/v1/models/{model}:predict", {"inputs": [value]})
+    assert status == 200, answer
+    return answer["outputs"][0]
+
+
+def model_text(name: str, folder: Path, more: str = "") -> str:
+    return f"config {{ name: '{name}' base_path: '{folder}' model_platform: 'tensorflow' {more} }}\n"
+
+
+def write_config(file: Path, *models: str) -> None:
+    """In one step, so that nobody reads half of it."""
+    new = file.with_suffix(".new")
+    new.write_text(f"model_config_list {{\n{''.join(models)}}}\n")
+    new.replace(file)
+
+
+# --- one model ---
+
+
+def test_one_model_over_both_doors(tmp_path: Path) -> None:
+    folder = base_path(tmp_path / "m", 1, 3)
+    with TfServing(f"--model_base_path={folder}", "--model_name=half") as server:
+        grpc_port, rest_port = server.ports()
+        assert predict(Rest(rest_port), "half") == 10
+        request = predict_pb2.PredictRequest(model_spec={"name": "half"})
+        request.inputs["x"].dtype = tensor_pb2.DT_INT32
+        request.inputs["x"].tensor_shape.dim.add(size=1)
+        request.inputs["x"].int_val.append(7)
+        with grpc_channel(grpc_port) as channel:
+            call = rpc(channel, "/tensorflow.serving.PredictionService/Predict", predict_pb2.PredictResponse)
+            answer = call(request, timeout=SECONDS)
+            with pytest.raises(grpc.RpcError) as caught:
+                server_ready(channel)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert (list(answer.outputs["y"].int_val), answer.model_spec.version.value) == ([10], 3)
+
+
+def test_rest_is_closed_unless_its_port_is_named(tmp_path: Path) -> None:
+    grpc_port, rest_port = unused_ports()
+    folder = base_path(tmp_path / "m", 1)
+    arguments = (f"--model_base_path={folder}", f"--port={grpc_port}")
+    with Triglot(*arguments, command="tfserving", environment={"TRIGLOT_HOST": "127.0.0.1"}) as server:
+        server.stderr.wait_for(rf"gRPC on 127\.0\.0\.1:{grpc_port} in ")
+        server.stdout.wait_for(rf"^grpcurl .* 127\.0\.0\.1:{grpc_port} \S+/Predict\n$")
+        assert "REST on" not in server.stderr.text()
+    with Triglot(
+        *arguments[:1],
+        "--port=0",
+        f"--rest_api_port={rest_port}",
+        command="tfserving",
+        environment={"TRIGLOT_HOST": "127.0.0.1"},
+    ) as server:
+        server.stderr.wait_for(rf" REST on 127\.0\.0\.1:{rest_port} in ")
+        assert "gRPC on" not in server.stderr.text()
+        assert not is_listening(grpc_port)
+
+
+def test_everybody_may_call_unless_told_otherwise(tmp_path: Path) -> None:
+    grpc_port, _ = unused_ports()
+    folder = base_path(tmp_path / "m", 1)
+    with Triglot(f"--model_base_path={folder}", f"--port={grpc_port}", command="tfserving") as server:
+        server.stderr.wait_for(rf"gRPC on 0\.0\.0\.0:{grpc_port} in ")
+        server.stderr.wait_for(r" W whoever reaches 0\.0\.0\.0 can call the models")
+
+
+def test_warnings_of_flags_come_first(tmp_path: Path) -> None:
+    folder = base_path(tmp_path / "m", 1)
+    with TfServing(f"--model_base_path={folder}", "--grpc_max_threads=4", "--enable_batching") as server:
+        server.ports()
+    first, second, *_ = server.stderr.text().splitlines()
+    assert first.endswith(" W without effect here: --grpc_max_threads")
+    assert second.endswith(" W --enable_batching: requests are not batched yet, but run one by one")
+
+
+def test_a_new_version_is_served(tmp_path: Path) -> None:
+    folder = base_path(tmp_path / "m", 1)
+    with TfServing(f"--model_base_path={folder}", environment={"TRIGLOT_POLL_INTERVAL": "0.05"}) as server:
+        rest = server.rest()
+        assert predict(rest, "default") == 8
+        base_path(tmp_path / "new", 2)
+        (tmp_path / "new" / "2").rename(folder / "2")
+        wait_until(lambda: bool(predict(rest, "default") == 9))
+
+
+# --- the configuration file ---
+
+
+def test_models_policies_and_labels(tmp_path: Path) -> None:
+    folder = base_path(tmp_path / "m", 1, 2, 3)
+    file = tmp_path / "models.config"
+    write_config(
+        file,
+        model_text("latest", folder),
+        model_text("all", folder, "model_version_policy { all {} }"),
+        model_text(
+            "some",
+            folder,
+            "model_version_policy: { specific: { versions: [1, 2] } } version_labels { key: 'stable' value: 1 }",
+        ),
+    )
+    with TfServing(f"--model_config_file={file}", "--model_name=unused") as server:
+        rest = server.rest()
+        assert [predict(rest, name) for name in ("latest", "all", "some")] == [10, 10, 9]
+        assert predict(rest, "all/versions/1") == 8
+        assert predict(rest, "some/labels/stable") == 8
+        assert rest.get("/v1/models/some/versions/3")[0] == 404
+        assert rest.get("/v1/models/unused")[0] == 404
+
+
+def test_the_file_is_followed(tmp_path: Path) -> None:
+    one, two = base_path(tmp_path / "one", 1), base_path(tmp_path / "two", 2)
+    file = tmp_path / "models.config"
+    write_config(file, model_text("one", one))
+    with TfServing(f"--model_config_file={file}", "--model_config_file_poll_wait_seconds=0.05") as server:
+        rest = server.rest()
+        assert predict(rest, "one") == 8
+        write_config(file, "config {")
+        server.stderr.wait_for(rf" E Invalid protobuf file: '{file}': .*; the models stay as they are\n")
+        assert predict(rest, "one") == 8
+        write_config(file, model_text("two", two))
+        wait_until(lambda: rest.post("/v1/models/two:predict", {"inputs": [7]}) == (200, {"outputs": [9]}))
+        wait_until(lambda: rest.post("/v1/models/one:predict", {"inputs": [1]})[0] == 404)
+        server.stop()
+    assert "Traceback" not in server.stderr.text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model_config_list {", "Invalid protobuf file: '{file}': 1:19 : Expected \"}}\"."),
+        (
+            "model_config_list { config { name: 'm' base_path: '/m' } }",
+            "{file}: Illegal setting neither ModelServerConfig::model_type (deprecated) nor "
+            "ModelServerConfig::model_platform, model name is m",
+        ),
+    ],
+)
+def test_a_wrong_file_ends_the_start(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "models.config"
+    file.write_text(text)
+    ended = run_triglot("tfserving", f"--model_config_file={file}")
+    assert (ended.returncode, ended.stderr) == (2, f"triglot: {message.format(file=file)}\n")
+
+
+# --- Vertex AI ---
+
+
+def test_vertex_ai_names_the_port_and_the_model(tmp_path: Path) -> None:
+    _, rest_port = unused_ports()
+    write_model(tmp_path / "churn")
+    environment = {"AIP_HTTP_PORT": str(rest_port), "AIP_STORAGE_URI": str(tmp_path / "churn")}
+    with Triglot("--grpc-port", "0", environment=environment) as server:
+        found = server.stderr.wait_for(rf"gRPC on 0\.0\.0\.0:(\d+) and REST on 0\.0\.0\.0:{rest_port} in ")
+        assert Rest(rest_port).get("/v2/models") == (200, {"models": ["churn"]})
+        with grpc_channel(int(found[1])) as channel:
+            assert infer(channel, "churn") == 7
+
+
+def test_a_path_wins_over_the_model_of_vertex_ai(tmp_path: Path) -> None:
+    for name in ("churn", "other"):
+        write_model(tmp_path / name)
+    environment = {
+        "AIP_HTTP_PORT": "1",
+        "AIP_STORAGE_URI": "gs://bucket/model",
+        "TRIGLOT_HOST": "127.0.0.1",
+    }
+    with Triglot(tmp_path / "other", *FREE_PORTS, environment=environment) as server:
+        assert Rest(server.ports()[1]).get("/v2/models") == (200, {"models": ["other"]})
+
+
+def test_a_model_in_a_bucket_is_not_fetched() -> None:
+    ended = run_triglot("serve", environment={"AIP_HTTP_PORT": "8080", "AIP_STORAGE_URI": "gs://bucket/model"})
+    assert ended.returncode == 2
+    assert re.fullmatch(r"triglot: AIP_STORAGE_URI: expected a folder of this machine.*\n", ended.stderr)
