@@ -1,0 +1,233 @@
+"""SavedModels of TensorFlow 1 and 2, run in one session as TensorFlow Serving runs them.
+
+Strategy: a graph and a session load both kinds; `tf.saved_model.load` refuses some of TensorFlow 1's. A signature
+is a *callable* of the session: the C++ call below `Session.run`, without the check that the latter makes in Python
+of the inputs' shapes against the graph's. TensorFlow Serving makes none either (tfs 0.9).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+# Read once, by the import: below it, TensorFlow logs every mistake in a request as a warning.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.framework.ops import dismantle_graph
+from tensorflow.python.saved_model.loader_impl import SavedModelLoader
+
+from triglot.core.errors import Code, ModelLoadError, ServingError
+from triglot.core.model import Model
+from triglot.core.signature import Signature
+from triglot.core.tensor import Array
+from triglot.core.types import Call, TensorSpec
+
+log = logging.getLogger(__name__)
+
+TAGS = ["serve"]
+METHOD_PREFIX = "tensorflow/serving/"
+INTERNAL_PREFIX = "__saved_model_"
+"""What the names of signatures begin with that only loading and training use."""
+REFERENCE = 100
+"""A reference to a variable has the number of the variable's datatype, and this added."""
+REFERENCE_VARIABLES = {"Variable", "VariableV2", "TemporaryVariable"}
+"""The operations that give such a reference."""
+
+_DATATYPES = {
+    types_pb2.DT_BOOL: "BOOL",
+    types_pb2.DT_UINT8: "UINT8",
+    types_pb2.DT_UINT16: "UINT16",
+    types_pb2.DT_UINT32: "UINT32",
+    types_pb2.DT_UINT64: "UINT64",
+    types_pb2.DT_INT8: "INT8",
+    types_pb2.DT_INT16: "INT16",
+    types_pb2.DT_INT32: "INT32",
+    types_pb2.DT_INT64: "INT64",
+    types_pb2.DT_HALF: "FP16",
+    types_pb2.DT_BFLOAT16: "BF16",
+    types_pb2.DT_FLOAT: "FP32",
+    types_pb2.DT_DOUBLE: "FP64",
+    types_pb2.DT_COMPLEX64: "COMPLEX64",
+    types_pb2.DT_COMPLEX128: "COMPLEX128",
+    types_pb2.DT_STRING: "BYTES",
+}
+
+
+class OperationFailed(ServingError):
+    """An operation of the graph refused its inputs, or failed; code and text are its own."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def load(file: Path) -> Model:
+    """The SavedModel whose `saved_model.pb` is `file`.
+
+    Raises `ModelLoadError` when it cannot be read or restored, and when none of its signatures can be called.
+    """
+    return SavedModel(file.parent)
+
+
+class SavedModel(Model):
+    """The graph with the tag `serve`, restored and initialized, and the signatures whose tensors we can carry."""
+
+    platform = "tensorflow_savedmodel"
+
+    def __init__(self, folder: Path) -> None:
+        # A session takes any number of calls at a time; more than there are processors gain nothing.
+        self.instances = os.cpu_count() or 1
+        self._session, definitions = _restored(folder)
+        self.signature_defs = {name: definition.SerializeToString() for name, definition in definitions.items()}
+        self.signatures = dict(_signatures(folder, definitions))
+        if not self.signatures:
+            self._session.close()
+            raise ModelLoadError(f"{folder}: the SavedModel has no signature that can be called")
+        by_reference = _has_references(self._session.graph)
+        self._runs = {name: _Run(self._session, definitions[name], by_reference) for name in self.signatures}
+
+    def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
+        """Runs the part of the graph that the signature's outputs need. Raises `OperationFailed`."""
+        try:
+            return self._runs[call.signature_name](inputs)
+        except tf.errors.OpError as error:
+            raise OperationFailed(Code(error.error_code), error.message) from None
+        except UnicodeDecodeError as error:
+            # A text that quotes bytes of the request is lost with its code on the way to Python.
+            raise OperationFailed(Code.INVALID_ARGUMENT, error.object.decode(errors="replace")) from None
+
+    def close(self) -> None:
+        """Closes the session, which holds the variables, and takes apart the graph, which holds the constants."""
+        self._runs.clear()
+        self._session.close()
+        # Its parts refer to each other in circles: the memory would stay until Python happens to look for those.
+        graph = self._session.graph
+        for name in graph.collections:
+            graph.clear_collection(name)
+        dismantle_graph(graph)
+
+
+class _Run:
+    """A call of one signature.
+
+    The callable is made by the first call, as in TensorFlow Serving: it has its own optimized copy of the graph,
+    which a signature that nobody calls need not have.
+    """
+
+    def __init__(self, session: Any, definition: Any, by_reference: bool) -> None:
+        self._session = session
+        self._feeds = {alias: tensor.name for alias, tensor in sorted(definition.inputs.items())}
+        self._outputs = {alias: tensor.name for alias, tensor in definition.outputs.items()}
+        # A session refuses to fetch what it is fed: such an output is the input.
+        fed = {name: alias for alias, name in self._feeds.items()}
+        self._echoes = {alias: fed[name] for alias, name in self._outputs.items() if name in fed}
+        self._fetches = [name for name in dict.fromkeys(self._outputs.values()) if name not in fed]
+        self._by_reference = by_reference
+        self._callable: Any = None
+        self._making = threading.Lock()
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """The outputs by name. Raises `tf.errors.OpError` or `UnicodeDecodeError`."""
+        fetched = {}
+        if self._fetches:
+            values = (self._callable or self._make())(*[inputs[alias] for alias in self._feeds])
+            fetched = dict(zip(self._fetches, map(self._array, values), strict=True))
+        return {
+            alias: inputs[self._echoes[alias]] if alias in self._echoes else fetched[name]
+            for alias, name in self._outputs.items()
+        }
+
+    def _make(self) -> Any:
+        with self._making:
+            if self._callable is None:
+                # The public `Session.make_callable` makes Python's checks.
+                self._callable = self._session._make_callable_from_options(
+                    config_pb2.CallableOptions(feed=self._feeds.values(), fetch=self._fetches)
+                )
+        return self._callable
+
+    def _array(self, value: Any) -> Array:
+        if isinstance(value, np.ndarray):
+            # Its memory may be the variable itself, which the next call changes.
+            return value.copy() if self._by_reference else value
+        # A scalar; numpy would cut the zeros at the end of bytes.
+        return np.array(value, object if isinstance(value, bytes) else None)
+
+
+def _restored(folder: Path) -> tuple[Any, Mapping[str, Any]]:
+    """A session with the variables and tables of the SavedModel, and its SignatureDefs.
+
+    Raises `ModelLoadError`.
+    """
+    graph = tf.Graph()
+    # A model saved on a machine with other devices runs on those of this one.
+    session = tf.compat.v1.Session(graph=graph, config=config_pb2.ConfigProto(allow_soft_placement=True))
+    try:
+        loader = SavedModelLoader(os.fspath(folder))
+        definitions = loader.get_meta_graph_def_from_tags(TAGS).signature_def
+        saver, _ = loader.load_graph(graph, TAGS)
+        loader.restore_variables(session, saver)
+        loader.run_init_ops(session, TAGS)
+    except Exception as error:
+        session.close()
+        raise ModelLoadError(f"{folder}: the SavedModel cannot be loaded: {_own_text(error)}") from error
+    return session, definitions
+
+
+def _own_text(error: BaseException) -> str:
+    """The text of the operation that failed, without what Python's layers wrote around it."""
+    innermost: BaseException | None = error
+    while innermost is not None:
+        if isinstance(innermost, tf.errors.OpError):
+            error = innermost
+        innermost = innermost.__context__
+    return str(error.message if isinstance(error, tf.errors.OpError) else error)
+
+
+def _has_references(graph: Any) -> bool:
+    """Whether the graph has variables of TensorFlow 1's own kind, which are changed in place."""
+    return any(operation.type in REFERENCE_VARIABLES for operation in graph.get_operations())
+
+
+def _signatures(folder: Path, definitions: Mapping[str, Any]) -> Iterable[tuple[str, Signature]]:
+    """The signatures that can be called; the log names the others."""
+    for name, definition in sorted(definitions.items()):
+        if name.startswith(INTERNAL_PREFIX):
+            continue
+        try:
+            yield name, _signature(definition)
+        except ValueError as error:
+            log.warning("%s: signature %r is left out: %s", folder, name, error)
+
+
+def _signature(definition: Any) -> Signature:
+    """Raises `ValueError` for what cannot be called: tensors in parts, and datatypes that we do not know."""
+    method = definition.method_name.removeprefix(METHOD_PREFIX)
+    return Signature(
+        _specs(definition.inputs),
+        _specs(definition.outputs),
+        method=method if method in ("classify", "regress") else "predict",
+        defaults={alias: tf.make_ndarray(tensor) for alias, tensor in definition.defaults.items()},
+    )
+
+
+def _specs(tensors: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+    return tuple(_spec(alias, tensor) for alias, tensor in sorted(tensors.items()))
+
+
+def _spec(alias: str, tensor: Any) -> TensorSpec:
+    if tensor.WhichOneof("encoding") != "name":
+        raise ValueError(f"{alias!r} is not one tensor")
+    datatype = _DATATYPES.get(tensor.dtype % REFERENCE)
+    if datatype is None:
+        raise ValueError(f"{alias!r} is {types_pb2.DataType.Name(tensor.dtype)}")
+    shape = tensor.tensor_shape
+    return TensorSpec(alias, datatype, None if shape.unknown_rank else [dim.size for dim in shape.dim])
