@@ -46,6 +46,7 @@ class Method:
     UNARY: `call(request, call)` is awaited. SERVER_STREAM: it returns an async iterator of answers.
     BIDI_STREAM: it is given an async iterator of requests and returns one of answers.
     `answer_size` tells how many bytes `encode` has to work through one by one, about: it may run off the loop.
+    `details` makes of an error's text what the client is told.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Method:
     call: Callable[[Any, Call], Awaitable[Any] | AsyncIterator[Any]]
     encode: Callable[[Any], bytes]
     answer_size: Callable[[Any], int] = _small
+    details: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,14 +66,24 @@ class LargeArray:
         self._array = array
         self._twin = twin
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dims by the first element of each level; whether all lists of a level are as long is not known."""
+        dims: list[int] = []
+        item = self._array
+        while isinstance(item, simdjson.Array):
+            dims.append(len(item))
+            item = item[0] if dims[-1] else None
+        return tuple(dims)
+
     def numbers(self, kind: str) -> Array:
         """All elements, nesting flattened: "d" as float64, "i" as int64, "u" as uint64.
 
         Raises `TypeError` or `ValueError` when an element is something else.
         """
         numbers = _buffer(self._array, kind)
-        if self._twin is None:
-            return numbers
+        if self._twin is None or kind != "d":
+            return numbers  # No token stands among integers.
         places = numbers != _buffer(self._twin, kind)
         restored = numbers.copy()
         for number, value in zip(_STAND_INS[0], _TOKEN_VALUES, strict=True):
@@ -96,7 +106,7 @@ def read_body(body: bytes, large_key: str, read: Callable[[dict[str, Any]], T]) 
     """
     if len(body) >= SIMD_FROM_BYTES:
         try:
-            return read(_object(_parse_large(body, large_key)))
+            return read(_object(parse_large(body, large_key)))
         except (ValueError, TypeError, RuntimeError):
             pass  # RuntimeError is simdjson's, for numbers beyond 64 bits and for depth.
     try:
@@ -117,8 +127,12 @@ def _read_plain(body: bytes, read: Callable[[dict[str, Any]], T]) -> T:
     return read(_object(_parse_exactly(body)))
 
 
-def _parse_large(body: bytes, large_key: str) -> Any:
-    """The body's values by simdjson. Raises `ValueError` or `RuntimeError` for what it cannot take exactly."""
+def parse_large(body: bytes, large_key: str | None = None) -> Any:
+    """The body's values by simdjson; arrays under `large_key` are a `LargeArray`.
+
+    Without such a key all are, except those that begin with an object. Raises `ValueError` or `RuntimeError`
+    for what cannot be taken exactly.
+    """
     try:
         return _plain_but(large_key, simdjson.Parser().parse(body), None)
     except ValueError:
@@ -128,7 +142,7 @@ def _parse_large(body: bytes, large_key: str) -> Any:
         return _plain_but(large_key, *twins)
 
 
-def _plain_but(large_key: str, value: Any, twin: Any) -> Any:
+def _plain_but(large_key: str | None, value: Any, twin: Any) -> Any:
     """Python values, with a `LargeArray` for each array under `large_key`; `twin` is walked in step.
 
     Raises `ValueError` for what would have to be walked too long, or cannot be walked exactly. (The parser's own
@@ -149,11 +163,15 @@ def _plain_but(large_key: str, value: Any, twin: Any) -> Any:
     return value
 
 
-def _member(large_key: str, key: str, value: Any, twin: Any) -> Any:
+def _member(large_key: str | None, key: str, value: Any, twin: Any) -> Any:
     item, other = value[key], None if twin is None else twin[key]
-    if key == large_key and isinstance(item, simdjson.Array):
+    if isinstance(item, simdjson.Array) and (key == large_key or (large_key is None and not _has_objects(item))):
         return LargeArray(item, other)
     return _plain_but(large_key, item, other)
+
+
+def _has_objects(array: Any) -> bool:
+    return len(array) > 0 and isinstance(array[0], simdjson.Object)
 
 
 def _parse_exactly(body: bytes) -> Any:
@@ -213,6 +231,21 @@ def print_array(array: Array) -> list[bytes]:
         pieces.append(_print_chunk(chunk)[1:-1])
     pieces.append(b"]")
     return pieces
+
+
+def print_nested(array: Array) -> list[bytes]:
+    """A numeric array of at least one dim as nested JSON arrays, in pieces; NaN and Infinity are bare tokens."""
+    if array.ndim == 1:
+        return print_array(array)
+    pieces: list[bytes] = []
+    items = max(1, CHUNK // max(1, array[:1].size))
+    for at in range(0, len(array), items):
+        pieces.append(b"," if at else b"[")
+        if items == 1:
+            pieces += print_nested(array[at])
+        else:
+            pieces.append(_print_chunk(native(array[at : at + items]))[1:-1])
+    return [*pieces, b"]"] if pieces else [b"[]"]
 
 
 def _print_chunk(chunk: Array) -> bytes:

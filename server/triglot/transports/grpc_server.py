@@ -82,7 +82,7 @@ class GrpcServer:
                     return await asyncio.to_thread(encode, answer)
                 return encode(answer)
             except Exception as error:
-                await _abort(context, as_serving_error(error, method.name))
+                await _abort(context, as_serving_error(error, method.name), method.details)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -130,7 +130,7 @@ class GrpcServer:
             task.uncancel()
             await _abort(context, Unavailable(SHUTTING_DOWN))
         except Exception as error:
-            await _abort(context, as_serving_error(error, method.name))
+            await _abort(context, as_serving_error(error, method.name), method.details)
         finally:
             self._streams.discard(stream)
 
@@ -168,11 +168,11 @@ def _call(context: Any) -> Call:
     return Call(deadline, context.invocation_metadata)
 
 
-async def _abort(context: Any, error: ServingError) -> NoReturn:
+async def _abort(context: Any, error: ServingError, details: Callable[[str], str] = str) -> NoReturn:
     metadata: tuple[tuple[str, str], ...] = ()
     if error.retry_after is not None:
         metadata = (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
-    await context.abort(_STATUS[error.code], _details(error.message), metadata)
+    await context.abort(_STATUS[error.code], _details(details(error.message)), metadata)
     raise AssertionError("abort does not return")
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.signature import Signature
+from triglot.core.types import InputTensor
 from triglot.pb.tfserving import signature_pb2
 from triglot.protocols.tfserving.codec import PredictRequest
 from triglot.protocols.tfserving.tensor import type_name
 
 
+def listed(names: Collection[str]) -> str:
+    """A set of names as some messages show it."""
+    return ",".join(sorted(names))
+
+
 def braced(names: Collection[str]) -> str:
-    """A set of names as messages show it."""
-    return f"{{{','.join(sorted(names))}}}"
+    """A set of names as the other messages show it."""
+    return f"{{{listed(names)}}}"
 
 
 def check_predict(
@@ -29,13 +35,17 @@ def check_predict(
         _check_names(request, signature, sent | request.unreadable.keys(), define)
     if request.output_filter:
         _check_filter(request.output_filter, signature)
-    for tensor in request.inputs:
-        wanted = rules[tensor.name].spec.datatype
-        if tensor.datatype != wanted:
-            at = sorted(rules).index(tensor.name)
-            raise InvalidArgument(
-                f"Expects arg[{at}] to be {type_name(wanted)} but {type_name(tensor.datatype)} is provided"
-            )
+    check_datatypes(request.inputs, signature)
+
+
+def check_datatypes(inputs: Iterable[InputTensor], signature: Signature) -> None:
+    """Raises `InvalidArgument` for the first of these inputs, of the signature's, that has another datatype."""
+    rules = signature.input_rules
+    wrong = {tensor.name: tensor for tensor in inputs if tensor.datatype != rules[tensor.name].spec.datatype}
+    if wrong:
+        at, name = next((at, name) for at, name in enumerate(sorted(rules)) if name in wrong)
+        wanted, sent = type_name(rules[name].spec.datatype), type_name(wrong[name].datatype)
+        raise InvalidArgument(f"Expects arg[{at}] to be {wanted} but {sent} is provided")
 
 
 def _check_names(
@@ -49,7 +59,7 @@ def _check_names(
         raise InvalidArgument(
             f"input size does not match signature: {len(sent)}!={len(wanted)} len({braced(sent)}) != "
             f"len({braced(wanted)}). Sent extra: {braced(set(sent) - wanted)}. Missing but required: "
-            f"{braced(wanted - set(sent) - defaults)}."
+            f"{braced(wanted - set(sent))}."
         )
     for alias in sorted(wanted):
         if alias in request.unreadable:
@@ -58,12 +68,12 @@ def _check_names(
             raise InvalidArgument(
                 f"Signature input alias: {alias}(feed name: {define().inputs[alias].name}) not found in request "
                 f"and no default value provided. Inputs expected to be in the request {braced(sent)}, or default "
-                f"input alias set: {braced(defaults)}"
+                f"input alias set: {listed(defaults)}"
             )
     used = wanted & set(sent)
     if len(used) < len(sent):
         raise InvalidArgument(
-            f"Inputs contains invalid name. Used request inputs: {braced(used)}, request input: {braced(sent)}"
+            f"Inputs contains invalid name. Used request inputs: {listed(used)}, request input: {listed(sent)}"
         )
 
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.tensor import DATATYPES, byte_length, element_count
+from triglot.core.tensor import DATATYPES, element_count, raw_buffer
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.tfserving import model_pb2, predict_pb2
 from triglot.protocols.templates import TemplateDecoder, Variables
 from triglot.protocols.tfserving.tensor import (
     DOUBLE_VAL,
+    FEW_FIELDS,
     FLOAT_VAL,
+    MAX_FILLED_BYTES,
     TENSOR_CONTENT,
     BadTensor,
+    TensorValues,
     decode_tensor,
+    encode_elements,
+    memory_field,
+    memory_head,
     read_tensor,
-    tensor_pieces,
 )
 from triglot.protocols.wire import (
     LENGTH,
@@ -45,6 +50,7 @@ _KEY, _VALUE = 1, 2
 _OUTPUTS, _MODEL_SPEC = 1, 2
 _RULES = MessageRules(cut=frozenset({_INPUTS}), repeats={_INPUTS: MAX_INPUTS, _OUTPUT_FILTER: MAX_FILTER})
 _ENTRY_RULES = MessageRules(cut=frozenset({_KEY, _VALUE}))
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +97,11 @@ def decode_predict(data: bytes) -> PredictRequest:
             if count > limit.count:
                 raise limit_error(limit)
         request = _request(message)
-        for name, tensor in message.inputs.items():
-            _add_input(request, name, read_tensor, tensor)
+        _add_inputs(request, list(message.inputs.items()), read_tensor)
         return request
     rest, entries = scan(data, _RULES)
     request = _request(parse(predict_pb2.PredictRequest, rest))
-    # Of a key that comes twice, protobuf keeps the last.
-    tensors = dict([_entry(entry) for _, entry in entries])
-    for name, tensor in tensors.items():
-        _add_input(request, name, decode_tensor, tensor)
+    _add_inputs(request, [named for _, entry in entries if (named := _entry(entry))], decode_tensor)
     return request
 
 
@@ -107,26 +109,40 @@ def _request(message: predict_pb2.PredictRequest) -> PredictRequest:
     return PredictRequest(decode_spec(message), output_filter=list(message.output_filter))
 
 
-def _entry(entry: memoryview) -> tuple[str, bytes | memoryview]:
-    """The name and the serialized TensorProto of an entry of the map."""
-    parts = scan(entry, _ENTRY_RULES)[1]
-    names = [payload for number, payload in parts if number == _KEY]
+def _entry(entry: memoryview) -> tuple[str, bytes | memoryview] | None:
+    """The name and the serialized TensorProto of an entry of the map.
+
+    None for one with anything else in it: protobuf takes it for an unknown field.
+    """
+    rest, parts = scan(entry, _ENTRY_RULES, FEW_FIELDS)
     values = [payload for number, payload in parts if number == _VALUE]
     try:
-        name = bytes(names[-1]).decode() if names else ""
+        names = [bytes(payload).decode() for number, payload in parts if number == _KEY]
     except UnicodeDecodeError:
         raise InvalidArgument(
             "the request is not a valid protobuf message: an input's name is not UTF-8"
         ) from None
-    # A message in several parts is what the parts make together.
-    return name, values[0] if len(values) == 1 else b"".join(values)
+    if len(values) > 1:
+        # Each is a message by itself, and not only all together.
+        for value in values:
+            parse(TensorValues, bytes(value))
+    return None if rest else (names[-1] if names else "", values[0] if len(values) == 1 else b"".join(values))
 
 
-def _add_input(request: PredictRequest, name: str, read: Any, tensor: Any) -> None:
-    try:
-        request.inputs.append(read(name, tensor))
-    except BadTensor as error:
-        request.unreadable[name] = error.message
+def _add_inputs(
+    request: PredictRequest, tensors: Sequence[tuple[str, T]], read: Callable[[str, T, int], InputTensor]
+) -> None:
+    most_filled = MAX_FILLED_BYTES // max(1, len(tensors))
+    inputs: dict[str, InputTensor] = {}
+    for name, tensor in tensors:
+        # Of a name that comes twice, protobuf keeps the last.
+        inputs.pop(name, None)
+        request.unreadable.pop(name, None)
+        try:
+            inputs[name] = read(name, tensor, most_filled)
+        except BadTensor as error:
+            request.unreadable[name] = error.message
+    request.inputs.extend(inputs.values())
 
 
 def predict_decoder() -> TemplateDecoder[PredictRequest]:
@@ -169,8 +185,9 @@ def _variable_tensor(
     data: bytes, start: int, end: int, by_name: dict[str, InputTensor]
 ) -> tuple[InputTensor | None, slice]:
     """The input of a map entry and where its bytes lie; None when they are not in one piece, or any bytes."""
-    entry = {(number, kind): slice(first, last) for number, kind, first, last in fields(data, start, end)}
-    if entry.keys() != {(_KEY, LENGTH), (_VALUE, LENGTH)}:
+    pieces = [((number, kind), slice(first, last)) for number, kind, first, last in fields(data, start, end)]
+    entry = dict(pieces)
+    if len(pieces) != 2 or entry.keys() != {(_KEY, LENGTH), (_VALUE, LENGTH)}:
         return None, _NOWHERE
     tensor = by_name[data[entry[_KEY, LENGTH]].decode()]
     value = entry[_VALUE, LENGTH]
@@ -204,12 +221,27 @@ def encode_predict(response: InferenceResponse, signature_name: str, *, as_conte
 
 
 def _output_pieces(output: OutputTensor, as_content: bool) -> list[Any]:
-    tensor = tensor_pieces(output.array, output.datatype, as_content=as_content)
-    name = output.name.encode()
-    key = length_prefix(_KEY, len(name)) + name
-    size = sum([byte_length(piece) for piece in tensor])
+    array, datatype = output.array, output.datatype
+    field = memory_field(datatype, as_content=as_content)
+    if field is None:
+        tensor = encode_elements(array, datatype)
+        return [_entry_head(output.name, len(tensor)), tensor]
+    return [_memory_output_head(output.name, datatype, array.shape, field), raw_buffer(array)]
+
+
+@lru_cache(maxsize=1024)
+def _memory_output_head(name: str, datatype: str, shape: tuple[int, ...], field: int) -> bytes:
+    head = memory_head(datatype, shape, field)
+    size = len(head) + element_count(shape) * DATATYPES[datatype].itemsize
+    return _entry_head(name, size) + head
+
+
+def _entry_head(name: str, size: int) -> bytes:
+    """What stands before a TensorProto of `size` bytes in the map of outputs."""
+    encoded = name.encode()
+    key = length_prefix(_KEY, len(encoded)) + encoded
     value = length_prefix(_VALUE, size)
-    return [length_prefix(_OUTPUTS, len(key) + len(value) + size), key, value, *tensor]
+    return length_prefix(_OUTPUTS, len(key) + len(value) + size) + key + value
 
 
 @lru_cache(maxsize=256)

@@ -19,6 +19,8 @@ from triglot.protocols.wire import MessageRules, parse, scan
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
 _INPUT, _EXAMPLES, _CONTEXT = 2, 1, 2
 _PLAIN, _WITH_CONTEXT = 1, 2
+MAX_REPEATED_BYTES = 64 * 1024 * 1024
+"""The most that a context may take in all examples together."""
 Define = Callable[[], signature_pb2.SignatureDef]
 Classes = list[tuple[bytes, float]]
 """The classes of one example: label and score."""
@@ -68,7 +70,10 @@ def _examples(cuts: list[tuple[int, memoryview]]) -> list[bytes]:
     rules = MessageRules(cut=frozenset({_EXAMPLES, _CONTEXT} if kind == _WITH_CONTEXT else {_EXAMPLES}))
     parts = scan(whole, rules)[1]
     context = b"".join([payload for number, payload in parts if number == _CONTEXT])
-    return [b"".join([context, payload]) for number, payload in parts if number == _EXAMPLES]
+    examples = [payload for number, payload in parts if number == _EXAMPLES]
+    if len(context) * len(examples) > MAX_REPEATED_BYTES:
+        raise InvalidArgument(f"a context of {len(context)} bytes would be repeated for {len(examples)} examples")
+    return [b"".join([context, payload]) for payload in examples]
 
 
 def check_examples(examples: Sequence[bytes]) -> None:
@@ -79,9 +84,10 @@ def check_examples(examples: Sequence[bytes]) -> None:
 
 def classify_outputs(signature: Signature, define: Define) -> list[str]:
     """The outputs to ask for. Raises `InvalidArgument` for a signature that cannot classify."""
-    _check_input(signature, "classification", define)
+    _check_one_input(signature)
     if len(signature.outputs) not in (1, 2):
         raise InvalidArgument(f"Expected one or two output Tensors, found {len(signature.outputs)}")
+    _check_input_name(signature, "classification", define)
     names = [name for name in (CLASSES, SCORES) if name in signature.output_rules]
     if not names:
         raise InvalidArgument(
@@ -93,17 +99,21 @@ def classify_outputs(signature: Signature, define: Define) -> list[str]:
 
 def regress_outputs(signature: Signature, define: Define) -> list[str]:
     """The output to ask for. Raises `InvalidArgument` for a signature that cannot regress."""
-    _check_input(signature, "regression", define)
+    _check_one_input(signature)
+    if len(signature.outputs) != 1:
+        raise InvalidArgument("Expected one output Tensor.")
+    _check_input_name(signature, "regression", define)
     if OUTPUTS not in signature.output_rules:
         raise InvalidArgument(f"No regression outputs found in SignatureDef: {define()}")
     return [OUTPUTS]
 
 
-def _check_input(signature: Signature, kind: str, define: Define) -> None:
+def _check_one_input(signature: Signature) -> None:
     if len(signature.inputs) != 1:
         raise InvalidArgument("Expected one input Tensor.")
-    if kind == "regression" and len(signature.outputs) != 1:
-        raise InvalidArgument("Expected one output Tensor.")
+
+
+def _check_input_name(signature: Signature, kind: str, define: Define) -> None:
     if INPUTS not in signature.input_rules:
         raise InvalidArgument(f"No {kind} inputs found in SignatureDef: {define()}")
 

@@ -1,18 +1,21 @@
 """The quick reader of `:predict` bodies: plain and regular ones only. Pure functions.
 
 Strategy: the quick parsers find the numbers, and the text's own brackets prove that their lists are regular. The
-*skeleton* of a body is what is left of it when all bytes but brackets, braces, commas, colons, quotes and
-backslashes are dropped. That of regular tensors follows from their shapes, so it is made and compared: a ragged
-list, a key that is there twice, a string with one of those bytes in it all make a difference, and then the body is
-not read here.
+*skeleton* of a body is what is left of it when all bytes but brackets, braces, commas, colons and quotes are
+dropped. Without backslashes, which are not read here, it tells the body's structure, and that of regular tensors
+follows from their shapes. So it is made and compared: a ragged list, or a key that is there twice, makes a
+difference.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 
 from triglot.core.errors import ServingError
@@ -21,14 +24,17 @@ from triglot.core.tensor import DATATYPES, Array
 from triglot.core.types import InputTensor, TensorSpec
 from triglot.protocols.json_text import SIMD_FROM_BYTES, LargeArray, flatten, parse_large
 from triglot.protocols.tfserving.json_tensors import RULES, PredictBody, narrowed, to_array
+from triglot.protocols.tfserving.json_values import decode_base64
 from triglot.protocols.tfserving.tensor import MAX_DIMS
 
-_FLESH = bytes(set(range(256)) - set(b'[]{},:"\\'))
-_STRING = b'""'
+_FLESH = bytes(set(range(256)) - set(b'[]{},:"'))
+_BASE64_TEXT = b'{"":""}'
 
 
 def read_quickly(body: bytes, signature_of: Callable[[str], Signature]) -> PredictBody | None:
     """The request of a body; None for one that only the exact reader can judge."""
+    if b"\\" in body:
+        return None
     parsers: list[Callable[[bytes], Any]] = [orjson.loads]
     if len(body) >= SIMD_FROM_BYTES:
         parsers.insert(0, parse_large)
@@ -44,6 +50,21 @@ class _Irregular(ValueError):
     """Not for the quick reader."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    """An array whose lists are as long as the first ones; whether they all are is not known yet.
+
+    `texts` are the skeletons of its elements where they have any.
+    """
+
+    shape: tuple[int, ...]
+    data: Array
+    texts: list[bytes] | None = None
+
+    def tensor(self, spec: TensorSpec) -> InputTensor:
+        return InputTensor(spec.name, spec.datatype, self.shape, self.data)
+
+
 def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) -> PredictBody:
     """Raises `_Irregular`, and what the parsers raise for values that are no numbers."""
     if not isinstance(values, dict):
@@ -55,8 +76,7 @@ def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) ->
         raise _Irregular
     skeleton = body.translate(None, _FLESH)
     tensors, text = _Reader(len(skeleton), signature_of(name).inputs).read(values[key], row)
-    texts = {other: text if other == key else _scalar_text(value) for other, value in values.items()}
-    if _object_text(texts.values()) != skeleton:
+    if _object_text(values, {key: text}) != skeleton:
         raise _Irregular
     return PredictBody(name, row, tensors)
 
@@ -73,82 +93,110 @@ class _Reader:
 
     def read(self, value: Any, row: bool) -> tuple[list[InputTensor], bytes]:
         """The tensors under `instances` (`row`) or `inputs`, and their skeleton."""
-        if isinstance(value, dict) and not row:
+        if not row and _names_inputs(value):
             return self._named(value)
-        if isinstance(value, list) and value and isinstance(value[0], dict):
+        if row and isinstance(value, list) and value and _names_inputs(value[0]):
             return self._rows(value)
         if len(self._specs) != 1:
             raise _Irregular
-        tensor = _tensor(value, self._specs[0])
-        if row and (not tensor.shape or not tensor.shape[0]):
+        elements = _elements(value, self._specs[0].datatype)
+        if row and (not elements.shape or not elements.shape[0]):
             raise _Irregular
-        return [tensor], self._text(tensor.shape, tensor.datatype)
+        return [elements.tensor(self._specs[0])], self._texts(elements)[0]
 
     def _named(self, value: dict[str, Any]) -> tuple[list[InputTensor], bytes]:
-        tensors = [_tensor(value[spec.name], spec) for spec in self._specs if spec.name in value]
-        # An object with one string named b64 is a string.
-        if len(tensors) != len(self._specs) or set(value) == {"b64"}:
+        if not all(spec.name in value for spec in self._specs):
             raise _Irregular
-        texts = {tensor.name: self._text(tensor.shape, tensor.datatype) for tensor in tensors}
-        return tensors, _object_text(
-            texts[key] if key in texts else _scalar_text(item) for key, item in value.items()
-        )
+        columns = {spec.name: _elements(value[spec.name], spec.datatype) for spec in self._specs}
+        texts = {name: self._texts(elements)[0] for name, elements in columns.items()}
+        return [columns[spec.name].tensor(spec) for spec in self._specs], _object_text(value, texts)
 
     def _rows(self, rows: list[Any]) -> tuple[list[InputTensor], bytes]:
         keys = list(rows[0])
+        # Of objects with a member b64 some may be strings.
         if set(keys) != {spec.name for spec in self._specs} or keys == ["b64"]:
             raise _Irregular
         if any(type(row) is not dict or list(row) != keys for row in rows):
             raise _Irregular
-        tensors = [_tensor([row[spec.name] for row in rows], spec) for spec in self._specs]
-        texts = {tensor.name: self._text(tensor.shape[1:], tensor.datatype, times=len(rows)) for tensor in tensors}
-        return tensors, _list_text(_object_text(texts[key] for key in keys), len(rows))
+        columns = {spec.name: _elements([row[spec.name] for row in rows], spec.datatype) for spec in self._specs}
+        texts = zip(*[self._texts(columns[key], skip=1) for key in keys], strict=True)
+        heads = [_head(key) for key in keys]
+        items = [_members_text(heads, row) for row in texts]
+        return [columns[spec.name].tensor(spec) for spec in self._specs], _list_text(items)
 
-    def _text(self, shape: tuple[int, ...], datatype: str, times: int = 1) -> bytes:
-        """The skeleton of an array. `times` is how often the body has one."""
-        text = _STRING if datatype == "BYTES" else b""
-        length = len(text)
+    def _texts(self, elements: _Elements, skip: int = 0) -> list[bytes]:
+        """The skeletons of the arrays that lie in the first `skip` dims; of all of it for 0."""
+        arrays, shape = math.prod(elements.shape[:skip]), elements.shape[skip:]
+        length = 0
         for size in reversed(shape):
             length = 2 + size * length + max(size - 1, 0)
-        self._room -= length * times
+        self._room -= arrays * length + sum(map(len, elements.texts or ()))
         if self._room < 0:
             raise _Irregular
+        if elements.texts is None:
+            text = b""
+            for size in reversed(shape):
+                text = b"[" + (text + b",") * (size - 1) + (text if size else b"") + b"]"
+            return [text] * arrays
+        texts = elements.texts
         for size in reversed(shape):
-            text = _list_text(text, size)
-        return text
+            texts = [_list_text(texts[at : at + size]) for at in range(0, len(texts), size)]
+        return texts
 
 
-def _list_text(item: bytes, size: int) -> bytes:
-    return b"[" + (item + b",") * (size - 1) + (item if size else b"") + b"]"
+def _list_text(items: list[bytes]) -> bytes:
+    return b"[" + b",".join(items) + b"]"
 
 
-def _object_text(items: Iterable[bytes]) -> bytes:
-    return b"{" + b",".join([_STRING + b":" + item for item in items]) + b"}"
+def _object_text(values: Mapping[str, Any], texts: Mapping[str, bytes]) -> bytes:
+    """The skeleton of an object; `texts` has that of members with structure."""
+    items = [texts[key] if key in texts else _scalar_text(value) for key, value in values.items()]
+    return _members_text([_head(key) for key in values], items)
+
+
+def _members_text(heads: Iterable[bytes], texts: Iterable[bytes]) -> bytes:
+    return b"{" + b",".join(map(operator.add, heads, texts)) + b"}"
+
+
+def _head(key: str) -> bytes:
+    return _string_text(key) + b":"
 
 
 def _scalar_text(value: Any) -> bytes:
     if isinstance(value, dict | list | LargeArray):
         raise _Irregular
-    return _STRING if isinstance(value, str) else b""
+    return _string_text(value) if isinstance(value, str) else b""
 
 
-def _tensor(value: Any, spec: TensorSpec) -> InputTensor:
-    """The tensor of a value whose lists are as long as the first ones; whether they are all is not known yet."""
-    if spec.datatype not in RULES:
+def _string_text(text: str) -> bytes:
+    return b'"' + text.encode().translate(None, _FLESH) + b'"'
+
+
+def _is_base64(value: Any) -> bool:
+    return isinstance(value, dict) and list(value) == ["b64"] and isinstance(value["b64"], str)
+
+
+def _names_inputs(value: Any) -> bool:
+    return isinstance(value, dict) and not _is_base64(value)
+
+
+def _elements(value: Any, datatype: str) -> _Elements:
+    if datatype not in RULES:
         raise _Irregular
-    shape = _shape(value)
     if isinstance(value, LargeArray):
-        data = _large_elements(value, spec.datatype)
+        elements = _Elements(value.shape, _large_numbers(value, datatype))
+    elif isinstance(value, list) and value and isinstance(value[0], LargeArray):
+        elements = _stacked(value, datatype)
     else:
-        data = _elements(flatten(value) if isinstance(value, list) else [value], spec.datatype)
-    if len(shape) > MAX_DIMS or data.size != math.prod(shape):
+        values = flatten(value) if isinstance(value, list) else [value]
+        elements = _Elements(_shape(value), *_converted(values, datatype))
+    # Without elements no text would be left to prove the shape.
+    if len(elements.shape) > MAX_DIMS or elements.data.size != math.prod(elements.shape) or not elements.data.size:
         raise _Irregular
-    return InputTensor(spec.name, spec.datatype, shape, data)
+    return elements
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    if isinstance(value, LargeArray):
-        return value.shape
     dims: list[int] = []
     while isinstance(value, list):
         dims.append(len(value))
@@ -156,24 +204,39 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(dims)
 
 
-def _large_elements(value: LargeArray, datatype: str) -> Array:
+def _stacked(items: list[Any], datatype: str) -> _Elements:
+    shapes = {item.shape if isinstance(item, LargeArray) else None for item in items}
+    shape = shapes.pop()
+    if shapes or shape is None:
+        raise _Irregular
+    return _Elements((len(items), *shape), np.concatenate([_large_numbers(item, datatype) for item in items]))
+
+
+def _large_numbers(value: LargeArray, datatype: str) -> Array:
     kind = DATATYPES[datatype].dtype.kind
     if kind == "f":
         return narrowed(value.numbers("d"), datatype)
     if kind not in "iu":
         raise _Irregular
     numbers = value.numbers("u" if datatype == "UINT64" else "i")
-    rule = RULES[datatype]
-    if numbers.size and not rule.takes([int(numbers.min()), int(numbers.max())]):
+    if numbers.size and not RULES[datatype].takes([int(numbers.min()), int(numbers.max())]):
         raise _Irregular
     return narrowed(numbers, datatype)
 
 
-def _elements(values: list[Any], datatype: str) -> Array:
-    if datatype == "BYTES":
-        if not {str}.issuperset(map(type, values)):
+def _converted(values: list[Any], datatype: str) -> tuple[Array, list[bytes] | None]:
+    """The elements and, of strings, their skeletons."""
+    if datatype != "BYTES":
+        if not RULES[datatype].takes(values):
             raise _Irregular
-        values = [value.encode() for value in values]
-    elif not RULES[datatype].takes(values):
-        raise _Irregular
-    return to_array(values, datatype)
+        return to_array(values, datatype), None
+    elements = [_bytes_of(value) for value in values]
+    return to_array([element for element, _ in elements], datatype), [text for _, text in elements]
+
+
+def _bytes_of(value: Any) -> tuple[bytes, bytes]:
+    if isinstance(value, str):
+        return value.encode(), _string_text(value)
+    if _is_base64(value):
+        return decode_base64(value["b64"].encode()), _BASE64_TEXT
+    raise _Irregular

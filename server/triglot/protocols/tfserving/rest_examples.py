@@ -98,7 +98,7 @@ def _feature(name: str, contents: list[Value]) -> Feature:
     if kind == "float":
         return Feature(float_list=FloatList(value=to_array(values, "FP32").tolist()))
     if kind == "int64":
-        return Feature(int64_list=Int64List(value=values))
+        return Feature(int64_list=Int64List(value=map(int, values)))
     return Feature(bytes_list=BytesList(value=values)) if kind else Feature()
 
 

@@ -16,7 +16,7 @@ from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.signature import Signature
 from triglot.core.tensor import Array, bytes_elements, native
 from triglot.core.types import InputTensor, OutputTensor, TensorSpec
-from triglot.protocols.json_text import print_nested
+from triglot.protocols.json_text import print_array, print_nested
 from triglot.protocols.tfserving.json_numbers import decimal_texts
 from triglot.protocols.tfserving.json_parser import parse_object, signature_name_of
 from triglot.protocols.tfserving.json_printer import (
@@ -207,8 +207,6 @@ def _is_large(output: OutputTensor) -> bool:
 def _rows(output: OutputTensor, level: int) -> list[bytes]:
     """The text of each item of the first dim, on one line, at `level`."""
     array = output.array
-    if _is_large(output):
-        return [b"".join(print_nested(item)) for item in array]
     texts = _element_texts(output, level + array.ndim - 1)
     for depth in range(array.ndim - 1, 0, -1):
         texts = [print_line(items) for items in _lists(texts, array.shape, depth)]
@@ -244,6 +242,8 @@ def _element_texts(output: OutputTensor, level: int) -> list[bytes]:
         if output.name.endswith("_bytes"):
             return [print_object({"b64": _base64(element)}, level) for element in elements]
         return [quote(element) for element in elements]
+    if _is_large(output):
+        return b"".join(print_array(array))[1:-1].split(b",")
     flat = native(array).reshape(-1)
     if flat.dtype.kind == "f":
         return [text.encode() for text in decimal_texts(flat)]

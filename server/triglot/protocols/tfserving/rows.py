@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from triglot.core.errors import InvalidArgument, ServingError
+from triglot.core.errors import InvalidArgument
 from triglot.core.types import Call
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
 from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
@@ -27,7 +27,6 @@ PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"
 MAX_ERROR_BYTES = 1024
 TRUNCATED = "...TRUNCATED"
-T = TypeVar("T")
 
 
 def tfserving_services(
@@ -44,9 +43,9 @@ def tfserving_services(
     def row(name: str, decode: Any, run: Any, encode: Any, answer_size: Callable[[Any], int] = _small) -> Method:
         def call(request: Any, call: Call) -> Awaitable[Any]:
             model = request.spec.name if request.spec else ""
-            return counted(telemetry, "GRPC", name, model, _truncating(run, request, call))
+            return counted(telemetry, "GRPC", name, model, run(request, call))
 
-        return Method(name, Kind.UNARY, infer, decode, call, encode, answer_size)
+        return Method(name, Kind.UNARY, infer, decode, call, encode, answer_size, _truncated)
 
     encode_prediction = partial(_encode_prediction, tensor_content)
     return [
@@ -71,22 +70,19 @@ def tfserving_services(
 
 
 def _row(name: str, operation: Operation, decode: Callable[[bytes], Any], call: Any) -> Method:
-    return Method(name, Kind.UNARY, operation, decode, partial(_truncating, call), serialize)
+    return Method(name, Kind.UNARY, operation, decode, call, serialize, details=_truncated)
 
 
 def _small(_: Any) -> int:
     return 0
 
 
-async def _truncating(run: Callable[[Any, Call], Awaitable[T]], request: Any, call: Call) -> T:
-    """Over gRPC, an error's text has at most `MAX_ERROR_BYTES` (tfs 0.22)."""
-    try:
-        return await run(request, call)
-    except ServingError as error:
-        encoded = error.message.encode()
-        if len(encoded) > MAX_ERROR_BYTES:
-            error.message = encoded[:MAX_ERROR_BYTES].decode(errors="ignore") + TRUNCATED
-        raise
+def _truncated(text: str) -> str:
+    """As much of an error's text as TensorFlow Serving sends over gRPC (tfs 0.22)."""
+    encoded = text.encode()
+    if len(encoded) <= MAX_ERROR_BYTES:
+        return text
+    return encoded[:MAX_ERROR_BYTES].decode(errors="ignore") + TRUNCATED
 
 
 def _parse_small(request_class: Any, data: bytes) -> Any:

@@ -14,10 +14,11 @@ from triglot.core.errors import (
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import Call, InferenceRequest, InferenceResponse, InputTensor, OutputTensor
+from triglot.core.validation import InvalidRequest
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable
 from triglot.pb.tfserving import inference_pb2, model_pb2, signature_pb2
-from triglot.protocols.tfserving.checks import check_predict
+from triglot.protocols.tfserving.checks import check_datatypes, check_predict
 from triglot.protocols.tfserving.codec import (
     ModelSpec,
     PredictRequest,
@@ -81,8 +82,14 @@ class Predictions:
         signature = servable.signatures.get(name)
         if signature is None:
             raise FailedPrecondition(f'Serving signature key "{name}" not found.')
-        check_predict(request, signature, partial(define, servable, name))
-        response = await self._run(servable, name, request.inputs, request.output_filter, call)
+        if request.unreadable:
+            check_predict(request, signature, partial(define, servable, name))
+        try:
+            response = await self._run(servable, name, request.inputs, request.output_filter, call)
+        except InvalidRequest:
+            # What does not fit is looked for again in TensorFlow Serving's order, for its words.
+            check_predict(request, signature, partial(define, servable, name))
+            raise
         return Prediction(response, name)
 
     async def _run(
@@ -142,6 +149,7 @@ class Predictions:
         check_examples(request.examples)
         count = len(request.examples)
         examples = InputTensor(INPUTS, "BYTES", (count,), object_array(request.examples, (count,)))
+        check_datatypes([examples], signature)
         response = await self._run(servable, name, [examples], outputs, call)
         return spec_message(servable.name, servable.version, name), response.outputs
 

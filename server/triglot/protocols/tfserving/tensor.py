@@ -1,22 +1,25 @@
 """`tensorflow.TensorProto` ⇄ arrays (tfs 2.3). Pure functions.
 
 Strategy: `tensor_content` and packed floats are the array's own bytes, so they are cut from the message and laid
-under an array, and joined from one on the way out. Everything else goes through protobuf's own lists.
+under an array, and joined from one on the way out. Everything else goes through protobuf's own lists, but no
+message inside of a large one does before its size is known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from google.protobuf import descriptor_pb2, message_factory
+from google.protobuf.descriptor_pool import DescriptorPool
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import (
     DATATYPES,
     Array,
     Buffer,
-    byte_length,
     bytes_elements,
     element_count,
     is_addressable,
@@ -27,6 +30,7 @@ from triglot.core.tensor import (
 from triglot.core.types import InputTensor
 from triglot.pb.tfserving import tensor_pb2 as pb
 from triglot.protocols.wire import (
+    SHORT,
     MessageRules,
     TooManyFields,
     length_prefix,
@@ -37,13 +41,16 @@ from triglot.protocols.wire import (
 )
 
 MAX_FILLED_BYTES = 64 * 1024 * 1024
-"""The largest tensor that a few values are repeated to fill; one sent in full may be larger."""
+"""The most that the tensors of a request may take in which few values are repeated to fill the shape."""
 MAX_DIMS = 32
 """numpy's own limit."""
+MAX_SHAPE_BYTES = 32 * 1024
+"""So much is read of a shape, names of dims included; in objects it is twenty times as large."""
 FEW_FIELDS = 64
 """A tensor with more fields than this has its elements one by one, and nothing to cut."""
 TENSOR_CONTENT, FLOAT_VAL, DOUBLE_VAL = 4, 5, 6
-_CUT = MessageRules(cut=frozenset({TENSOR_CONTENT, FLOAT_VAL, DOUBLE_VAL}))
+_ITEMSIZE = {TENSOR_CONTENT: 1, FLOAT_VAL: 4, DOUBLE_VAL: 8}
+_CUT = MessageRules(cut=frozenset(_ITEMSIZE))
 
 TYPES: dict[str, pb.DataType] = {
     "BOOL": pb.DT_BOOL,
@@ -63,7 +70,9 @@ TYPES: dict[str, pb.DataType] = {
     "COMPLEX128": pb.DT_COMPLEX128,
     "BYTES": pb.DT_STRING,
 }
-DATATYPE_OF = {number: name for name, number in TYPES.items()}
+# What `InputTensor.datatype` says, TensorFlow's own names where we have none; there are no tensors of references.
+_NAMES = {number: name for name, number in pb.DataType.items() if 0 < number < pb.DT_FLOAT_REF}
+_NAMES |= {number: name for name, number in TYPES.items()}
 
 _TYPED_FIELD = {
     "BOOL": "bool_val",
@@ -110,60 +119,92 @@ def type_name(datatype: str) -> str:
     return (datatype if number is None else pb.DataType.Name(number)).removeprefix("DT_").lower()
 
 
-def decode_tensor(name: str, data: bytes | memoryview) -> InputTensor:
+def _values_class() -> Any:
+    """TensorProto as far as it is read: its shape as bytes, and without handles and variants.
+
+    A message in two bytes becomes one of hundreds, and there may be millions of them.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name="tensor_values.proto", package="tensorflow", syntax="proto3")
+    values = file.message_type.add()
+    pb.TensorProto.DESCRIPTOR.CopyToProto(values)
+    for field in list(values.field):
+        if field.name in ("resource_handle_val", "variant_val"):
+            values.field.remove(field)
+        elif field.type_name:
+            shape = field.name == "tensor_shape"
+            field.type = field.TYPE_BYTES if shape else field.TYPE_INT32
+            field.label = field.LABEL_REPEATED if shape else field.LABEL_OPTIONAL
+            field.ClearField("type_name")
+    pool = DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.TensorProto"))
+
+
+TensorValues = _values_class()
+
+
+def decode_tensor(name: str, data: bytes | memoryview, most_filled: int = MAX_FILLED_BYTES) -> InputTensor:
     """The tensor of a serialized TensorProto; its content, or packed floats, is a view of `data`.
 
-    Raises `BadTensor`.
+    Raises `BadTensor`, and `InvalidArgument` when the bytes are no message.
     """
+    cuts: list[tuple[int, memoryview]] = []
     try:
         rest, cuts = scan(data, _CUT, FEW_FIELDS)
     except TooManyFields:
-        return read_tensor(name, _parse(bytes(data)))
-    except InvalidArgument as error:
-        raise BadTensor(error.message) from None
-    message = _parse(rest)
+        rest = bytes(data)
+    for number, payload in cuts:
+        if len(payload) % _ITEMSIZE[number]:
+            raise InvalidArgument(
+                "the request is not a valid tensorflow.TensorProto: packed numbers are cut short"
+            )
+    message = parse(TensorValues, rest)
+    shape = _read_shape(message.tensor_shape)
     contents = [payload for number, payload in cuts if number == TENSOR_CONTENT]
-    if contents and len(contents[-1]):
-        return _tensor(name, message, contents[-1])
-    packed = [payload for number, payload in cuts if number == _PACKED_CUT.get(_datatype(message))]
-    if packed and not (message.float_val or message.double_val):
-        whole = packed[0] if len(packed) == 1 else b"".join(packed)
-        return _tensor(name, message, None, whole)
-    return read_tensor(name, _parse(bytes(data))) if packed else _tensor(name, message, None)
+    content = contents[-1] if contents else message.tensor_content
+    packed = [payload for number, payload in cuts if number == _PACKED_CUT.get(_NAMES.get(message.dtype, ""))]
+    if packed and (message.float_val or message.double_val):
+        # Only protobuf knows in which order they come.
+        packed, message = [], parse(TensorValues, bytes(data))
+    whole = packed[0] if len(packed) == 1 else b"".join(packed) if packed else None
+    return _tensor(name, message, shape, content, most_filled, whole)
 
 
-def _parse(data: bytes) -> pb.TensorProto:
-    try:
-        message: pb.TensorProto = parse(pb.TensorProto, data)
-    except InvalidArgument as error:
-        raise BadTensor(error.message) from None
-    return message
+def _read_shape(pieces: Sequence[bytes]) -> pb.TensorShapeProto:
+    if sum(map(len, pieces)) > MAX_SHAPE_BYTES:
+        raise BadTensor("too many dims")
+    if len(pieces) > 1:
+        # Each is a message by itself, and not only all together.
+        for piece in filter(None, pieces):
+            parse(pb.TensorShapeProto, piece)
+    shape: pb.TensorShapeProto = parse(pb.TensorShapeProto, b"".join(pieces))
+    return shape
 
 
-def read_tensor(name: str, message: pb.TensorProto) -> InputTensor:
+def read_tensor(name: str, message: pb.TensorProto, most_filled: int = MAX_FILLED_BYTES) -> InputTensor:
     """The tensor of a parsed TensorProto. Raises `BadTensor`."""
-    return _tensor(name, message, message.tensor_content or None)
-
-
-def _datatype(message: pb.TensorProto) -> str:
-    """Our name of the message's type; TensorFlow's own for one that we cannot hold."""
-    number = message.dtype
-    if number in DATATYPE_OF:
-        return DATATYPE_OF[number]
-    try:
-        return pb.DataType.Name(number)
-    except ValueError:
-        return f"DT_{number}"
+    return _tensor(name, message, message.tensor_shape, message.tensor_content, most_filled)
 
 
 def _tensor(
-    name: str, message: pb.TensorProto, content: Buffer | None, packed: Buffer | None = None
+    name: str,
+    message: Any,
+    shape_message: pb.TensorShapeProto,
+    content: Buffer,
+    most_filled: int,
+    packed: Buffer | None = None,
 ) -> InputTensor:
-    """`content` is what `tensor_content` holds, `packed` what the type's packed field does, if not the message."""
-    datatype = _datatype(message)
-    shape = () if message.tensor_shape.unknown_rank else tuple([dim.size for dim in message.tensor_shape.dim])
-    if message.dtype == pb.DT_INVALID or len(shape) > MAX_DIMS or any(dim < 0 for dim in shape):
-        raise BadTensor("no type, a negative dim, or too many dims")
+    """`message` has the values, `content` what `tensor_content` holds.
+
+    `packed` is what the type's packed field holds, if that is not in the message.
+    """
+    datatype = _NAMES.get(message.dtype)
+    if datatype is None or len(shape_message.dim) > MAX_DIMS:
+        raise BadTensor("no type, or too many dims")
+    # `unknown_rank` means nothing in a tensor: without dims it is a scalar anyway.
+    shape = tuple([dim.size for dim in shape_message.dim])
+    if any(dim < 0 for dim in shape):
+        raise BadTensor("a negative dim")
     if datatype not in DATATYPES:
         return InputTensor(name, datatype, shape, b"")
     dtype = DATATYPES[datatype].dtype
@@ -173,14 +214,13 @@ def _tensor(
     data: Buffer | Array
     if not count:
         data = np.empty(0, dtype)
-    elif content is not None:
+    elif len(content):
         data = _content(content, datatype, count)
     elif packed is not None and len(packed) == count * dtype.itemsize:
         data = packed
-    elif packed is not None:
-        data = _filled(np.frombuffer(packed[: len(packed) // dtype.itemsize * dtype.itemsize], dtype), count)
     else:
-        data = _filled(_typed_values(message, datatype), count)
+        values = _typed_values(message, datatype) if packed is None else np.frombuffer(packed, dtype)
+        data = _filled(values, count, most_filled)
     return InputTensor(name, datatype, shape, data)
 
 
@@ -203,7 +243,7 @@ def _string_elements(content: Buffer, count: int) -> list[bytes]:
     end = 0
     try:
         for _ in range(count):
-            length, at = read_varint(view, at, len(view))
+            length, at = read_varint(view, at, len(view), SHORT)
             end += length
             ends.append(end)
     except InvalidArgument as error:
@@ -214,7 +254,7 @@ def _string_elements(content: Buffer, count: int) -> list[bytes]:
     return [data[start:stop] for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _typed_values(message: pb.TensorProto, datatype: str) -> Array:
+def _typed_values(message: Any, datatype: str) -> Array:
     """What the type's own field holds; values in other fields are not looked at."""
     field = _TYPED_FIELD[datatype]
     values: Any = getattr(message, field)
@@ -230,33 +270,37 @@ def _typed_values(message: pb.TensorProto, datatype: str) -> Array:
     return array.astype(dtype, copy=False)
 
 
-def _filled(values: Array, count: int) -> Array:
+def _filled(values: Array, count: int, most_bytes: int) -> Array:
     """`count` elements: surplus ones are dropped, and the last one, or zero, is repeated for missing ones."""
     if values.size >= count:
         return values[:count]
-    if count * max(values.dtype.itemsize, 1) > MAX_FILLED_BYTES:
+    if count * values.dtype.itemsize > most_bytes:
         raise BadTensor(f"{values.size} values would be repeated to fill {count}")
-    last = values[-1] if values.size else b"" if values.dtype.hasobject else values.dtype.type(0)
-    filled: Array = np.full(count, last, values.dtype)
+    filled: Array = np.empty(count, values.dtype)
     filled[: values.size] = values
+    filled[values.size :] = values[-1] if values.size else b"" if values.dtype.hasobject else 0
     return filled
 
 
-def tensor_pieces(array: Array, datatype: str, *, as_content: bool = False) -> list[Any]:
-    """A serialized TensorProto in pieces to join: in the typed field, or in `tensor_content` where that exists.
+def memory_field(datatype: str, *, as_content: bool) -> int | None:
+    """The field that holds an array's memory as it is; None where each element is encoded by itself.
 
-    Clients cannot read strings from `tensor_content` (tfs 2.3).
+    `as_content` asks for `tensor_content`. Clients cannot read strings from there (tfs 2.3).
     """
+    return TENSOR_CONTENT if as_content and datatype != "BYTES" else _JOINED.get(datatype)
+
+
+@lru_cache(maxsize=1024)
+def memory_head(datatype: str, shape: tuple[int, ...], field: int) -> bytes:
+    """What stands before the memory of a tensor in its serialized TensorProto."""
+    size = element_count(shape) * DATATYPES[datatype].itemsize
+    return _head(datatype, shape) + (length_prefix(field, size) if size else b"")
+
+
+def encode_elements(array: Array, datatype: str) -> bytes:
+    """A serialized TensorProto with the elements one by one in the typed field."""
     head = _head(datatype, array.shape)
-    if not array.size:
-        return [head]
-    if as_content and datatype != "BYTES":
-        buffer = raw_buffer(array)
-        return [head, length_prefix(TENSOR_CONTENT, byte_length(buffer)), buffer]
-    if datatype in _JOINED:
-        buffer = native(array)
-        return [head, length_prefix(_JOINED[datatype], byte_length(buffer)), buffer]
-    return [head, serialize(_typed(array, datatype))]
+    return head + serialize(_typed(array, datatype)) if array.size else head
 
 
 def _typed(array: Array, datatype: str) -> pb.TensorProto:
@@ -272,8 +316,16 @@ def _typed(array: Array, datatype: str) -> pb.TensorProto:
     return message
 
 
+def tensor_pieces(array: Array, datatype: str, *, as_content: bool = False) -> list[Any]:
+    """A serialized TensorProto in pieces to join; the array's memory is one of them where that is possible."""
+    field = memory_field(datatype, as_content=as_content)
+    if field is None:
+        return [encode_elements(array, datatype)]
+    return [memory_head(datatype, array.shape, field), raw_buffer(array)]
+
+
 def tensor_message(array: Array, datatype: str) -> pb.TensorProto:
-    """The TensorProto of an array."""
+    """The TensorProto of an array, with the typed field."""
     return pb.TensorProto.FromString(b"".join(tensor_pieces(array, datatype)))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,58 +13,11 @@ from triglot.pb.tfserving import inference_pb2, prediction_log_pb2
 from triglot.protocols.tfserving.codec import decode_predict
 from triglot.protocols.tfserving.inference import decode_examples, decode_multi
 from triglot.protocols.tfserving.service import Predictions
+from triglot.protocols.tfserving.tfrecord import DamagedRecords, read_records
 from triglot.protocols.wire import parse, serialize
 
 WARM_UP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 MAX_RECORDS = 1000
-_HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
-_CASTAGNOLI = 0x82F63B78
-_MASK_DELTA = 0xA282EAD8
-
-
-class DamagedRecords(ValueError):
-    """The bytes are not in TFRecord format."""
-
-
-def _table() -> list[int]:
-    table = []
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = value >> 1 ^ (_CASTAGNOLI if value & 1 else 0)
-        table.append(value)
-    return table
-
-
-_TABLE = _table()
-
-
-def masked_crc32c(data: bytes) -> int:
-    """The checksum of TFRecord: CRC32C, rotated and shifted so that checksums of checksums are none."""
-    value = 0xFFFFFFFF
-    for byte in data:
-        value = value >> 8 ^ _TABLE[(value ^ byte) & 0xFF]
-    value ^= 0xFFFFFFFF
-    return ((value >> 15 | value << 17) + _MASK_DELTA) & 0xFFFFFFFF
-
-
-def read_records(data: bytes) -> Iterator[bytes]:
-    """The records of a TFRecord file. Raises `DamagedRecords`."""
-    at = 0
-    while at < len(data):
-        if len(data) - at < _HEADER.size:
-            raise DamagedRecords(f"truncated record at {at}")
-        length, checksum = _HEADER.unpack_from(data, at)
-        if masked_crc32c(data[at : at + 8]) != checksum:
-            raise DamagedRecords(f"corrupted record at {at}")
-        start = at + _HEADER.size
-        at = start + length + _CHECKSUM.size
-        if at > len(data):
-            raise DamagedRecords(f"truncated record at {start}")
-        record = data[start : start + length]
-        if masked_crc32c(record) != _CHECKSUM.unpack_from(data, start + length)[0]:
-            raise DamagedRecords(f"corrupted record at {start}")
-        yield record
 
 
 def read_warm_up(folder: Path) -> list[prediction_log_pb2.PredictionLog]:
