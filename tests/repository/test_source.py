@@ -7,8 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from triglot.core.errors import ModelLoadError
-from triglot.repository.source import ModelFiles, find_models
+from triglot.repository.settings import ALL, ModelSettings, VersionPolicy
+from triglot.repository.source import (
+    BACKEND_OF_FILE,
+    BACKEND_OF_SUFFIX,
+    ModelFiles,
+    Root,
+    find_models,
+    stamp_of,
+    version_of,
+)
+
+NAMES = "predictor.toml, model.py, model.onnx, saved_model.pb, model.joblib, model.pkl, model.bst, model.ubj"
+NAMES += ", model.json"
+FILES = f"{{{NAMES}}}"
 
 
 def put(*files: Path) -> None:
@@ -18,17 +30,19 @@ def put(*files: Path) -> None:
         file.touch()
 
 
-def found(*paths: Path) -> dict[str, list[tuple[int, str, Path]]]:
+def found(*roots: Root) -> dict[str, list[tuple[int, str, Path]]]:
+    """What is there, and nothing is wrong."""
+    there = find_models(roots)
+    assert not there.problems
     return {
         name: [(files.version, files.backend, files.file) for files in versions]
-        for name, versions in find_models(paths).items()
+        for name, versions in there.models.items()
     }
 
 
-def error_of(*paths: Path) -> str:
-    with pytest.raises(ModelLoadError) as caught:
-        find_models(paths)
-    return str(caught.value)
+def error_of(*roots: Root) -> str:
+    """The first of what is wrong."""
+    return str(next(iter(find_models(roots).problems.values())))
 
 
 # --- the kinds of paths ---
@@ -46,10 +60,10 @@ def test_a_repository_folder(tmp_path: Path) -> None:
         "a": [(1, "onnx", files["a"])],
         "b": [(1, "python", files["b"])],
     }
-    assert list(find_models([tmp_path])) == ["C-1_x.y", "a", "b"]
+    assert list(found(tmp_path)) == ["C-1_x.y", "a", "b"]
 
 
-@pytest.mark.parametrize(("file", "backend"), [("model.py", "python"), ("model.onnx", "onnx")])
+@pytest.mark.parametrize(("file", "backend"), BACKEND_OF_FILE.items())
 def test_a_model_folder(tmp_path: Path, file: str, backend: str) -> None:
     folder = tmp_path / "mine"
     put(folder / file)
@@ -70,11 +84,35 @@ def test_a_model_folder_with_versions(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("file", "backend"), [("resnet.onnx", "onnx"), ("my_model.py", "python")])
-def test_a_model_file_of_another_name(tmp_path: Path, file: str, backend: str) -> None:
-    put(tmp_path / file)
-    name = file.partition(".")[0]
-    assert found(tmp_path / file) == {name: [(1, backend, tmp_path / file)]}
+@pytest.mark.parametrize(("suffix", "backend"), BACKEND_OF_SUFFIX.items())
+def test_a_model_file_of_another_name(tmp_path: Path, suffix: str, backend: str) -> None:
+    file = tmp_path / f"mine{suffix}"
+    put(file)
+    assert found(file) == {"mine": [(1, backend, file)]}
+
+
+@pytest.mark.parametrize(
+    ("files", "backend"),
+    [
+        (("model.py", "model.onnx"), "python"),
+        (("predictor.toml", "model.py", "model.joblib"), "predictor"),
+        (("model.json", "model.bst", "model.joblib"), "sklearn"),
+        (("model.json", "saved_model.pb"), "tensorflow"),
+        (("model.json", "notes.json"), "xgboost"),
+    ],
+)
+def test_of_several_files_the_first_of_the_table_counts(
+    tmp_path: Path, files: tuple[str, ...], backend: str
+) -> None:
+    put(*(tmp_path / "mine" / file for file in files))
+    assert [one for _, one, _ in found(tmp_path)["mine"]] == [backend]
+
+
+def test_a_saved_model_under_its_version(tmp_path: Path) -> None:
+    file = tmp_path / "half_plus_two" / "00000123" / "saved_model.pb"
+    put(file)
+    for path in (tmp_path, file.parent.parent, file):
+        assert found(path) == {"half_plus_two": [(123, "tensorflow", file)]}
 
 
 def test_several_paths_are_one_repository(tmp_path: Path) -> None:
@@ -106,7 +144,7 @@ def test_the_text_of_a_version() -> None:
 # --- what is passed over ---
 
 
-@pytest.mark.parametrize("ignored", ["0", "01", "-1", "v1", "1.0", "latest", "１", "", "9" * 20])
+@pytest.mark.parametrize("ignored", ["-1", "+1", "v1", "1.0", "latest", "１", "", "9" * 20])
 def test_folders_that_are_no_versions(tmp_path: Path, ignored: str) -> None:
     folder = tmp_path / "mine"
     put(folder / "2" / "model.py")
@@ -118,6 +156,24 @@ def test_folders_that_are_no_versions(tmp_path: Path, ignored: str) -> None:
 def test_a_version_folder_without_a_model(tmp_path: Path) -> None:
     put(tmp_path / "mine" / "1" / "model.py", tmp_path / "mine" / "2" / "weights.bin", tmp_path / "mine" / "3")
     assert [version for version, _, _ in found(tmp_path)["mine"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("0", 0), ("1", 1), ("00000123", 123), (str(2**63 - 1), 2**63 - 1), (str(2**63), None), ("1e3", None)],
+)
+def test_the_version_of_a_folder(name: str, version: int | None) -> None:
+    assert version_of(name) == version
+
+
+def test_two_spellings_of_one_version(tmp_path: Path) -> None:
+    put(*(tmp_path / "mine" / spelling / "model.py" for spelling in ("007", "7", "07", "8")))
+    there = find_models([tmp_path])
+    assert [files.file.parent.name for files in there.models["mine"]] == ["7", "8"]
+    left_out = [tmp_path / "mine" / spelling for spelling in ("07", "007")]
+    assert there.warnings == [
+        f"{folder} is left out: {tmp_path / 'mine' / '7'} is version 7, too" for folder in left_out
+    ]
 
 
 def test_hidden_folders_plain_files_and_folders_without_models(tmp_path: Path) -> None:
@@ -145,14 +201,17 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     put(tmp_path / "model.pt")
-    assert error_of(tmp_path / "model.pt") == f"{tmp_path / 'model.pt'}: expected a folder, a .py or an .onnx file"
+    assert error_of(tmp_path / "model.pt") == (
+        f"{tmp_path / 'model.pt'}: expected a folder, one of {NAMES}, or NAME with one of .py, .onnx, "
+        ".joblib, .pkl, .bst, .ubj"
+    )
 
 
 @pytest.mark.parametrize("file", ["", "notes.txt", "1/weights.bin"])
 def test_a_folder_without_models(tmp_path: Path, file: str) -> None:
     if file:
         put(tmp_path / file)
-    assert error_of(tmp_path) == f"{tmp_path}: no models here; expected NAME/[VERSION/]{{model.py, model.onnx}}"
+    assert error_of(tmp_path) == f"{tmp_path}: no models here; expected NAME/[VERSION/]{FILES}"
 
 
 @pytest.mark.parametrize("name", ["two words", "a:b", "ä", "a%20b", "a,b", "x" * 129])
@@ -177,3 +236,109 @@ def test_one_name_in_two_places(tmp_path: Path) -> None:
     assert error_of(tmp_path / "one", tmp_path / "other") == expected
     assert error_of(one, tmp_path / "other") == expected
     assert "'same' appears in two or more" in error_of(tmp_path / "one", tmp_path / "one")
+
+
+@pytest.mark.parametrize("bad", [("two words/model.py",), ("both/model.py", "both/1/model.py")])
+def test_one_wrong_model_leaves_the_others(tmp_path: Path, bad: tuple[str, ...]) -> None:
+    put(tmp_path / "a" / "model.py", tmp_path / "z" / "model.py")
+    put(*(tmp_path / "r" / file for file in bad))
+    there = find_models([tmp_path / "a", tmp_path / "r", tmp_path / "z", tmp_path / "gone"])
+    assert list(there.models) == ["a", "z"]
+    assert str(tmp_path / "gone") in there.problems
+    assert any(problem.startswith(str(tmp_path / "r")) for problem in there.problems)
+
+
+# --- what a configuration says of a model ---
+
+
+def test_the_versions_below_a_base_path(tmp_path: Path) -> None:
+    put(*(tmp_path / version / "saved_model.pb" for version in ("00000123", "7", "0", "notes", "-3")))
+    put(tmp_path / "8" / "half.txt", tmp_path / "9", tmp_path / "model.json")
+    assert found(ModelSettings("mine", tmp_path, ALL)) == {
+        "mine": [
+            (0, "tensorflow", tmp_path / "0" / "saved_model.pb"),
+            (7, "tensorflow", tmp_path / "7" / "saved_model.pb"),
+            (123, "tensorflow", tmp_path / "00000123" / "saved_model.pb"),
+        ]
+    }
+
+
+def test_one_base_path_for_two_models(tmp_path: Path) -> None:
+    put(tmp_path / "1" / "model.py")
+    both = found(ModelSettings("a", tmp_path), ModelSettings("b", tmp_path))
+    assert both == {name: [(1, "python", tmp_path / "1" / "model.py")] for name in ("a", "b")}
+
+
+def test_a_base_path_that_is_not_there(tmp_path: Path) -> None:
+    put(tmp_path / "good" / "1" / "model.py")
+    there = find_models([ModelSettings("bad", tmp_path / "bad"), ModelSettings("good", tmp_path / "good")])
+    assert list(there.models) == ["good"]
+    assert {name: str(error) for name, error in there.problems.items()} == {
+        "bad": f"Could not find base path {tmp_path / 'bad'} for servable bad"
+    }
+
+
+@pytest.mark.parametrize("version", ["", "1"])
+def test_a_base_path_without_versions(tmp_path: Path, version: str) -> None:
+    put(tmp_path / version / "notes.txt")
+    text = f"No versions of servable mine found under base path {tmp_path}, expected VERSION/{FILES}"
+    assert error_of(ModelSettings("mine", tmp_path)) == text
+
+
+def test_specific_versions_that_are_missing(tmp_path: Path) -> None:
+    put(tmp_path / "1" / "model.py", tmp_path / "2" / "model.py")
+    there = find_models([ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset({3, 2, 9})))])
+    assert there.warnings == [
+        f"mine version {version} is wanted, but not found in {tmp_path}" for version in (3, 9)
+    ]
+    assert not there.problems
+    missing = ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset({3})))
+    assert error_of(missing).startswith("No versions of servable mine found")
+
+
+# --- whether files have changed ---
+
+
+def write(file: Path, text: str, seconds: int) -> None:
+    """A file that was written at that time."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    os.utime(file, (seconds, seconds))
+
+
+def test_the_stamp_of_a_version(tmp_path: Path) -> None:
+    file = tmp_path / "1" / "saved_model.pb"
+    stamps = [stamp_of(file)]
+    for change in (
+        lambda: write(file, "graph", 1),
+        lambda: write(file, "longer graph", 1),
+        lambda: write(file, "longer graph", 2),
+        lambda: write(tmp_path / "1" / "variables" / ".index.part", "", 2),
+        lambda: (tmp_path / "1" / "variables" / ".index.part").rename(tmp_path / "1" / "variables" / "index"),
+        lambda: write(tmp_path / "1" / "variables" / "index", "weights", 2),
+        (tmp_path / "1" / "assets").mkdir,
+        lambda: (tmp_path / "1" / "nowhere").symlink_to(tmp_path / "gone"),
+    ):
+        change()
+        stamps.append(stamp_of(file))
+        assert stamp_of(file) == stamps[-1]
+    assert len(set(stamps)) == len(stamps)
+
+
+def test_what_does_not_change_the_stamp(tmp_path: Path) -> None:
+    file = tmp_path / "1" / "model.py"
+    write(file, "", 1)
+    stamp = stamp_of(file)
+    write(tmp_path / "1" / "__pycache__" / "model.pyc", "", 2)
+    write(tmp_path / "2" / "model.py", "", 2)
+    assert stamp_of(file) == stamp
+
+
+def test_the_stamp_of_a_file_on_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "resnet.onnx"
+    write(file, "", 1)
+    stamp = stamp_of(file)
+    write(tmp_path / "other.onnx", "", 2)
+    assert stamp_of(file) == stamp
+    write(file, "more", 1)
+    assert stamp_of(file) != stamp

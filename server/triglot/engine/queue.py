@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from triglot.core.errors import QueueFull
+from triglot.core.errors import QueueFull, Unavailable
 
 T = TypeVar("T")
 
@@ -38,7 +38,9 @@ class WorkQueue(Generic[T]):
         return len(self._waiting)
 
     def put(self, work: T) -> None:
-        """Append `work` and have a parked thread called. Raises `QueueFull`."""
+        """Append `work` and have a parked thread called. Raises `QueueFull`, and `Unavailable` once closed."""
+        if self._closed:
+            raise Unavailable("the model was unloaded")
         if len(self._waiting) >= self.limit:
             raise QueueFull(
                 f"Exceeds maximum queue size: {self.limit} requests wait", retry_after=RETRY_AFTER_SECONDS

@@ -91,6 +91,7 @@ class Servable:
             for number in range(0 if self._on_loop else model.instances)
         ]
         self._leases = 0
+        self._drained: asyncio.Event | None = None
 
     def __str__(self) -> str:
         return f"model '{self.name}' version {self.version}"
@@ -112,6 +113,14 @@ class Servable:
 
     def __exit__(self, *_: object) -> None:
         self._leases -= 1
+        if self._drained is not None and not self._leases:
+            self._drained.set()
+
+    async def drained(self) -> None:
+        """Wait until no call holds this version; nobody takes a lease any more."""
+        self._drained = asyncio.Event()
+        if self._leases:
+            await self._drained.wait()
 
     async def infer(self, inputs: Inputs, call: Call) -> Any:
         """What the model answers.

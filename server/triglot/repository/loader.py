@@ -1,0 +1,60 @@
+"""From a version's files to a servable that is ready for calls."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from triglot.core.errors import ModelLoadError, ServingError
+from triglot.core.model import Model
+from triglot.engine.servable import Servable
+from triglot.repository.source import ModelFiles
+from triglot.repository.thread import in_thread
+
+Load = Callable[[str, Path], Model]
+"""Makes a loaded model of (backend, file); blocks."""
+Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
+"""Runs on a version before it takes calls; what it raises keeps the version from serving."""
+
+
+class Loader:
+    """Loads, checks and warms; what comes half the way is closed again."""
+
+    def __init__(self, load: Load, warm: Warm | None, max_queue_size: int) -> None:
+        self._load = load
+        self._warm = warm
+        self._max_queue_size = max_queue_size
+
+    async def open(self, files: ModelFiles) -> Servable:
+        """Raises `ModelLoadError` for whatever the model's code raises. If cancelled, closes what comes later."""
+        model = await in_thread(partial(self._load_model, files), late=_close)
+        try:
+            servable = Servable(files.name, files.version, model, max_queue_size=self._max_queue_size)
+        except Exception as error:  # What a user's class declares can be anything.
+            await in_thread(partial(_close, model))
+            raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
+        try:
+            if self._warm is not None:
+                await self._warm(servable, files)
+        except BaseException as error:
+            await servable.close()
+            if isinstance(error, ModelLoadError) or not isinstance(error, Exception):
+                raise
+            text = error.message if isinstance(error, ServingError) else f"{type(error).__name__}: {error}"
+            raise ModelLoadError(text) from error
+        return servable
+
+    def _load_model(self, files: ModelFiles) -> Model:
+        try:
+            return self._load(files.backend, files.file)
+        except ModelLoadError:
+            raise
+        except BaseException as error:  # SystemExit too: it would end the server.
+            raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
+
+
+def _close(model: Model) -> None:
+    with suppress(Exception):
+        model.close()

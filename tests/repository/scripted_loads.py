@@ -1,0 +1,143 @@
+"""Loads that the test drives: real folders on disk, and models whose loading, running and closing it sees."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from triglot import Call, Model, ModelLoadError, TensorSpec
+from triglot.engine.servable import Servable
+from triglot.repository.manager import Manager, State
+
+SECONDS = 20
+"""How long anything may take; only a test that fails waits so long."""
+
+
+class Numbered(Model):
+    """Answers its version; fails when it is called after its end."""
+
+    inputs = [TensorSpec("x", "INT32", [1])]
+    outputs = [TensorSpec("y", "INT32", [1])]
+    instances = 2
+
+    def __init__(self, version: int, gate: threading.Event, closed: Callable[[], object]) -> None:
+        self.version = version
+        self.gate = gate
+        self.closed = closed
+        self.ended = False
+
+    def answer(self) -> dict[str, Any]:
+        assert self.gate.wait(SECONDS)
+        assert not self.ended, "called after close()"
+        return {"y": np.array([self.version], np.int32)}
+
+    def close(self) -> None:
+        self.ended = True
+        self.closed()
+
+
+class Blocking(Numbered):
+    """On threads."""
+
+    def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return self.answer()
+
+
+class OnLoop(Numbered):
+    """In several turns of the event loop."""
+
+    async def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return self.answer()
+
+
+class Loads:
+    """`load` for a manager, of models of a kind. A version is called as its folders are: "m/1".
+
+    A file's text is the error that loading it ends with. `hold` keeps a version from being loaded, or from
+    answering, until its gate is opened.
+    """
+
+    def __init__(self, kind: type[Numbered] = Blocking) -> None:
+        self._kind = kind
+        self.begun: list[str] = []
+        self.closed: Counter[str] = Counter()
+        self._gates: defaultdict[str, threading.Event] = defaultdict(_open_gate)
+
+    def __call__(self, backend: str, file: Path) -> Model:
+        name = f"{file.parent.parent.name}/{file.parent.name}"
+        self.begun.append(name)
+        assert self._gates[f"load {name}"].wait(SECONDS)
+        if text := file.read_text():
+            raise ModelLoadError(text)
+        return self._kind(int(file.parent.name), self._gates[f"infer {name}"], lambda: self.closed.update([name]))
+
+    def hold(self, what: str) -> threading.Event:
+        """The gate of "load m/1" or "infer m/1", closed."""
+        self._gates[what].clear()
+        return self._gates[what]
+
+    def open_all(self) -> None:
+        """Let everything go on."""
+        for gate in self._gates.values():
+            gate.set()
+
+
+def _open_gate() -> threading.Event:
+    gate = threading.Event()
+    gate.set()
+    return gate
+
+
+def put(folder: Path, text: str = "") -> None:
+    """A version's folder; with a text, it cannot be loaded, and this is why."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.py").write_text(text)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread or task is about to bring about."""
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 - nobody sets an event of the test's
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def managing(*roots: Any, load: Loads, **options: Any) -> AsyncIterator[Manager]:
+    """A manager that has loaded what it could."""
+    manager = Manager(roots, load, **{"max_queue_size": 100} | options)
+    try:
+        await manager.load_all()
+        yield manager
+    finally:
+        load.open_all()
+        await manager.close()
+
+
+def states(manager: Manager, name: str) -> dict[int, str]:
+    """The state of every version that ever was, highest first; of one that failed, why."""
+    return {
+        one.files.version: one.error.message if one.error and one.state is State.UNAVAILABLE else one.state.name
+        for one in manager.statuses(name)
+    }
+
+
+async def ask(servable: Servable) -> int:
+    """The version that answers."""
+    with servable:
+        answer = await servable.infer({"x": np.array([0], np.int32)}, Call())
+        return int(answer["y"][0])
+
+
+async def look_twice(manager: Manager) -> None:
+    """What is new is whole when it is seen twice."""
+    await manager.refresh()
+    await manager.refresh()

@@ -1,0 +1,392 @@
+"""The whole list of models replaced at run time: what is checked, what is waited for, what stays as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from scripted_loads import Loads, ask, look_twice, managing, put, states, until
+
+from triglot.core.errors import Code, FailedPrecondition, InvalidArgument, ModelNotFound, ServingError, Unavailable
+from triglot.repository.manager import Manager, UnknownLabel
+from triglot.repository.settings import ALL, LATEST, ModelSettings, VersionPolicy
+from triglot.repository.source import BACKEND_OF_FILE
+
+
+def settings(folder: Path, policy: VersionPolicy = LATEST, **labels: int) -> ModelSettings:
+    """A model called as its folder."""
+    return ModelSettings(folder.name, folder, policy, labels)
+
+
+def label_error(model: str, version: int) -> str:
+    return (
+        f"Request to assign label to version {version} of model {model}, which is not currently available for "
+        "inference"
+    )
+
+
+async def reload_error(manager: Manager, *models: ModelSettings) -> ServingError:
+    with pytest.raises(ServingError) as caught:
+        await manager.reload(models)
+    return caught.value
+
+
+@pytest.fixture
+def load() -> Loads:
+    return Loads()
+
+
+# --- what is served ---
+
+
+async def test_models_come_and_go(tmp_path: Path, load: Loads) -> None:
+    for model in ("a", "b", "c"):
+        put(tmp_path / model / "1")
+    async with managing(settings(tmp_path / "a"), settings(tmp_path / "b"), load=load) as manager:
+        await manager.reload([settings(tmp_path / "b"), settings(tmp_path / "c")])
+        assert manager.names() == ["b", "c"]
+        assert [await ask(manager.servable(name)) for name in ("b", "c")] == [1, 1]
+        for version in ("", "1"):
+            with pytest.raises(ModelNotFound, match="'a' is not found"):
+                manager.servable("a", version)
+        await until(lambda: load.closed["a/1"] == 1)
+        await until(lambda: states(manager, "a") == {1: "UNAVAILABLE"})
+        assert load.begun == ["a/1", "b/1", "c/1"]
+
+
+async def test_an_empty_list_unloads_all(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    put(tmp_path / "b" / "1")
+    async with managing(settings(tmp_path / "a"), settings(tmp_path / "b"), load=load) as manager:
+        assert manager.all_ready()
+        await manager.reload([])
+        assert not manager.names()
+        assert not list(manager.versions())
+        assert not manager.all_ready()
+        await until(lambda: load.closed == {"a/1": 1, "b/1": 1})
+        await manager.reload([settings(tmp_path / "a")])
+        assert await ask(manager.servable("a")) == 1
+        assert manager.all_ready()
+
+
+async def test_a_model_comes_back_while_it_goes(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    async with managing(settings(tmp_path / "a"), load=load) as manager:
+        with manager.servable("a") as held:
+            await manager.reload([])
+            assert states(manager, "a") == {1: "UNLOADING"}
+            await manager.reload([settings(tmp_path / "a")])
+            assert await ask(manager.servable("a")) == await ask(held) == 1
+            assert load.closed["a/1"] == 0
+        await until(lambda: load.closed["a/1"] == 1)
+        assert states(manager, "a") == {1: "READY"}
+        assert await ask(manager.servable("a")) == 1
+
+
+async def test_the_policy_of_a_model_that_stays(tmp_path: Path, load: Loads) -> None:
+    for version in ("1", "2", "3"):
+        put(tmp_path / "a" / version)
+    async with managing(settings(tmp_path / "a"), load=load) as manager:
+        assert states(manager, "a") == {3: "READY"}
+        await manager.reload([settings(tmp_path / "a", VersionPolicy(specific=frozenset({1})))])
+        await until(lambda: states(manager, "a") == {3: "UNAVAILABLE", 1: "READY"})
+        await manager.reload([settings(tmp_path / "a", ALL)])
+        await until(lambda: states(manager, "a") == {3: "READY", 2: "READY", 1: "READY"})
+        assert await ask(manager.servable("a")) == 3
+
+
+@pytest.mark.parametrize("poll_interval", [0.0, 3600.0])
+async def test_new_versions_of_a_model_that_stays(tmp_path: Path, load: Loads, poll_interval: float) -> None:
+    """They are taken up now, unless there are looks for that: they may still be written."""
+    put(tmp_path / "a" / "1")
+    async with managing(settings(tmp_path / "a", ALL), load=load, poll_interval=poll_interval) as manager:
+        put(tmp_path / "a" / "2")
+        for _ in range(3):
+            await manager.reload([settings(tmp_path / "a", ALL, stable=1)])
+        if poll_interval:
+            assert states(manager, "a") == {1: "READY"}
+            # Wanted in another way: somebody means the folder as it is now.
+            await manager.reload([settings(tmp_path / "a", VersionPolicy(latest=2))])
+        await until(lambda: states(manager, "a").get(2) == "READY")
+
+
+async def test_a_base_path_that_moves(tmp_path: Path, load: Loads) -> None:
+    """The same version from elsewhere takes the place of the old one in one step."""
+    put(tmp_path / "a" / "1")
+    put(tmp_path / "b" / "1")
+    put(tmp_path / "bad" / "1", "no disk")
+    async with managing(ModelSettings("m", tmp_path / "a"), load=load) as manager:
+        gate = load.hold("load b/1")
+        await manager.reload([ModelSettings("m", tmp_path / "b")])
+        await until(lambda: load.begun == ["a/1", "b/1"])
+        old = manager.servable("m")
+        assert states(manager, "m") == {1: "READY"}
+        gate.set()
+        await until(lambda: manager.servable("m") is not old)
+        await until(lambda: load.closed == {"a/1": 1})
+        serving = manager.servable("m", "1")
+        await manager.reload([ModelSettings("m", tmp_path / "bad")])
+        await until(lambda: str(manager.version("m", "1").error) == "no disk")
+        assert manager.servable("m") is serving
+        assert states(manager, "m") == {1: "READY"}
+
+
+async def test_a_base_path_that_is_wrong_keeps_a_model_that_stays(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    async with managing(settings(tmp_path / "a"), load=load) as manager:
+        await manager.reload([ModelSettings("a", tmp_path / "gone")])
+        assert await ask(manager.servable("a")) == 1
+
+
+# --- what is waited for ---
+
+
+async def test_it_returns_when_what_is_new_serves(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    put(tmp_path / "b" / "1")
+    async with managing(settings(tmp_path / "a"), load=load) as manager:
+        put(tmp_path / "a" / "2")
+        gate = load.hold("load b/1")
+        reload = asyncio.create_task(manager.reload([settings(tmp_path / "a"), settings(tmp_path / "b")]))
+        await until(lambda: "b/1" in load.begun)
+        assert not reload.done()
+        assert states(manager, "b") == {1: "LOADING"}
+        with pytest.raises(ModelNotFound, match="'b' has no available versions"):
+            manager.servable("b")
+        with pytest.raises(Unavailable, match="'b' version 1 is not at ready state"):
+            manager.servable("b", "1")
+        assert await ask(manager.servable("a")) in (1, 2)
+        assert manager.all_ready(), "a model that comes does not take readiness away"
+        gate.set()
+        await reload
+        assert await ask(manager.servable("b")) == 1
+
+
+async def test_a_model_whose_turn_to_load_has_not_come(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    put(tmp_path / "b" / "1")
+    async with managing(load=load) as manager:
+        gate = load.hold("load a/1")
+        reload = asyncio.create_task(manager.reload([settings(tmp_path / "a"), settings(tmp_path / "b")]))
+        await until(lambda: load.begun == ["a/1"])
+        assert states(manager, "b") == {1: "START"}
+        assert [one.state.value for one in manager.versions()] == ["LOADING", "UNKNOWN"]
+        # What does not have to wait for a turn does not.
+        gate.set()
+        await reload
+        assert load.begun == ["a/1", "b/1"]
+
+
+async def test_a_model_that_is_not_wanted_any_more_when_its_turn_comes(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    put(tmp_path / "b" / "1")
+    async with managing(load=load) as manager:
+        gate = load.hold("load a/1")
+        reload = asyncio.create_task(manager.reload([settings(tmp_path / "a"), settings(tmp_path / "b")]))
+        await until(lambda: load.begun == ["a/1"])
+        reload.cancel()
+        await asyncio.wait([reload])
+        without = asyncio.create_task(manager.reload([settings(tmp_path / "a")]))
+        await until(lambda: states(manager, "b") == {1: "UNAVAILABLE"})
+        gate.set()
+        await without
+        await manager.reload([settings(tmp_path / "a")])
+        assert load.begun == ["a/1"]
+
+
+async def test_it_does_not_wait_for_a_model_that_stays(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    async with managing(settings(tmp_path / "a"), load=load) as manager:
+        put(tmp_path / "a" / "2")
+        gate = load.hold("load a/2")
+        await manager.reload([settings(tmp_path / "a")])
+        assert await ask(manager.servable("a")) == 1
+        gate.set()
+        await until(lambda: states(manager, "a") == {2: "READY", 1: "UNAVAILABLE"})
+
+
+async def test_two_reloads_come_one_after_the_other(tmp_path: Path, load: Loads) -> None:
+    for model in ("a", "b"):
+        put(tmp_path / model / "1")
+    async with managing(load=load) as manager:
+        gate = load.hold("load a/1")
+        first = asyncio.create_task(manager.reload([settings(tmp_path / "a")]))
+        await until(lambda: load.begun == ["a/1"])
+        second = asyncio.create_task(manager.reload([settings(tmp_path / "b")]))
+        await asyncio.sleep(0)
+        assert manager.names() == ["a"]
+        gate.set()
+        await first
+        await second
+        assert manager.names() == ["b"]
+
+
+async def test_a_caller_that_leaves_does_not_stop_the_loading(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    async with managing(load=load) as manager:
+        gate = load.hold("load a/1")
+        reload = asyncio.create_task(manager.reload([settings(tmp_path / "a")]))
+        await until(lambda: load.begun == ["a/1"])
+        reload.cancel()
+        await asyncio.wait([reload])
+        gate.set()
+        await until(lambda: states(manager, "a") == {1: "READY"})
+        await manager.reload([settings(tmp_path / "a")])
+
+
+async def test_a_model_that_is_not_wanted_any_more_when_it_has_loaded(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    async with managing(load=load) as manager:
+        gate = load.hold("load a/1")
+        reload = asyncio.create_task(manager.reload([settings(tmp_path / "a")]))
+        await until(lambda: load.begun == ["a/1"])
+        reload.cancel()
+        await asyncio.wait([reload])
+        await manager.reload([])
+        gate.set()
+        await until(lambda: load.closed["a/1"] == 1)
+        await until(lambda: states(manager, "a") == {1: "UNAVAILABLE"})
+
+
+# --- models that fail ---
+
+
+async def test_models_that_do_not_become_available(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "good" / "1")
+    put(tmp_path / "bad" / "3", "no disk")
+    (tmp_path / "empty").mkdir()
+    async with managing(load=load) as manager:
+        models = [settings(tmp_path / name) for name in ("bad", "good", "empty", "gone")]
+        error = await reload_error(manager, *models)
+        assert error.code is Code.UNKNOWN
+        assert error.message == (
+            "3 model(s) did not become available: {{{name: bad version: 3} due to error: UNKNOWN: no disk}, "
+            "{{name: empty} due to error: NOT_FOUND: No versions of servable empty found under base path "
+            f"{tmp_path / 'empty'}, expected VERSION/{{{', '.join(BACKEND_OF_FILE)}}}}}, "
+            f"{{{{name: gone}} due to error: NOT_FOUND: Could not find base path {tmp_path / 'gone'} for servable "
+            "gone}, }"
+        )
+        # The list has been replaced; the models that could be loaded serve.
+        assert manager.names() == ["bad", "good", "empty", "gone"]
+        assert await ask(manager.servable("good")) == 1
+        assert states(manager, "bad") == {3: "no disk"}
+        for name in ("empty", "gone"):
+            with pytest.raises(ModelNotFound, match="has no available versions"):
+                manager.servable(name)
+            with pytest.raises(ModelNotFound, match="is not found"):
+                manager.statuses(name)
+
+
+async def test_one_version_that_serves_is_enough(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    put(tmp_path / "a" / "2", "no disk")
+    async with managing(load=load) as manager:
+        await manager.reload([settings(tmp_path / "a", ALL)])
+        assert states(manager, "a") == {2: "no disk", 1: "READY"}
+
+
+async def test_what_failed_is_tried_again_when_its_files_have_changed(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1", "no disk")
+    async with managing(load=load) as manager:
+        await reload_error(manager, settings(tmp_path / "a"))
+        # A file of settings may be applied every second.
+        await manager.reload([settings(tmp_path / "a")])
+        assert load.begun == ["a/1"]
+        put(tmp_path / "a" / "1", "no memory either")
+        assert "no memory either" in (await reload_error(manager, settings(tmp_path / "a"))).message
+        put(tmp_path / "a" / "1")
+        await manager.reload([settings(tmp_path / "a")])
+        assert await ask(manager.servable("a")) == 1
+        assert manager.version("a", "1").error is None
+
+
+async def test_what_failed_is_tried_again_when_it_comes_back(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1", "no disk")
+    async with managing(load=load) as manager:
+        await reload_error(manager, settings(tmp_path / "a"))
+        await manager.reload([])
+        assert states(manager, "a") == {1: "no disk"}
+        await reload_error(manager, settings(tmp_path / "a"))
+        assert load.begun == ["a/1", "a/1"]
+
+
+@pytest.mark.parametrize("name", ["two words", ""])
+async def test_a_wrong_name_changes_nothing(tmp_path: Path, load: Loads, name: str) -> None:
+    put(tmp_path / "a" / "1")
+    async with managing(settings(tmp_path / "a"), load=load) as manager:
+        error = await reload_error(manager, ModelSettings(name, tmp_path / "a"))
+        assert isinstance(error, InvalidArgument)
+        assert manager.names() == ["a"]
+        twice = await reload_error(manager, settings(tmp_path / "a"), settings(tmp_path / "a"))
+        assert twice.message == "Illegal to list model a multiple times in config list"
+
+
+# --- labels ---
+
+
+async def test_labels(tmp_path: Path, load: Loads) -> None:
+    for version in ("1", "2"):
+        put(tmp_path / "a" / version)
+    async with managing(settings(tmp_path / "a", ALL, stable=1, old=1), load=load) as manager:
+        assert [await ask(manager.servable("a", label=label)) for label in ("stable", "old")] == [1, 1]
+        await manager.reload([settings(tmp_path / "a", ALL, stable=2, canary=2)])
+        assert [await ask(manager.servable("a", label=label)) for label in ("stable", "canary")] == [2, 2]
+        for model, label in (("a", "old"), ("a", "1"), ("unknown", "stable")):
+            with pytest.raises(UnknownLabel) as caught:
+                manager.servable(model, label=label)
+            assert caught.value.message == f"Unrecognized servable version label: {label}"
+
+
+async def test_a_label_for_a_version_that_is_not_available_changes_nothing(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    put(tmp_path / "b" / "1")
+    async with managing(settings(tmp_path / "a", stable=1), load=load) as manager:
+        # Neither one that is not there, nor one that comes with this very list.
+        put(tmp_path / "a" / "2")
+        for labels, model in (
+            ({"stable": 9}, "a"),
+            ({"stable": 1, "canary": 9}, "a"),
+            ({"stable": 2}, "a"),
+            ({"stable": 1}, "b"),
+        ):
+            models = [settings(tmp_path / model, LATEST, **labels), ModelSettings("new", tmp_path / "a")]
+            error = await reload_error(manager, *models)
+            assert isinstance(error, FailedPrecondition)
+            assert error.message == label_error(model, max(labels.values()))
+            assert manager.names() == ["a"]
+            assert manager.labelled("a", "stable") == 1
+            assert states(manager, "a") == {1: "READY"}
+
+
+async def test_new_labels_before_their_version(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    put(tmp_path / "b" / "1")
+    async with managing(settings(tmp_path / "a", ALL), load=load, labels_before_load=True) as manager:
+        await manager.reload([settings(tmp_path / "a", ALL, canary=2), settings(tmp_path / "b", first=1)])
+        assert await ask(manager.servable("b", label="first")) == 1
+        with pytest.raises(ModelNotFound, match="version 2 is not found"):
+            manager.servable("a", label="canary")
+        assert manager.labelled("a", "canary") == 2
+        # One that stays may go on waiting, one that moves may not.
+        await manager.reload([settings(tmp_path / "a", ALL, canary=2)])
+        error = await reload_error(manager, settings(tmp_path / "a", ALL, canary=3))
+        assert error.message == label_error("a", 3)
+        await manager.reload([settings(tmp_path / "a", ALL, canary=1)])
+        put(tmp_path / "a" / "2")
+        await look_twice(manager)
+        await until(lambda: states(manager, "a") == {2: "READY", 1: "READY"})
+        await manager.reload([settings(tmp_path / "a", ALL, canary=2)])
+        assert await ask(manager.servable("a", label="canary")) == 2
+
+
+async def test_a_label_stays_when_its_version_goes(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    async with managing(settings(tmp_path / "a", stable=1), load=load) as manager:
+        put(tmp_path / "a" / "2")
+        await look_twice(manager)
+        await until(lambda: states(manager, "a") == {2: "READY", 1: "UNAVAILABLE"})
+        with pytest.raises(ModelNotFound, match="version 1 is not found"):
+            manager.servable("a", label="stable")
+        assert manager.labelled("a", "stable") == 1
+        assert (await reload_error(manager, settings(tmp_path / "a", stable=1))).message == label_error("a", 1)

@@ -1,0 +1,208 @@
+"""Looking again and again: what is whole, what stays, and what is said about it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from triglot.repository.settings import ALL, LATEST, ModelSettings, VersionPolicy
+from triglot.repository.source import ModelFiles, Root
+from triglot.repository.watch import Look, Watch
+
+
+def put(file: Path, text: str = "") -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+class Looking:
+    """A watch of some roots, by a server that serves what it wants at once."""
+
+    def __init__(self, *roots: Root, settle_seconds: float = 0.0) -> None:
+        self.watch = Watch(settle_seconds)
+        self.roots = roots
+        self.last = self.watch.look(roots, {}, [], lambda _: True)
+
+    def look(self, loaded: Collection[ModelFiles] | None = None) -> Look:
+        held = [files for versions in self.last.wanted.values() for files in versions.values()]
+        self.last = self.watch.look(self.roots, self.last.wanted, held if loaded is None else loaded)
+        return self.last
+
+    def versions(self) -> dict[str, list[int]]:
+        return {name: list(versions) for name, versions in self.last.wanted.items()}
+
+
+def test_the_first_look_takes_what_is_there(tmp_path: Path) -> None:
+    for version in ("1", "2", "3"):
+        put(tmp_path / version / "model.py")
+    for policy, wanted in ((LATEST, [3]), (VersionPolicy(latest=2), [2, 3]), (ALL, [1, 2, 3])):
+        assert Looking(ModelSettings("m", tmp_path, policy)).versions() == {"m": wanted}
+    assert Looking(tmp_path).versions() == {tmp_path.name: [1, 2, 3]}
+
+
+def test_a_new_version_is_taken_when_it_is_seen_twice(tmp_path: Path) -> None:
+    put(tmp_path / "1" / "model.py")
+    looking = Looking(ModelSettings("m", tmp_path))
+    put(tmp_path / "2" / "model.py")
+    assert looking.look().unsettled
+    assert looking.versions() == {"m": [1]}
+    assert not looking.look().unsettled
+    assert looking.versions() == {"m": [2]}
+
+
+def test_a_version_that_is_written_is_not_taken(tmp_path: Path) -> None:
+    put(tmp_path / "1" / "saved_model.pb")
+    looking = Looking(ModelSettings("m", tmp_path))
+    put(tmp_path / "2" / "saved_model.pb", "graph")
+    for size in range(3):
+        put(tmp_path / "2" / "variables" / "data", "x" * size)
+        assert looking.look().unsettled
+        assert looking.versions() == {"m": [1]}
+    looking.look()
+    assert looking.versions() == {"m": [2]}
+
+
+def test_files_have_to_stay_as_they_are_for_some_time(tmp_path: Path) -> None:
+    put(tmp_path / "1" / "model.py")
+    looking = Looking(ModelSettings("m", tmp_path), settle_seconds=3600)
+    assert looking.versions() == {"m": [1]}
+    put(tmp_path / "2" / "model.py")
+    for _ in range(3):
+        assert looking.look().unsettled
+        assert looking.versions() == {"m": [1]}
+
+
+def test_a_version_that_failed_is_wanted_with_the_same_files_until_they_change(tmp_path: Path) -> None:
+    file = put(tmp_path / "1" / "model.py", "broken")
+    looking = Looking(ModelSettings("m", tmp_path))
+    failed = looking.last.wanted["m"][1]
+    for _ in range(3):
+        assert looking.look(loaded=[]).wanted == {"m": {1: failed}}
+    put(file, "mended")
+    assert looking.look(loaded=[]).wanted == {"m": {}}
+    mended = looking.look(loaded=[]).wanted["m"][1]
+    assert (mended.file, mended.stamp != failed.stamp) == (file, True)
+
+
+def test_a_version_that_serves_is_not_looked_into(tmp_path: Path) -> None:
+    file = put(tmp_path / "1" / "model.py")
+    looking = Looking(ModelSettings("m", tmp_path))
+    before = looking.last.wanted
+    put(file, "changed")
+    put(tmp_path / "1" / "cache", "written by the model")
+    for _ in range(3):
+        assert not looking.look().unsettled
+        assert looking.last.wanted == before
+
+
+def test_other_files_for_a_version_that_serves(tmp_path: Path) -> None:
+    put(tmp_path / "1" / "model.onnx")
+    looking = Looking(ModelSettings("m", tmp_path))
+    before = looking.last.wanted
+    better = put(tmp_path / "1" / "model.py")
+    looking.look()
+    assert looking.last.wanted == before
+    looking.look()
+    assert looking.last.wanted["m"][1].file == better
+
+
+@pytest.mark.parametrize("policy", [LATEST, ALL])
+def test_versions_that_go(tmp_path: Path, policy: VersionPolicy) -> None:
+    put(tmp_path / "1" / "model.py")
+    put(tmp_path / "2" / "model.py")
+    looking = Looking(ModelSettings("m", tmp_path, policy))
+    shutil.rmtree(tmp_path / "2")
+    looking.look()
+    looking.look()
+    assert looking.versions() == {"m": [1]}
+    shutil.rmtree(tmp_path / "1")
+    looking.look()
+    assert looking.versions() == {"m": []}
+
+
+def test_a_base_path_that_goes_away_keeps_its_versions_and_freezes_nobody(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "1" / "model.py")
+    put(tmp_path / "b" / "1" / "model.py")
+    looking = Looking(ModelSettings("a", tmp_path / "a"), ModelSettings("b", tmp_path / "b"))
+    (tmp_path / "a").rename(tmp_path / "gone")
+    put(tmp_path / "b" / "2" / "model.py")
+    looking.look()
+    looking.look()
+    assert looking.versions() == {"a": [1], "b": [2]}
+    assert list(looking.last.problems) == ["a"]
+    (tmp_path / "gone").rename(tmp_path / "a")
+    assert not looking.look().problems
+
+
+def test_a_repository(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        put(tmp_path / name / "1" / "model.py")
+    looking = Looking(tmp_path)
+    shutil.rmtree(tmp_path / "a")
+    put(tmp_path / "b" / "model.py")  # Both kinds of layout: what served is kept.
+    put(tmp_path / "d" / "model.py")
+    put(tmp_path / "e e" / "model.py")
+    looking.look()
+    assert looking.versions() == {"b": [1], "c": [1]}
+    looking.look()
+    assert looking.versions() == {"b": [1], "c": [1], "d": [1]}
+
+
+def test_a_repository_that_goes_away(tmp_path: Path) -> None:
+    put(tmp_path / "r" / "a" / "1" / "model.py")
+    put(tmp_path / "b" / "1" / "model.py")
+    # Any way of writing a path is the same path.
+    looking = Looking(Path(os.path.relpath(tmp_path / "b" / ".." / "r")), tmp_path / "b")
+    (tmp_path / "r").rename(tmp_path / "gone")
+    put(tmp_path / "b" / "2" / "model.py")
+    looking.look()
+    looking.look()
+    assert looking.versions() == {"a": [1], "b": [1, 2]}
+    (tmp_path / "r").mkdir()
+    looking.look()
+    assert looking.versions() == {"b": [1, 2]}
+
+
+def test_a_model_that_moves_out_of_a_repository_that_goes_away(tmp_path: Path) -> None:
+    put(tmp_path / "r" / "a" / "1" / "model.py")
+    put(tmp_path / "s" / "b" / "1" / "model.py")
+    looking = Looking(tmp_path / "r", tmp_path / "s")
+    (tmp_path / "r").rename(tmp_path / "gone")
+    put(tmp_path / "s" / "a" / "2" / "model.py")
+    looking.look()
+    looking.look()
+    assert looking.versions() == {"a": [2], "b": [1]}
+
+
+def test_a_warning_is_given_once_and_again_when_it_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    put(tmp_path / "1" / "model.py")
+    looking = Looking(ModelSettings("m", tmp_path, VersionPolicy(specific=frozenset({1, 2}))))
+    looking.look()
+    assert caplog.messages == [f"m version 2 is wanted, but not found in {tmp_path}"]
+    put(tmp_path / "2" / "model.py")
+    looking.look()
+    shutil.rmtree(tmp_path / "2")
+    looking.look()
+    looking.look()
+    assert len(caplog.messages) == 2
+    tmp_path.rename(tmp_path.with_name("gone"))
+    looking.look()
+    looking.look()
+    assert caplog.messages[2:] == [f"Could not find base path {tmp_path} for servable m"]
+    tmp_path.with_name("gone").rename(tmp_path)
+
+
+def test_what_is_wrong_with_something_asked_for_is_for_whoever_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert list(Looking(ModelSettings("m", tmp_path / "gone")).last.problems) == ["m"]
+    assert caplog.messages == []
