@@ -12,9 +12,15 @@ from triglot.core.model import Model
 
 BACKENDS = {
     "onnx": "triglot.backends.onnx:load",
+    "predictor": "triglot.backends.predictor:load",
     "python": "triglot.backends.python:load",
+    "sklearn": "triglot.backends.sklearn:load",
+    "tensorflow": "triglot.backends.tensorflow:load",
+    "xgboost": "triglot.backends.xgboost:load",
 }
 """Name → "module:function"; the function makes a loaded `Model` of a model's file."""
+PACKAGES = {"joblib": "scikit-learn", "sklearn": "scikit-learn"}
+"""What to install for a module, where that has another name or comes with it."""
 
 
 def load(backend: str, file: Path) -> Model:
@@ -29,10 +35,7 @@ def load(backend: str, file: Path) -> Model:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("triglot"):
             raise
-        raise MissingDependency(
-            f"{file}: the {backend} backend needs {error.name}, which is not installed; "
-            f"run: pip install {error.name}"
-        ) from error
+        raise missing_dependency(file, f"the {backend} backend", error) from error
     except ImportError as error:
         raise ModelLoadError(f"{file}: the {backend} backend cannot be imported: {error}") from error
     try:
@@ -41,6 +44,14 @@ def load(backend: str, file: Path) -> Model:
         raise
     except (Exception, SystemExit) as error:
         raise ModelLoadError(f"{_place(file, error)}: {type(error).__name__}: {error}") from error
+
+
+def missing_dependency(file: Path, what: str, error: ModuleNotFoundError) -> MissingDependency:
+    """The error for a model that needs a module: what to install."""
+    module = (error.name or str(error)).partition(".")[0]
+    return MissingDependency(
+        f"{file}: {what} needs {module}, which is not installed; run: pip install {PACKAGES.get(module, module)}"
+    )
 
 
 def _place(file: Path, error: BaseException) -> str:

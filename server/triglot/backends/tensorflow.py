@@ -31,6 +31,8 @@ from triglot.core.tensor import Array
 from triglot.core.types import Call, TensorSpec
 
 log = logging.getLogger(__name__)
+# Its loader tells of every file that it reads.
+logging.getLogger("tensorflow").setLevel(logging.WARNING)
 
 TAGS = ["serve"]
 METHOD_PREFIX = "tensorflow/serving/"

@@ -1,0 +1,145 @@
+"""A model's own Python modules, under the names that its author gave them, seen by this model alone.
+
+Strategy: a module `helper` of the model becomes `triglot_modules_7.helper` in `sys.modules`, a name that no other
+model has. An `import helper` in a module of the model is led there: Python looks `__import__` up in the
+`__builtins__` of the module that imports, and these modules have their own. So another version of the same model
+has modules of its own, an import works whenever it runs, and none shadows a package for the rest of the process.
+Pickles name modules too, and the code that reads them is not the model's: while the model loads, and only then,
+anyone can import its modules by their plain names, as far as these are free.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import itertools
+import pkgutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_numbers = itertools.count()
+_plain_names = threading.RLock()
+"""Held while a model's modules go by their plain names."""
+
+
+class ModelModules(MetaPathFinder):
+    """The modules and packages right in some folders, until `close()`.
+
+    A package has an `__init__.py`. Names of the standard library stay the standard library's.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.name = f"triglot_modules_{next(_numbers)}"
+        paths = [str(folder) for folder in folders]
+        self._own = {module.name for module in pkgutil.iter_modules(paths)} - sys.stdlib_module_names
+        self.builtins = vars(builtins) | {"__import__": self.import_from_own}
+        package = ModuleType(self.name)
+        package.__path__ = paths
+        sys.modules[self.name] = package
+        sys.meta_path.insert(0, self)
+
+    def __contains__(self, name: str) -> bool:
+        return name.partition(".")[0] in self._own
+
+    def __str__(self) -> str:
+        return ", ".join(sorted(self._own)) or "none"
+
+    def close(self) -> None:
+        """Forget the modules. Code of theirs that still runs cannot import any more of them."""
+        sys.meta_path.remove(self)
+        for name in [name for name in sys.modules if name == self.name or name.startswith(f"{self.name}.")]:
+            del sys.modules[name]
+
+    def import_module(self, name: str) -> ModuleType:
+        """The module of that name: the model's, or else anybody's. Raises as `importlib.import_module`."""
+        return importlib.import_module(self.real_name(name))
+
+    def real_name(self, name: str) -> str:
+        """The name in `sys.modules` of what the model calls `name`."""
+        return f"{self.name}.{name}" if name in self else name
+
+    @contextmanager
+    def by_plain_names(self) -> Iterator[None]:
+        """Within the block everybody finds the modules by their plain names; one model at a time."""
+        with _plain_names:
+            aliases = _Aliases(self)
+            sys.meta_path.insert(0, aliases)
+            try:
+                yield
+            finally:
+                sys.meta_path.remove(aliases)
+                for name in aliases.given:
+                    sys.modules.pop(name, None)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Finds what lies below the folders; the loader lets it import its neighbours."""
+        if not fullname.startswith(f"{self.name}."):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _SourceLoader(spec.loader.name, spec.loader.path, self)
+        return spec
+
+    def import_from_own(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002
+        locals: Mapping[str, Any] | None = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """What `import` statements in the model's modules call, as `builtins.__import__`."""
+        # C code imports for its caller too, with a list, and then looks for the plain name: pickle does.
+        if level or name not in self or isinstance(fromlist, list):
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        module = builtins.__import__(self.real_name(name), globals, locals, fromlist or ())
+        # `import a.b` is given a, and `from a import b` is given a.
+        return module if fromlist else sys.modules[self.real_name(name.partition(".")[0])]
+
+
+class _SourceLoader(SourceFileLoader):
+    """Runs a module with an `__import__` of its model's."""
+
+    def __init__(self, name: str, path: str, modules: ModelModules) -> None:
+        super().__init__(name, path)
+        self._modules = modules
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = self._modules.builtins
+        super().exec_module(module)
+
+
+class _Aliases(MetaPathFinder, Loader):
+    """Finds a model's modules by their plain names; `given` are those that were asked for."""
+
+    def __init__(self, modules: ModelModules) -> None:
+        self._modules = modules
+        self._specs: dict[str, ModuleSpec | None] = {}
+
+    @property
+    def given(self) -> list[str]:
+        return list(self._specs)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in self._modules else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = self._modules.import_module(spec.name)
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has put the alias's own spec there.
+        assert module.__spec__ is not None
+        module.__spec__ = self._specs[module.__spec__.name]

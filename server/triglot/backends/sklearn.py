@@ -1,0 +1,208 @@
+"""Pickled estimators and pipelines of scikit-learn, and of xgboost: `model.joblib` and `model.pkl`.
+
+Unpickling runs whatever the file says, so files come from the configured repositories only.
+
+Strategy: what an estimator takes and gives is found out by predicting one row while it loads, so that what is
+declared has been seen to work.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+from sklearn.exceptions import NotFittedError
+
+from triglot.backends import missing_dependency
+from triglot.backends.error_text import error_text
+from triglot.backends.features import Layout, layouts, numbers
+from triglot.core.errors import InvalidArgument, ModelLoadError
+from triglot.core.model import Model
+from triglot.core.signature import DEFAULT_SIGNATURE, Signature
+from triglot.core.tensor import DATATYPES, Array, datatype_of
+from triglot.core.types import Call, TensorSpec
+
+log = logging.getLogger(__name__)
+
+METHODS = ("predict", "predict_proba", "transform")
+"""What can be called: values or labels, the labels' probabilities, and what a pipeline makes of the features.
+MLServer has the same three, by the same names."""
+
+
+def load(file: Path) -> Model:
+    """The model of the object in `file`; its type says whose it is (tfs 7.4).
+
+    Raises `ModelLoadError` for any other object and for what cannot be predicted with, `MissingDependency` for
+    a library that the object needs.
+    """
+    found = _unpickle(file)
+    family = type(found).__mro__
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in family}
+    if "xgboost.core.Booster" in names:
+        model: Model = importlib.import_module("triglot.backends.xgboost").BoosterModel(found)
+        return model
+    if "xgboost.sklearn.XGBModel" in names:
+        # Its classes need no names of features; only linear models insist on them.
+        plain = numbers("FP32", found.n_features_in_)
+        return XgboostEstimatorModel(file, found, chain([plain], layouts(file, found, "FP32")))
+    if any("sklearn" in kind.__module__ for kind in family):
+        return EstimatorModel(file, found, layouts(file, found, "FP64"))
+    raise ModelLoadError(
+        f"{file}: expected an estimator of scikit-learn, or a model of xgboost, found "
+        f"{type(found).__module__}.{type(found).__qualname__}"
+    )
+
+
+def _unpickle(file: Path) -> Any:
+    with _warnings_logged(file):
+        try:
+            return joblib.load(file)
+        except ModuleNotFoundError as error:
+            if error.name == "xgboost":
+                raise missing_dependency(file, "the pickled object", error) from error
+            # Perhaps a module of the author's own, whose name is somebody else's on the index.
+            raise ModelLoadError(
+                f"{file}: the pickled object needs the module {error.name}, which is not installed"
+            ) from error
+
+
+@contextmanager
+def _warnings_logged(file: Path) -> Iterator[None]:
+    """Libraries warn of objects that another release of theirs has pickled."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        log.warning("%s: %s", file, text)
+
+
+class EstimatorModel(Model):
+    """An estimator. Each of `METHODS` that it has is a signature, the first of them the default one.
+
+    - Features that are all numbers, or all text, are one input `x` of shape [-1, n].
+    - Numbers and texts together are an input of shape [-1] for each feature, which has the name of the column
+      of the DataFrame that the estimator was fitted on, or else x0, x1 and so on.
+    - Whole texts, when the first step takes these, are an input `x` of shape [-1].
+
+    The output is named as the method. Parameters of a request that are arguments of the method are passed on.
+
+    `candidates` are what the inputs may look like; the first that the estimator takes is declared. Raises
+    `ModelLoadError` when it takes none, and `MissingDependency` when pandas is missing.
+    """
+
+    platform = "sklearn"
+    takes_parameters = True
+
+    def __init__(self, file: Path, estimator: Any, candidates: Iterable[Layout]) -> None:
+        methods = [name for name in METHODS if hasattr(estimator, name)]
+        if not methods:
+            raise ModelLoadError(f"{file}: {type(estimator).__name__} has none of {', '.join(METHODS)}")
+        self._default = methods[0]
+        layout, outputs = _probe(file, estimator, methods, candidates)
+        self._table = layout.table
+        self._methods = {name: getattr(estimator, name) for name in outputs}
+        self._arguments = {name: _arguments(estimator, name) for name in outputs}
+        self._dtypes = {name: DATATYPES[spec.datatype].dtype for name, spec in outputs.items()}
+        self.inputs = layout.specs
+        self.outputs = [outputs.pop(self._default)]
+        self.signatures = {name: Signature(layout.specs, [spec]) for name, spec in outputs.items()}
+
+    def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Array]:
+        """Calls the signature's method.
+
+        Raises `InvalidArgument` for values that the estimator refuses, with its text (tfs 7.3).
+        """
+        name = self._default if call.signature_name in ("", DEFAULT_SIGNATURE) else call.signature_name
+        arguments = {key: value for key, value in call.parameters.items() if key in self._arguments[name]}
+        try:
+            table = self._table(inputs)
+            array = _rows(name, self._methods[name](table, **arguments), len(table))
+            return {name: _cast(name, array, self._dtypes[name])}
+        except ValueError as error:
+            raise InvalidArgument(f"Exception during {self.platform} prediction: {error_text(error)}") from error
+
+
+class XgboostEstimatorModel(EstimatorModel):
+    """XGBClassifier, XGBRegressor and their kin: labels come from their own `predict`."""
+
+    platform = "xgboost"
+
+
+def _arguments(estimator: Any, method: str) -> set[str]:
+    """The arguments of a method besides the data. A pipeline passes them on to its last step."""
+    while hasattr(estimator, "steps"):
+        estimator = estimator.steps[-1][1]
+    _, *further = inspect.signature(getattr(estimator, method)).parameters.values()
+    return {parameter.name for parameter in further if parameter.kind is not parameter.VAR_KEYWORD}
+
+
+def _probe(
+    file: Path, estimator: Any, methods: Sequence[str], candidates: Iterable[Layout]
+) -> tuple[Layout, dict[str, TensorSpec]]:
+    """The layout that works, and what each method gives."""
+    refusals: list[Exception] = []
+    for layout in candidates:
+        try:
+            table = layout.table(layout.example)
+            result = getattr(estimator, methods[0])(table)
+        except Exception as error:
+            refusals.append(error)
+        else:
+            outputs = {methods[0]: _output(methods[0], result)}
+            return layout, outputs | _further_outputs(estimator, methods[1:], table)
+    refusal = refusals[0]
+    if isinstance(refusal, NotFittedError):
+        raise ModelLoadError(f"{file}: {refusal}") from refusal
+    if not hasattr(estimator, "n_features_in_"):
+        return numbers("FP64"), {methods[0]: _untried_output(estimator, methods[0])}
+    raise ModelLoadError(
+        f"{file}: {type(estimator).__name__} takes neither numbers nor the texts that its encoders know: "
+        f"{type(refusal).__name__}: {error_text(refusal)}"
+    ) from refusal
+
+
+def _further_outputs(estimator: Any, methods: Sequence[str], table: Any) -> dict[str, TensorSpec]:
+    outputs: dict[str, TensorSpec] = {}
+    for name in methods:
+        try:
+            outputs[name] = _output(name, getattr(estimator, name)(table))
+        except Exception as error:
+            log.info("%s() has no signature: %s", name, error)  # It gives several arrays, or a sparse one.
+    return outputs
+
+
+def _output(name: str, result: Any) -> TensorSpec:
+    """The output of which `result` is one row. Raises `ValueError` and `TypeError` for what is no tensor."""
+    array = _rows(name, result, 1)
+    return TensorSpec(name, datatype_of(array), [-1, *array.shape[1:]])
+
+
+def _untried_output(estimator: Any, name: str) -> TensorSpec:
+    """The output of an estimator that does not say how many features it takes, as old ones do not."""
+    classes = getattr(estimator, "classes_", None) if name == "predict" else None
+    return TensorSpec(name, "FP64" if classes is None else datatype_of(np.asarray(classes)), None)
+
+
+def _rows(name: str, result: Any, count: int) -> Array:
+    array: Array = np.asarray(result)
+    if isinstance(result, tuple) or array.ndim == 0 or len(array) != count:
+        raise ValueError(f"{name} gave {type(result).__name__}, expected one array with a row for each instance")
+    return array
+
+
+def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
+    if array.dtype == dtype or (dtype.hasobject and array.dtype.kind in "OSUT"):
+        return array
+    # A request's parameters may turn labels into scores.
+    if dtype.hasobject or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ValueError(f"{name} gave {array.dtype}, expected {dtype}")
+    return array.astype(dtype)

@@ -1,0 +1,75 @@
+"""Boosters that xgboost itself has saved: `model.bst`, `model.ubj` and `model.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import xgboost
+
+from triglot.backends.error_text import error_text
+from triglot.core.errors import InvalidArgument, ModelLoadError
+from triglot.core.model import Model
+from triglot.core.tensor import Array
+from triglot.core.types import TensorSpec
+
+
+def load(file: Path) -> Model:
+    """The booster of `file`, in any format that xgboost reads; the content says which it is.
+
+    Raises `ModelLoadError`, for the binary format of old releases too when this one has given it up.
+    """
+    booster = xgboost.Booster()
+    content = file.read_bytes()
+    try:
+        # By its name xgboost cannot tell what a .bst file is, and warns. JSON and UBJSON both begin with a brace.
+        booster.load_model(bytearray(content) if content.startswith(b"{") else str(file))
+    except ValueError as error:
+        raise ModelLoadError(
+            f"{file}: xgboost {xgboost.__version__} cannot read it: {error_text(error)}"
+        ) from error
+    return BoosterModel(booster)
+
+
+class BoosterModel(Model):
+    """A booster: `x` FP32 [-1, n] to `predict` FP32, which is whatever its objective makes of the trees.
+
+    NaN is a missing value, 0 is a zero (tfs 7.2). All trees are used; classes of `xgboost.sklearn` that were
+    stopped early use their best ones.
+    """
+
+    platform = "xgboost"
+
+    def __init__(self, booster: xgboost.Booster) -> None:
+        self._booster = booster
+        self.inputs = [TensorSpec("x", "FP32", [-1, booster.num_features()])]
+        row = np.full((1, booster.num_features()), np.nan, np.float32)
+        self.outputs = [TensorSpec("predict", "FP32", [-1, *self._predict(row).shape[1:]])]
+
+    def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Raises `InvalidArgument` for values that xgboost refuses, with its text (tfs 7.3)."""
+        return {"predict": self._predict(inputs["x"])}
+
+    def _predict(self, x: Array) -> Array:
+        try:
+            matrix = xgboost.DMatrix(
+                np.require(x, requirements="A"),
+                feature_names=self._booster.feature_names,
+                feature_types=self._booster.feature_types,
+            )
+        except ValueError as error:
+            raise InvalidArgument(f"Could not initialize DMatrix from inputs: {error_text(error)}") from error
+        try:
+            self._check_width(matrix)
+            result: Array = self._booster.predict(matrix)
+        except ValueError as error:
+            raise InvalidArgument(f"Exception during xgboost prediction: {error_text(error)}") from error
+        return result
+
+    def _check_width(self, matrix: xgboost.DMatrix) -> None:
+        # Without names of features, xgboost takes rows that are too short, as if the rest were missing.
+        if matrix.num_col() != self._booster.num_features():
+            raise ValueError(
+                f"Feature shape mismatch, expected: {self._booster.num_features()}, got {matrix.num_col()}"
+            )
