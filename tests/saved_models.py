@@ -7,12 +7,12 @@ from pathlib import Path
 
 import environments
 
-SCRIPT = Path(__file__).parent / "e2e" / "clients" / "tf_models.py"
+SCRIPTS = Path(__file__).parent / "e2e" / "clients"
 
 
-def write(folder: Path, *names: str) -> Path:
+def write(folder: Path, *names: str, script: str = "tf_models.py") -> Path:
     """FOLDER/NAME/VERSION/… for each of these models, or for all that the script has. Returns `folder`."""
-    python = environments.python("tensorflow")
-    done = subprocess.run([str(python), str(SCRIPT), str(folder), *names], capture_output=True, check=False)
+    command = [environments.python("tensorflow"), SCRIPTS / script, folder, *names]
+    done = subprocess.run(list(map(str, command)), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     return folder

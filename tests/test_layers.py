@@ -15,10 +15,15 @@ CORE = {"triglot.core"}
 DATA_PLANE = CORE | {"triglot.dataplane"}
 CODEC = CORE | {"triglot.pb", "triglot.protocols", "numpy", "orjson", "simdjson", "google.protobuf"}
 SERVICE = DATA_PLANE | {
+    "triglot.engine.servable",
     "triglot.pb",
     "triglot.protocols",
     "triglot.repository.manager",
+    "triglot.repository.plan",
+    "triglot.repository.registry",
+    "triglot.telemetry",
     "triglot.version",
+    "google.protobuf",
     "orjson",
 }
 BACKEND = CORE | {"numpy"}
@@ -34,21 +39,38 @@ ASYNC = {"asyncio", "grpc", "aiohttp", "threading", "socket", "selectors"}
 
 # What a module may import besides the standard library: the longest prefix of its name decides.
 MAY_IMPORT = {
-    "triglot": CORE | {"triglot.version", "triglot.app", "triglot.config"},
+    "triglot": CORE | {"triglot.version", "triglot.app", "triglot.config", "triglot.tf_example"},
     "triglot.version": set(),
+    "triglot.telemetry": CORE,
+    "triglot.tf_example": CORE | {"triglot.pb", "numpy", "google.protobuf"},
     "triglot.config": set(),
     "triglot.core": CORE | {"numpy", "ml_dtypes"},
     "triglot.pb": {"triglot.pb", "google.protobuf"},
     "triglot.engine": CORE | {"triglot.engine"},
     "triglot.repository": CORE | {"triglot.engine", "triglot.repository"},
     "triglot.backends": CORE,
+    "triglot.backends.features": BACKEND | {"triglot.backends"},
     "triglot.backends.onnx": BACKEND | {"onnxruntime"},
+    "triglot.backends.predictor": BACKEND | {"triglot.backends.model_modules", "orjson"},
+    "triglot.backends.sklearn": BACKEND | {"triglot.backends", "joblib", "sklearn"},
+    "triglot.backends.tensorflow": BACKEND | {"tensorflow"},
+    "triglot.backends.xgboost": BACKEND | {"triglot.backends.error_text", "xgboost"},
     "triglot.dataplane": CORE | {"triglot.engine", "triglot.repository"},
     "triglot.protocols": CODEC,
     "triglot.protocols.kserve.service": SERVICE,
     "triglot.protocols.kserve.routes": SERVICE,
     "triglot.protocols.kserve.stream": SERVICE,
     "triglot.protocols.grpc": SERVICE | {"google.protobuf"},
+    "triglot.protocols.tfserving.counting": SERVICE,
+    "triglot.protocols.tfserving.metrics": SERVICE,
+    "triglot.protocols.tfserving.service": SERVICE,
+    "triglot.protocols.tfserving.models": SERVICE,
+    "triglot.protocols.tfserving.lookup": SERVICE,
+    "triglot.protocols.tfserving.routes": SERVICE,
+    "triglot.protocols.tfserving.rows": SERVICE,
+    "triglot.protocols.tfserving.warmup": SERVICE,
+    "triglot.protocols.tfserving.ai_platform": SERVICE,
+    "triglot.protocols.tfserving.model_config": CODEC | {"triglot.backends", "triglot.repository.settings"},
     "triglot.transports": CORE | {"triglot.config", "triglot.transports"},
     "triglot.transports.grpc_server": CORE
     | {
@@ -66,15 +88,33 @@ MAY_IMPORT = {
         "triglot.transports.shutdown",
         "aiohttp",
     },
-    "triglot.app": DOWN | {"triglot.transports"},
-    "triglot.hints": {"triglot.config", "triglot.dataplane"},
-    "triglot.cli": CORE | {"triglot.app", "triglot.config", "triglot.hints", "triglot.version"},
+    "triglot.app": DOWN | {"triglot.doors", "triglot.engine.servable", "triglot.telemetry", "triglot.transports"},
+    "triglot.doors": CORE | {"triglot.config", "triglot.dataplane", "triglot.protocols", "triglot.telemetry"},
+    "triglot.hints": {"triglot.config", "triglot.core.signature", "triglot.dataplane"},
+    "triglot.cli": CORE
+    | {
+        "triglot.app",
+        "triglot.config",
+        "triglot.hints",
+        "triglot.repository.settings",
+        "triglot.tfserving_cli",
+        "triglot.version",
+    },
+    "triglot.tfserving_cli": CORE
+    | {
+        "triglot.config",
+        "triglot.pb",
+        "triglot.protocols.tfserving.model_config",
+        "triglot.repository.settings",
+        "triglot.version",
+    },
     "triglot.__main__": {"triglot.cli"},
     # Written as users write theirs.
     "triglot.demo": {"triglot", "numpy", "ml_dtypes"},
 }
 # Of a package these may import nothing below it: a transport knows the rows, and no protocol.
 ITSELF_ONLY = {
+    "triglot.protocols.tfserving.model_config": {"triglot.backends"},
     "triglot.transports.grpc_server": {"triglot.protocols"},
     "triglot.transports.http_server": {"triglot.protocols"},
     "triglot.demo": {"triglot"},

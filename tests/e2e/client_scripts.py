@@ -39,8 +39,8 @@ class ClientScript:
         """The name of every check that the script has to report."""
         return [name for file in (*self.shared, self.file) for name in _names_in(CLIENTS / file)]
 
-    def run(self, server: ServerProcess) -> Report:
-        """Run it against the server, in its environment."""
+    def run(self, server: ServerProcess, *more: str) -> Report:
+        """Run it against the server, in its environment; `more` are its last arguments."""
         python = environments.python(self.environment)
         command = [
             str(python),
@@ -48,6 +48,7 @@ class ClientScript:
             server.grpc_address,
             server.rest_address,
             *self.arguments,
+            *more,
         ]
         try:
             done = subprocess.run(

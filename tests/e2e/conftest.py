@@ -1,12 +1,27 @@
-"""One server with the embedded demo models for all end-to-end tests, and one run of each client script."""
+"""One server with the embedded demo models for all end-to-end tests, and one run of each client script.
+
+Where TensorFlow is needed, it is in an environment of its own: it writes the models, and serves them.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from client_scripts import ClientScript, Report
+from model_configs import config_flag, config_text
 from server_process import ServerProcess
+
+import environments
+import saved_models
+
+CANNOT_BE_LOADED = "warm_"
+"""What the names of such SavedModels begin with."""
+LABELLED = "model_version_policy { all {} } " + " ".join(
+    f"version_labels {{ key: '{label}' value: {version} }}" for label, version in (("stable", 1), ("canary", 2))
+)
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +42,48 @@ def report(server: ServerProcess) -> Callable[[ClientScript], Report]:
         return reports[script]
 
     return report_of
+
+
+@pytest.fixture(scope="session")
+def tensorflow() -> Path:
+    """The python of the environment that has TensorFlow."""
+    return environments.python("tensorflow")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SavedModels, FOLDER/NAME/VERSION/…."""
+    return saved_models.write(tmp_path_factory.mktemp("models"), script="tfs_models.py")
+
+
+@pytest.fixture(scope="session")
+def versions(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base path with versions 1, half_plus_two, and 2, half_plus_three."""
+    folder = tmp_path_factory.mktemp("versions")
+    for number, name in ((1, "half_plus_two"), (2, "half_plus_three")):
+        shutil.copytree(models / name / "00000123", folder / str(number))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tensorflow_server(
+    tensorflow: Path, models: Path, versions: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of all SavedModels that can be loaded, and of `versions`."""
+    texts = [
+        config_text(folder.name, folder)
+        for folder in models.iterdir()
+        if not folder.name.startswith(CANNOT_BE_LOADED)
+    ]
+    texts.append(config_text("versions", versions, LABELLED))
+    flag = config_flag(tmp_path_factory.mktemp("server") / "models.config", *texts)
+    with ServerProcess(flag, command="tfserving", python=tensorflow) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def empty_server(tensorflow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server without models, for tests that bring theirs, and bear with those of others."""
+    flag = config_flag(tmp_path_factory.mktemp("empty") / "models.config")
+    with ServerProcess(flag, command="tfserving", python=tensorflow) as process:
+        yield process

@@ -1,18 +1,31 @@
-"""The demo models, served by a real process."""
+"""A server as a process: of the embedded demo models, or of whatever its arguments name."""
 
 from __future__ import annotations
 
 import signal
+import sys
+from pathlib import Path
 from types import TracebackType
 
-from process import FREE_PORTS, Triglot
+from process import Triglot
+
+QUICK = {
+    "TRIGLOT_HOST": "127.0.0.1",
+    "TRIGLOT_GRPC_PORT": "0",
+    "TRIGLOT_REST_PORT": "0",
+    "TRIGLOT_DRAIN_DELAY": "0",
+}
+"""Free ports, and an end without a delay."""
 
 
 class ServerProcess(Triglot):
-    """`triglot serve` on free ports; leaving the `with` block sends SIGTERM, and expects a clean end."""
+    """`triglot serve` on free ports, or another command.
 
-    def __init__(self, *arguments: str) -> None:
-        super().__init__(*arguments, *FREE_PORTS, "--drain-delay", "0")
+    Leaving the `with` block sends SIGTERM, and expects a clean end.
+    """
+
+    def __init__(self, *arguments: str, command: str = "serve", python: str | Path = sys.executable) -> None:
+        super().__init__(*arguments, command=command, environment=QUICK, python=python)
         self.grpc_address = ""
         self.rest_address = ""
 

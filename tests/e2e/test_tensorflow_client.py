@@ -1,0 +1,72 @@
+"""TensorFlow Serving's own client package, unmodified, against servers of SavedModels: one test per check."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from client_scripts import CLIENTS, RUN_SECONDS, ClientScript, Report
+from server_process import ServerProcess
+
+from process import clean_environment, write_model
+
+# The servers and the clients have libraries of their own: another environment of these tests changes nothing.
+pytestmark = pytest.mark.newest
+
+CHECKS = ("tfs_predict.py", "tfs_examples.py", "tfs_manage.py")
+SCRIPTS = [ClientScript("tensorflow", "tfs_client.py", (kind,), CHECKS) for kind in ("grpc", "grpc.aio")]
+CASES = [pytest.param(script, name, id=f"{script}-{name}") for script in SCRIPTS for name in script.check_names()]
+SQUARE = """
+import tensorflow as tf
+import triglot
+
+class Square(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "FP32", [-1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1])]
+
+    def infer(self, inputs):
+        return {"y": tf.square(inputs["x"]).numpy()}
+"""
+
+ReportOf = Callable[[ClientScript], Report]
+
+
+@pytest.fixture(scope="module")
+def report(tensorflow_server: ServerProcess, empty_server: ServerProcess, models: Path) -> ReportOf:
+    """What a client script found; it runs when it is first asked for."""
+    reports: dict[ClientScript, Report] = {}
+
+    def report_of(script: ClientScript) -> Report:
+        if script not in reports:
+            reports[script] = script.run(tensorflow_server, empty_server.grpc_address, str(models))
+        return reports[script]
+
+    return report_of
+
+
+@pytest.mark.parametrize(("script", "name"), CASES)
+def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
+    found = report(script)
+    finding = found.findings.get(name, f"not reported: {found.end}")
+    assert not finding, finding
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
+    found = report(script)
+    assert list(found.findings) == script.check_names(), found.end
+    assert found.end.startswith("exit status 0\n"), found.end
+
+
+@pytest.mark.parametrize("first", ["client", "server"])
+def test_client_and_server_in_one_process(first: str, tensorflow: Path, models: Path, tmp_path: Path) -> None:
+    """With a model that imports TensorFlow itself, too."""
+    write_model(tmp_path / "square", SQUARE)
+    script = CLIENTS / "tfs_one_process.py"
+    command = [tensorflow, script, first, models / "half_plus_three", tmp_path / "square"]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, timeout=RUN_SECONDS, env=clean_environment(), check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"done\n"), done.stderr.decode(errors="replace")

@@ -1,0 +1,170 @@
+"""What TensorFlow Serving's guide does, against `triglot tfserving`: its curl lines, and further ways to listen."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from server_process import QUICK
+
+from process import SECONDS, Triglot, clean_environment, rpc
+from triglot.pb.tfserving import management_pb2, predict_pb2, tensor_pb2
+
+MODEL = "half_plus_two"
+PYTHON_MODEL = Path(__file__).parents[1] / "models_tfserving" / MODEL
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+ANY_PORTS = {name: value for name, value in QUICK.items() if not name.endswith("_PORT")}
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A running server: its process, the port of REST, the socket of gRPC."""
+
+    process: Triglot
+    rest_port: str
+    socket: Path
+
+    def curl(self, arguments: str) -> str:
+        """What curl prints; the guide's port is 8501."""
+        done = subprocess.run(
+            ["bash", "-c", f"curl -s {arguments.replace('localhost:8501', f'localhost:{self.rest_port}')}"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            env=clean_environment(),
+            check=True,
+        )
+        return done.stdout
+
+
+@pytest.fixture(scope="module", params=["python", pytest.param("saved_model", marks=pytest.mark.newest)])
+def guide(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guide]:
+    """Half plus two, written in Python and saved by TensorFlow."""
+    arguments: dict[str, Any] = {"environment": QUICK}
+    base_path = PYTHON_MODEL
+    if request.param == "saved_model":
+        arguments["python"] = request.getfixturevalue("tensorflow")
+        base_path = request.getfixturevalue("models") / MODEL
+    socket = tmp_path_factory.mktemp("socket") / "grpc.sock"
+    flags = (f"--model_base_path={base_path}", f"--model_name={MODEL}", "--grpc_socket_path", socket)
+    with Triglot(*flags, command="tfserving", **arguments) as process:
+        found = process.stderr.wait_for(r"gRPC on (\S+) and gRPC on (\S+) and REST on 127\.0\.0\.1:(\d+) in ")
+        assert found[2] == str(socket)
+        yield Guide(process, found[3], socket)
+        process.stop()
+
+
+# --- curl ---
+
+
+@needs_curl
+def test_predict(guide: Guide) -> None:
+    url = f"http://localhost:8501/v1/models/{MODEL}"
+    body = '{"instances": [1.0, 2.0, 5.0]}'
+    text = '{\n    "predictions": [2.5, 3.0, 4.5\n    ]\n}'
+    assert guide.curl(f"-d '{body}' -X POST {url}:predict") == text
+    assert guide.curl(f"-d '{body}' -X POST {url}/versions/123:predict") == text
+    body = '{"signature_name": "serving_default", "inputs": {"x": [[1.0], [2.0]]}}'
+    assert json.loads(guide.curl(f"-d '{body}' {url}:predict")) == {"outputs": [[2.5], [3.0]]}
+
+
+@needs_curl
+def test_status(guide: Guide) -> None:
+    text = (
+        '{\n "model_version_status": [\n  {\n   "version": "123",\n   "state": "AVAILABLE",\n   "status": {\n'
+        '    "error_code": "OK",\n    "error_message": ""\n   }\n  }\n ]\n}\n'
+    )
+    url = f"http://localhost:8501/v1/models/{MODEL}"
+    assert guide.curl(url) == text
+    assert guide.curl(f"{url}/versions/123") == text
+
+
+@needs_curl
+def test_metadata(guide: Guide) -> None:
+    metadata = json.loads(guide.curl(f"http://localhost:8501/v1/models/{MODEL}/metadata"))
+    assert metadata["model_spec"] == {"name": MODEL, "version": "123", "signature_name": ""}
+    definitions = metadata["metadata"]["signature_def"]["signature_def"]
+    assert definitions["serving_default"] == {
+        "inputs": {"x": float_column("x:0")},
+        "outputs": {"y": float_column("y:0")},
+        "method_name": "tensorflow/serving/predict",
+        "defaults": {},
+    }
+    assert definitions["regress_x_to_y"]["method_name"] == "tensorflow/serving/regress"
+
+
+def float_column(tensor: str) -> dict[str, Any]:
+    dims = [{"size": size, "name": ""} for size in ("-1", "1")]
+    return {"dtype": "DT_FLOAT", "tensor_shape": {"dim": dims, "unknown_rank": False}, "name": tensor}
+
+
+@needs_curl
+def test_classify_and_regress(guide: Guide) -> None:
+    url = f"http://localhost:8501/v1/models/{MODEL}"
+    body = '{"signature_name": "regress_x_to_y", "examples": [{"x": 1.0}, {"x": 2.0}]}'
+    assert guide.curl(f"-d '{body}' \\\n  -X POST {url}:regress") == '{\n    "results": [2.5, 3.0]\n}'
+    body = '{"signature_name": "classify_x_to_y", "context": {"x": 1.0}, "examples": [{}, {"x": 2.0}]}'
+    answer = json.loads(guide.curl(f"-d '{body}' -X POST {url}:classify"))
+    assert answer == {"results": [[["", 2.5]], [["", 3.0]]]}
+
+
+@needs_curl
+def test_an_error(guide: Guide) -> None:
+    text = guide.curl("-i -d '{\"instances\": [1.0,5.0]}' -X POST http://localhost:8501/v1/models/half:predict")
+    head, _, body = text.replace("\r\n", "\n").partition("\n\n")
+    assert head.startswith("HTTP/1.1 404 Not Found\n")
+    assert "\nContent-Type: application/json\n" in head
+    assert json.loads(body) == {"error": "Servable not found for request: Latest(half)"}
+
+
+# --- sockets ---
+
+
+def predict(socket: Path) -> tensor_pb2.TensorProto:
+    """What half plus two makes of 1 and 5."""
+    request = predict_pb2.PredictRequest(model_spec={"name": MODEL})
+    request.inputs["x"].dtype = tensor_pb2.DT_FLOAT
+    request.inputs["x"].tensor_shape.dim.add(size=2)
+    request.inputs["x"].float_val.extend([1.0, 5.0])
+    # A connection of its own: grpc shares those of equal channels otherwise.
+    with grpc.insecure_channel(f"unix:{socket}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        call = rpc(channel, "/tensorflow.serving.PredictionService/Predict", predict_pb2.PredictResponse)
+        response: predict_pb2.PredictResponse = call(request, timeout=SECONDS, wait_for_ready=True)
+    return response.outputs["y"]
+
+
+def test_a_unix_socket_besides_the_port(guide: Guide) -> None:
+    assert list(predict(guide.socket).float_val) == [2.5, 4.5]
+    port = re.search(r"gRPC on 127\.0\.0\.1:(\d+) ", guide.process.stderr.text())
+    assert port
+    with grpc.insecure_channel(f"127.0.0.1:{port[1]}") as channel:
+        call = rpc(channel, "/tensorflow.serving.ModelService/GetModelStatus", management_pb2.GetModelStatusResponse)
+        response = call(management_pb2.GetModelStatusRequest(model_spec={"name": MODEL}), timeout=SECONDS)
+    assert [version.version for version in response.model_version_status] == [123]
+
+
+def test_nothing_but_a_unix_socket_and_tensor_content(tmp_path: Path) -> None:
+    socket = tmp_path / "grpc.sock"
+    flags = (
+        f"--model_base_path={PYTHON_MODEL}",
+        f"--model_name={MODEL}",
+        "--port=0",
+        f"--grpc_socket_path={socket}",
+        "--enable_serialization_as_tensor_content",
+    )
+    # The second finds what the first, which is killed, has left there.
+    for _ in range(2):
+        with Triglot(*flags, command="tfserving", environment=ANY_PORTS) as process:
+            found = process.stderr.wait_for(r".* I (.*) in \d\.\d\d s\n")
+            found = process.stderr.wait_for(r"I (gRPC on .*) in \d+\.\d\d s\n")
+            assert found[1] == f"gRPC on {socket}"
+            output = predict(socket)
+            assert (output.tensor_content, list(output.float_val)) == (b"\0\0\x20\x40\0\0\x90\x40", [])
