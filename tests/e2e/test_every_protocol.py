@@ -8,11 +8,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from calling import predict, predict_request
 from server_process import ServerProcess
 
 from process import SECONDS, Rest, rpc
 from triglot.pb.kserve import inference_pb2
-from triglot.pb.tfserving import predict_pb2, tensor_pb2
 
 MODEL = "half_plus_three"
 VALUES, ANSWERS = [1.0, 2.0, 5.0], [3.5, 4.0, 5.5]
@@ -43,21 +43,12 @@ def kserve_rest(rest: Rest, shape: list[int]) -> list[float]:
     return answers
 
 
-def tensorflow_grpc(channel: grpc.Channel) -> list[float]:
-    request = predict_pb2.PredictRequest(model_spec={"name": MODEL})
-    request.inputs["x"].dtype = tensor_pb2.DT_FLOAT
-    request.inputs["x"].tensor_shape.dim.add(size=len(VALUES))
-    request.inputs["x"].float_val.extend(VALUES)
-    call = rpc(channel, "/tensorflow.serving.PredictionService/Predict", predict_pb2.PredictResponse)
-    return list(call(request, timeout=SECONDS).outputs["y"].float_val)
-
-
 def ask_everybody(server: ServerProcess, shape: list[int]) -> None:
     """`shape` is what KServe's clients have to send, one value at a time."""
     rest = Rest(int(server.rest_address.rpartition(":")[2]))
     with grpc.insecure_channel(server.grpc_address) as channel:
         assert kserve_grpc(channel, shape) == ANSWERS
-        assert tensorflow_grpc(channel) == ANSWERS
+        assert list(predict(channel, predict_request(MODEL, VALUES)).outputs["y"].float_val) == ANSWERS
     assert kserve_rest(rest, shape) == ANSWERS
     tensorflow, instances = f"/v1/models/{MODEL}:predict", {"instances": VALUES}
     for path, body, expected in (

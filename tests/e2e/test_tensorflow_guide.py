@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,10 +12,11 @@ from typing import Any
 
 import grpc
 import pytest
+from calling import Status, predict, predict_request, statuses
 from server_process import QUICK
 
-from process import SECONDS, Triglot, clean_environment, rpc
-from triglot.pb.tfserving import management_pb2, predict_pb2, tensor_pb2
+from process import SECONDS, Triglot, clean_environment
+from triglot.pb.tfserving import tensor_pb2
 
 MODEL = "half_plus_two"
 PYTHON_MODEL = Path(__file__).parents[1] / "models_tfserving" / MODEL
@@ -26,11 +26,11 @@ ANY_PORTS = {name: value for name, value in QUICK.items() if not name.endswith("
 
 @dataclass(frozen=True)
 class Guide:
-    """A running server: its process, the port of REST, the socket of gRPC."""
+    """A running server: gRPC's address and socket, REST's port."""
 
-    process: Triglot
-    rest_port: str
+    grpc_address: str
     socket: Path
+    rest_port: str
 
     def curl(self, arguments: str) -> str:
         """What curl prints; the guide's port is 8501."""
@@ -58,7 +58,7 @@ def guide(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with Triglot(*flags, command="tfserving", **arguments) as process:
         found = process.stderr.wait_for(r"gRPC on (\S+) and gRPC on (\S+) and REST on 127\.0\.0\.1:(\d+) in ")
         assert found[2] == str(socket)
-        yield Guide(process, found[3], socket)
+        yield Guide(found[1], socket, found[3])
         process.stop()
 
 
@@ -128,27 +128,17 @@ def test_an_error(guide: Guide) -> None:
 # --- sockets ---
 
 
-def predict(socket: Path) -> tensor_pb2.TensorProto:
+def outputs_over(socket: Path) -> tensor_pb2.TensorProto:
     """What half plus two makes of 1 and 5."""
-    request = predict_pb2.PredictRequest(model_spec={"name": MODEL})
-    request.inputs["x"].dtype = tensor_pb2.DT_FLOAT
-    request.inputs["x"].tensor_shape.dim.add(size=2)
-    request.inputs["x"].float_val.extend([1.0, 5.0])
     # A connection of its own: grpc shares those of equal channels otherwise.
     with grpc.insecure_channel(f"unix:{socket}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        call = rpc(channel, "/tensorflow.serving.PredictionService/Predict", predict_pb2.PredictResponse)
-        response: predict_pb2.PredictResponse = call(request, timeout=SECONDS, wait_for_ready=True)
-    return response.outputs["y"]
+        return predict(channel, predict_request(MODEL, [1.0, 5.0])).outputs["y"]
 
 
 def test_a_unix_socket_besides_the_port(guide: Guide) -> None:
-    assert list(predict(guide.socket).float_val) == [2.5, 4.5]
-    port = re.search(r"gRPC on 127\.0\.0\.1:(\d+) ", guide.process.stderr.text())
-    assert port
-    with grpc.insecure_channel(f"127.0.0.1:{port[1]}") as channel:
-        call = rpc(channel, "/tensorflow.serving.ModelService/GetModelStatus", management_pb2.GetModelStatusResponse)
-        response = call(management_pb2.GetModelStatusRequest(model_spec={"name": MODEL}), timeout=SECONDS)
-    assert [version.version for version in response.model_version_status] == [123]
+    assert list(outputs_over(guide.socket).float_val) == [2.5, 4.5]
+    with grpc.insecure_channel(guide.grpc_address) as channel:
+        assert statuses(channel, MODEL) == [Status(123, "AVAILABLE")]
 
 
 def test_nothing_but_a_unix_socket_and_tensor_content(tmp_path: Path) -> None:
@@ -163,8 +153,7 @@ def test_nothing_but_a_unix_socket_and_tensor_content(tmp_path: Path) -> None:
     # The second finds what the first, which is killed, has left there.
     for _ in range(2):
         with Triglot(*flags, command="tfserving", environment=ANY_PORTS) as process:
-            found = process.stderr.wait_for(r".* I (.*) in \d\.\d\d s\n")
             found = process.stderr.wait_for(r"I (gRPC on .*) in \d+\.\d\d s\n")
             assert found[1] == f"gRPC on {socket}"
-            output = predict(socket)
+            output = outputs_over(socket)
             assert (output.tensor_content, list(output.float_val)) == (b"\0\0\x20\x40\0\0\x90\x40", [])

@@ -86,7 +86,7 @@ def refusal(data: bytes) -> str:
         (b"", None),
         (field(1, ""), ModelSpec("")),
         (field(1, field(1, "m")), ModelSpec("m")),
-        (field(1, field(1, "é") + field(3, "s")), ModelSpec("é", None, "", "s")),
+        (field(1, field(1, "é") + field(3, "s")), ModelSpec("é", None, None, "s")),
         (field(1, field(1, "m") + field(2, varint_field(1, 7))), ModelSpec("m", 7)),
         (field(1, field(1, "m") + field(2, "")), ModelSpec("m", 0)),
         (field(1, field(1, "m") + field(2, varint_field(1, -1))), ModelSpec("m", -1)),
@@ -94,7 +94,7 @@ def refusal(data: bytes) -> str:
         # Of a version and a label, the last one said holds.
         (field(1, field(4, "stable") + field(2, varint_field(1, 7))), ModelSpec("", 7)),
         (field(1, field(2, varint_field(1, 7)) + field(4, "stable")), ModelSpec("", None, "stable")),
-        (field(1, field(1, "m")) + field(1, field(3, "s")), ModelSpec("m", None, "", "s")),
+        (field(1, field(1, "m")) + field(1, field(3, "s")), ModelSpec("m", None, None, "s")),
         (field(1, field(1, "n")) + field(1, field(1, "m")), ModelSpec("m")),
     ],
 )

@@ -222,9 +222,6 @@ def test_bytes_that_protobuf_refuses(data: bytes) -> None:
     assert assert_one_outcome(data) is InvalidArgument
 
 
-# Zero copies.
-
-
 def owner(tensor: InputTensor) -> Any:
     assert isinstance(tensor.data, memoryview)
     return tensor.data.obj

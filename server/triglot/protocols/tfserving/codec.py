@@ -59,7 +59,7 @@ class ModelSpec:
 
     name: str
     version: int | None = None
-    label: str = ""
+    label: str | None = None
     signature_name: str = ""
 
 
@@ -83,7 +83,8 @@ def decode_spec(message: Any) -> ModelSpec | None:
 def read_spec(spec: model_pb2.ModelSpec) -> ModelSpec:
     """The values of a ModelSpec message."""
     version = spec.version.value if spec.HasField("version") else None
-    return ModelSpec(spec.name, version, spec.version_label, spec.signature_name)
+    label = spec.version_label if spec.HasField("version_label") else None
+    return ModelSpec(spec.name, version, label, spec.signature_name)
 
 
 def decode_predict(data: bytes) -> PredictRequest:

@@ -25,7 +25,9 @@ def find_servable(dataplane: DataPlane, spec: ModelSpec | None) -> Servable:
         raise InvalidArgument("ModelSpec has no name specified.")
     version = "" if spec.version is None else str(spec.version)
     try:
-        return dataplane.servable(spec.name, version, spec.label)
+        if spec.label == "":
+            raise UnknownLabel("an empty label")
+        return dataplane.servable(spec.name, version, spec.label or "")
     except UnknownLabel:
         raise InvalidArgument(f"Unrecognized servable version label: {spec.label}") from None
     except (ModelNotFound, Unavailable, InvalidArgument):

@@ -250,7 +250,8 @@ def _spec(match: re.Match[str]) -> ModelSpec:
     version = None if match["version"] is None else int(match["version"].lstrip("0")[:20] or "0")
     if version is not None and version > MAX_INT64:
         raise VersionTooLarge(f"Failed to parse version: {version}")
-    return ModelSpec(unquote(match["model"]), version, unquote(match["label"] or ""))
+    label = None if match["label"] is None else unquote(match["label"])
+    return ModelSpec(unquote(match["model"]), version, label)
 
 
 def _spec_message(spec: ModelSpec) -> model_pb2.ModelSpec:

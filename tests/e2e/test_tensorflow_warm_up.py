@@ -1,0 +1,103 @@
+"""Requests that TensorFlow's tools recorded run before a version takes calls, and keep out one that fails them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from calling import RELOAD, Caller, failure, predict, predict_request, statuses
+from model_configs import config_flag, config_text
+from server_process import QUICK, ServerProcess
+
+import triglot
+from process import SECONDS, Rest, Triglot, rpc, run_triglot
+from triglot.pb.tfserving import management_pb2, predict_pb2
+
+# The records are written by TensorFlow's own writer.
+pytestmark = pytest.mark.newest
+
+WARM, FAILING = "warm", ("warm_failing", "warm_damaged", "warm_session")
+RECORDED = Path("assets.extra") / "tf_serving_warmup_requests"
+DEMO = Path(triglot.__file__).parent / "demo"
+ONE_CALL_OF_EACH_KIND = 11111.0
+
+
+@pytest.fixture
+def channel(empty_server: ServerProcess) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(empty_server.grpc_address) as channel:
+        yield channel
+
+
+def reload(channel: grpc.Channel, models: Path, *names: str) -> None:
+    """Serve these models alone. Raises `grpc.RpcError`."""
+    request = management_pb2.ReloadConfigRequest(config={"model_config_list": {}})
+    for name in names:
+        request.config.model_config_list.config.add(
+            name=name, base_path=str(models / name), model_platform="tensorflow"
+        )
+    rpc(channel, RELOAD, management_pb2.ReloadConfigResponse)(request, timeout=SECONDS)
+
+
+def count(channel: grpc.Channel) -> float | None:
+    """What the model counted, or None while nobody serves it."""
+    request = predict_pb2.PredictRequest(model_spec={"name": WARM, "signature_name": "count"})
+    try:
+        response = predict(channel, request)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return None
+        raise
+    (counted,) = response.outputs["count"].float_val
+    return counted
+
+
+def test_recorded_requests_of_every_kind_come_first(channel: grpc.Channel, models: Path) -> None:
+    reload(channel, models)
+    with Caller(lambda: count(channel)) as caller:
+        caller.wait_for(None)
+        reload(channel, models, WARM)
+        caller.wait_for(ONE_CALL_OF_EACH_KIND)
+    assert caller.answers == [None, ONE_CALL_OF_EACH_KIND]
+
+
+def test_recorded_requests_that_fail(channel: grpc.Channel, models: Path) -> None:
+    reload(channel, models, WARM)
+    code, text = failure(lambda: reload(channel, models, WARM, *FAILING))
+    assert code is grpc.StatusCode.UNKNOWN
+    assert text.startswith("3 model(s) did not become available: {{{name: warm_failing version: 1} due to error: ")
+    for name, part in zip(
+        FAILING,
+        (
+            "warm-up record 1 failed: Expects arg[0] to be float but int32 is provided",
+            ". Please verify your warmup data is in TFRecord format.",
+            "Unsupported log_type for warmup: session_run_log",
+        ),
+        strict=True,
+    ):
+        ((version, state, text),) = statuses(channel, name)
+        assert (version, state) == (1, "END")
+        assert part in text, text
+        assert failure(lambda name=name: predict(channel, predict_request(name, [1.0]))) == (  # type: ignore[misc]
+            grpc.StatusCode.NOT_FOUND,
+            f"Servable not found for request: Latest({name})",
+        )
+    assert count(channel) == ONE_CALL_OF_EACH_KIND
+
+
+def test_recorded_requests_of_a_python_model(models: Path, tmp_path: Path) -> None:
+    """One that fails them ends the start, unless they are not to be run."""
+    shutil.copytree(DEMO / "half_plus_three", tmp_path / "m" / "1")
+    (tmp_path / "m" / "1" / RECORDED).parent.mkdir()
+    shutil.copy(models / "warm_failing" / "1" / RECORDED, tmp_path / "m" / "1" / RECORDED)
+    flag = config_flag(tmp_path / "models.config", config_text("m", tmp_path / "m"))
+    ended = run_triglot("tfserving", flag, environment=QUICK)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith(
+        "model 'm' version 1: warm-up record 1 failed: Expects arg[0] to be float but int32 is provided\n"
+    )
+    with Triglot(flag, "--enable_model_warmup=false", command="tfserving", environment=QUICK) as server:
+        answer = Rest(server.ports()[1]).post("/v1/models/m:predict", {"instances": [1.0]})
+        assert answer == (200, {"predictions": [3.5]})
