@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         type=Path,
         metavar="PATH",
-        help="a repository folder (NAME/[VERSION/]files), a model folder, a .py or an .onnx file; "
+        help="a repository folder (NAME/[VERSION/]files), a model folder, or a model file; "
         "without one, the embedded demo models",
     )
     serve.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with the options below as keys")

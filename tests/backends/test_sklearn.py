@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calling import described, infer
+from direct_calls import described, infer
 
 from triglot import backends
 from triglot.core.errors import InvalidArgument
