@@ -1,4 +1,4 @@
-"""What TensorFlow Serving's guide does, against `triglot tfserving`: its curl lines, and further ways to listen."""
+"""The curl lines of TensorFlow Serving's guide against `triglot tfserving`, and gRPC over a Unix socket."""
 
 from __future__ import annotations
 

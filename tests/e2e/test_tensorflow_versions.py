@@ -121,16 +121,21 @@ def test_versions_come_and_go(
         Caller(by_rest(polling, "busy-latest")) as rest,
         Caller(by_grpc(channel, "busy-all", "stable")) as stable,
     ):
-        latest.wait_for((1, two))
+
+        def wait_for(version: int, y: float) -> None:
+            latest.wait_for((version, y))
+            rest.wait_for(y)
+
+        wait_for(1, two)
         base_path.copy(2, "half_plus_three")
-        latest.wait_for((2, three))
+        wait_for(2, three)
         until_statuses(channel, "busy-latest", Status(2, "AVAILABLE"), Status(1, "END"))
         until_statuses(channel, "busy-all", Status(2, "AVAILABLE"), Status(1, "AVAILABLE"))
         base_path.move(4, "half_plus_two")
-        latest.wait_for((4, two))
+        wait_for(4, two)
         # Back again.
         base_path.remove(4)
-        latest.wait_for((2, three))
+        wait_for(2, three)
         until_statuses(channel, "busy-latest", Status(4, "END"), Status(2, "AVAILABLE"), Status(1, "END"))
         # One that cannot be loaded takes nobody's place.
         base_path.spoil(5, "half_plus_two")
@@ -140,8 +145,7 @@ def test_versions_come_and_go(
         assert str(base_path.folder / "5") in spoilt.error
         assert others == [Status(4, "END"), Status(2, "AVAILABLE"), Status(1, "AVAILABLE")]
         base_path.copy(6, "half_plus_two")
-        latest.wait_for((6, two))
-        rest.wait_for(two)
+        wait_for(6, two)
     assert latest.answers == [(1, two), (2, three), (4, two), (2, three), (6, two)]
     assert rest.answers == [two, three, two, three, two]
     assert stable.answers == [(1, two)]

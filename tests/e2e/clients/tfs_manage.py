@@ -1,7 +1,6 @@
 """Checks of GetModelMetadata, GetModelStatus and HandleReloadConfigRequest with TensorFlow Serving's client."""
 
 import asyncio
-import inspect
 import shutil
 import tempfile
 import uuid
@@ -13,10 +12,11 @@ from tensorflow_serving.apis import (
     get_model_metadata_pb2,
     get_model_status_pb2,
     model_management_pb2,
+    predict_pb2,
     session_service_pb2,
 )
 from tensorflow_serving.config import logging_config_pb2, model_server_config_pb2
-from tfs_subject import SECONDS, Code, call, failure, predict_request, refused
+from tfs_subject import SECONDS, Code, answer_of, call, failure, predict_request, refused, start
 
 SIGNATURE_DEF = "signature_def"
 AVAILABLE = ("AVAILABLE", 0, "")
@@ -98,16 +98,19 @@ async def check_status(subject):
     )
 
 
-async def check_session_run_is_not_there(subject):
-    """The package has its messages, and no stub."""
-    request = session_service_pb2.SessionRunRequest(model_spec={"name": "half_plus_two"})
-    run = subject.channel.unary_unary(
-        "/tensorflow.serving.SessionService/SessionRun",
-        request_serializer=session_service_pb2.SessionRunRequest.SerializeToString,
-        response_deserializer=session_service_pb2.SessionRunResponse.FromString,
-    )
-    code, _ = await failure(call(run, request))
-    assert code is Code.UNIMPLEMENTED
+async def check_calls_that_no_public_server_has(subject):
+    """The package has their messages, and no stubs."""
+    for path, request_class in (
+        ("SessionService/SessionRun", session_service_pb2.SessionRunRequest),
+        ("PredictionService/PredictStreamed", predict_pb2.PredictRequest),
+    ):
+        run = subject.channel.unary_unary(
+            f"/tensorflow.serving.{path}",
+            request_serializer=request_class.SerializeToString,
+            response_deserializer=bytes,
+        )
+        code, _ = await failure(call(run, request_class(model_spec={"name": "half_plus_two"})))
+        assert code is Code.UNIMPLEMENTED, path
 
 
 # --- other models while the server runs ---
@@ -245,13 +248,11 @@ async def check_a_call_outlives_its_model(subject):
     """A version is unloaded when its calls have ended."""
     other, name = subject.other, new_name()
     await reload(other, model_config(name, subject.folder / "slow"))
-    start = getattr(other.predictions.Predict, "future", other.predictions.Predict)
-    running = start(predict_request(name, steps=STEPS), timeout=SECONDS)
+    running = start(other.predictions.Predict, predict_request(name, steps=STEPS))
     await until(lambda: calls_begun(other, name), 1)
     await reload(other, two(subject))
     await refused(other.predict(name, steps=1), *gone(name))
-    response = await running if inspect.isawaitable(running) else running.result()
-    assert list(response.outputs["done"].int_val) == [STEPS]
+    assert list((await answer_of(running)).outputs["done"].int_val) == [STEPS]
     await until(lambda: other.status(name), [(1, *ENDED)])
 
 
@@ -301,8 +302,8 @@ async def check_a_model_that_cannot_be_loaded(subject):
         (folder / "1" / "saved_model.pb").write_bytes(b"\xff\xff\xff")
         configs = two(subject), model_config(name, folder, 1)
         code, text = await failure(reload(other, *configs))
-        start = "1 model(s) did not become available: {{{name: " + name + " version: 1} due to error: "
-        assert (code, text[: len(start)]) == (Code.UNKNOWN, start), text
+        said = "1 model(s) did not become available: {{{name: " + name + " version: 1} due to error: "
+        assert (code, text[: len(said)]) == (Code.UNKNOWN, said), text
         ((version, state, code, text),) = await other.status(name)
         assert (version, state) == (1, "END")
         assert code != 0
@@ -318,8 +319,8 @@ async def check_a_model_whose_folder_is_not_there(subject):
     other, name = subject.other, new_name()
     await reload(other, two(subject))
     code, text = await failure(reload(other, two(subject), model_config(name, subject.folder / "nowhere")))
-    start = "1 model(s) did not become available: {{{name: " + name + "} due to error: NOT_FOUND: "
-    assert (code, text[: len(start)]) == (Code.UNKNOWN, start), text
+    said = "1 model(s) did not become available: {{{name: " + name + "} due to error: NOT_FOUND: "
+    assert (code, text[: len(said)]) == (Code.UNKNOWN, said), text
     assert await y_of(other, "two") == ([2.5], 123)
 
 

@@ -93,11 +93,15 @@ def warm_graph():
 
 def record(folder, *messages):
     """Write the file of recorded requests, of these messages."""
+    write_records(folder, *[message.SerializeToString() for message in messages])
+
+
+def write_records(folder, *records):
     file = folder / RECORDED
     file.parent.mkdir()
     with tf.io.TFRecordWriter(str(file)) as writer:
-        for message in messages:
-            writer.write(message.SerializeToString())
+        for each in records:
+            writer.write(each)
 
 
 def recorded_predict(array):
@@ -166,6 +170,20 @@ def warm_session(folder):
     log = logs.PredictionLog()
     log.session_run_log.request.model_spec.name = "m"
     record(folder / "1", log)
+
+
+@writes
+def warm_too_often(folder):
+    """One request more than may be recorded."""
+    save(folder / "1", warm_graph)
+    record(folder / "1", *[recorded_predict([1.0])] * 1001)
+
+
+@writes
+def warm_unreadable(folder):
+    """A record that is no message."""
+    save(folder / "1", warm_graph)
+    write_records(folder / "1", recorded_predict([1.0]).SerializeToString(), b"\xff\xff")
 
 
 if __name__ == "__main__":

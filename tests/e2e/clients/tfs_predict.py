@@ -1,7 +1,6 @@
 """Checks of Predict with TensorFlow Serving's client."""
 
 import asyncio
-import inspect
 import threading
 
 import grpc
@@ -13,6 +12,7 @@ from tfs_subject import (
     FIELDS,
     SECONDS,
     Code,
+    answer_of,
     as_content,
     as_values,
     bare_tensor,
@@ -20,6 +20,7 @@ from tfs_subject import (
     failure,
     predict_request,
     refused,
+    start,
 )
 
 CALLERS, ROUNDS = 16, 20
@@ -297,6 +298,11 @@ async def check_deadlines(subject):
     assert list((await run(10, SECONDS)).outputs["done"].int_val) == [10]
 
 
+async def check_a_cancelled_call(subject):
+    start(subject.predictions.Predict, predict_request("slow", steps=50_000)).cancel()
+    assert await subject.y("half_plus_two", [1]) == ([2.5], 123)
+
+
 async def check_many_callers(subject):
     wrong = []
 
@@ -330,10 +336,7 @@ async def check_many_callers(subject):
 
 
 async def check_many_calls_in_flight(subject):
-    """With `Predict.future`, as TensorFlow Serving's own example does, or its like of grpc.aio."""
-    start = getattr(subject.predictions.Predict, "future", subject.predictions.Predict)
-    started = [
-        start(predict_request("half_plus_two", x=[float(number)]), timeout=SECONDS) for number in range(100)
-    ]
-    answers = [await one if inspect.isawaitable(one) else one.result() for one in started]
+    requests = [predict_request("half_plus_two", x=[float(number)]) for number in range(100)]
+    running = [start(subject.predictions.Predict, request) for request in requests]
+    answers = [await answer_of(call) for call in running]
     assert [list(one.outputs["y"].float_val) for one in answers] == [[number / 2 + 2] for number in range(100)]

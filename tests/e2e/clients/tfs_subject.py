@@ -102,6 +102,16 @@ async def call(method, request, seconds=SECONDS, **options):
     return await answer if inspect.isawaitable(answer) else answer
 
 
+def start(method, request):
+    """A running call: `method.future`, as TensorFlow Serving's own example has it, or its like of grpc.aio."""
+    return getattr(method, "future", method)(request, timeout=SECONDS)
+
+
+async def answer_of(running):
+    """The answer of a running call."""
+    return await running if inspect.isawaitable(running) else running.result()
+
+
 async def failure(coroutine):
     """The code and the text with which a call fails."""
     with checks.Raises(grpc.RpcError) as caught:
