@@ -82,6 +82,8 @@ class Server:
         for port in (self.config.grpc_port, self.config.rest_port):
             if port != NO_PORT:
                 _check_free(self.config.host, port)
+        if self.config.grpc_socket:
+            _check_socket(self.config.grpc_socket)
         started = time.monotonic()
         try:
             errors = await self.manager.load_all()
@@ -163,3 +165,13 @@ def _check_free(host: str, port: int) -> None:
             f"cannot listen on {host} port {port}: {error.strerror}; choose another host or other ports "
             "(0: any free one)"
         ) from None
+
+
+def _check_socket(path: str) -> None:
+    """Raises `OSError` when another server listens there: gRPC would take its place without a word."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return  # Nobody answers; what is left of a server that was killed may be replaced.
+    raise OSError(f"cannot listen on {path}: another server does")

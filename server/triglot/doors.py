@@ -24,6 +24,7 @@ def rows(
     """The gRPC services and the REST routes, health and reflection among them."""
     services: list[Service] = []
     routes: list[Route] = []
+    health_names: list[str] = []
     with_kserve = "kserve" in config.protocol_names
     if with_kserve:
         kserve = KServe(dataplane, config.server_name)
@@ -31,7 +32,10 @@ def rows(
         routes += kserve_routes(kserve)
     if "tfserving" in config.protocol_names:
         models = Models(dataplane)
-        services += tfserving_services(predictions, models, telemetry, tensor_content=config.tensor_content)
+        tensorflow = tfserving_services(predictions, models, telemetry, tensor_content=config.tensor_content)
+        services += tensorflow
+        # TensorFlow Serving's health service knows its services without their package (tfs 1).
+        health_names += [service.name.rpartition(".")[2] for service in tensorflow]
         ai_platform = AIPlatform(dataplane)
         if config.monitoring_path:
             routes.append(metrics_route(telemetry, config.monitoring_path))
@@ -41,6 +45,7 @@ def rows(
         routes += tfserving_routes(api, telemetry, cors=config.cors)
         if not with_kserve:
             routes.append(not_found_route())
-    services.append(Health(dataplane, [service.name for service in services]).grpc_service())
+    health_names += [service.name for service in services]
+    services.append(Health(dataplane, health_names).grpc_service())
     services += reflection_services([service.name for service in services])
     return services, routes

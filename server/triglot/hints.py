@@ -100,8 +100,9 @@ def _calls(model: ModelMetadata, config: Config) -> list[_SampleCall]:
     calls = []
     if "kserve" in config.protocol_names:
         calls.append(_kserve_call(model.name, samples))
-    # TensorFlow Serving's REST interface takes no call without inputs, and has no JSON for UINT16 (tfs 4.2).
-    has_json = bool(samples) and all(sample.datatype != "UINT16" for sample in samples)
+    # TensorFlow Serving's REST interface takes no call without inputs, and has JSON for some types only (tfs 4.2).
+    specs = [*model.signature.inputs, *model.signature.outputs]
+    has_json = bool(samples) and all(spec.datatype in _ELEMENTS.keys() - {"UINT16"} for spec in specs)
     if "tfserving" in config.protocol_names and model.signature.method == "predict" and has_json:
         calls.append(_tfserving_call(model, samples))
     return calls

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import grpc
 
 from process import SECONDS, rpc, wait_until
-from triglot.pb.tfserving import management_pb2, predict_pb2, tensor_pb2
+from triglot.pb.tfserving import error_codes_pb2, management_pb2, predict_pb2, tensor_pb2
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 GET_MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
@@ -37,22 +37,22 @@ def predict(channel: grpc.Channel, request: predict_pb2.PredictRequest) -> predi
 
 
 class Status(NamedTuple):
-    """What GetModelStatus says of a version; `error` is "" unless it could not be loaded."""
+    """What GetModelStatus says of a version; `error` is "" and `code` OK unless it could not be loaded."""
 
     version: int
     state: str
     error: str = ""
+    code: str = "OK"
 
 
 def statuses(channel: grpc.Channel, model: str) -> list[Status]:
     """The versions of a model. Raises `grpc.RpcError`."""
     call = rpc(channel, GET_MODEL_STATUS, management_pb2.GetModelStatusResponse)
     response = call(management_pb2.GetModelStatusRequest(model_spec={"name": model}), timeout=SECONDS)
-    name_of = management_pb2.ModelVersionStatus.State.Name
-    for one in response.model_version_status:
-        assert (one.status.error_code == 0) == (one.status.error_message == ""), one
+    state_name, code_name = management_pb2.ModelVersionStatus.State.Name, error_codes_pb2.Code.Name
     return [
-        Status(one.version, name_of(one.state), one.status.error_message) for one in response.model_version_status
+        Status(one.version, state_name(one.state), one.status.error_message, code_name(one.status.error_code))
+        for one in response.model_version_status
     ]
 
 

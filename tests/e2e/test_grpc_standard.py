@@ -18,7 +18,15 @@ INFERENCE = "inference.GRPCInferenceService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 SECONDS = 30
-KNOWN = ["", INFERENCE, "half_plus_two"]
+KNOWN = [
+    "",
+    INFERENCE,
+    "half_plus_two",
+    "tensorflow.serving.PredictionService",
+    # As TensorFlow Serving's own health service has them.
+    "PredictionService",
+    "ModelService",
+]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from calling import Status, predict, predict_request, statuses
 from server_process import QUICK
 
-from process import SECONDS, Triglot, clean_environment
+from process import SECONDS, Triglot, clean_environment, run_triglot
 from triglot.pb.tfserving import tensor_pb2
 
 MODEL = "half_plus_two"
@@ -157,3 +157,14 @@ def test_nothing_but_a_unix_socket_and_tensor_content(tmp_path: Path) -> None:
             assert found[1] == f"gRPC on {socket}"
             output = outputs_over(socket)
             assert (output.tensor_content, list(output.float_val)) == (b"\0\0\x20\x40\0\0\x90\x40", [])
+
+
+def test_a_socket_that_another_server_listens_on(guide: Guide, tmp_path: Path) -> None:
+    """gRPC would take its place without a word."""
+    flags = (f"--model_base_path={tmp_path}", "--port=0", f"--grpc_socket_path={guide.socket}")
+    ended = run_triglot("tfserving", *flags)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
+        1,
+        f"triglot: cannot listen on {guide.socket}: another server does",
+    )
+    assert list(outputs_over(guide.socket).float_val) == [2.5, 4.5]

@@ -21,11 +21,14 @@ pytestmark = pytest.mark.newest
 
 WARM = "warm"
 FAILING = {
-    "warm_failing": "warm-up record 1 failed: Expects arg[0] to be float but int32 is provided",
-    "warm_damaged": ". Please verify your warmup data is in TFRecord format.",
-    "warm_session": "Unsupported log_type for warmup: session_run_log",
-    "warm_too_often": "Number of warmup records exceeds the maximum (1000) at ",
-    "warm_unreadable": "Failed to parse warmup record: ",
+    "warm_failing": (
+        "INVALID_ARGUMENT",
+        "warm-up record 1 failed: Expects arg[0] to be float but int32 is provided",
+    ),
+    "warm_damaged": ("DATA_LOSS", ". Please verify your warmup data is in TFRecord format."),
+    "warm_session": ("UNIMPLEMENTED", "Unsupported log_type for warmup: session_run_log"),
+    "warm_too_often": ("INVALID_ARGUMENT", "Number of warmup records exceeds the maximum (1000) at "),
+    "warm_unreadable": ("INVALID_ARGUMENT", "Failed to parse warmup record: "),
 }
 RECORDED = Path("assets.extra") / "tf_serving_warmup_requests"
 DEMO = Path(triglot.__file__).parent / "demo"
@@ -72,12 +75,15 @@ def test_recorded_requests_of_every_kind_come_first(channel: grpc.Channel, model
 
 def test_recorded_requests_that_fail(channel: grpc.Channel, models: Path) -> None:
     reload(channel, models, WARM)
-    code, text = failure(lambda: reload(channel, models, WARM, *FAILING))
+    code, details = failure(lambda: reload(channel, models, WARM, *FAILING))
     assert code is grpc.StatusCode.UNKNOWN
-    assert text.startswith("5 model(s) did not become available: {{{name: warm_failing version: 1} due to error: ")
-    for name, part in FAILING.items():
-        ((version, state, text),) = statuses(channel, name)
-        assert (version, state) == (1, "END")
+    assert details.startswith(
+        "5 model(s) did not become available: {{{name: warm_failing version: 1} due to error: "
+    )
+    for name, (code_name, part) in FAILING.items():
+        assert f"{{name: {name} version: 1}} due to error: {code_name}: " in details
+        ((version, state, text, found_code),) = statuses(channel, name)
+        assert (version, state, found_code) == (1, "END", code_name)
         assert part in text, text
         assert failure(lambda name=name: predict(channel, predict_request(name, [1.0]))) == (  # type: ignore[misc]
             grpc.StatusCode.NOT_FOUND,

@@ -24,7 +24,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.framework.ops import dismantle_graph
 from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
-from triglot.core.errors import Code, ModelLoadError, ServingError
+from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
 from triglot.core.model import Model
 from triglot.core.signature import Signature
 from triglot.core.tensor import Array
@@ -63,14 +63,6 @@ _DATATYPES = {
 }
 
 
-class OperationFailed(ServingError):
-    """An operation of the graph refused its inputs, or failed; code and text are its own."""
-
-    def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 def load(file: Path) -> Model:
     """The SavedModel whose `saved_model.pb` is `file`.
 
@@ -97,14 +89,14 @@ class SavedModel(Model):
         self._runs = {name: _Run(self._session, definitions[name], by_reference) for name in self.signatures}
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
-        """Runs the part of the graph that the signature's outputs need. Raises `OperationFailed`."""
+        """Runs what the signature's outputs need. Raises `ServingError` with an operation's own code and text."""
         try:
             return self._runs[call.signature_name](inputs)
         except tf.errors.OpError as error:
-            raise OperationFailed(Code(error.error_code), error.message) from None
+            raise ServingError(error.message, code=Code(error.error_code)) from None
         except UnicodeDecodeError as error:
             # A text that quotes bytes of the request is lost with its code on the way to Python.
-            raise OperationFailed(Code.INVALID_ARGUMENT, error.object.decode(errors="replace")) from None
+            raise InvalidArgument(error.object.decode(errors="replace")) from None
 
     def close(self) -> None:
         """Closes the session, which holds the variables, and takes apart the graph, which holds the constants."""

@@ -38,13 +38,16 @@ class Code(enum.IntEnum):
 class ServingError(Exception):
     """An error with a text that the client may read.
 
-    `retry_after` (seconds) tells the client when the same call has a chance again.
+    `code` is the class's own unless another is given. `retry_after` (seconds) tells the client when the same
+    call has a chance again.
     """
 
     code: Code = Code.UNKNOWN
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(self, message: str, *, code: Code | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
+        if code is not None:
+            self.code = code
         # A text may quote what a client or a model wrote, at any length; every protocol sends UTF-8.
         self.message = message[:MAX_MESSAGE].encode(errors="replace").decode()
         self.retry_after = retry_after
@@ -115,7 +118,11 @@ class Cancelled(ServingError):
 
 
 class ModelLoadError(Exception):
-    """A model cannot be loaded; the text says which file and why."""
+    """A model cannot be loaded; the text says which file and why, `code` what kind of failure it is."""
+
+    def __init__(self, message: str, code: Code = Code.UNKNOWN) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class MissingDependency(ModelLoadError):

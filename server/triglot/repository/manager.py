@@ -143,7 +143,9 @@ class Manager(Registry):
         failed = [version for _, version in sorted(self._versions[name].items()) if version.error is not None]
         if not failed:
             return f"{{name: {name}}}"
-        return f"{{name: {name} version: {failed[-1].files.version}}} due to error: UNKNOWN: {failed[-1].error}"
+        last = failed[-1]
+        code = "" if last.error is None else last.error.code.name
+        return f"{{name: {name} version: {last.files.version}}} due to error: {code}: {last.error}"
 
     def _at_once(self, models: Sequence[ModelSettings]) -> AtOnce:
         """A model that is new, or wanted in another way; all of them when there is no other look to come."""
@@ -250,7 +252,7 @@ class Manager(Registry):
         else:
             log.error("%s", error)
             log.debug("where it came from:", exc_info=error)
-        version.error = ServingError(str(error))
+        version.error = ServingError(str(error), code=error.code)
         if version.state is not State.READY:
             version.state = State.UNAVAILABLE
         self.update(version.files.name)

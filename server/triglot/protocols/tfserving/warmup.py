@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from triglot.core.errors import InvalidArgument, ModelLoadError, ServingError
+from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
 from triglot.core.types import Call
 from triglot.engine.servable import Servable
 from triglot.pb.tfserving import inference_pb2, prediction_log_pb2
@@ -29,12 +29,14 @@ def read_warm_up(folder: Path) -> list[prediction_log_pb2.PredictionLog]:
     try:
         for record in read_records(file.read_bytes()):
             if len(logs) == MAX_RECORDS:
-                raise ModelLoadError(f"Number of warmup records exceeds the maximum ({MAX_RECORDS}) at {file}")
+                text = f"Number of warmup records exceeds the maximum ({MAX_RECORDS}) at {file}"
+                raise ModelLoadError(text, Code.INVALID_ARGUMENT)
             logs.append(parse(prediction_log_pb2.PredictionLog, record))
     except DamagedRecords as error:
-        raise ModelLoadError(f"{file}: {error}. Please verify your warmup data is in TFRecord format.") from None
+        text = f"{file}: {error}. Please verify your warmup data is in TFRecord format."
+        raise ModelLoadError(text, Code.DATA_LOSS) from None
     except InvalidArgument as error:
-        raise ModelLoadError(f"{file}: Failed to parse warmup record: {error}") from None
+        raise ModelLoadError(f"{file}: Failed to parse warmup record: {error}", error.code) from None
     return logs
 
 
@@ -64,9 +66,11 @@ async def warm_up(
         if kind is None:
             continue
         if kind not in runs:
-            raise ModelLoadError(f"{servable}: warm-up record {number}: Unsupported log_type for warmup: {kind}")
+            text = f"{servable}: warm-up record {number}: Unsupported log_type for warmup: {kind}"
+            raise ModelLoadError(text, Code.UNIMPLEMENTED)
         try:
             with servable:
                 await runs[kind](getattr(log, kind))
         except ServingError as error:
-            raise ModelLoadError(f"{servable}: warm-up record {number} failed: {error.message}") from error
+            text = f"{servable}: warm-up record {number} failed: {error.message}"
+            raise ModelLoadError(text, error.code) from error
