@@ -74,6 +74,15 @@ def test_every_protocol_understands_its_line(datatype: str, case: str) -> None:
     check(model.signature, tfserving_codec.decode_predict(tfserving.SerializeToString()).inputs, shape)
 
 
+@pytest.mark.parametrize("datatype", sorted(WITHOUT_SAMPLE | {"UINT16"}))
+def test_an_answer_that_tensorflow_serving_cannot_print(datatype: str) -> None:
+    """REST has no JSON for it (tfs 4.4)."""
+    signature = Signature([TensorSpec("x", "FP32", [-1])], [TensorSpec("y", datatype, [-1])])
+    model = ModelMetadata("m", ["1"], "python", signature, decoupled=False)
+    assert lines(model, protocols="tfserving") == []
+    assert len(lines(model, protocols="kserve,tfserving")) == 3
+
+
 def test_both_protocols() -> None:
     v2, v1, python, grpcurl = lines(metadata(TensorSpec("x", "FP32", [-1])))
     assert v2.startswith("curl -s http://127.0.0.1:2/v2/models/m/infer -d ")
