@@ -70,7 +70,8 @@ MAY_IMPORT = {
     "triglot.protocols.tfserving.rows": SERVICE,
     "triglot.protocols.tfserving.warmup": SERVICE,
     "triglot.protocols.tfserving.ai_platform": SERVICE,
-    "triglot.protocols.tfserving.model_config": CODEC | {"triglot.backends", "triglot.repository.settings"},
+    "triglot.protocols.tfserving.model_config": CODEC
+    | {"triglot.repository.settings", "triglot.repository.source"},
     "triglot.transports": CORE | {"triglot.config", "triglot.transports"},
     "triglot.transports.grpc_server": CORE
     | {

@@ -133,6 +133,10 @@ class DataPlane:
         """Every version of a model that ever was, highest first. Raises `ModelNotFound`."""
         return self._manager.statuses(name)
 
+    def platforms(self) -> dict[str, str]:
+        """What the configuration calls the kind of each model that it names."""
+        return self._manager.platforms()
+
     async def reload(self, models: Sequence[ModelSettings]) -> None:
         """Serve these models, and no others. Raises `ServingError` as `Manager.reload`."""
         await self._manager.reload(models)

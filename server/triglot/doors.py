@@ -12,7 +12,7 @@ from triglot.protocols.kserve.service import KServe
 from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes, vertex_routes
 from triglot.protocols.tfserving.metrics import metrics_route
 from triglot.protocols.tfserving.models import Models
-from triglot.protocols.tfserving.routes import RestApi, not_found_route, tfserving_routes
+from triglot.protocols.tfserving.routes import RestApi, liveness_route, not_found_route, tfserving_routes
 from triglot.protocols.tfserving.rows import tfserving_services
 from triglot.protocols.tfserving.service import Predictions
 from triglot.telemetry import Telemetry
@@ -43,8 +43,7 @@ def rows(
         routes += ai_platform_routes(ai_platform)
         api = RestApi(dataplane, predictions, models, kserve_v1=with_kserve)
         routes += tfserving_routes(api, telemetry, cors=config.cors)
-        if not with_kserve:
-            routes.append(not_found_route())
+        routes.append(liveness_route() if with_kserve else not_found_route())
     health_names += [service.name for service in services]
     services.append(Health(dataplane, health_names).grpc_service())
     services += reflection_services([service.name for service in services])

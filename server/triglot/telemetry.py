@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from triglot.core.errors import Code
 
-MAX_MODEL_NAMES = 1000
-"""Names that clients make up are told apart up to this number."""
+MAX_MODEL_NAMES, LONGEST_NAME = 1000, 128
+"""Names that clients make up are told apart up to this number, and to this length in characters."""
 LATENCY_LIMITS = tuple(10 * 1.8**power for power in range(33))
 """Upper limits of the buckets of latency, in microseconds (tfs 4.7)."""
 
@@ -51,7 +51,8 @@ class Telemetry:
         kind = CallKind(door, api, model, code)
         latency = self._calls.get(kind)
         if latency is None:
-            if model not in self._models and len(self._models) >= MAX_MODEL_NAMES:
+            full = model not in self._models and len(self._models) >= MAX_MODEL_NAMES
+            if full or len(model) > LONGEST_NAME:
                 kind = kind._replace(model="")
             self._models.add(kind.model)
             latency = self._calls.setdefault(kind, Histogram(LATENCY_LIMITS))

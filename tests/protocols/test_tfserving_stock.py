@@ -102,7 +102,7 @@ def test_tensors_that_tensorflow_makes(answer: dict[str, Any], padding: bytes) -
 @pytest.mark.parametrize("padding", [b"", PADDING], ids=["as sent", "large"])
 def test_a_request_that_tensorflow_makes(answer: dict[str, Any], padding: bytes) -> None:
     request = decode_predict(bytes.fromhex(answer["request"]) + padding)
-    assert request.spec == ModelSpec("m", 3, "", "s")
+    assert request.spec == ModelSpec("m", 3, None, "s")
     assert list(request.output_filter) == ["y", "z"]
     assert request.unreadable == {}
     assert {tensor.name: plain(tensor) for tensor in request.inputs} == {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scripted_loads import Loads, ask, look_twice, managing, put, states, until
 
-from triglot.core.errors import InvalidArgument, ModelLoadError, ModelNotFound, Unavailable
+from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelLoadError, ModelNotFound, Unavailable
 from triglot.core.model import Model
 from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager
@@ -318,7 +318,7 @@ async def test_calls_that_do_not_end_are_not_waited_for_for_ever(
 async def test_closing_does_not_wait_for_calls_nor_for_loads(tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     put(tmp_path / "b" / "1")
-    manager = Manager([tmp_path / "a"], load, max_queue_size=1)
+    manager = Manager([ModelSettings("a", tmp_path / "a")], load, max_queue_size=1)
     await manager.load_all()
     gate = load.hold("load b/1")
     with manager.servable("a"):
@@ -340,3 +340,14 @@ async def test_a_closed_manager_loads_nothing_more(tmp_path: Path, load: Loads) 
         with pytest.raises(Unavailable, match="shutting down"):
             await manager.reload([ModelSettings("other", tmp_path)])
         assert len(load.begun) == 1
+
+
+async def test_models_at_paths_cannot_be_replaced(tmp_path: Path, load: Loads) -> None:
+    """Whoever reaches the server could have it load, and so run, what lies elsewhere."""
+    put(tmp_path / "m" / "1")
+    manager = Manager([tmp_path / "m"], load, max_queue_size=1)
+    await manager.load_all()
+    with pytest.raises(FailedPrecondition, match="the models are those at the paths"):
+        await manager.reload([ModelSettings("other", tmp_path / "m")])
+    assert manager.names() == ["m"]
+    await manager.close()

@@ -73,7 +73,9 @@ class PredictorModel(Model):
 
     def __init__(self, predictor: Any, opened: ExitStack) -> None:
         self._predict: Callable[..., Any] = predictor.predict
-        self._signature = inspect.signature(predictor.predict)
+        # Of the function below a method: a keyword may have the name of its first argument, too.
+        self._leading = [predictor] if hasattr(predictor.predict, "__func__") else []
+        self._signature = inspect.signature(getattr(predictor.predict, "__func__", predictor.predict))
         self._opened = opened
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -88,7 +90,7 @@ class PredictorModel(Model):
         if not isinstance(parameters, dict):
             raise InvalidArgument("parameters: expected a JSON object of keyword arguments")
         try:
-            self._signature.bind(instances, **parameters)
+            self._signature.bind(*self._leading, instances, **parameters)
         except TypeError as error:
             raise InvalidArgument(f"parameters: predict() {error}") from None
         return {"predictions": object_array([_printed(self._predict(instances, **parameters))], [1])}

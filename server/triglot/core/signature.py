@@ -85,8 +85,11 @@ class Signature:
             raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {self.method!r}")
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
             object.__setattr__(self, f"{kind}_rules", _rules(kind, specs, self.max_batch_size))
-        for name, value in self.defaults.items():
-            _check_default(name, value, self.input_rules.get(name))
+        defaults = {
+            name: _checked_default(name, value, self.input_rules.get(name))
+            for name, value in self.defaults.items()
+        }
+        object.__setattr__(self, "defaults", defaults)
         object.__setattr__(self, "takes_bytes", any(spec.datatype == "BYTES" for spec in self.inputs))
 
 
@@ -106,11 +109,15 @@ def _rules(kind: str, specs: Sequence[TensorSpec], max_batch_size: int) -> dict[
     return rules
 
 
-def _check_default(name: str, value: Any, rule: TensorRule | None) -> None:
+def _checked_default(name: str, value: Any, rule: TensorRule | None) -> Array:
+    """The default, which no call of the model can change."""
     if rule is None:
         raise ValueError(f"defaults: there is no input {name!r}")
     if not isinstance(value, np.ndarray) or datatype_of(value) != rule.spec.datatype:
         raise ValueError(f"defaults: {name!r}: expected a {rule.spec.datatype} array, got {value!r}")
+    array: Array = value.copy()
+    array.flags.writeable = False
+    return array
 
 
 def signatures_of(model: Model) -> dict[str, Signature]:

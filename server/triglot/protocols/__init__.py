@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from triglot.core.errors import InvalidArgument, ServingError
+from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.types import Call
 
 MAX_CONTROL_BYTES = 1024 * 1024
@@ -46,7 +46,8 @@ class Method:
     UNARY: `call(request, call)` is awaited. SERVER_STREAM: it returns an async iterator of answers.
     BIDI_STREAM: it is given an async iterator of requests and returns one of answers.
     `answer_size` tells how many bytes `encode` has to work through one by one, about: it may run off the loop.
-    `details` makes of an error's text what the client is told.
+    `decode_size` tells the same of `decode`, and is asked for large requests only. `details` makes of an error's
+    text what the client is told.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Method:
     call: Callable[[Any, Call], Awaitable[Any] | AsyncIterator[Any]]
     encode: Callable[[Any], bytes]
     answer_size: Callable[[Any], int] = _small
+    decode_size: Callable[[bytes], int] = _small
     details: Callable[[str], str] = str
 
 
@@ -69,6 +71,15 @@ class Service:
 
 class DamagedBody(InvalidArgument):
     """The request's body is not what its Content-Encoding says."""
+
+
+class InflatedTooLarge(PayloadTooLarge):
+    """The request's body is inflated to more than the route takes."""
+
+
+def content_coding(header: str) -> str:
+    """The coding of a Content-Encoding header, as HTTP defines it."""
+    return header.strip().lower().removeprefix("x-") or "identity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +121,7 @@ class Route:
     `encode` is given the answer and the decoded request. Both codec functions may run off the event loop:
     `text_size` and `answer_size` tell how many bytes of text they have to parse and print, about.
     `body_limit` gives the largest body, compressed or not, for a request with these headers; None: the server's.
+    `coding` reads the Content-Encoding header; a compressed body may grow to `inflate_limit`, or `body_limit`.
     `encode_error` gives an error the protocol's own form; without it, it is `{"error": TEXT}` with the usual
     status. `headers` are those of every answer, errors among them.
     """
@@ -123,5 +135,7 @@ class Route:
     text_size: Callable[[HttpRequest], int] = _body_size
     answer_size: Callable[[Any], int] = _small
     body_limit: Callable[[Mapping[str, str]], int | None] = _control_size
+    coding: Callable[[str], str] = content_coding
+    inflate_limit: int | None = None
     encode_error: Callable[[ServingError], HttpResponse] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from triglot.core.errors import InvalidArgument
+from triglot.protocols import MAX_CONTROL_BYTES
 
 VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
 MAX_GROUP_DEPTH = 100
@@ -226,6 +227,13 @@ def parse(message_class: Any, data: bytes) -> Any:
         raise InvalidArgument(
             f"the request is not a valid {message_class.DESCRIPTOR.full_name}: {error}"
         ) from None
+
+
+def parse_control(message_class: Any, data: bytes) -> Any:
+    """A request that names things and holds no tensor. Raises `InvalidArgument`."""
+    if len(data) > MAX_CONTROL_BYTES:
+        raise InvalidArgument(f"the request has {len(data)} bytes, at most {MAX_CONTROL_BYTES} are expected")
+    return parse(message_class, data)
 
 
 def serialize(message: Any) -> bytes:

@@ -26,7 +26,7 @@ from triglot.engine.servable import Servable
 from triglot.repository.loader import Load, Loader, Warm
 from triglot.repository.plan import State, Version, plan
 from triglot.repository.registry import Registry, UnknownLabel
-from triglot.repository.settings import ModelSettings, check_models
+from triglot.repository.settings import ModelSettings, check_names
 from triglot.repository.source import ModelFiles, Root
 from triglot.repository.thread import in_thread
 from triglot.repository.watch import AtOnce, Look, Wanted, Watch
@@ -88,7 +88,7 @@ class Manager(Registry):
         """
         models = [root for root in self._roots if isinstance(root, ModelSettings)]
         try:
-            check_models(models)
+            check_names([model.name for model in models])
         except InvalidArgument as error:
             raise ModelLoadError(error.message) from None
         async with self._looking:
@@ -112,15 +112,25 @@ class Manager(Registry):
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
 
+    def platforms(self) -> dict[str, str]:
+        """What the configuration calls the kind of each model that it names."""
+        return {root.name: root.platform for root in self._roots if isinstance(root, ModelSettings)}
+
     async def reload(self, models: Sequence[ModelSettings]) -> None:
         """Serve these models, and no others (tfs 3.7).
 
         Returns when each model that was not wanted before, or that served nothing and is tried again, serves or
-        has failed. All other changes happen in the background. Raises `InvalidArgument` for a wrong name and
-        `FailedPrecondition` for a label whose version is not available, and has changed nothing then;
-        `ServingError` (UNKNOWN) when models failed, and `Unavailable` when the manager is closed meanwhile.
+        has failed. All other changes happen in the background. What raises `InvalidArgument` (a wrong name) or
+        `FailedPrecondition` (a label whose version is not available, a server that was started with paths) has
+        changed nothing. Raises `ServingError` (UNKNOWN) when models failed, and `Unavailable` when the manager is
+        closed meanwhile.
         """
-        check_models(models)
+        check_names([model.name for model in models])
+        if any(not isinstance(root, ModelSettings) for root in self._roots):
+            raise FailedPrecondition(
+                "the models are those at the paths that the server was started with; `triglot tfserving` starts "
+                "one whose list of models can be replaced"
+            )
         async with self._reloading:
             async with self._looking:
                 look = await self._look(models, self._at_once(models))

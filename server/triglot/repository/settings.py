@@ -47,20 +47,24 @@ LATEST = VersionPolicy(latest=1)
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """One model: `base_path` holds a folder for each version. `labels` name versions."""
+    """One model: `base_path` holds a folder for each version. `labels` name versions.
+
+    `platform` is what the configuration calls its kind; what the folder holds decides how it is loaded.
+    """
 
     name: str
     base_path: Path
     policy: VersionPolicy = LATEST
     labels: Mapping[str, int] = field(default_factory=dict)
+    platform: str = field(default="", compare=False)
 
 
-def check_models(models: Iterable[ModelSettings]) -> None:
+def check_names(names: Iterable[str]) -> None:
     """Raises `InvalidArgument` for a name that clients could not send, and for one that comes twice (tfs 3.7)."""
     seen: set[str] = set()
-    for model in models:
-        if not NAME.fullmatch(model.name):
-            raise InvalidArgument(f"model name {model.name!r}: {NAME_RULE}")
-        if model.name in seen:
-            raise InvalidArgument(f"Illegal to list model {model.name} multiple times in config list")
-        seen.add(model.name)
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise InvalidArgument(f"model name {name!r}: {NAME_RULE}")
+        if name in seen:
+            raise InvalidArgument(f"Illegal to list model {name} multiple times in config list")
+        seen.add(name)

@@ -77,7 +77,11 @@ class GrpcServer:
 
         async def handle(data: bytes, context: Any) -> bytes:
             try:
-                answer = await run(decode(data), _call(context))
+                if len(data) > OFF_LOOP_BYTES:
+                    request = await run_sized(method.decode_size(data), decode, data)
+                else:
+                    request = decode(data)
+                answer = await run(request, _call(context))
                 if size_of(answer) > OFF_LOOP_BYTES:
                     return await asyncio.to_thread(encode, answer)
                 return encode(answer)

@@ -26,7 +26,7 @@ from triglot.core.errors import (
     as_serving_error,
 )
 from triglot.core.types import Call
-from triglot.protocols import DamagedBody, HttpRequest, HttpResponse, Route
+from triglot.protocols import DamagedBody, HttpRequest, HttpResponse, InflatedTooLarge, Route
 from triglot.transports.off_loop import run_sized
 from triglot.transports.shutdown import SHUTTING_DOWN
 
@@ -36,6 +36,10 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
 WINDOW_BITS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """zlib's parameter for each content coding that is taken; 0: none is needed."""
+INFLATED_WORK = 32
+"""A compressed byte takes as long as so many bytes of text."""
+LONGEST_LINE = 64 * 1024
+"""Bytes of a request's path, and of a header."""
 MAX_GZIP_MEMBERS = 16
 """What follows a member is copied for each of them."""
 _STATUS = {
@@ -82,6 +86,8 @@ class HttpServer:
             shutdown_timeout=CLEAN_UP_SECONDS,
             # Inflated here: bounded by the result's size, off the loop, and with our own errors.
             auto_decompress=False,
+            max_line_size=LONGEST_LINE,
+            max_field_size=LONGEST_LINE,
         )
         self._grace = config.grace
         self._listener: socket.socket | None = None
@@ -165,7 +171,7 @@ class HttpServer:
             raise DeadlineExceeded(f"the call took longer than {self._timeout:g} seconds") from None
 
     async def _read(self, route: Route, http: web.Request) -> HttpRequest:
-        coding = http.headers.get("Content-Encoding", "identity").lower().removeprefix("x-")
+        coding = route.coding(http.headers.get("Content-Encoding", ""))
         if coding not in WINDOW_BITS:
             raise UnknownCoding(f"Content-Encoding '{coding}' is not supported, use gzip or deflate")
         headers = {name.lower(): value for name, value in http.headers.items()}
@@ -176,7 +182,8 @@ class HttpServer:
         body = await _read_body(http, limit) if http.can_read_body else b""
         bits = WINDOW_BITS[coding]
         if bits and body:
-            body = await run_sized(len(body), _inflate, body, bits, limit)
+            most = limit if route.inflate_limit is None else min(limit, route.inflate_limit)
+            body = await run_sized(len(body) * INFLATED_WORK, _inflate, body, bits, most)
         return HttpRequest(http.match_info, headers, body, http.method, http.raw_path)
 
 
@@ -205,7 +212,7 @@ def _too_large(limit: int) -> PayloadTooLarge:
 
 
 def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
-    """The body inflated. Raises `PayloadTooLarge` before more than `limit` bytes are made of it."""
+    """The body inflated. Raises `InflatedTooLarge` before more than `limit` bytes are made of it."""
     parts: list[bytes] = []
     size = 0
     while body:
@@ -218,7 +225,7 @@ def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
             raise DamagedBody(f"the compressed request body is damaged: {error}") from None
         size += len(part)
         if size > limit:
-            raise _too_large(limit)
+            raise InflatedTooLarge(f"the compressed request body holds more than {limit} bytes")
         if not inflater.eof:
             raise DamagedBody("the compressed request body is damaged: it ends too early")
         parts.append(part)

@@ -101,6 +101,11 @@ def decode_infer(data: bytes) -> InferenceRequest:
     return _request_of(message, raw)
 
 
+def decoding_size(data: bytes) -> int:
+    """What `decode_infer` has to work through besides raw tensors, in bytes. Raises `InvalidArgument`."""
+    return len(scan(data, _INFER_RULES)[0])
+
+
 def identify(data: bytes) -> InferenceRequest:
     """The model and id of a request that `decode_infer` refuses, as far as they can be read."""
     try:

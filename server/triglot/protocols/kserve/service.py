@@ -10,12 +10,12 @@ from triglot.core.errors import InvalidArgument, ModelNotFound, ServingError, Un
 from triglot.core.types import Call, InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
-from triglot.protocols.kserve.codec import encode_infer, encode_stream_infer, packing_size
+from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols.kserve.codec import decoding_size, encode_infer, encode_stream_infer, packing_size
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.stream import InferStream, StreamAnswer
 from triglot.protocols.kserve.templates import infer_decoder
-from triglot.protocols.wire import parse, serialize
+from triglot.protocols.wire import parse_control, serialize
 from triglot.version import __version__
 
 SERVICE = "inference.GRPCInferenceService"
@@ -125,7 +125,16 @@ class KServe:
                 _unary("ModelReady", health, pb.ModelReadyRequest, self.model_ready),
                 _unary("ServerMetadata", inspect, pb.ServerMetadataRequest, self.server_metadata),
                 _unary("ModelMetadata", inspect, pb.ModelMetadataRequest, self.model_metadata),
-                Method("ModelInfer", Kind.UNARY, infer, infer_decoder(), unary_infer, encode_infer, packing_size),
+                Method(
+                    "ModelInfer",
+                    Kind.UNARY,
+                    infer,
+                    infer_decoder(),
+                    unary_infer,
+                    encode_infer,
+                    packing_size,
+                    decoding_size,
+                ),
                 Method(
                     "ModelStreamInfer",
                     Kind.BIDI_STREAM,
@@ -152,11 +161,4 @@ def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadat
 
 
 def _unary(name: str, operation: Operation, request_class: Any, call: Any) -> Method:
-    return Method(name, Kind.UNARY, operation, partial(_parse_small, request_class), call, serialize)
-
-
-def _parse_small(request_class: Any, data: bytes) -> Any:
-    """A request that names things and holds no tensor. Raises `InvalidArgument`."""
-    if len(data) > MAX_CONTROL_BYTES:
-        raise InvalidArgument(f"the request has {len(data)} bytes, at most {MAX_CONTROL_BYTES} are expected")
-    return parse(request_class, data)
+    return Method(name, Kind.UNARY, operation, partial(parse_control, request_class), call, serialize)

@@ -13,7 +13,6 @@ from triglot.core.errors import (
     InvalidArgument,
     ModelNotFound,
     NotFound,
-    PayloadTooLarge,
     ServingError,
     Unavailable,
 )
@@ -32,7 +31,7 @@ from triglot.protocols.tfserving.json_models import (
     split_keywords,
 )
 from triglot.protocols.tfserving.rest_predict import decode_predict, encode_predict
-from triglot.protocols.tfserving.routes import ELEMENT_TEXT, STATUS
+from triglot.protocols.tfserving.routes import no_limit, status_of, text_size
 
 PROJECT_MODEL = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}"
 BARE_PLATFORMS = ("sklearn", "xgboost")
@@ -184,7 +183,7 @@ def _explain(body: bytes, signature: Signature) -> None:
 def ai_platform_routes(platform: AIPlatform) -> list[Route]:
     """`projects.predict`, with and without a version."""
     return [
-        _route(path, platform.decode_project, platform, encode_failure)
+        _route(path, platform.decode_project, platform, encode_platform_error)
         for path in (f"{PROJECT_MODEL}:predict", f"{PROJECT_MODEL}/versions/{{version:[^/:]+}}:predict")
     ]
 
@@ -222,18 +221,10 @@ def _route(
         decode,
         platform.predict,
         _encode,
-        answer_size=_answer_size,
-        body_limit=_no_limit,
+        answer_size=text_size,
+        body_limit=no_limit,
         encode_error=encode_error,
     )
-
-
-def _no_limit(_: Any) -> None:
-    return None
-
-
-def _answer_size(response: InferenceResponse) -> int:
-    return sum([output.array.size for output in response.outputs]) * ELEMENT_TEXT
 
 
 def _encode(response: InferenceResponse, request: PredictCall) -> HttpResponse:
@@ -246,11 +237,7 @@ def _encode_health(_: Any, __: Any) -> HttpResponse:
     return HttpResponse(b"{}")
 
 
-def _status(error: ServingError) -> int:
-    return 413 if isinstance(error, PayloadTooLarge) else STATUS.get(error.code, 500)
-
-
-def encode_failure(error: ServingError) -> HttpResponse:
+def encode_platform_error(error: ServingError) -> HttpResponse:
     """A failed prediction as AI Platform words it; a model that is not there in Google's form (tfs 7.3)."""
     if isinstance(error, UnknownResource):
         body = {"error": {"code": 404, "message": error.message, "status": "NOT_FOUND"}}
@@ -259,9 +246,9 @@ def encode_failure(error: ServingError) -> HttpResponse:
     if error.code in _CAUSES:
         cause, number = _CAUSES[error.code]
         text = f"{cause}: {text} (Error code: {number})"
-    return HttpResponse(orjson.dumps({"error": f"Prediction failed: {text}"}), _status(error))
+    return HttpResponse(orjson.dumps({"error": f"Prediction failed: {text}"}), status_of(error))
 
 
 def encode_detail(error: ServingError) -> HttpResponse:
     """An error as Vertex AI's own prediction containers give it (tfs 7.7)."""
-    return HttpResponse(orjson.dumps({"detail": error.message}), _status(error))
+    return HttpResponse(orjson.dumps({"detail": error.message}), status_of(error))

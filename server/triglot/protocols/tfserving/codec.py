@@ -21,6 +21,7 @@ from triglot.protocols.tfserving.tensor import (
     BadTensor,
     TensorValues,
     decode_tensor,
+    element_bytes,
     encode_elements,
     memory_field,
     memory_head,
@@ -144,6 +145,13 @@ def _add_inputs(
         except BadTensor as error:
             request.unreadable[name] = error.message
     request.inputs.extend(inputs.values())
+
+
+def decoding_size(data: bytes) -> int:
+    """What `decode_predict` reads one by one of a large message, in bytes. Raises `InvalidArgument`."""
+    rest, entries = scan(data, _RULES)
+    named = [named for _, entry in entries if (named := _entry(entry))]
+    return len(rest) + sum([element_bytes(tensor) for _, tensor in named])
 
 
 def predict_decoder() -> TemplateDecoder[PredictRequest]:

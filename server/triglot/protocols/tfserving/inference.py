@@ -19,6 +19,7 @@ from triglot.protocols.wire import MessageRules, parse, scan
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
 _INPUT, _EXAMPLES, _CONTEXT = 2, 1, 2
 _PLAIN, _WITH_CONTEXT = 1, 2
+MAX_EXAMPLES = 1024 * 1024
 MAX_REPEATED_BYTES = 64 * 1024 * 1024
 """The most that a context may take in all examples together."""
 Define = Callable[[], signature_pb2.SignatureDef]
@@ -68,7 +69,7 @@ def _examples(cuts: list[tuple[int, memoryview]]) -> list[bytes]:
     start = max([at + 1 for at, (number, _) in enumerate(kinds) if number != kind], default=0)
     whole = b"".join([payload for _, payload in kinds[start:]])
     rules = MessageRules(cut=frozenset({_EXAMPLES, _CONTEXT} if kind == _WITH_CONTEXT else {_EXAMPLES}))
-    parts = scan(whole, rules)[1]
+    parts = scan(whole, rules, MAX_EXAMPLES)[1]
     context = b"".join([payload for number, payload in parts if number == _CONTEXT])
     examples = [payload for number, payload in parts if number == _EXAMPLES]
     if len(context) * len(examples) > MAX_REPEATED_BYTES:

@@ -74,8 +74,11 @@ def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) ->
     name = values.get("signature_name", "")
     if key not in values or (row and "inputs" in values) or not isinstance(name, str):
         raise _Irregular
+    specs = signature_of(name).inputs
+    if not specs:
+        raise _Irregular
     skeleton = body.translate(None, _FLESH)
-    tensors, text = _Reader(len(skeleton), signature_of(name).inputs).read(values[key], row)
+    tensors, text = _Reader(len(skeleton), specs).read(values[key], row)
     if _object_text(values, {key: text}) != skeleton:
         raise _Irregular
     return PredictBody(name, row, tensors)

@@ -7,36 +7,46 @@ version that is not available, belongs to whoever applies the settings.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from triglot.backends import BACKENDS
 from triglot.core.errors import InvalidArgument
 from triglot.pb import POOL
 from triglot.pb.tfserving import model_server_config_pb2 as pb
-from triglot.repository.settings import ALL, ModelSettings, VersionPolicy, check_models
+from triglot.repository.settings import ALL, ModelSettings, VersionPolicy, check_names
+from triglot.repository.source import BACKEND_OF_FILE
 
 M = TypeVar("M", bound=Message)
 
 TENSORFLOW = "tensorflow"
 """TensorFlow Serving's only platform. The names of our backends are platforms too, and all mean the same: the
 files in a version's folder choose the backend."""
+PLATFORMS = frozenset((TENSORFLOW, *BACKEND_OF_FILE.values()))
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def model_settings(config: pb.ModelServerConfig) -> list[ModelSettings]:
-    """The models that a configuration wants; none when its list is empty. Raises `InvalidArgument`."""
+def model_settings(
+    config: pb.ModelServerConfig, platforms: Mapping[str, str] | None = None
+) -> list[ModelSettings]:
+    """The models that a configuration wants; none when its list is empty. `platforms` are those of models so far.
+
+    Raises `InvalidArgument` in TensorFlow Serving's order: names, then paths, then platforms, of all models.
+    """
     if config.WhichOneof("config") != "model_config_list":
         raise InvalidArgument(
             "ServerModelConfig type not supported by HandleReloadConfigRequest. "
             "Only ModelConfigList is currently supported"
         )
-    models = [_settings(model) for model in config.model_config_list.config]
-    check_models(models)
-    return models
+    models = config.model_config_list.config
+    check_names([model.name for model in models])
+    base_paths = [_folder(model) for model in models]
+    for model in models:
+        _check_platform(model, (platforms or {}).get(model.name, ""))
+    return [_settings(model, base_path) for model, base_path in zip(models, base_paths, strict=True)]
 
 
 def parse_text(text: bytes, name: str, message_class: type[M]) -> M:
@@ -47,12 +57,11 @@ def parse_text(text: bytes, name: str, message_class: type[M]) -> M:
         raise InvalidArgument(f"Invalid protobuf file: '{name}': {error}") from None
 
 
-def _settings(model: pb.ModelConfig) -> ModelSettings:
-    base_path = _folder(model)
-    _check_platform(model)
+def _settings(model: pb.ModelConfig, base_path: Path) -> ModelSettings:
     if model.HasField("logging_config"):
         raise InvalidArgument("No request-logger-creator provided.")
-    return ModelSettings(model.name, base_path, _policy(model.model_version_policy), dict(model.version_labels))
+    policy = _policy(model.model_version_policy)
+    return ModelSettings(model.name, base_path, policy, dict(model.version_labels), _platform(model))
 
 
 def _folder(model: pb.ModelConfig) -> Path:
@@ -68,27 +77,34 @@ def _folder(model: pb.ModelConfig) -> Path:
     return Path(path)
 
 
-def _check_platform(model: pb.ModelConfig) -> None:
-    """Raises `InvalidArgument` unless exactly one of platform and (deprecated) type is there, and is known."""
-    if model.model_type == pb.MODEL_TYPE_UNSPECIFIED:
-        platform = model.model_platform
-    elif model.model_platform:
+def _platform(model: pb.ModelConfig) -> str:
+    is_tensorflow = not model.model_platform and model.model_type == pb.TENSORFLOW
+    return TENSORFLOW if is_tensorflow else model.model_platform
+
+
+def _check_platform(model: pb.ModelConfig, before: str) -> None:
+    """Raises `InvalidArgument` unless platform or (deprecated) type is there, one of them, known, as before."""
+    if model.model_type != pb.MODEL_TYPE_UNSPECIFIED and model.model_platform:
         raise InvalidArgument(
             "Illegal setting both ModelServerConfig::model_type (deprecated) and "
             f"ModelServerConfig::model_platform, model name is {model.name}"
         )
-    elif model.model_type == pb.TENSORFLOW:
-        platform = TENSORFLOW
-    else:
+    if model.model_type not in (pb.MODEL_TYPE_UNSPECIFIED, pb.TENSORFLOW):
         raise InvalidArgument(
             f"ModelServerConfig::model_type choice {model.model_type} not supported, model name is {model.name}"
         )
+    platform = _platform(model)
     if not platform:
         raise InvalidArgument(
             "Illegal setting neither ModelServerConfig::model_type (deprecated) nor "
             f"ModelServerConfig::model_platform, model name is {model.name}"
         )
-    if platform not in {TENSORFLOW, *BACKENDS}:
+    if before and platform != before:
+        raise InvalidArgument(
+            f"Illegal to change a model's platform. For model {model.name} platform was {before} and new platform "
+            f"requested is {platform}"
+        )
+    if platform not in PLATFORMS:
         raise InvalidArgument(f"Model {model.name} requests unsupported platform {platform}")
 
 

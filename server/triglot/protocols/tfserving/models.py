@@ -77,7 +77,7 @@ class Models:
         self, request: management_pb2.ReloadConfigRequest, _: Call
     ) -> management_pb2.ReloadConfigResponse:
         """Replaces the whole list of models, or raises and changes nothing (tfs 3.7)."""
-        await self._dataplane.reload(model_settings(request.config))
+        await self._dataplane.reload(model_settings(request.config, self._dataplane.platforms()))
         response = management_pb2.ReloadConfigResponse(status={})
         for name in request.metric_names:
             response.metric.add(name=name, int64_value_increase=0)

@@ -17,10 +17,10 @@ import orjson
 
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
-from triglot.core.types import Call
+from triglot.core.types import Call, InferenceResponse
 from triglot.dataplane import DataPlane
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
-from triglot.protocols import DamagedBody, HttpRequest, HttpResponse, Operation, Route
+from triglot.protocols import DamagedBody, HttpRequest, HttpResponse, InflatedTooLarge, Operation, Route
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.counting import counted
 from triglot.protocols.tfserving.inference import ExamplesRequest
@@ -33,15 +33,17 @@ from triglot.protocols.tfserving.rest_predict import decode_predict, encode_erro
 from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
 from triglot.telemetry import Telemetry
 
-ANY_PATH = "/{path:.*}"
+ANY_PATH = "/{path:(?s:.*)}"
 PREFIX = "/{v1:(?i:v1)}" + ANY_PATH
 MAX_INT64 = 2**63 - 1
+MAX_INFLATED = 100 * 1024 * 1024
 ELEMENT_TEXT = 16
 """An element of an answer is printed in so many bytes of text, about."""
 _WHICH = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
 _POST = re.compile(rf"/v1/models/(?P<model>[^/:]+){_WHICH}:(?P<verb>classify|regress|predict)", re.IGNORECASE)
 _GET = re.compile(rf"/v1/models(?:/(?P<model>[^/:]+))?{_WHICH}(?:/(?P<metadata>metadata))?", re.IGNORECASE)
-_NAMED = re.compile(r"/v1/models/(?P<model>[^/:]+)[^:]*(?::(?P<verb>\w+)$)?", re.IGNORECASE)
+_NAMED = re.compile(r"/v1/models/(?P<model>[^/:]+)[^:]*(?::(?P<verb>predict|classify|regress)$)?", re.IGNORECASE)
+_SERVER = re.compile(r"^https?://[^/]*", re.IGNORECASE)
 _ORIGIN = re.compile(r"https?://.*", re.IGNORECASE)
 _CORS = {
     "Access-Control-Allow-Origin": "*",
@@ -166,7 +168,9 @@ def tfserving_routes(api: RestApi, telemetry: Telemetry, *, cors: bool) -> list[
             run,
             _encode,
             answer_size=_answer_size,
-            body_limit=_no_limit,
+            body_limit=no_limit,
+            coding=_coding,
+            inflate_limit=MAX_INFLATED,
             encode_error=encode_failure,
             headers=headers,
         )
@@ -177,6 +181,13 @@ def tfserving_routes(api: RestApi, telemetry: Telemetry, *, cors: bool) -> list[
         Route("OPTIONS", PREFIX, inspect, _is_cross_origin, _allow, _encode_options, headers=headers),
         route("*", inspect, _refuse),
     ]
+
+
+def liveness_route() -> Route:
+    """KServe V1's liveness."""
+    return Route(
+        "GET", "/", Operation.HEALTH, lambda _: True, _allow, lambda _, __: HttpResponse(b'{"status": "alive"}')
+    )
 
 
 def not_found_route() -> Route:
@@ -213,8 +224,14 @@ def _encode(answer: tuple[RestCall, Any], _: _Request) -> HttpResponse:
     return HttpResponse(rest.encode(given))
 
 
-def _no_limit(_: Any) -> None:
-    return None
+def no_limit(_: Any) -> None:
+    """The body's size has the server's own limit."""
+    return
+
+
+def _coding(header: str) -> str:
+    """Only gzip means anything, wherever the header says it (tfs 4.1)."""
+    return "gzip" if "gzip" in header.lower() else "identity"
 
 
 async def _allow(answer: bool, _: Call) -> bool:
@@ -243,7 +260,7 @@ def _malformed(http: HttpRequest) -> InvalidArgument:
 
 def _path(http: HttpRequest) -> str:
     """The path as it was sent; unlike in TensorFlow Serving, a query does no harm (tfs 0.20)."""
-    return http.target.partition("?")[0]
+    return _SERVER.sub("", http.target.partition("?")[0])
 
 
 def _spec(match: re.Match[str]) -> ModelSpec:
@@ -279,10 +296,15 @@ def _encode_regression(answer: Regression) -> bytes:
     return encode_regressions(answer.values)
 
 
+def text_size(response: InferenceResponse) -> int:
+    """How many bytes of text the outputs are, about."""
+    return sum([output.array.size for output in response.outputs]) * ELEMENT_TEXT
+
+
 def _answer_size(answered: tuple[RestCall, Any]) -> int:
     answer = answered[1]
     if isinstance(answer, Prediction):
-        return sum([output.array.size for output in answer.response.outputs]) * ELEMENT_TEXT
+        return text_size(answer.response)
     if isinstance(answer, Classification):
         return sum(map(len, answer.examples)) * ELEMENT_TEXT
     return 0
@@ -292,7 +314,11 @@ def encode_failure(error: ServingError) -> HttpResponse:
     """An error with TensorFlow Serving's status and form (tfs 4.1)."""
     if isinstance(error, VersionTooLarge):
         return HttpResponse(b"", 400)
-    if isinstance(error, DamagedBody):
+    if isinstance(error, DamagedBody | InflatedTooLarge):
         return HttpResponse(encode_error("JSON Parse error: The document is empty"), 400)
-    status = 413 if isinstance(error, PayloadTooLarge) else STATUS.get(error.code, 500)
-    return HttpResponse(encode_error(error.message), status)
+    return HttpResponse(encode_error(error.message), status_of(error))
+
+
+def status_of(error: ServingError) -> int:
+    """The HTTP status of an error (tfs 4.1)."""
+    return 413 if isinstance(error, PayloadTooLarge) else STATUS.get(error.code, 500)

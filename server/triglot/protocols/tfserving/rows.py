@@ -6,11 +6,16 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from triglot.core.errors import InvalidArgument
 from triglot.core.types import Call
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
-from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
-from triglot.protocols.tfserving.codec import encode_predict, encoding_size, predict_decoder
+from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols.tfserving.codec import (
+    ELEMENT_WORK,
+    decoding_size,
+    encode_predict,
+    encoding_size,
+    predict_decoder,
+)
 from triglot.protocols.tfserving.counting import counted
 from triglot.protocols.tfserving.inference import (
     classification_message,
@@ -20,7 +25,7 @@ from triglot.protocols.tfserving.inference import (
 )
 from triglot.protocols.tfserving.models import Models
 from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
-from triglot.protocols.wire import parse, serialize
+from triglot.protocols.wire import parse_control, serialize
 from triglot.telemetry import Telemetry
 
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
@@ -36,45 +41,54 @@ def tfserving_services(
     infer, inspect = Operation.INFER, Operation.INSPECT
     classify = partial(decode_examples, inference_pb2.ClassificationRequest)
     regress = partial(decode_examples, inference_pb2.RegressionRequest)
-    metadata = partial(_parse_small, metadata_pb2.GetModelMetadataRequest)
-    status = partial(_parse_small, management_pb2.GetModelStatusRequest)
-    reload = partial(_parse_small, management_pb2.ReloadConfigRequest)
+    metadata = partial(parse_control, metadata_pb2.GetModelMetadataRequest)
+    status = partial(parse_control, management_pb2.GetModelStatusRequest)
+    reload = partial(parse_control, management_pb2.ReloadConfigRequest)
 
-    def row(name: str, decode: Any, run: Any, encode: Any, answer_size: Callable[[Any], int] = _small) -> Method:
+    def counted_row(name: str, decode: Any, run: Any, encode: Any, answer_size: Any, decode_size: Any) -> Method:
         def call(request: Any, call: Call) -> Awaitable[Any]:
             model = request.spec.name if request.spec else ""
             return counted(telemetry, "GRPC", name, model, run(request, call))
 
-        return Method(name, Kind.UNARY, infer, decode, call, encode, answer_size, _truncated)
+        return Method(name, Kind.UNARY, infer, decode, call, encode, answer_size, decode_size, _truncated)
 
     encode_prediction = partial(_encode_prediction, tensor_content)
+    run = predictions
     return [
         Service(
             PREDICTION_SERVICE,
             (
-                row("Predict", predict_decoder(), predictions.predict, encode_prediction, _prediction_size),
-                row("Classify", classify, predictions.classify, _encode_classification),
-                row("Regress", regress, predictions.regress, _encode_regression),
-                _row("MultiInference", infer, decode_multi, predictions.multi_inference),
-                _row("GetModelMetadata", inspect, metadata, models.metadata),
+                # These three are what TensorFlow Serving counts (tfs 4.7).
+                counted_row(
+                    "Predict", predict_decoder(), run.predict, encode_prediction, _prediction_size, decoding_size
+                ),
+                counted_row("Classify", classify, run.classify, _encode_classification, _classes, len),
+                counted_row("Regress", regress, run.regress, _encode_regression, _values, len),
+                Method(
+                    "MultiInference",
+                    Kind.UNARY,
+                    infer,
+                    decode_multi,
+                    run.multi_inference,
+                    serialize,
+                    decode_size=len,
+                    details=_truncated,
+                ),
+                _control_row("GetModelMetadata", inspect, metadata, models.metadata),
             ),
         ),
         Service(
             MODEL_SERVICE,
             (
-                _row("GetModelStatus", inspect, status, models.status),
-                _row("HandleReloadConfigRequest", Operation.ADMINISTER, reload, models.reload),
+                _control_row("GetModelStatus", inspect, status, models.status),
+                _control_row("HandleReloadConfigRequest", Operation.ADMINISTER, reload, models.reload),
             ),
         ),
     ]
 
 
-def _row(name: str, operation: Operation, decode: Callable[[bytes], Any], call: Any) -> Method:
+def _control_row(name: str, operation: Operation, decode: Callable[[bytes], Any], call: Any) -> Method:
     return Method(name, Kind.UNARY, operation, decode, call, serialize, details=_truncated)
-
-
-def _small(_: Any) -> int:
-    return 0
 
 
 def _truncated(text: str) -> str:
@@ -85,19 +99,20 @@ def _truncated(text: str) -> str:
     return encoded[:MAX_ERROR_BYTES].decode(errors="ignore") + TRUNCATED
 
 
-def _parse_small(request_class: Any, data: bytes) -> Any:
-    """A request that names things and holds no tensor. Raises `InvalidArgument`."""
-    if len(data) > MAX_CONTROL_BYTES:
-        raise InvalidArgument(f"the request has {len(data)} bytes, at most {MAX_CONTROL_BYTES} are expected")
-    return parse(request_class, data)
-
-
 def _encode_prediction(tensor_content: bool, prediction: Prediction) -> bytes:
     return encode_predict(prediction.response, prediction.signature_name, as_content=tensor_content)
 
 
 def _prediction_size(prediction: Prediction) -> int:
     return encoding_size(prediction.response)
+
+
+def _classes(answer: Classification) -> int:
+    return sum(map(len, answer.examples)) * ELEMENT_WORK
+
+
+def _values(answer: Regression) -> int:
+    return answer.values.size * ELEMENT_WORK
 
 
 def _encode_classification(answer: Classification) -> bytes:

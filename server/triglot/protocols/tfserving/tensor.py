@@ -35,7 +35,6 @@ from triglot.protocols.wire import (
     TooManyFields,
     length_prefix,
     parse,
-    read_varint,
     scan,
     serialize,
 )
@@ -170,6 +169,17 @@ def decode_tensor(name: str, data: bytes | memoryview, most_filled: int = MAX_FI
     return _tensor(name, message, shape, content, most_filled, whole)
 
 
+def element_bytes(data: bytes | memoryview) -> int:
+    """What `decode_tensor` reads element by element, in bytes, about. Raises `InvalidArgument`."""
+    try:
+        rest, cuts = scan(data, _CUT, FEW_FIELDS)
+    except TooManyFields:
+        return len(data)
+    if len(rest) < MAX_SHAPE_BYTES and parse(TensorValues, rest).dtype != pb.DT_STRING:
+        return len(rest)
+    return len(rest) + sum([len(payload) for number, payload in cuts if number == TENSOR_CONTENT])
+
+
 def _read_shape(pieces: Sequence[bytes]) -> pb.TensorShapeProto:
     if sum(map(len, pieces)) > MAX_SHAPE_BYTES:
         raise BadTensor("too many dims")
@@ -236,22 +246,23 @@ def _content(content: Buffer, datatype: str, count: int) -> Buffer | Array:
 
 def _string_elements(content: Buffer, count: int) -> list[bytes]:
     """The strings of `tensor_content`: all their lengths as varints, then all their bytes."""
-    view = memoryview(content)
-    if count > len(view):
+    octets = np.frombuffer(content, np.uint8)
+    lasts = np.flatnonzero(octets[: count * SHORT] < 0x80)[:count]
+    if len(lasts) < count:
         raise BadTensor("fewer lengths than strings")
-    ends, at = [], 0
-    end = 0
-    try:
-        for _ in range(count):
-            length, at = read_varint(view, at, len(view), SHORT)
-            end += length
-            ends.append(end)
-    except InvalidArgument as error:
-        raise BadTensor(error.message) from None
-    if at + end != len(view):
-        raise BadTensor(f"strings of {end} bytes, {len(view) - at} are there")
-    data = bytes(view[at:])
-    return [data[start:stop] for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
+    firsts = np.concatenate(([0], lasts[:-1] + 1))
+    widths = lasts - firsts + 1
+    if widths.max() > SHORT:
+        raise BadTensor("a length has too many bytes")
+    lengths = np.zeros(count, np.int64)
+    for place in range(int(widths.max())):
+        there = widths > place
+        lengths[there] |= (octets[firsts[there] + place].astype(np.int64) & 0x7F) << (7 * place)
+    data = bytes(memoryview(content)[int(lasts[-1]) + 1 :])
+    ends = np.cumsum(lengths)
+    if ends[-1] != len(data):
+        raise BadTensor(f"strings of {ends[-1]} bytes, {len(data)} are there")
+    return [data[start:end] for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
 
 def _typed_values(message: Any, datatype: str) -> Array:
