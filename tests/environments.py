@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON = (3, 11, 4)
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "tests" / "requirements"
 

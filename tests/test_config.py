@@ -197,9 +197,12 @@ def test_protocols(text: str, names: set[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tfservin", "protocols: unknown protocol 'tfservin', did you mean 'tfserving'?"),
-        ("kserve,", "protocols: unknown protocol ''"),
-        ("", "protocols: unknown protocol ''"),
+        (
+            "tfservin",
+            "protocols: unknown protocol 'tfservin', did you mean 'tfserving'?; there are kserve, tfserving",
+        ),
+        ("kserve,", "protocols: unknown protocol ''; there are kserve, tfserving"),
+        ("", "protocols: unknown protocol ''; there are kserve, tfserving"),
     ],
 )
 def test_a_protocol_that_does_not_exist(text: str, message: str) -> None:

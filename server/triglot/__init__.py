@@ -1,4 +1,4 @@
-"""One inference server for KServe V2, TensorFlow Serving and grps clients."""
+"""One inference server for KServe V2 and TensorFlow Serving clients."""
 
 from __future__ import annotations
 

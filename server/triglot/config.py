@@ -106,7 +106,9 @@ class Config:
             )
         for name in self.protocol_names:
             if name not in PROTOCOLS:
-                raise ConfigError(f"protocols: {unknown(name, PROTOCOLS, 'protocol')}")
+                raise ConfigError(
+                    f"protocols: {unknown(name, PROTOCOLS, 'protocol')}; there are {', '.join(PROTOCOLS)}"
+                )
 
     @property
     def protocol_names(self) -> frozenset[str]:

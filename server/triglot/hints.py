@@ -94,7 +94,9 @@ def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest
 
 
 def _calls(model: ModelMetadata, config: Config) -> list[_SampleCall]:
-    samples = None if model.decoupled or model.speaks_json else _samples(model)
+    # Of examples, and of JSON in JSON, no sample is right for every model.
+    simple = model.signature.method == "predict" and not (model.decoupled or model.speaks_json)
+    samples = _samples(model) if simple else None
     if samples is None:
         return []
     calls = []
@@ -103,7 +105,7 @@ def _calls(model: ModelMetadata, config: Config) -> list[_SampleCall]:
     # TensorFlow Serving's REST interface takes no call without inputs, and has JSON for some types only (tfs 4.2).
     specs = [*model.signature.inputs, *model.signature.outputs]
     has_json = bool(samples) and all(spec.datatype in _ELEMENTS.keys() - {"UINT16"} for spec in specs)
-    if "tfserving" in config.protocol_names and model.signature.method == "predict" and has_json:
+    if "tfserving" in config.protocol_names and has_json:
         calls.append(_tfserving_call(model, samples))
     return calls
 

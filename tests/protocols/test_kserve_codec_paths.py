@@ -121,7 +121,11 @@ def test_damaged_requests_have_one_outcome(message: pb.ModelInferRequest, draw: 
             del data[at : at + draw.draw(st.integers(1, 4))]
         elif kind == "cut":
             del data[at:]
-    assert outcome(bytes(data)) == outcome(PADDING + bytes(data))
+    small, large = outcome(bytes(data)), outcome(PADDING + bytes(data))
+    # What has too much of something and is damaged besides is refused for the one or the other.
+    if large != small == (InvalidArgument, ""):
+        small = (InvalidArgument, large[1] if "more than" in large[1] else "")
+    assert small == large
 
 
 def fields_of(message: pb.ModelInferRequest) -> list[bytes]:

@@ -21,6 +21,7 @@ from triglot.core.types import Call, InferenceRequest, InferenceResponse, InputT
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.protocols import HttpRequest, HttpResponse, Operation, Route
+from triglot.protocols.json_text import parse_large
 from triglot.protocols.tfserving.json_models import (
     INSTANCES,
     PARAMETERS,
@@ -157,7 +158,10 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _parameters(body: bytes, *, of_vertex: bool) -> dict[str, ParameterValue]:
     """Keyword arguments for the model: Vertex has them in `parameters`, AI Platform beside `instances`."""
-    values = read_object(body)
+    try:
+        values = parse_large(body)  # The instances stay in the parser.
+    except (ValueError, RuntimeError):
+        values = read_object(body)
     keywords = _object(values.get(PARAMETERS)) if of_vertex else values
     return {key: value for key, value in keywords.items() if isinstance(value, bool | int | float | str)}
 

@@ -14,9 +14,12 @@ INSTANCES, PARAMETERS, SIGNATURE_NAME = "instances", "parameters", "signature_na
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body; NaN and Infinity are numbers. Raises `InvalidArgument`."""
+    """The JSON object of a body; NaN and Infinity are numbers, and what follows the object is ignored (tfs 4.3).
+
+    Raises `InvalidArgument`.
+    """
     try:
-        values = json.loads(body)
+        values = json.JSONDecoder().raw_decode(body.decode("utf-8-sig").lstrip())[0]
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"the body is no JSON: {error}") from None
     if not isinstance(values, dict):

@@ -22,7 +22,25 @@ _WITH_DEFAULTS: dict[str, Any] = (
 def _print(message: Any) -> str:
     """A message as JSON: every field, names as in the protocol, 64-bit numbers as strings, one space of indent."""
     values = json_format.MessageToDict(message, preserving_proto_field_name=True, **_WITH_DEFAULTS)
-    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(_ordered(values, message.DESCRIPTOR), indent=1, ensure_ascii=False) + "\n"
+
+
+def _ordered(values: dict[str, Any], descriptor: Any) -> dict[str, Any]:
+    """The fields by their numbers; Python's printer puts those with a default behind the others."""
+    ordered: dict[str, Any] = {}
+    for field in sorted(descriptor.fields, key=lambda field: field.number):
+        if field.name in values:
+            ordered[field.name] = _ordered_value(values[field.name], field.message_type)
+    return ordered
+
+
+def _ordered_value(value: Any, message: Any) -> Any:
+    if message is None:
+        return value
+    if message.GetOptions().map_entry:
+        inner = message.fields_by_name["value"].message_type
+        return {key: _ordered_value(one, inner) for key, one in value.items()}
+    return [_ordered(one, message) for one in value] if isinstance(value, list) else _ordered(value, message)
 
 
 def encode_status(response: management_pb2.GetModelStatusResponse) -> bytes:
