@@ -125,6 +125,7 @@ def test_the_folder_is_passed_as_text(tmp_path: Path) -> None:
         (["1"], "{", "parameters: expected JSON: "),
         (["1"], "[1]", "parameters: expected a JSON object of keyword arguments"),
         (["1"], '{"instances": 1}', "parameters: predict() multiple values for argument 'instances'"),
+        (["1"], '{"self": 1}', "parameters: predict() multiple values for argument 'self'"),
     ],
 )
 def test_what_is_no_json(tmp_path: Path, instances: list[str], parameters: str, text: str) -> None:

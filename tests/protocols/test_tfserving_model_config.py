@@ -182,3 +182,36 @@ def test_a_text_that_is_no_configuration(text: str, place: str) -> None:
 def test_a_text_that_is_not_utf_8() -> None:
     with pytest.raises(InvalidArgument, match=r"^Invalid protobuf file: 'models.config': .*0xe9 in position 1"):
         parse_text(b"#\xe9", "models.config", pb.ModelServerConfig)
+
+
+@pytest.mark.parametrize(
+    ("models", "text"),
+    [
+        (
+            "config { name: 'm' base_path: 'a' } config { name: 'm' base_path: 'b' }",
+            "Illegal to list model m multiple",
+        ),
+        (
+            "config { name: 'm' base_path: '/a' } config { name: 'n' base_path: 'b' }",
+            "Expected model n to have an abs",
+        ),
+        ("config { name: 'm' base_path: '/a' }", "Illegal setting neither ModelServerConfig::model_type"),
+    ],
+)
+def test_names_come_first_then_paths_then_platforms(models: str, text: str) -> None:
+    assert wrong(f"model_config_list {{ {models} }}").startswith(text)
+
+
+@pytest.mark.parametrize("platform", ["sklearn", "other"])
+def test_a_platform_that_changes(platform: str) -> None:
+    config = parse_text(
+        f"model_config_list {{ config {{ name: 'm' base_path: '/m' model_platform: '{platform}' }} }}".encode(),
+        "models.config",
+        pb.ModelServerConfig,
+    )
+    with pytest.raises(InvalidArgument) as caught:
+        model_settings(config, {"m": "tensorflow"})
+    assert caught.value.message == (
+        "Illegal to change a model's platform. For model m platform was tensorflow and new platform requested is "
+        f"{platform}"
+    )
