@@ -19,7 +19,8 @@ from triglot.doors import rows
 from triglot.engine.servable import Servable
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
-from triglot.repository.manager import Load, Manager
+from triglot.repository.loader import Load
+from triglot.repository.manager import Manager
 from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles
 from triglot.telemetry import Telemetry

@@ -20,7 +20,8 @@ from triglot.core.validation import (
     check_shapes,
 )
 from triglot.engine.servable import Servable
-from triglot.repository.manager import Manager, Version
+from triglot.repository.manager import Manager
+from triglot.repository.plan import Version
 from triglot.repository.settings import ModelSettings
 
 log = logging.getLogger(__name__)

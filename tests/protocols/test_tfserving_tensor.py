@@ -19,10 +19,10 @@ from triglot.protocols.tfserving.tensor import (
     TYPES,
     BadTensor,
     decode_tensor,
+    dtype_name,
     read_tensor,
     tensor_message,
     tensor_pieces,
-    type_name,
 )
 
 MANY_FIELDS = varint_field(99, 0) * (FEW_FIELDS + 1)
@@ -295,7 +295,7 @@ def test_types_that_no_model_here_can_have_are_left_to_the_checks(dtype: int) ->
     name = pb.DataType.Name(dtype)
     for tensor in read_all(varint_field(1, dtype) + field(2, field(2, varint_field(1, 3))) + field(18, b"abc")):
         assert (tensor.datatype, tensor.shape, tensor.data) == (name, (3,), b"")
-    assert type_name(name) == name.removeprefix("DT_").lower()
+    assert dtype_name(name) == name.removeprefix("DT_").lower()
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_types_that_no_model_here_can_have_are_left_to_the_checks(dtype: int) ->
     + [(name, name.lower()) for name in ("BOOL", "UINT8", "UINT64", "INT16", "INT64", "COMPLEX128")],
 )
 def test_names_of_types(datatype: str, name: str) -> None:
-    assert type_name(datatype) == name
+    assert dtype_name(datatype) == name
 
 
 SHAPE_5 = field(2, field(2, varint_field(1, 5)))

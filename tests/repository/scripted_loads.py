@@ -14,7 +14,8 @@ import numpy as np
 
 from triglot import Call, Model, ModelLoadError, TensorSpec
 from triglot.engine.servable import Servable
-from triglot.repository.manager import Manager, State
+from triglot.repository.manager import Manager
+from triglot.repository.plan import State
 
 SECONDS = 20
 """How long anything may take; only a test that fails waits so long."""

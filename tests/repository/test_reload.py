@@ -9,7 +9,8 @@ import pytest
 from scripted_loads import Loads, ask, look_twice, managing, put, states, until
 
 from triglot.core.errors import Code, FailedPrecondition, InvalidArgument, ModelNotFound, ServingError, Unavailable
-from triglot.repository.manager import Manager, UnknownLabel
+from triglot.repository.manager import Manager
+from triglot.repository.registry import UnknownLabel
 from triglot.repository.settings import ALL, LATEST, ModelSettings, VersionPolicy
 from triglot.repository.source import BACKEND_OF_FILE
 

@@ -25,13 +25,11 @@ from triglot.core.errors import (
 from triglot.engine.servable import Servable
 from triglot.repository.loader import Load, Loader, Warm
 from triglot.repository.plan import State, Version, plan
-from triglot.repository.registry import Registry, UnknownLabel
+from triglot.repository.registry import Registry
 from triglot.repository.settings import ModelSettings, check_names
 from triglot.repository.source import ModelFiles, Root
 from triglot.repository.thread import in_thread
 from triglot.repository.watch import AtOnce, Look, Wanted, Watch
-
-__all__ = ["Load", "Manager", "State", "UnknownLabel", "Version", "Warm"]
 
 log = logging.getLogger(__name__)
 

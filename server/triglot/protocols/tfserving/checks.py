@@ -9,7 +9,7 @@ from triglot.core.signature import Signature
 from triglot.core.types import InputTensor
 from triglot.pb.tfserving import signature_pb2
 from triglot.protocols.tfserving.codec import PredictRequest
-from triglot.protocols.tfserving.tensor import type_name
+from triglot.protocols.tfserving.tensor import dtype_name
 
 
 def listed(names: Collection[str]) -> str:
@@ -44,7 +44,7 @@ def check_datatypes(inputs: Iterable[InputTensor], signature: Signature) -> None
     wrong = {tensor.name: tensor for tensor in inputs if tensor.datatype != rules[tensor.name].spec.datatype}
     if wrong:
         at, name = next((at, name) for at, name in enumerate(sorted(rules)) if name in wrong)
-        wanted, sent = type_name(rules[name].spec.datatype), type_name(wrong[name].datatype)
+        wanted, sent = dtype_name(rules[name].spec.datatype), dtype_name(wrong[name].datatype)
         raise InvalidArgument(f"Expects arg[{at}] to be {wanted} but {sent} is provided")
 
 

@@ -19,7 +19,7 @@ from triglot.protocols.tfserving.json_values import (
     decode_base64,
     json_type,
 )
-from triglot.protocols.tfserving.tensor import MAX_DIMS, type_name
+from triglot.protocols.tfserving.tensor import MAX_DIMS, dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _element(value: Value, datatype: str) -> Any:
             raise InvalidArgument(f"JSON Value: {debug_text(value)} not formatted correctly for base64 data")
         return decode_base64(text)
     if datatype not in RULES:
-        raise Unimplemented(f"Conversion of JSON Value: {debug_text(value)} to type: {type_name(datatype)}")
+        raise Unimplemented(f"Conversion of JSON Value: {debug_text(value)} to type: {dtype_name(datatype)}")
     if not RULES[datatype].takes([value]):
         raise _type_error(value, datatype)
     return value
@@ -186,5 +186,5 @@ def _element(value: Value, datatype: str) -> Any:
 
 def _type_error(value: Value, datatype: str) -> ServingError:
     return InvalidArgument(
-        f"JSON Value: {debug_text(value)} Type: {json_type(value)} is not of expected type: {type_name(datatype)}"
+        f"JSON Value: {debug_text(value)} Type: {json_type(value)} is not of expected type: {dtype_name(datatype)}"
     )

@@ -29,7 +29,7 @@ from triglot.protocols.tfserving.json_printer import (
 from triglot.protocols.tfserving.json_quick import read_quickly
 from triglot.protocols.tfserving.json_tensors import RULES, Column, PredictBody
 from triglot.protocols.tfserving.json_values import Object, Value, base64_text, debug_text, quote, text_of
-from triglot.protocols.tfserving.tensor import type_name
+from triglot.protocols.tfserving.tensor import dtype_name
 
 EXACT_ELEMENTS = 1024
 """A numeric tensor of more elements is printed compactly."""
@@ -236,7 +236,7 @@ def _element_texts(output: OutputTensor, level: int) -> list[bytes]:
     if not array.size:
         return []
     if output.datatype not in RULES:
-        raise InvalidArgument(f"Failed to write JSON value for tensor type: {type_name(output.datatype)}")
+        raise InvalidArgument(f"Failed to write JSON value for tensor type: {dtype_name(output.datatype)}")
     if output.datatype == "BYTES":
         elements = bytes_elements(array)
         if output.name.endswith("_bytes"):

@@ -112,7 +112,7 @@ class BadTensor(InvalidArgument):
     """A TensorProto that TensorFlow would refuse to parse; the text does not name the tensor."""
 
 
-def type_name(datatype: str) -> str:
+def dtype_name(datatype: str) -> str:
     """TensorFlow's short name of a datatype, such as "float"; of a type that we have no datatype for, its own."""
     number = TYPES.get(datatype)
     return (datatype if number is None else pb.DataType.Name(number)).removeprefix("DT_").lower()
