@@ -46,6 +46,14 @@ def test_the_first_look_takes_what_is_there(tmp_path: Path) -> None:
     assert Looking(tmp_path).versions() == {tmp_path.name: [1, 2, 3]}
 
 
+def test_the_first_look_waits_for_nothing(tmp_path: Path) -> None:
+    """Whatever the time of day and the interval: differences of such numbers are not exact."""
+    put(tmp_path / "1" / "model.py")
+    for step in range(1, 200):
+        looking = Looking(ModelSettings("m", tmp_path), settle_seconds=step / 97)
+        assert looking.versions() == {"m": [1]}
+
+
 def test_a_new_version_is_taken_when_it_is_seen_twice(tmp_path: Path) -> None:
     put(tmp_path / "1" / "model.py")
     looking = Looking(ModelSettings("m", tmp_path))

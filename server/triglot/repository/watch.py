@@ -9,6 +9,7 @@ went away is no reason to stop serving, and no reason to forget the other models
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ class Sights:
         stamp, now = stamp_of(files.file), time.monotonic()
         known_stamp, since = self._seen.get(files, (None, 0.0))
         if at_once:
-            since = now - self._settle_seconds
+            since = -math.inf
         elif stamp != known_stamp:
             self._seen[files] = stamp, now
             return None
