@@ -131,7 +131,7 @@ class DataPlane:
         return self._manager.labelled(name, label)
 
     def statuses(self, name: str) -> list[Version]:
-        """Every version of a model that ever was, highest first. Raises `ModelNotFound`."""
+        """Every version of a model that is remembered, ended ones too, highest first. Raises `ModelNotFound`."""
         return self._manager.statuses(name)
 
     def platforms(self) -> dict[str, str]:

@@ -109,7 +109,7 @@ def test_compressed_files(tmp_path: Path) -> None:
 # --- parameters ---
 
 
-class Shifted(LinearRegression):  # type: ignore[misc]
+class Shifted(LinearRegression):  # type: ignore[misc]  # It has no types.
     """An estimator whose predict() takes an argument."""
 
     def predict(self, X: Any, shift: float = 0.0) -> Any:  # noqa: N803
@@ -135,7 +135,7 @@ def test_parameters_that_change_the_answer(tmp_path: Path) -> None:
     )
 
 
-class Labels(LogisticRegression):  # type: ignore[misc]
+class Labels(LogisticRegression):  # type: ignore[misc]  # It has no types.
     """A classifier that can be asked for something else than labels."""
 
     def predict(self, X: Any, scores: bool = False) -> Any:  # noqa: N803

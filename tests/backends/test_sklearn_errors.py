@@ -80,7 +80,7 @@ def test_texts_that_are_refused(tmp_path: Path) -> None:
         model.infer({"x": object_array([b"Ulm", b"\xff"], (1, 2))}, Call())
 
 
-class Broken(LinearRegression):  # type: ignore[misc]
+class Broken(LinearRegression):  # type: ignore[misc]  # It has no types.
     """Fails on what it was not tried with."""
 
     def predict(self, X: Any) -> Any:  # noqa: N803
@@ -128,7 +128,7 @@ def test_a_classifier_that_does_not_count_its_features(tmp_path: Path, target: A
     np.testing.assert_array_equal(infer(model, x=X), estimator.predict(X))
 
 
-class Single(BaseEstimator):  # type: ignore[misc]
+class Single(BaseEstimator):  # type: ignore[misc]  # It has no types.
     """An estimator as users write them: it says nothing of itself, and answers with single precision."""
 
     def predict(self, X: Any) -> Any:  # noqa: N803

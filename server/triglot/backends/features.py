@@ -59,10 +59,11 @@ def numbers(number: str, count: int = -1) -> Layout:
 
 def _data_frame(file: Path, estimator: Any) -> Callable[..., Any]:
     try:
-        return importlib.import_module("pandas").DataFrame  # type: ignore[no-any-return]
+        frame: Callable[..., Any] = importlib.import_module("pandas").DataFrame
     except ModuleNotFoundError as error:
         what = f"the estimator ({type(estimator).__name__}) was fitted on a DataFrame and"
         raise missing_dependency(file, what, error) from error
+    return frame
 
 
 def _known_values(estimator: Any) -> list[Any] | None:

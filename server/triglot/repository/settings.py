@@ -49,7 +49,8 @@ LATEST = VersionPolicy(latest=1)
 class ModelSettings:
     """One model: `base_path` holds a folder for each version. `labels` name versions.
 
-    `platform` is what the configuration calls its kind; what the folder holds decides how it is loaded.
+    `platform` is what the configuration calls its kind; what the folder holds decides how it is loaded, so that
+    settings are equal without it.
     """
 
     name: str

@@ -16,6 +16,7 @@ from triglot.protocols.tfserving.json_values import Object, Value, debug_text, t
 MAX_STRUCTURE = 4 * 1024 * 1024
 """Brackets, commas, colons, quotes and escapes of a text: each costs about a microsecond."""
 _FLESH = bytes(set(range(256)) - set(b'[]{},:"\\'))
+# _SPACE and _PLAIN match the empty text too, wherever they are asked: `match` never gives None.
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _TOKEN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
@@ -96,7 +97,7 @@ class _Parser:
         while True:
             value, is_open = self._value(names)
             if is_open:
-                containers.append(value)  # type: ignore[arg-type]
+                containers.append(value)  # type: ignore[arg-type]  # Only containers are open.
                 continue
             while True:
                 if not containers:

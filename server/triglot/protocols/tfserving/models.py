@@ -51,7 +51,7 @@ class Models:
     async def status(
         self, request: management_pb2.GetModelStatusRequest, _: Call
     ) -> management_pb2.GetModelStatusResponse:
-        """Every version that was ever wanted, highest first; only a version narrows it (tfs 3.6)."""
+        """Every version that is remembered, highest first; only a version narrows it (tfs 3.6)."""
         spec = require_spec(decode_spec(request))
         try:
             versions = self._dataplane.statuses(spec.name)

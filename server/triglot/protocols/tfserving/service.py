@@ -78,7 +78,7 @@ class Predictions:
 
     async def predict_on(self, servable: Servable, request: PredictRequest, call: Call) -> Prediction:
         """As `predict`, on a version that the caller holds a lease of."""
-        name = (request.spec.signature_name if request.spec else "") or DEFAULT_SIGNATURE
+        name = _signature_name(request.spec)
         signature = servable.signatures.get(name)
         if signature is None:
             raise FailedPrecondition(f'Serving signature key "{name}" not found.')
@@ -141,7 +141,7 @@ class Predictions:
         outputs_of: Callable[[Signature, Callable[[], signature_pb2.SignatureDef]], list[str]],
         call: Call,
     ) -> tuple[model_pb2.ModelSpec, list[OutputTensor]]:
-        name = (request.spec.signature_name if request.spec else "") or DEFAULT_SIGNATURE
+        name = _signature_name(request.spec)
         signature = servable.signatures.get(name)
         if signature is None:
             raise InvalidArgument(f"No signature was found with the name: {name}")
@@ -179,6 +179,11 @@ class Predictions:
         return response
 
 
+def _signature_name(spec: ModelSpec | None) -> str:
+    """The signature that is called: the one that is named, or the default one."""
+    return (spec.signature_name if spec else "") or DEFAULT_SIGNATURE
+
+
 def _check_tasks(servable: Servable, request: MultiRequest) -> None:
     """Raises `InvalidArgument`, and `Unimplemented` for a method that is not for examples (tfs 3.4)."""
     seen: set[str] = set()
@@ -187,7 +192,7 @@ def _check_tasks(servable: Servable, request: MultiRequest) -> None:
             raise InvalidArgument("Found ModelSpec with an empty model name.")
         if spec.name != request.tasks[0][0].name:
             raise InvalidArgument("All ModelSpecs in a MultiInferenceRequest must access the same model name.")
-        name = spec.signature_name or DEFAULT_SIGNATURE
+        name = _signature_name(spec)
         if name in seen:
             raise InvalidArgument(f"Duplicate evaluation of signature: {name}")
         seen.add(name)
