@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -18,11 +19,15 @@ from aiohttp import web
 LIMIT = 2**31 - 1
 
 
-async def serve_grpc(port: int, reply: bytes) -> grpc.aio.Server:
-    """A stock grpc.aio server: bytes in, bytes out, at the paths of ModelInfer and Predict."""
+async def serve_grpc(port: int, reply: bytes, messages: int) -> grpc.aio.Server:
+    """A stock grpc.aio server: bytes in, bytes out, at the paths of each protocol's calls."""
 
     async def infer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         return reply
+
+    async def stream(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
+        for _ in range(messages):
+            yield reply
 
     server = grpc.aio.server(
         options=[
@@ -34,8 +39,12 @@ async def serve_grpc(port: int, reply: bytes) -> grpc.aio.Server:
     for service, method in (
         ("inference.GRPCInferenceService", "ModelInfer"),
         ("tensorflow.serving.PredictionService", "Predict"),
+        ("grps.protos.v1.GrpsService", "Predict"),
     ):
-        handlers = {method: grpc.unary_unary_rpc_method_handler(infer)}
+        handlers = {
+            method: grpc.unary_unary_rpc_method_handler(infer),
+            "PredictStreaming": grpc.unary_stream_rpc_method_handler(stream),
+        }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     if server.add_insecure_port(f"127.0.0.1:{port}") != port:
         raise SystemExit(f"port {port} is taken")
@@ -77,13 +86,13 @@ async def serve_rest(port: int, reply: bytes, headers: dict[str, str], through_j
     return runner
 
 
-async def main(kind: str, port: int, reply: bytes, headers: dict[str, str]) -> None:
+async def main(kind: str, port: int, reply: bytes, headers: dict[str, str], messages: int) -> None:
     """Serve until SIGTERM."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if kind == "grpc":
-        server = await serve_grpc(port, reply)
+        server = await serve_grpc(port, reply, messages)
         await stop.wait()
         await server.stop(None)
     else:
@@ -98,5 +107,7 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--reply", type=Path, required=True, help="file with the canned reply")
     parser.add_argument("--headers", type=json.loads, default={}, help="headers of the reply, a JSON object")
+    parser.add_argument("--messages", type=int, default=1, help="how often a stream repeats the reply")
     arguments = parser.parse_args()
-    asyncio.run(main(arguments.kind, arguments.port, arguments.reply.read_bytes(), arguments.headers))
+    reply = arguments.reply.read_bytes()
+    asyncio.run(main(arguments.kind, arguments.port, reply, arguments.headers, arguments.messages))

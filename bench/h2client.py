@@ -157,6 +157,8 @@ class H2Connection(asyncio.BufferedProtocol):
         self.reading = (stream, size - here)
         call = self.calls.get(stream)
         if call is not None:
+            if not call.received and self.tally is not None:
+                self.tally.first_bytes.append(time.perf_counter() - call.started)
             call.received += here
             if call.kept is not None:
                 call.kept += self.view[pos : pos + here]
@@ -174,8 +176,8 @@ class H2Connection(asyncio.BufferedProtocol):
         if call.received != self.expected_size or call.offset != len(self.body):
             self._wrong(call)
             return
-        if call.kept is not None and call.kept[5:] != tally.expected:
-            tally.wrong(f"the reply has the right length, {call.received - 5}, but other bytes than expected")
+        if call.kept is not None and call.kept != tally.expected:
+            tally.wrong(f"the reply has the right length, {call.received}, but other bytes than expected")
             return
         now = time.perf_counter()
         tally.latencies.append(now - call.started)
@@ -190,7 +192,7 @@ class H2Connection(asyncio.BufferedProtocol):
         if call.received == 0:
             text = "an error: trailers without any data"
         else:
-            text = f"{call.received} bytes in place of {self.expected_size} (5 of the gRPC prefix in both)"
+            text = f"{call.received} bytes in place of {self.expected_size}, gRPC's prefixes in both"
         if call.offset != len(self.body):
             text += f"; it came after {call.offset} of the request's {len(self.body)} bytes"
         if self.tally:
@@ -248,7 +250,7 @@ class H2Connection(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             raise BenchError("the server closed the connection")
         self.tally = tally
-        self.expected_size = 5 + len(tally.expected)
+        self.expected_size = len(tally.expected)
         tally.open_slots += self.in_flight
         first = self.next_stream
         for _ in range(self.in_flight):

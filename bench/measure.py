@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from bench import h2client, httpclient, servers
-from bench.payloads import Exchange, tensor
+from bench.payloads import Exchange, framed, tensor
 from bench.scenarios import Bare, Scenario
 from bench.servers import Server
 from bench.tally import BenchError, LoadConnection, Outcome, drive
@@ -43,6 +43,7 @@ class Round:
     p99: float
     cpu: float | None  # the server's CPU seconds per call
     client_busy: float  # share of its core that the client used
+    first: float | None  # seconds to the first bytes of a reply, median
 
 
 @dataclass(slots=True)
@@ -84,17 +85,18 @@ def call_once(scenario: Scenario, subject: Subject) -> bytes:
 
 def _call_grpc(subject: Subject) -> bytes:
     exchange = subject.exchange
+    streams = exchange.messages > 1
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(f"127.0.0.1:{subject.port}", options) as channel:
         try:
-            reply: bytes = channel.unary_unary(exchange.path)(
-                exchange.body, timeout=CALL_LIMIT, wait_for_ready=True
-            )
+            stub = channel.unary_stream(exchange.path) if streams else channel.unary_unary(exchange.path)
+            reply = stub(exchange.body, timeout=CALL_LIMIT, wait_for_ready=True)
+            messages: list[bytes] = list(reply) if streams else [reply]
         except grpc.RpcError as error:
             code, details = error.code().name, error.details()
             raise BenchError(f"{exchange.path} answered {code}: {details}") from None
-    exchange.check({}, reply)
-    return reply
+    exchange.check({}, framed(messages) if streams else messages[0])
+    return framed(messages)
 
 
 async def _connect(scenario: Scenario, subject: Subject) -> Sequence[LoadConnection]:
@@ -124,7 +126,8 @@ def _round(outcome: Outcome, before: float | None, after: float | None, client_u
     p50, p99 = np.percentile(outcome.latencies, (50, 99))
     cpu = None if before is None or after is None else (after - before) / outcome.calls
     rate = outcome.calls / outcome.seconds
-    return Round(rate, float(p50), float(p99), cpu, client_used / outcome.seconds)
+    first = float(np.median(outcome.first_bytes)) if outcome.first_bytes else None
+    return Round(rate, float(p50), float(p99), cpu, client_used / outcome.seconds, first)
 
 
 def measure(scenario: Scenario, settings: Settings) -> list[Subject]:
@@ -193,7 +196,7 @@ def _start_all(stack: contextlib.ExitStack, scenario: Scenario, settings: Settin
     def bare(name: str, which: Bare) -> Subject:
         port = servers.free_port()
         command = ["bench.bare", which.kind, "--port", str(port), "--reply", str(reply)]
-        command += ["--headers", json.dumps(canned.reply_headers)]
+        command += ["--headers", json.dumps(canned.reply_headers), "--messages", str(canned.messages)]
         server = run(name, command, lambda: servers.accepts(port), which.environment)
         return Subject(name, server, port, canned)
 

@@ -1,7 +1,7 @@
 """What is sent, what must come back, and what the bare servers answer."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,12 +9,17 @@ import numpy.typing as npt
 import orjson
 
 from bench.tally import BenchError
+from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 
 Floats = npt.NDArray[np.float32]
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
 PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
+GRPS_PATH = "/grps.protos.v1.GrpsService/Predict"
+GRPS_STREAM_PATH = "/grps.protos.v1.GrpsService/PredictStreaming"
+MESSAGES = 1000
+"""Messages of a stream: what bench/models/tokens yields."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -29,6 +34,8 @@ class Exchange:
     """Raises BenchError when a reply, its headers (in lower case) and body, does not mean what was asked."""
     headers: dict[str, str] = field(default_factory=dict)
     reply_headers: dict[str, str] = field(default_factory=dict)
+    messages: int = 1
+    """How often a stream repeats the reply."""
 
 
 def tensor(rows: int, elements: int) -> Floats:
@@ -96,6 +103,71 @@ def _predict_exchange(model: str, values: Floats, given: tensor_pb2.TensorProto)
 
 def _type_name(tensor: tensor_pb2.TensorProto) -> str:
     return "FP32" if tensor.dtype == tensor_pb2.DT_FLOAT else f"type {tensor.dtype}"
+
+
+def grps_exchange(model: str, values: Floats) -> Exchange:
+    """grps' Predict with the tensor in `flat_float32`."""
+
+    def check(_: Mapping[str, str], body: bytes) -> None:
+        _check_grps(model, body, values)
+
+    request = _grps_message("x", values)
+    request.model = f"{model}-1"
+    return Exchange(GRPS_PATH, request.SerializeToString(), _grps_reply(values), check)
+
+
+def grps_stream_exchange(model: str, values: Floats) -> Exchange:
+    """grps' PredictStreaming: one request, and `MESSAGES` messages. The reply is one of them."""
+
+    def check(_: Mapping[str, str], body: bytes) -> None:
+        messages = unframed(body)
+        if len(messages) != MESSAGES:
+            raise BenchError(f"the stream has {len(messages)} messages, not {MESSAGES}")
+        for message in messages:
+            _check_grps(model, message, values)
+
+    request = _grps_message("x", values)
+    request.model = f"{model}-1"
+    return Exchange(GRPS_STREAM_PATH, request.SerializeToString(), _grps_reply(values), check, messages=MESSAGES)
+
+
+def framed(messages: Iterable[bytes]) -> bytes:
+    """Messages as gRPC sends them."""
+    return b"".join(b"\0" + len(message).to_bytes(4, "big") + message for message in messages)
+
+
+def unframed(data: bytes) -> list[bytes]:
+    """The messages of `framed`."""
+    messages, at = [], 0
+    while at < len(data):
+        end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
+        messages.append(data[at + 5 : end])
+        at = end
+    return messages
+
+
+def _grps_message(name: str, values: Floats) -> grps_pb2.GrpsMessage:
+    message = grps_pb2.GrpsMessage()
+    message.gtensors.tensors.add(
+        name=name, dtype=grps_pb2.DT_FLOAT32, shape=values.shape, flat_float32=values.ravel().tolist()
+    )
+    return message
+
+
+def _grps_reply(values: Floats) -> bytes:
+    reply = _grps_message("y", values)
+    reply.status.code, reply.status.msg, reply.status.status = 200, "OK", grps_pb2.Status.SUCCESS
+    return reply.SerializeToString()
+
+
+def _check_grps(model: str, body: bytes, values: Floats) -> None:
+    reply = grps_pb2.GrpsMessage.FromString(body)
+    if reply.status.code != 200:
+        raise BenchError(f"the reply says {reply.status.code} {reply.status.msg}")
+    tensors = reply.gtensors.tensors
+    described = [(one.name, "FP32", list(one.shape)) for one in tensors if one.dtype == grps_pb2.DT_FLOAT32]
+    floats = np.array(tensors[0].flat_float32 if described else [], np.float32)
+    _compare(model, model, described, floats.tobytes(), values)
 
 
 def predict_json_exchange(model: str, values: Floats) -> Exchange:

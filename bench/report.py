@@ -20,6 +20,7 @@ COLUMNS = (
     "(min-max)",
     "p50 ms",
     "p99 ms",
+    "first ms",
     "server CPU µs/call",
     "x bare",
     "peak MiB",
@@ -30,6 +31,7 @@ LEGEND = f"""\
 Medians over rounds; the servers of a scenario are loaded in turn, one at a time, round by round. "x bare" is
 the median of the rounds' own ratios to the first line (and, in brackets, their range), so a machine that
 speeds up or slows down between rounds does not enter. Calls/s: more is better; CPU per call: less is better.
+"First ms" is the median time to the first bytes of a reply (gRPC only). A call of a stream is all of its messages.
 CPU covers user and kernel time of all threads and child processes. Peak memory is the server's since its
 start, all models of the scenario together. "client busy" is the share of one core that the load client used;
 above {CLIENT_BOUND:.0%}, marked with !, the client was the limit: calls/s and latency are then the client's,
@@ -51,6 +53,7 @@ def _row(subject: Subject, baseline: Subject) -> list[str]:
     rates = [mine.rate / bare.rate for mine, bare in pairs]
     costs = [mine.cpu / bare.cpu for mine, bare in pairs if mine.cpu is not None and bare.cpu]
     cpu = [one.cpu for one in subject.rounds if one.cpu is not None]
+    firsts = [one.first for one in subject.rounds if one.first is not None]
     busy = median(lambda one: one.client_busy)
     return [
         subject.name,
@@ -61,6 +64,7 @@ def _row(subject: Subject, baseline: Subject) -> list[str]:
         f"({min(rates):.2f}-{max(rates):.2f})",
         f"{median(lambda one: one.p50) * 1e3:.3g}",
         f"{median(lambda one: one.p99) * 1e3:.3g}",
+        f"{statistics.median(firsts) * 1e3:.3g}" if firsts else "n/a",
         f"{statistics.median(cpu) * 1e6:,.0f}" if cpu else "n/a",
         f"{statistics.median(costs):.2f}" if costs else "n/a",
         f"{subject.peak / 2**20:,.0f}" if subject.peak is not None else "n/a",

@@ -4,10 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from bench.payloads import (
+    MESSAGES,
     Exchange,
     Floats,
     binary_exchange,
     grpc_exchange,
+    grps_exchange,
+    grps_stream_exchange,
     json_exchange,
     predict_content_exchange,
     predict_json_exchange,
@@ -17,6 +20,14 @@ from bench.payloads import (
 MIB = 2**20 // 4  # FP32 elements in 1 MiB
 IMAGE = 3 * 224 * 224  # 150528
 
+GRPC_EXCHANGES = (
+    grpc_exchange,
+    predict_content_exchange,
+    predict_values_exchange,
+    grps_exchange,
+    grps_stream_exchange,
+)
+TOKENS = ("tokens", "tokens_async")
 THREAD, ASYNC = "identity_fp32", "identity_async"
 
 
@@ -53,14 +64,20 @@ class Scenario:
 
     @property
     def grpc(self) -> bool:
-        return self.exchange in (grpc_exchange, predict_content_exchange, predict_values_exchange)
+        return self.exchange in GRPC_EXCHANGES
+
+    @property
+    def messages(self) -> int:
+        """Messages of one reply."""
+        return MESSAGES if self.exchange is grps_stream_exchange else 1
 
     @property
     def title(self) -> str:
         nbytes = self.rows * self.elements * 4
         size = f"{nbytes} B" if nbytes < 1024 else f"{nbytes / 2**20:.3g} MiB"
         how = "in flight on one connection" if self.grpc else "connections with one call in flight each"
-        return f"FP32 [{self.rows},{self.elements}] ({size}), {self.in_flight} {how}"
+        what = f", {self.messages} messages each" if self.messages > 1 else ""
+        return f"FP32 [{self.rows},{self.elements}] ({size}), {self.in_flight} {how}{what}"
 
 
 def _grpc(
@@ -84,6 +101,10 @@ SCENARIOS = (
     _grpc("predict-1MiB-c8", MIB, 8, predict_content_exchange),
     _grpc("predict-16MiB-c1", 16 * MIB, 1, predict_content_exchange),
     _grpc("predict-values-16MiB-c1", 16 * MIB, 1, predict_values_exchange),
+    _grpc("grps-1x16-c64", 16, 64, grps_exchange),
+    _grpc("grps-1MiB-c8", MIB, 8, grps_exchange),
+    Scenario("grps-stream-1x16-c1", 16, 1, grps_stream_exchange, (GRPC,), TOKENS),
+    Scenario("grps-stream-1x16-c8", 16, 8, grps_stream_exchange, (GRPC,), TOKENS),
     Scenario("rest-predict-1x16-c64", 16, 64, predict_json_exchange, (REST, JSON), (THREAD,)),
     Scenario("rest-predict-1000x16-c4", 16, 4, predict_json_exchange, (REST, JSON), (THREAD,), rows=1000),
     Scenario("rest-predict-1x150528-c4", IMAGE, 4, predict_json_exchange, (REST_KEPT, REST, JSON), (THREAD,)),

@@ -19,17 +19,19 @@ class Outcome:
     calls: int
     seconds: float  # from the first request to the last reply
     latencies: list[float]  # seconds
+    first_bytes: list[float]  # seconds to the first bytes of a reply, as far as the client looks at them
 
 
 class Tally:
     """Counts one run, for all its connections together."""
 
-    __slots__ = ("deadline", "done", "errors", "expected", "first_error", "latencies", "open_slots")
+    __slots__ = ("deadline", "done", "errors", "expected", "first_bytes", "first_error", "latencies", "open_slots")
 
     def __init__(self, expected: bytes, deadline: float) -> None:
         self.expected = expected
         self.deadline = deadline  # no call starts after it; the open ones are waited for
         self.latencies: list[float] = []
+        self.first_bytes: list[float] = []
         self.open_slots = 0
         self.errors = 0
         self.first_error = ""
@@ -91,4 +93,4 @@ async def drive(
         raise BenchError(
             f"{tally.errors} wrong replies after {len(tally.latencies)} good ones; first: {tally.first_error}"
         )
-    return Outcome(len(tally.latencies), ended - started, tally.latencies)
+    return Outcome(len(tally.latencies), ended - started, tally.latencies, tally.first_bytes)

@@ -56,7 +56,7 @@ async def rest_server(handler: Callable[[web.Request], Awaitable[web.StreamRespo
 
 
 async def grpc_load(port: int, body: bytes, in_flight: int, expected: bytes, connections: int = 1) -> Outcome:
-    return await run(await h2client.connect(port, PATH, body, in_flight, connections), expected)
+    return await run(await h2client.connect(port, PATH, body, in_flight, connections), payloads.framed([expected]))
 
 
 async def rest_load(port: int, body: bytes, in_flight: int, expected: bytes) -> Outcome:
@@ -140,7 +140,7 @@ async def test_h2_wrong_length_is_an_error() -> None:
 
 async def test_h2_wrong_bytes_are_an_error() -> None:
     async with grpc_server(echo) as port:
-        with pytest.raises(BenchError, match="right length, 100, but other bytes"):
+        with pytest.raises(BenchError, match="right length, 105, but other bytes"):
             await grpc_load(port, b"x" * 100, 8, b"x" * 99 + b"y")
 
 

@@ -10,6 +10,7 @@ import pytest
 from google.protobuf import json_format
 
 from triglot.config import Config
+from triglot.core.http import HttpRequest
 from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
@@ -18,7 +19,6 @@ from triglot.dataplane import ModelMetadata
 from triglot.hints import hint_lines
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2
-from triglot.protocols import HttpRequest
 from triglot.protocols.kserve import codec as kserve_codec
 from triglot.protocols.kserve import rest as kserve_rest
 from triglot.protocols.tfserving import codec as tfserving_codec

@@ -27,7 +27,15 @@ SERVICE = DATA_PLANE | {
     "orjson",
 }
 BACKEND = CORE | {"numpy"}
-SHARED_BY_TRANSPORTS = {"triglot.transports.off_loop", "triglot.transports.shutdown"}
+GRPS_BACKEND = BACKEND | {
+    "triglot.backends",
+    "triglot.pb",
+    "flask",
+    "google.protobuf",
+    "ml_dtypes",
+    "werkzeug",
+    "yaml",
+}
 DOWN = CORE | {
     "triglot.backends",
     "triglot.config",
@@ -41,7 +49,8 @@ ASYNC = {"asyncio", "grpc", "aiohttp", "threading", "socket", "selectors"}
 MAY_IMPORT = {
     "triglot": CORE | {"triglot.version", "triglot.app", "triglot.config", "triglot.tf_example"},
     "triglot.version": set(),
-    "triglot.telemetry": CORE,
+    "triglot.telemetry": CORE | {"triglot.telemetry"},
+    "triglot.telemetry.process": {"psutil"},
     "triglot.tf_example": CORE | {"triglot.pb", "numpy", "google.protobuf"},
     "triglot.config": set(),
     "triglot.core": CORE | {"numpy", "ml_dtypes"},
@@ -50,6 +59,13 @@ MAY_IMPORT = {
     "triglot.repository": CORE | {"triglot.engine", "triglot.repository"},
     "triglot.backends": CORE,
     "triglot.backends.features": BACKEND | {"triglot.backends"},
+    # What a project imports is ours to provide, messages among it.
+    "triglot.backends.grps": GRPS_BACKEND,
+    "triglot.backends.grps.gpu": GRPS_BACKEND | {"pynvml", "tensorflow", "torch"},
+    "triglot.backends.grps.tf_inferer": GRPS_BACKEND | {"tensorflow"},
+    "triglot.backends.grps.tf_tensor_converter": GRPS_BACKEND | {"tensorflow"},
+    "triglot.backends.grps.torch_inferer": GRPS_BACKEND | {"torch"},
+    "triglot.backends.grps.torch_tensor_converter": GRPS_BACKEND | {"torch"},
     "triglot.backends.onnx": BACKEND | {"onnxruntime"},
     "triglot.backends.predictor": BACKEND | {"triglot.backends.model_modules", "orjson"},
     "triglot.backends.sklearn": BACKEND | {"triglot.backends", "joblib", "sklearn"},
@@ -60,8 +76,12 @@ MAY_IMPORT = {
     "triglot.protocols.kserve.service": SERVICE,
     "triglot.protocols.kserve.routes": SERVICE,
     "triglot.protocols.kserve.stream": SERVICE,
+    "triglot.protocols.grps.lookup": SERVICE,
+    "triglot.protocols.grps.metadata": SERVICE | {"yaml"},
+    "triglot.protocols.grps.routes": SERVICE,
+    "triglot.protocols.grps.service": SERVICE,
+    "triglot.protocols.monitor": SERVICE | {"prometheus_client"},
     "triglot.protocols.grpc": SERVICE | {"google.protobuf"},
-    "triglot.protocols.tfserving.counting": SERVICE,
     "triglot.protocols.tfserving.metrics": SERVICE,
     "triglot.protocols.tfserving.service": SERVICE,
     "triglot.protocols.tfserving.models": SERVICE,
@@ -77,6 +97,7 @@ MAY_IMPORT = {
     | {
         "triglot.config",
         "triglot.protocols",
+        "triglot.telemetry",
         "triglot.transports.off_loop",
         "triglot.transports.shutdown",
         "grpc",
@@ -85,6 +106,7 @@ MAY_IMPORT = {
     | {
         "triglot.config",
         "triglot.protocols",
+        "triglot.telemetry",
         "triglot.transports.off_loop",
         "triglot.transports.shutdown",
         "aiohttp",
@@ -96,10 +118,19 @@ MAY_IMPORT = {
     | {
         "triglot.app",
         "triglot.config",
+        "triglot.grps_cli",
         "triglot.hints",
         "triglot.repository.settings",
         "triglot.tfserving_cli",
         "triglot.version",
+    },
+    "triglot.grps_cli": CORE
+    | {
+        "triglot.app",
+        "triglot.backends.grps",
+        "triglot.config",
+        "triglot.repository.settings",
+        "triglot.repository.source",
     },
     "triglot.tfserving_cli": CORE
     | {

@@ -23,7 +23,7 @@ from triglot.repository.loader import Load
 from triglot.repository.manager import Manager
 from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles
-from triglot.telemetry import Telemetry
+from triglot.telemetry.store import Telemetry
 from triglot.transports.grpc_server import GrpcServer
 from triglot.transports.http_server import HttpServer
 
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 class Server:
     """The server of the models at `paths`, or of `models`; `async with` starts and stops it.
+
+    `telemetry` is kept by whoever also collects from elsewhere. `about` is what grps' clients are told of the server.
 
     Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
     configuration says that this is the end, and `OSError` when a port is taken. The ports are bound last, when
@@ -43,9 +45,11 @@ class Server:
         paths: Sequence[Path | str] = (),
         config: Config | None = None,
         *,
-        models: Sequence[ModelSettings] | None = None,
+        models: Sequence[ModelSettings | ModelFiles] | None = None,
         load: Load = backends.load,
         skip_missing_dependencies: bool = False,
+        telemetry: Telemetry | None = None,
+        about: str = "",
     ) -> None:
         if isinstance(paths, str | Path):
             raise TypeError(f"paths: expected a list of paths, got {paths!r}")
@@ -62,7 +66,10 @@ class Server:
             labels_before_load=self.config.labels_before_load,
         )
         self.dataplane = DataPlane(self.manager)
-        self.telemetry = Telemetry()
+        self.telemetry = telemetry or Telemetry()
+        self.telemetry.queue_depth = self.dataplane.queue_depth
+        self._about = about
+        self._ticking: asyncio.Task[None] | None = None
         self._predictions = Predictions(self.dataplane)
         self.grpc_port = 0
         self.rest_port = 0
@@ -103,14 +110,15 @@ class Server:
 
     async def _open(self) -> None:
         started = time.monotonic()
-        services, routes = rows(self.dataplane, self._predictions, self.telemetry, self.config)
+        services, routes = rows(self.dataplane, self._predictions, self.telemetry, self.config, self._about)
+        self._ticking = asyncio.create_task(self.telemetry.run())
         doors = []
         if self.config.grpc_port != NO_PORT or self.config.grpc_socket:
-            self._grpc = GrpcServer(services, self.config)
+            self._grpc = GrpcServer(services, self.config, self.telemetry)
             self.grpc_port = await self._grpc.start()
             doors += [f"gRPC on {name}" for name in self._grpc_names()]
         if self.config.rest_port != NO_PORT:
-            self._http = HttpServer(routes, self.config)
+            self._http = HttpServer(routes, self.config, self.telemetry)
             self.rest_port = await self._http.start()
             doors.append(f"REST on {self.config.address(self.rest_port)}")
         log.info("%s in %.2f s", " and ".join(doors), time.monotonic() - started)
@@ -137,6 +145,8 @@ class Server:
         self._grpc = self._http = None
         await asyncio.gather(*stops)
         await self.manager.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
 
     def metadata(self) -> list[ModelMetadata]:
         """What the models that serve say of themselves."""

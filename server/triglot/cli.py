@@ -1,4 +1,4 @@
-"""The command line: `triglot serve`, and `triglot tfserving` as far as it is the same."""
+"""The command line: `triglot serve`, and the other commands as far as they are the same."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from triglot import tfserving_cli
+from triglot import grps_cli, tfserving_cli
 from triglot.config import OPTIONS, Config, ConfigError, flag_of, load_config, option_type, unknown, vertex_model
 from triglot.core.errors import ModelLoadError
 from triglot.hints import hint_lines
 from triglot.repository.settings import ModelSettings
+from triglot.repository.source import ModelFiles
+from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
 
 if TYPE_CHECKING:
@@ -30,23 +33,36 @@ DEMO = Path(__file__).parent / "demo"
 FAILED, WRONG_USE = 1, 2
 
 
+def _print(text: str) -> None:
+    print(f"triglot: {text}", file=sys.stderr)
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a command line asks for: models at paths, or `models`, and the file to follow that names them."""
+    """What a command line asks for: models at paths, or `models`, and the file to follow that names them.
+
+    `around` is what all of it happens in, `test` is run in place of serving, and `fails` is told why there is no
+    server. See `Server` for `telemetry` and `about`.
+    """
 
     config: Config
     paths: Sequence[Path] = ()
-    models: Sequence[ModelSettings] | None = None
+    models: Sequence[ModelSettings | ModelFiles] | None = None
     skip_missing_dependencies: bool = False
     config_file: Path | None = None
     poll_seconds: float = 0.0
     warnings: Sequence[str] = ()
+    telemetry: Telemetry | None = None
+    about: str = ""
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    test: Callable[[], bool] | None = None
+    fails: Callable[[str], object] = _print
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="triglot",
-        description="An inference server for KServe V2 and TensorFlow Serving clients.",
+        description="An inference server for KServe V2, TensorFlow Serving and grps clients.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"triglot {__version__}")
@@ -69,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         else:
             serve.add_argument(flag, type=option_type(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
     tfserving_cli.add_parser(commands)
+    grps_cli.add_parser(commands)
     return parser
 
 
@@ -82,24 +99,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     known, others = parser.parse_known_args(arguments)
     flags = vars(known)
-    tfserving = flags.pop("command") == "tfserving"
+    command = flags.pop("command")
     for other in others:
         if other.startswith("-"):
-            parser.error(unknown(other.split("=")[0], tfserving_cli.flag_names() if tfserving else _flags()))
-        elif tfserving:
-            parser.error(f"expected flags only, got {other!r}")
+            parser.error(unknown(other.split("=")[0], _FLAGS[command]()))
     try:
-        start = _start_tfserving(flags, os.environ) if tfserving else _start(flags, others, os.environ)
+        start = _STARTS[command](flags, others, os.environ)
+        _set_up_logging(start.config.log_level)
+        with start.around():
+            return _run(start)
     except ConfigError as error:
-        print(f"triglot: {error}", file=sys.stderr)
+        _print(str(error))
         return WRONG_USE
-    _set_up_logging(start.config.log_level)
-    for warning in start.warnings:
-        log.warning("%s", warning)
-    try:
-        return asyncio.run(_serve(start))
-    except (ModelLoadError, OSError) as error:
-        print(f"triglot: {error}", file=sys.stderr)
+    except ModelLoadError as error:
+        _print(str(error))
         return FAILED
 
 
@@ -114,7 +127,9 @@ def _start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping
     return Start(config, paths or [DEMO], skip_missing_dependencies=not paths)
 
 
-def _start_tfserving(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Start:
+def _start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
+    for other in others:
+        raise ConfigError(f"expected flags only, got {other!r}")
     return Start(
         tfserving_cli.configuration(flags, environment),
         models=tfserving_cli.models(flags),
@@ -122,6 +137,26 @@ def _start_tfserving(flags: Mapping[str, Any], environment: Mapping[str, str]) -
         poll_seconds=tfserving_cli.poll_seconds(flags),
         warnings=tfserving_cli.warnings(flags),
     )
+
+
+def _start_grps(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
+    project, telemetry = grps_cli.read(flags, others), Telemetry()
+    models, dag = grps_cli.project_models(project, telemetry.monitor)
+    return Start(
+        grps_cli.configuration(project.server, dag, flags, environment),
+        models=models,
+        warnings=project.warnings,
+        telemetry=telemetry,
+        about=grps_cli.metadata(project),
+        around=partial(grps_cli.surroundings, project, telemetry),
+        test=partial(grps_cli.passes, project, flags["unittest"]) if "unittest" in flags else None,
+        # The project's log has it as well (grps 5.2).
+        fails=partial(log.critical, "%s"),
+    )
+
+
+_FLAGS = {"serve": _flags, "tfserving": tfserving_cli.flag_names, "grps": grps_cli.flag_names}
+_STARTS = {"serve": _start, "tfserving": _start_tfserving, "grps": _start_grps}
 
 
 def _set_up_logging(level: str) -> None:
@@ -132,6 +167,18 @@ def _set_up_logging(level: str) -> None:
     )
 
 
+def _run(start: Start) -> int:
+    for warning in start.warnings:
+        log.warning("%s", warning)
+    try:
+        if start.test is not None:
+            return 0 if start.test() else FAILED
+        return asyncio.run(_serve(start))
+    except (ModelLoadError, OSError) as error:
+        start.fails(str(error))
+        return FAILED
+
+
 async def _serve(start: Start) -> int:
     # Here, so that a wrong flag or --help answers at once.
     from triglot.app import Server  # noqa: PLC0415
@@ -139,7 +186,12 @@ async def _serve(start: Start) -> int:
     config = start.config
     signals = _listen_for_signals()
     server = Server(
-        start.paths, config, models=start.models, skip_missing_dependencies=start.skip_missing_dependencies
+        start.paths,
+        config,
+        models=start.models,
+        skip_missing_dependencies=start.skip_missing_dependencies,
+        telemetry=start.telemetry,
+        about=start.about,
     )
     if not await _unless_signalled(server.start(), signals):
         return _leave("stopped while loading")

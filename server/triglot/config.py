@@ -39,7 +39,8 @@ def _option(
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-PROTOCOLS = ("kserve", "tfserving")
+PROTOCOLS = ("kserve", "tfserving", "grps")
+STREAMING_MODES = ("query_param", "header_param", "body_param")
 LAST_PORT = 65535
 NO_PORT = -1
 
@@ -56,11 +57,16 @@ class Config:
         8000, "port for REST; 0 picks a free one, -1 opens none", least=NO_PORT, most=LAST_PORT
     )
     grpc_socket: str = _option("", "path of a Unix socket for gRPC, besides the port")
-    protocols: str = _option(",".join(PROTOCOLS), f"protocols to serve, of {', '.join(PROTOCOLS)}, with commas")
+    protocols: str = _option(
+        ",".join(PROTOCOLS),
+        f"protocols to serve, of {', '.join(PROTOCOLS)}, with commas; with kserve first, / is its liveness for "
+        "clients that ask for no page",
+    )
     server_name: str = _option("triglot", "name in the server metadata; some clients insist on theirs")
     max_message_size: int = _option(
         2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1, most=2**31 - 1
     )
+    max_connections: int = _option(0, "calls that may be open at a time, over gRPC and over REST; 0 sets no limit")
     rest_timeout: float = _option(0.0, "seconds that a REST call may take; 0 sets no limit")
     cors: bool = _option(
         False, "let web pages of any origin read the answers of TensorFlow Serving's REST interface"
@@ -85,6 +91,28 @@ class Config:
     )
     health_route: str = _option(
         "", "one more REST path for readiness; Vertex AI sets it as AIP_HEALTH_ROUTE", start="/"
+    )
+    default_model: str = _option(
+        "", "model for grps calls that name none; without one, the only model that is served"
+    )
+    grps_online: bool = _option(False, "let grps' health be ready from the start, without a call of Online")
+    grps_http_errors: str = _option(
+        "mirror",
+        "HTTP status of errors of grps' interface: mirror repeats the code of the body, always_200 is 200",
+        choices=("mirror", "always_200"),
+    )
+    grps_path: str = _option("", "one more REST path for grps' predict", start="/")
+    grps_customized_body: bool = _option(
+        False, "hand the HTTP requests of grps' predict paths to the model as they are, and its answers back"
+    )
+    grps_streaming_mode: str = _option(
+        "query_param",
+        f"where an HTTP request asks for a stream: {', '.join(STREAMING_MODES)}",
+        choices=STREAMING_MODES,
+    )
+    grps_streaming_key: str = _option("streaming", "name of the parameter or header that asks for a stream")
+    grps_streaming_content_type: str = _option(
+        "application/octet-stream", "content type of streams over HTTP in grps' interface"
     )
     max_queue_size: int = _option(1024, "requests that may wait for one model", least=1)
     drain_delay: float = _option(5.0, "seconds between not-ready and closing the listeners on SIGTERM")
@@ -114,6 +142,11 @@ class Config:
     def protocol_names(self) -> frozenset[str]:
         """The protocols that are served."""
         return frozenset(name.strip() for name in self.protocols.split(","))
+
+    @property
+    def first_protocol(self) -> str:
+        """The protocol that is named first."""
+        return self.protocols.partition(",")[0].strip()
 
     def address(self, port: int) -> str:
         """`host:port`, with an IPv6 host in brackets."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from triglot.core.errors import Internal, Unimplemented
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
@@ -69,6 +70,7 @@ class DataPlane:
         Raises `ServingError`: unknown model, a request that does not fit, a full queue, the model's own.
         `Decoupled` when the model answers with a stream.
         """
+        call.model_name = request.model_name
         with self._manager.servable(request.model_name, request.model_version) as servable:
             return await self.infer_on(servable, request, call)
 
@@ -91,14 +93,36 @@ class DataPlane:
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
+        call.model_name = request.model_name
         with self._manager.servable(request.model_name, request.model_version) as servable:
-            signature = _admit(servable, request, call)
-            inputs = (
-                await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
-            )
-            async with aclosing(servable.stream(inputs, call)) as answers:
-                async for answer in answers:
-                    yield _response(servable, signature, request, answer)
+            async with aclosing(self.infer_stream_on(servable, request, call)) as responses:
+                async for response in responses:
+                    yield response
+
+    async def infer_stream_on(
+        self, servable: Servable, request: InferenceRequest, call: Call
+    ) -> AsyncGenerator[InferenceResponse, None]:
+        """As `infer_stream`, on a version that the caller holds a lease of.
+
+        A model that is not decoupled gives one answer.
+        """
+        signature = _admit(servable, request, call)
+        inputs = (
+            await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
+        )
+        async with aclosing(servable.stream(inputs, call)) as answers:
+            async for answer in answers:
+                yield _response(servable, signature, request, answer)
+
+    async def exchange_on(self, servable: Servable, call: Call) -> Any:
+        """What a model that takes messages answers to `call.exchange`. Raises `ServingError`."""
+        _note(servable, call)
+        return await servable.infer({}, call)
+
+    def exchange_stream_on(self, servable: Servable, call: Call) -> AsyncGenerator[Any, None]:
+        """What such a model answers with, one by one. Closing the generator stops the model."""
+        _note(servable, call)
+        return servable.stream({}, call)
 
     def metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Raises `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one not ready."""
@@ -117,6 +141,10 @@ class DataPlane:
     def decoupled(self, name: str, version: str = "") -> bool:
         """Whether the model answers with a stream. Raises as `metadata`."""
         return self._manager.servable(name, version).decoupled
+
+    def knows(self, name: str) -> bool:
+        """Whether the model is wanted, ready or not."""
+        return self._manager.knows(name)
 
     def model_names(self) -> list[str]:
         """Every model that is wanted, ready or not."""
@@ -141,6 +169,10 @@ class DataPlane:
     async def reload(self, models: Sequence[ModelSettings]) -> None:
         """Serve these models, and no others. Raises `ServingError` as `Manager.reload`."""
         await self._manager.reload(models)
+
+    def queue_depth(self) -> int:
+        """Requests that wait, of all models."""
+        return sum(version.servable.queue_depth for version in self.versions() if version.servable is not None)
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a request for it would be run, and the server is not stopping.
@@ -188,10 +220,16 @@ def _admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatu
         )
     if request.outputs:
         check_requested_outputs(signature, request)
+    _note(servable, call)
     call.request_id = request.id
     call.parameters = request.parameters
     call.signature_name = name
     return signature
+
+
+def _note(servable: Servable, call: Call) -> None:
+    """Where the call goes, for the telemetry."""
+    call.model_name, call.model_version = servable.name, servable.version
 
 
 async def _bind_bytes(signature: Signature, request: InferenceRequest) -> dict[str, Array]:

@@ -2,49 +2,120 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 from triglot.config import Config
+from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.types import Call
 from triglot.dataplane import DataPlane
 from triglot.protocols import Route, Service
 from triglot.protocols.grpc.health import Health
 from triglot.protocols.grpc.reflection import reflection_services
+from triglot.protocols.grps.metadata import server_text
+from triglot.protocols.grps.routes import HttpRules, grps_routes
+from triglot.protocols.grps.service import Grps
 from triglot.protocols.kserve.routes import kserve_routes
 from triglot.protocols.kserve.service import KServe
+from triglot.protocols.monitor.routes import METRICS, monitor_routes, page_route
 from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes, vertex_routes
 from triglot.protocols.tfserving.metrics import metrics_route
 from triglot.protocols.tfserving.models import Models
-from triglot.protocols.tfserving.routes import RestApi, liveness_route, not_found_route, tfserving_routes
+from triglot.protocols.tfserving.routes import RestApi, not_found_route, tfserving_routes
 from triglot.protocols.tfserving.rows import tfserving_services
 from triglot.protocols.tfserving.service import Predictions
-from triglot.telemetry import Telemetry
+from triglot.telemetry.store import Telemetry
+
+ALIVE = HttpResponse(b'{"status": "alive"}')
+Rows = tuple[list[Service], list[Route]]
 
 
 def rows(
-    dataplane: DataPlane, predictions: Predictions, telemetry: Telemetry, config: Config
-) -> tuple[list[Service], list[Route]]:
-    """The gRPC services and the REST routes, health and reflection among them."""
+    dataplane: DataPlane, predictions: Predictions, telemetry: Telemetry, config: Config, about: str = ""
+) -> Rows:
+    """The gRPC services and the REST routes, health and reflection among them.
+
+    `about` is the text of grps' ServerMetadata; without one it is made.
+    """
+    served = config.protocol_names
     services: list[Service] = []
     routes: list[Route] = []
     health_names: list[str] = []
-    with_kserve = "kserve" in config.protocol_names
-    if with_kserve:
-        kserve = KServe(dataplane, config.server_name)
+    if "kserve" in served:
+        kserve = KServe(dataplane, config.server_name, telemetry)
         services.append(kserve.grpc_service())
-        routes += kserve_routes(kserve)
-    if "tfserving" in config.protocol_names:
-        models = Models(dataplane)
-        tensorflow = tfserving_services(predictions, models, telemetry, tensor_content=config.tensor_content)
+        routes += _of("kserve", kserve_routes(kserve))
+    if "tfserving" in served:
+        tensorflow, paths = _tfserving(dataplane, predictions, config, telemetry)
         services += tensorflow
+        routes += _of("tfserving", paths)
         # TensorFlow Serving's health service knows its services without their package (tfs 1).
         health_names += [service.name.rpartition(".")[2] for service in tensorflow]
-        ai_platform = AIPlatform(dataplane)
-        if config.monitoring_path:
-            routes.append(metrics_route(telemetry, config.monitoring_path))
-        routes += vertex_routes(ai_platform, config.predict_route, config.health_route)
-        routes += ai_platform_routes(ai_platform)
-        api = RestApi(dataplane, predictions, models, kserve_v1=with_kserve)
-        routes += tfserving_routes(api, telemetry, cors=config.cors)
-        routes.append(liveness_route() if with_kserve else not_found_route())
+    if "grps" in served:
+        grps, paths = _grps(dataplane, config, about)
+        services += grps
+        routes += paths
+    routes += _monitor(dataplane, telemetry, config)
     health_names += [service.name for service in services]
     services.append(Health(dataplane, health_names).grpc_service())
     services += reflection_services([service.name for service in services])
     return services, routes
+
+
+def _of(protocol: str, routes: list[Route]) -> list[Route]:
+    return [replace(route, protocol=protocol) for route in routes]
+
+
+def _tfserving(dataplane: DataPlane, predictions: Predictions, config: Config, telemetry: Telemetry) -> Rows:
+    models = Models(dataplane)
+    services = tfserving_services(predictions, models, tensor_content=config.tensor_content)
+    ai_platform = AIPlatform(dataplane)
+    routes = [metrics_route(telemetry, config.monitoring_path)] if config.monitoring_path else []
+    routes += vertex_routes(ai_platform, config.predict_route, config.health_route)
+    routes += ai_platform_routes(ai_platform)
+    api = RestApi(dataplane, predictions, models, kserve_v1="kserve" in config.protocol_names)
+    return services, routes + tfserving_routes(api, cors=config.cors)
+
+
+def _grps(dataplane: DataPlane, config: Config, about: str) -> Rows:
+    service = Grps(
+        dataplane,
+        default_model=config.default_model,
+        online=config.grps_online,
+        server_text=(lambda: about) if about else partial(server_text, config.server_name, dataplane),
+    )
+    rules = HttpRules(
+        path=config.grps_path,
+        customized_body=config.grps_customized_body,
+        streaming_mode=config.grps_streaming_mode,
+        streaming_key=config.grps_streaming_key,
+        streaming_content_type=config.grps_streaming_content_type,
+        always_200=config.grps_http_errors == "always_200",
+    )
+    return [service.grpc_service()], grps_routes(service, rules)
+
+
+def _monitor(dataplane: DataPlane, telemetry: Telemetry, config: Config) -> list[Route]:
+    """Metrics, and the page at `/`; TensorFlow Serving alone has a 404 there."""
+    routes = monitor_routes(telemetry, dataplane, config.server_name)
+    if config.protocol_names == {"tfserving"}:
+        return [*(route for route in routes if route.path == METRICS), not_found_route()]
+    page = page_route(telemetry, "/")
+    return [*routes, _page_or_liveness(page) if config.first_protocol == "kserve" else page]
+
+
+def _page_or_liveness(page: Route) -> Route:
+    """The page for browsers, and KServe V1's liveness for everybody else."""
+
+    async def call(http: HttpRequest, call: Call) -> Any:
+        return await page.call(page.decode(http), call) if _is_browser(http) else None
+
+    def encode(answer: Any, http: HttpRequest) -> HttpResponse | HttpStream:
+        return page.encode(answer, page.decode(http)) if _is_browser(http) else ALIVE
+
+    return replace(page, decode=lambda http: http, call=call, encode=encode)
+
+
+def _is_browser(http: HttpRequest) -> bool:
+    return "text/html" in http.headers.get("accept", "")

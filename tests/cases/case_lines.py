@@ -34,7 +34,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPMessage
 from pathlib import Path
@@ -64,12 +64,20 @@ class Answer:
 
 def load(file: str) -> list[Line]:
     """The lines of a file. Raises `AssertionError` for keys that nobody looks at, and a name that comes twice."""
-    lines: list[Line] = [json.loads(text) for text in (FOLDER / file).read_text(encoding="utf-8").splitlines()]
+    return read_lines(FOLDER / file, KEYS, CHECKS)
+
+
+def read_lines(
+    file: Path, keys: Mapping[str, Collection[str]], checks: Mapping[str, Collection[str]]
+) -> list[Line]:
+    """The same for lines with other keys: those of the calls and those of what is expected, by kind of line."""
+    lines: list[Line] = [json.loads(text) for text in file.read_text(encoding="utf-8").splitlines()]
     for line in lines:
         for part in (line, line["then"]) if "then" in line else (line,):
-            unknown = part.keys() - KEYS[_kind(part)] - CHECKS[_kind(part)].keys()
+            known, expected = set(keys[_kind(part)]), set(checks[_kind(part)])
+            unknown = part.keys() - known - expected
             assert not unknown, f"{line['name']}: unknown keys {unknown}"
-            assert part.keys() & CHECKS[_kind(part)].keys(), f"{line['name']}: expects nothing"
+            assert part.keys() & expected, f"{line['name']}: expects nothing"
     assert len({line["name"] for line in lines}) == len(lines), "a name comes twice"
     return lines
 

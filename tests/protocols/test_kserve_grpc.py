@@ -15,13 +15,13 @@ from wire_bytes import PADDING, field
 import triglot
 from triglot.core.errors import Code
 from triglot.core.tensor import pack_bytes
+from triglot.doors import rows
 from triglot.pb import service as service_descriptor
 from triglot.pb.grpc.health.v1 import health_pb2 as health
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import Kind, Service
-from triglot.protocols.grpc.health import Health
-from triglot.protocols.grpc.reflection import reflection_services
+from triglot.protocols import Kind
 from triglot.protocols.kserve.service import SERVICE, KServe
+from triglot.protocols.tfserving.service import Predictions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Request = pb.ModelInferRequest
@@ -61,9 +61,9 @@ async def assert_that_all_is_well(house: House) -> None:
 
 
 async def test_every_row_is_a_method_of_its_service() -> None:
-    dataplane = triglot.Server([]).dataplane
-    services: list[Service] = [KServe(dataplane, "name").grpc_service(), Health(dataplane, ()).grpc_service()]
-    services += reflection_services([])
+    server = triglot.Server([])
+    services, _ = rows(server.dataplane, Predictions(server.dataplane), server.telemetry, server.config)
+    assert len(services) == 7
     for service in services:
         methods = service_descriptor(service.name).methods_by_name
         names = [method.name for method in service.methods]
@@ -74,7 +74,9 @@ async def test_every_row_is_a_method_of_its_service() -> None:
 
 
 async def test_the_six_calls_of_the_protocol_are_there() -> None:
-    names = {method.name for method in KServe(triglot.Server([]).dataplane, "name").grpc_service().methods}
+    server = triglot.Server([])
+    service = KServe(server.dataplane, "name", server.telemetry).grpc_service()
+    names = {method.name for method in service.methods}
     assert {"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"} <= names
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from triglot.core.errors import InvalidArgument, NotFound, PayloadTooLarge, ServingError, Unimplemented
+from triglot.core.http import HttpRequest
 from triglot.core.tensor import Array
 from triglot.core.types import InputTensor
-from triglot.protocols import HttpRequest
 from triglot.protocols.json_text import SIMD_FROM_BYTES
 from triglot.protocols.kserve.rest import MAX_JSON_BYTES, RestInfer, decode_infer
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.http import HttpResponse
 from triglot.core.tensor import DATATYPES, Array, datatype_of, object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, OutputTensor
-from triglot.protocols import HttpResponse
 from triglot.protocols.kserve.rest import RestInfer, encode_infer
 
 F4 = np.array([[3.0]], "f4")

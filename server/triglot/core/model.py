@@ -34,6 +34,12 @@ class Model:
     speaks_json: bool = False
     """Whether it takes and gives JSON: inputs `instances`, a text each, and `parameters`, one text of an object;
     output `predictions`, one text. All are BYTES."""
+    any_tensors: bool = False
+    """Whether it takes inputs of any names, datatypes and shapes, and gives such outputs; it declares none."""
+    takes_messages: bool = False
+    """Whether it takes and gives whole messages in a grps call: see `Call.exchange`."""
+    description: Mapping[str, Any] | None = None
+    """What its own configuration says of it, for grps' metadata; None: what it declares is said instead."""
     takes_parameters: bool = False
     """Whether it looks at `call.parameters`."""
     max_batch_size: int = 0

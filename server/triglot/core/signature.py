@@ -62,7 +62,8 @@ class TensorRule:
 class Signature:
     """Named inputs and outputs, and what a call of them means: predict, classify or regress.
 
-    `defaults`: values of inputs that a request may leave out. `max_batch_size` is the model's.
+    `defaults`: values of inputs that a request may leave out. `max_batch_size` is the model's. `any_tensors`:
+    nothing is declared, and everything is taken and given as it is.
     classify and regress take one BYTES input `inputs`, of serialized `tensorflow.Example` messages, and give
     `classes` (BYTES) or `scores` (FP32) or both, and `outputs` (FP32) respectively (tfs 3.3).
 
@@ -76,6 +77,7 @@ class Signature:
     max_batch_size: int = 0
     method: str = "predict"
     defaults: Mapping[str, Array] = field(default_factory=dict)
+    any_tensors: bool = False
     input_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     output_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     takes_bytes: bool = field(init=False, repr=False, compare=False)
@@ -129,6 +131,8 @@ def signatures_of(model: Model) -> dict[str, Signature]:
     for name, signature in declared.items():
         if not isinstance(signature, Signature):
             raise ValueError(f"signatures: {name!r}: expected a Signature, got {signature!r}")
+    if model.any_tensors:
+        return {DEFAULT_SIGNATURE: Signature((), (), any_tensors=True)}
     if model.inputs or model.outputs or not declared:
         if DEFAULT_SIGNATURE in declared:
             raise ValueError(f"signatures: {DEFAULT_SIGNATURE!r} is what inputs and outputs declare already")

@@ -6,7 +6,10 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from triglot.core.errors import Code
+from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import DATATYPES, Array, Buffer
 
 ParameterValue = bool | int | float | str
@@ -88,7 +91,35 @@ class InferenceResponse:
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
 
 
+class HttpChunk(bytes):
+    """An answer of a stream that goes over HTTP as it is."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A grps call, for a model that takes whole messages (`Model.takes_messages`).
+
+    `message` is a serialized GrpsMessage. The model answers with one; when `streaming`, it gives any number of
+    them to `Call.respond` instead, and `HttpChunk`s in customised HTTP. `http` is the request of customised HTTP,
+    in which `message` is empty, and `http_response` is where the model leaves its answer (grps 3.6).
+    """
+
+    message: bytes
+    streaming: bool = False
+    http: HttpRequest | None = None
+    http_response: HttpResponse | None = None
+
+
 Metadata = Iterable[tuple[str, str | bytes]]
+Respond = Callable[[Any], bool]
+
+
+def _nobody_listens(_: Any) -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
 
 
 def _no_metadata() -> Metadata:
@@ -101,9 +132,32 @@ class Call:
     `deadline` is a `time.monotonic()` instant, or None. `signature_name` is the one of the model's signatures
     that is called. `read_metadata` gives gRPC metadata or HTTP headers; few calls look at them, so they are read
     when asked for.
+
+    `respond(answer)` sends one answer of a streaming call, from any thread; it blocks while the reader is slow,
+    and is False when nobody reads any more. `finish()` ends the stream before the model returns.
+
+    What happened, for the telemetry: the model and version that were called (0: none), what came of it where the
+    answer itself says so, how many requests were executed together (0: not executed), and how long the request
+    waited and ran.
     """
 
-    __slots__ = ("_cancelled", "_read_metadata", "deadline", "parameters", "request_id", "signature_name")
+    __slots__ = (
+        "_cancelled",
+        "_read_metadata",
+        "batch_size",
+        "compute_seconds",
+        "deadline",
+        "exchange",
+        "finish",
+        "model_name",
+        "model_version",
+        "outcome",
+        "parameters",
+        "queue_seconds",
+        "request_id",
+        "respond",
+        "signature_name",
+    )
 
     def __init__(
         self, deadline: float | None = None, read_metadata: Callable[[], Metadata] = _no_metadata
@@ -112,6 +166,15 @@ class Call:
         self.request_id = ""
         self.signature_name = ""
         self.parameters: dict[str, ParameterValue] = {}
+        self.exchange: Exchange | None = None
+        self.respond: Respond = _nobody_listens
+        self.finish: Callable[[], None] = _nothing
+        self.model_name = ""
+        self.model_version = 0
+        self.outcome = Code.OK
+        self.batch_size = 0
+        self.queue_seconds = 0.0
+        self.compute_seconds = 0.0
         self._read_metadata = read_metadata
         self._cancelled = False
 

@@ -38,6 +38,8 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
     rules = signature.input_rules
     tensors = request.inputs
     if len(tensors) != len(rules) and not (signature.defaults and len(tensors) < len(rules)):
+        if signature.any_tensors:
+            return _bind_undeclared(request)
         _reject_input_count(signature, request)
     arrays: dict[str, Array] = {}
     batch = -1
@@ -61,6 +63,25 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
             raise _byte_size_error(tensor, size, len(data), request.model_name)
     if len(arrays) < len(rules):
         _add_defaults(arrays, signature, request)
+    return arrays
+
+
+def _bind_undeclared(request: InferenceRequest) -> dict[str, Array]:
+    """Inputs as they say that they are, for a model that declares none."""
+    arrays: dict[str, Array] = {}
+    for tensor in request.inputs:
+        if tensor.name in arrays:
+            raise _name_error(tensor.name, True, request.model_name)
+        if any(dim < 0 for dim in tensor.shape):
+            raise InvalidRequest(f"input '{tensor.name}' has a dim below 0: {shape_text(tensor.shape)}")
+        datatype = DATATYPES.get(tensor.datatype)
+        if datatype is None:
+            raise InvalidRequest(
+                f"inference input '{tensor.name}' data-type is '{tensor.datatype}', which is none of "
+                f"{', '.join(DATATYPES)}"
+            )
+        _check_addressable(tensor, datatype.dtype, request.model_name)
+        arrays[tensor.name] = _bind(tensor, datatype.dtype, request.model_name)
     return arrays
 
 
@@ -137,12 +158,15 @@ def _check_shape(tensor: InputTensor, rule: TensorRule, max_batch_size: int, req
     fits = rule.fits(shape)
     if not fits and (not request.lenient_shapes or any(dim < 0 for dim in shape)):
         raise _shape_error(tensor, rule, max_batch_size, request.model_name)
-    if not is_addressable(shape, rule.dtype):
-        raise InvalidRequest(
-            f"input '{tensor.name}' for model '{request.model_name}' has too many elements: shape "
-            f"{shape_text(shape)}"
-        )
+    _check_addressable(tensor, rule.dtype, request.model_name)
     return rule.remember(shape) if fits else rule.byte_size(shape)
+
+
+def _check_addressable(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> None:
+    if not is_addressable(tensor.shape, dtype):
+        raise InvalidRequest(
+            f"input '{tensor.name}' for model '{model}' has too many elements: shape {shape_text(tensor.shape)}"
+        )
 
 
 def _shape_error(tensor: InputTensor, rule: TensorRule, max_batch_size: int, model: str) -> InvalidRequest:
@@ -173,7 +197,7 @@ def _bind(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> Array:
     if len(data) != count * dtype.itemsize:
         raise _byte_size_error(tensor, count * dtype.itemsize, len(data), model)
     array = array_over(data, dtype, tensor.shape)
-    if count and array.view(np.uint8).max() > 1:
+    if dtype.kind == "b" and count and array.view(np.uint8).max() > 1:
         raise InvalidRequest(f"input '{tensor.name}' for model '{model}' is BOOL: its bytes must be 0 or 1")
     return array
 
@@ -197,6 +221,8 @@ def _byte_size_error(tensor: InputTensor, expected: int, got: int, model: str) -
 
 def check_requested_outputs(signature: Signature, request: InferenceRequest) -> None:
     """Raises `InvalidRequest` when an output is requested twice or is none of the model's."""
+    if signature.any_tensors:
+        return
     seen: set[str] = set()
     for name in request.outputs:
         if name in seen:
@@ -217,6 +243,8 @@ def bind_outputs(
     # The type is looked at first because an abstract class takes long to ask.
     if type(answer) is not dict and not isinstance(answer, Mapping):
         raise Internal(f"model '{model}' returned {type(answer).__name__}, expected a dict of outputs by name")
+    if signature.any_tensors:
+        return _bind_undeclared_outputs(answer, requested, model)
     outputs: list[OutputTensor] = []
     for name, rule in signature.output_rules.items():
         if requested and name not in requested:
@@ -224,6 +252,24 @@ def bind_outputs(
         if name not in answer:
             raise Internal(f"model '{model}' returned no output '{name}', only {sorted(map(str, answer))}")
         outputs.append(_bind_output(rule, answer[name], model, lenient_shapes))
+    return outputs
+
+
+def _bind_undeclared_outputs(
+    answer: Mapping[str, Any], requested: Sequence[str], model: str
+) -> list[OutputTensor]:
+    for name in requested:
+        if name not in answer:
+            raise InvalidRequest(
+                f"unexpected inference output '{name}' for model '{model}', which gave {sorted(map(str, answer))}"
+            )
+    outputs = []
+    for name in requested or answer:
+        array = np.asarray(answer[name])
+        try:
+            outputs.append(OutputTensor(name, datatype_of(array), array))
+        except TypeError as error:
+            raise Internal(f"model '{model}' returned output '{name}': {error}") from None
     return outputs
 
 

@@ -6,7 +6,9 @@ import asyncio
 import inspect
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from triglot.core.errors import DeadlineExceeded, QueueFull, ServingError, as_serving_error
@@ -102,6 +104,11 @@ class Servable:
         return self._on_loop or any(instance.alive for instance in self._instances)
 
     @property
+    def queue_depth(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    @property
     def leases(self) -> int:
         """Calls that hold this version at the moment."""
         return self._leases
@@ -131,7 +138,7 @@ class Servable:
             if self._on_loop:
                 if self._leases > self._limit or call.deadline is not None:
                     self._admit_on_loop(call)
-                return await self._function(inputs, call)
+                return await self._run_on_loop(inputs, call)
             execution = Execution(inputs, call, self._loop.create_future())
             self._queue.put(execution)
             try:
@@ -141,6 +148,14 @@ class Servable:
                 raise
         except BaseException as error:
             raise self._outcome(error, call) from None
+
+    async def _run_on_loop(self, inputs: Inputs, call: Call) -> Any:
+        started = time.perf_counter()
+        call.batch_size = 1
+        try:
+            return await self._function(inputs, call)
+        finally:
+            call.compute_seconds = time.perf_counter() - started
 
     def _admit_on_loop(self, call: Call) -> None:
         # Calls of `async def` code do not wait; the bound is on how many run.
@@ -152,23 +167,29 @@ class Servable:
             raise DeadlineExceeded("the deadline passed before the request was started")
 
     def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
-        """The answers of a decoupled model as it yields them.
+        """The answers of a decoupled model as it yields them, or the one answer of another model.
 
-        Closing the generator stops the model at its next answer. Raises as `infer`.
+        A plain function may also send answers by `call.respond`. Closing the generator stops the model at its
+        next answer. Raises as `infer`.
         """
         return self._stream_on_loop(inputs, call) if self._on_loop else self._stream_from_thread(inputs, call)
 
     async def _stream_on_loop(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
         self._admit_on_loop(call)
-        answers = self._function(inputs, call)
+        started = time.perf_counter()
+        call.batch_size = 1
         try:
-            async for answer in answers:
-                yield answer
+            if self.decoupled:
+                async with aclosing(self._function(inputs, call)) as answers:
+                    async for answer in answers:
+                        yield answer
+            else:
+                yield await self._function(inputs, call)
         except BaseException as error:
             raise self._outcome(error, call) from None
         finally:
+            call.compute_seconds = time.perf_counter() - started
             call.cancel()
-            await answers.aclose()
 
     async def _stream_from_thread(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
         stream = Stream(inputs, call, self._loop)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -35,23 +36,28 @@ def reason_to_skip(call: Call) -> ServingError | None:
 class Execution:
     """One call of `infer`."""
 
-    __slots__ = ("call", "error", "future", "inputs", "result")
+    __slots__ = ("call", "error", "future", "inputs", "queued", "result")
 
     def __init__(self, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
         self.inputs = inputs
         self.call = call
         self.future = future
+        self.queued = time.perf_counter()
         self.result: Any = None
         self.error: BaseException | None = None
 
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread: keep the result or the error."""
+        started = time.perf_counter()
+        self.call.queue_seconds = started - self.queued
         self.error = reason_to_skip(self.call)
         if self.error is None:
+            self.call.batch_size = 1
             try:
                 self.result = function(self.inputs, self.call)
             except BaseException as error:  # A model that calls exit() fails this call, not the server.
                 self.error = explain(error)
+            self.call.compute_seconds = time.perf_counter() - started
 
     def deliver(self) -> None:
         """On the loop."""
@@ -71,35 +77,62 @@ class StreamEnd:
 
 
 class Stream:
-    """One call of a generator `infer`: its thread puts answers, the loop takes them.
+    """One call whose answers come one by one: threads put them, the loop takes them.
 
-    The thread is held up while `STREAM_BUFFER` answers wait, and stops at the next answer once the call is
-    cancelled.
+    A generator's answers are put by the instance's thread. A plain function puts its own, by `call.respond`, from
+    any thread; what it returns is the last one, unless it is None. Whoever puts is held up while `STREAM_BUFFER`
+    answers wait; once the call is cancelled nothing is taken any more, and a generator is closed.
     """
 
     def __init__(self, inputs: Inputs, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         self.inputs = inputs
         self.call = call
+        self._queued = time.perf_counter()
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
         self._inbox = LoopInbox(loop, self._answers.put_nowait)
         self._room = threading.Semaphore(STREAM_BUFFER)
+        self._finished = False
+        call.respond = self._put
+        call.finish = self._finish
 
     def run(self, function: Function, explain: Explain) -> None:
-        """On the instance's thread: drive the generator to its end."""
+        """On the instance's thread: run the model to its end."""
+        started = time.perf_counter()
+        self.call.queue_seconds = started - self._queued
         error = reason_to_skip(self.call)
         if error is None:
+            self.call.batch_size = 1
             try:
-                with closing(function(self.inputs, self.call)) as answers:
-                    for answer in answers:
-                        self._room.acquire()
-                        if self.call.cancelled:
-                            break
-                        self._inbox.put(answer)
+                self._take(function(self.inputs, self.call))
             except BaseException as failure:
                 error = explain(failure)
+            self.call.compute_seconds = time.perf_counter() - started
         if error is None and self.call.expired:
             error = DeadlineExceeded("the deadline passed while the model was streaming")
-        self._inbox.put(StreamEnd(error))
+        self._finish(error)
+
+    def _take(self, result: Any) -> None:
+        if isinstance(result, Generator):
+            with closing(result) as answers:
+                for answer in answers:
+                    if not self._put(answer):
+                        break
+        elif result is not None:
+            self._put(result)
+
+    def _put(self, answer: Any) -> bool:
+        self._room.acquire()
+        if self._finished or self.call.cancelled:
+            self._room.release()  # For the next one who waits.
+            return False
+        self._inbox.put(answer)
+        return True
+
+    def _finish(self, error: ServingError | None = None) -> None:
+        if not self._finished:
+            self._finished = True
+            self._inbox.put(StreamEnd(error))
+            self._room.release()
 
     async def get(self) -> Any:
         """On the loop: the next answer, or a `StreamEnd`."""
@@ -108,6 +141,6 @@ class Stream:
         return answer
 
     def abandon(self) -> None:
-        """On the loop: the reader is gone; let the thread go on to notice it."""
+        """On the loop: the reader is gone; let the threads go on to notice it."""
         self.call.cancel()
         self._room.release()

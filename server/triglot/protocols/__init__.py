@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
+from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import Call
 
 MAX_CONTROL_BYTES = 1024 * 1024
@@ -35,7 +36,8 @@ class Operation(enum.Enum):
     ADMINISTER = "administer"
 
 
-def _small(_: Any) -> int:
+def no_work(_: Any) -> int:
+    """The size of what costs nothing to encode, or to decode."""
     return 0
 
 
@@ -56,17 +58,18 @@ class Method:
     decode: Callable[[bytes], Any]
     call: Callable[[Any, Call], Awaitable[Any] | AsyncIterator[Any]]
     encode: Callable[[Any], bytes]
-    answer_size: Callable[[Any], int] = _small
-    decode_size: Callable[[bytes], int] = _small
+    answer_size: Callable[[Any], int] = no_work
+    decode_size: Callable[[bytes], int] = no_work
     details: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A gRPC service by its full name."""
+    """A gRPC service by its full name; `protocol` is what the telemetry counts its calls under."""
 
     name: str
     methods: tuple[Method, ...]
+    protocol: str = "grpc"
 
 
 class DamagedBody(InvalidArgument):
@@ -80,30 +83,6 @@ class InflatedTooLarge(PayloadTooLarge):
 def content_coding(header: str) -> str:
     """The coding of a Content-Encoding header, as HTTP defines it."""
     return header.strip().lower().removeprefix("x-") or "identity"
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """A REST request: `path` holds the decoded variables of the route's path, header names are lower case.
-
-    `verb` and `target` (path and query) are as they were sent.
-    """
-
-    path: Mapping[str, str]
-    headers: Mapping[str, str]
-    body: bytes | bytearray
-    verb: str = "GET"
-    target: str = "/"
-
-
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
-    """A REST answer."""
-
-    body: bytes
-    status: int = 200
-    content_type: str = "application/json"
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def _control_size(_: Mapping[str, str]) -> int:
@@ -123,7 +102,8 @@ class Route:
     `body_limit` gives the largest body, compressed or not, for a request with these headers; None: the server's.
     `coding` reads the Content-Encoding header; a compressed body may grow to `inflate_limit`, or `body_limit`.
     `encode_error` gives an error the protocol's own form; without it, it is `{"error": TEXT}` with the usual
-    status. `headers` are those of every answer, errors among them.
+    status. `headers` are those of every answer, errors among them. The telemetry counts calls under `protocol` and
+    `name`, or the path.
     """
 
     verb: str
@@ -131,11 +111,13 @@ class Route:
     operation: Operation
     decode: Callable[[HttpRequest], Any]
     call: Callable[[Any, Call], Awaitable[Any]]
-    encode: Callable[[Any, Any], HttpResponse]
+    encode: Callable[[Any, Any], HttpResponse | HttpStream]
     text_size: Callable[[HttpRequest], int] = _body_size
-    answer_size: Callable[[Any], int] = _small
+    answer_size: Callable[[Any], int] = no_work
     body_limit: Callable[[Mapping[str, str]], int | None] = _control_size
     coding: Callable[[str], str] = content_coding
     inflate_limit: int | None = None
     encode_error: Callable[[ServingError], HttpResponse] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    protocol: str = ""

@@ -95,7 +95,7 @@ def _buffer(array: Any, kind: str) -> Array:
     return np.frombuffer(array.as_buffer(of_type=kind), _BUFFER_TYPES[kind])
 
 
-def read_body(body: bytes, large_key: str, read: Callable[[dict[str, Any]], T]) -> T:
+def read_body(body: bytes, large_key: str | None, read: Callable[[dict[str, Any]], T]) -> T:
     """What `read` makes of the body's JSON object.
 
     `read` is given plain Python values, except that arrays under `large_key` may be a `LargeArray`. When that

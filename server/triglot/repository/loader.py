@@ -48,7 +48,7 @@ class Loader:
 
     def _load_model(self, files: ModelFiles) -> Model:
         try:
-            return self._load(files.backend, files.file)
+            return files.make() if files.make is not None else self._load(files.backend, files.file)
         except ModelLoadError:
             raise
         except BaseException as error:  # SystemExit too: it would end the server.

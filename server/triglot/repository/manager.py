@@ -93,7 +93,7 @@ class Manager(Registry):
             look = await self._look(self._roots, lambda _: True)
             if look.problems and not models:
                 raise next(iter(look.problems.values()))
-            self._labels = {model.name: dict(model.labels) for model in models}
+            self._labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
             self.want(look.wanted)
         await self._wait_for(look.wanted)
         errors = [
@@ -104,6 +104,7 @@ class Manager(Registry):
             self.label(models)
         except FailedPrecondition as error:
             others.append(error.message)
+        self._labels = {**self._labels, **_own_labels(self._roots)}
         for text in others:
             log.error("%s", text)
         if self._poll_interval > 0:
@@ -301,3 +302,12 @@ class Manager(Registry):
         await asyncio.gather(*tasks, return_exceptions=True)
         self.want({})
         await asyncio.gather(*self._drains)
+
+
+def _own_labels(roots: Sequence[Root]) -> dict[str, dict[str, int]]:
+    """The labels that versions bring themselves."""
+    labels: dict[str, dict[str, int]] = {}
+    for root in roots:
+        if isinstance(root, ModelFiles) and root.label:
+            labels.setdefault(root.name, {})[root.label] = root.version
+    return labels

@@ -87,6 +87,10 @@ class Registry:
         files = version.files
         return version.state is not State.UNAVAILABLE or files.version in self._wanted[files.name]
 
+    def knows(self, name: str) -> bool:
+        """Whether the model is wanted, ready or not."""
+        return name in self._wanted
+
     # --- all models ---
 
     def ready_versions(self, name: str) -> list[int]:

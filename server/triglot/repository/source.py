@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from triglot.core.errors import ModelLoadError
+from triglot.core.model import Model
 from triglot.repository.settings import NAME, NAME_RULE, ModelSettings
 
 BACKEND_OF_FILE = {
@@ -43,9 +44,6 @@ _EXPECTED = f"[VERSION/]{_FILES}, VERSION an integer like 1"
 _NUMBER = re.compile("[0-9]+")
 LAST_VERSION = 2**63 - 1
 
-Root = Path | ModelSettings
-"""Where models lie: a repository folder, a model's folder or file, or what a configuration says of one model."""
-
 
 class NothingFound(ModelLoadError):
     """The folder is there and holds no model."""
@@ -55,7 +53,8 @@ class NothingFound(ModelLoadError):
 class ModelFiles:
     """One version of one model on disk: `file` is what the backend opens.
 
-    `stamp` changes with the files, see `stamp_of`; 0 where nobody looked.
+    `stamp` changes with the files, see `stamp_of`; 0 where nobody looked. `label` is one more name of the version.
+    `make` makes the loaded model, in place of the backend.
     """
 
     name: str
@@ -63,9 +62,16 @@ class ModelFiles:
     backend: str
     file: Path
     stamp: int = 0
+    label: str = ""
+    make: Callable[[], Model] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.name} version {self.version}"
+
+
+Root = Path | ModelSettings | ModelFiles
+"""Where models lie: a repository folder, a model's folder or file, what a configuration says of one model, or one
+version that is known already."""
 
 
 @dataclass(slots=True)
@@ -84,6 +90,8 @@ def find_models(roots: Iterable[Root]) -> Found:
         if isinstance(root, ModelSettings):
             with _collecting(found, root.name):
                 _find_versions(root, found)
+        elif isinstance(root, ModelFiles):
+            found.models.setdefault(root.name, []).append(root)
         else:
             # Resolves "..", but keeps the name of a symbolic link.
             path = Path(os.path.normpath(root.absolute()))

@@ -16,9 +16,11 @@ import grpc
 import grpc.aio
 
 from triglot.config import NO_PORT, Config
-from triglot.core.errors import ServingError, Unavailable, as_serving_error
+from triglot.core.errors import Code, ServingError, Unavailable, as_serving_error, outcome
 from triglot.core.types import Call
-from triglot.protocols import Kind, Method, Service
+from triglot.protocols import Kind, Method, Operation, Service
+from triglot.telemetry.observation import Observation
+from triglot.telemetry.store import Endpoint, Telemetry
 from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
 from triglot.transports.shutdown import SHUTTING_DOWN
 
@@ -31,12 +33,14 @@ _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 class GrpcServer:
     """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls."""
 
-    def __init__(self, services: Iterable[Service], config: Config) -> None:
+    def __init__(self, services: Iterable[Service], config: Config, telemetry: Telemetry) -> None:
         self._addresses = [config.address(config.grpc_port)] if config.grpc_port != NO_PORT else []
         if config.grpc_socket:
             self._addresses.append(f"unix:{config.grpc_socket}")
         self._grace = config.grace
-        self._server = grpc.aio.server(options=_options(config))
+        self._server = grpc.aio.server(
+            options=_options(config), maximum_concurrent_rpcs=config.max_connections or None
+        )
         self._streams: set[_OpenStream] = set()
         self._stopping = False
         makers = {
@@ -45,7 +49,10 @@ class GrpcServer:
             Kind.BIDI_STREAM: self._bidi_stream,
         }
         for service in services:
-            handlers = {method.name: makers[method.kind](method) for method in service.methods}
+            handlers = {
+                method.name: makers[method.kind](method, _endpoint(telemetry, service, method))
+                for method in service.methods
+            }
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, handlers),))
 
     async def start(self) -> int:
@@ -71,72 +78,114 @@ class GrpcServer:
             await asyncio.wait([stopped, *(stream.task for stream in self._streams)], timeout=END_AGAIN_SECONDS)
         await stopped
 
-    def _unary(self, method: Method) -> grpc.RpcMethodHandler:
+    def _unary(self, method: Method, endpoint: Endpoint) -> grpc.RpcMethodHandler:
         decode, encode, size_of = method.decode, method.encode, method.answer_size
         run = cast("Callable[..., Awaitable[Any]]", method.call)
 
         async def handle(data: bytes, context: Any) -> bytes:
+            call = _call(context)
+            observed = Observation(endpoint, call, len(data))
+            code = Code.OK
             try:
                 if len(data) > OFF_LOOP_BYTES:
                     request = await run_sized(method.decode_size(data), decode, data)
                 else:
                     request = decode(data)
-                answer = await run(request, _call(context))
+                observed.decoded()
+                answer = await run(request, call)
+                observed.answered()
                 if size_of(answer) > OFF_LOOP_BYTES:
-                    return await asyncio.to_thread(encode, answer)
-                return encode(answer)
+                    encoded = await asyncio.to_thread(encode, answer)
+                else:
+                    encoded = encode(answer)
+                observed.encoded(len(encoded))
+                return encoded
             except Exception as error:
-                await _abort(context, as_serving_error(error, method.name), method.details)
+                failure = as_serving_error(error, method.name)
+                code = failure.code
+                await _abort(context, failure, method.details)
+            except BaseException as error:
+                code = outcome(error)
+                raise
+            finally:
+                observed.end(code)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
-    def _server_stream(self, method: Method) -> grpc.RpcMethodHandler:
+    def _server_stream(self, method: Method, endpoint: Endpoint) -> grpc.RpcMethodHandler:
         async def handle(data: bytes, context: Any) -> AsyncIterator[bytes]:
             call = _call(context)
-            async with aclosing(
-                self._answers(method, lambda: method.call(method.decode(data), call), context)
-            ) as out:
+            observed = Observation(endpoint, call, len(data))
+
+            async def run() -> Any:
+                size = method.decode_size(data) if len(data) > OFF_LOOP_BYTES else 0
+                request = await run_sized(size, method.decode, data)
+                observed.decoded()
+                return method.call(request, call)
+
+            async with aclosing(self._answers(method, run, context, observed)) as out:
                 async for answer in out:
                     yield answer
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
-    def _bidi_stream(self, method: Method) -> grpc.RpcMethodHandler:
+    def _bidi_stream(self, method: Method, _: Endpoint) -> grpc.RpcMethodHandler:
         async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
             call = _call(context)
             decoded = (method.decode(data) async for data in requests)
-            async with aclosing(self._answers(method, lambda: method.call(decoded, call), context)) as out:
+
+            async def run() -> Any:
+                return method.call(decoded, call)
+
+            # Requests are what counts here, not calls, and who answers them counts them.
+            async with aclosing(self._answers(method, run, context)) as out:
                 async for answer in out:
                     yield answer
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
-    async def _answers(self, method: Method, run: Callable[[], Any], context: Any) -> AsyncGenerator[bytes, None]:
+    async def _answers(
+        self, method: Method, run: Callable[[], Awaitable[Any]], context: Any, observed: Observation | None = None
+    ) -> AsyncGenerator[bytes, None]:
         """The encoded answers of a stream; when the server stops, the stream ends with UNAVAILABLE."""
         task = asyncio.current_task()
         assert task is not None  # grpc.aio runs every handler in a task of its own.
         stream = _OpenStream(task)
         self._streams.add(stream)
+        code = Code.OK
         try:
             if self._stopping:
                 raise Unavailable(SHUTTING_DOWN)
-            async with aclosing(run()) as answers:
+            async with aclosing(await run()) as answers:
                 async for answer in answers:
+                    if observed is not None:
+                        observed.answered()
                     encoded = await run_sized(method.answer_size(answer), method.encode, answer)
+                    if observed is not None:
+                        observed.encoded(len(encoded))
                     stream.sending = True
                     yield encoded
                     stream.sending = False
                     if self._stopping:
                         raise Unavailable(SHUTTING_DOWN)
         except asyncio.CancelledError:
+            code = Code.CANCELLED
             if not self._stopping:
                 raise
             task.uncancel()
+            code = Code.UNAVAILABLE
             await _abort(context, Unavailable(SHUTTING_DOWN))
+        except GeneratorExit:
+            code = Code.CANCELLED
+            raise
         except Exception as error:
-            await _abort(context, as_serving_error(error, method.name), method.details)
+            failure = as_serving_error(error, method.name)
+            code = failure.code
+            await _abort(context, failure, method.details)
         finally:
             self._streams.discard(stream)
+            if observed is not None:
+                observed.end(code)
 
 
 class _OpenStream:
@@ -152,6 +201,10 @@ class _OpenStream:
         """Cancel our code; a call that is cancelled inside of grpc.aio would be left without a status."""
         if not self.sending:
             self.task.cancel()
+
+
+def _endpoint(telemetry: Telemetry, service: Service, method: Method) -> Endpoint:
+    return telemetry.endpoint(service.protocol, "GRPC", method.name, inference=method.operation is Operation.INFER)
 
 
 def _options(config: Config) -> list[tuple[str, int]]:

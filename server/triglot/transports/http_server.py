@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import PayloadEncodingError
 
 from triglot.config import Config
 from triglot.core.errors import (
+    Cancelled,
     Code,
     DeadlineExceeded,
     InvalidArgument,
@@ -24,9 +27,13 @@ from triglot.core.errors import (
     Unavailable,
     Unimplemented,
     as_serving_error,
+    outcome,
 )
+from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import Call
-from triglot.protocols import DamagedBody, HttpRequest, HttpResponse, InflatedTooLarge, Route
+from triglot.protocols import DamagedBody, InflatedTooLarge, Operation, Route
+from triglot.telemetry.observation import Observation
+from triglot.telemetry.store import Endpoint, Telemetry
 from triglot.transports.off_loop import run_sized
 from triglot.transports.shutdown import SHUTTING_DOWN
 
@@ -69,13 +76,17 @@ class UnknownCoding(Unimplemented):
 class HttpServer:
     """Serves rows on one port. `start` binds; `stop` waits for calls."""
 
-    def __init__(self, routes: Iterable[Route], config: Config) -> None:
+    def __init__(self, routes: Iterable[Route], config: Config, telemetry: Telemetry) -> None:
         self._host, self._port = config.host, config.rest_port
         self._max_body = config.max_message_size
         self._timeout = config.rest_timeout or None
+        self._most_calls = config.max_connections or math.inf
         application = web.Application(middlewares=[web.middleware(_as_json)])
         for route in routes:
-            application.router.add_route(route.verb, route.path, partial(self._respond, route))
+            endpoint = telemetry.endpoint(
+                route.protocol, "REST", route.name or route.path, inference=route.operation is Operation.INFER
+            )
+            application.router.add_route(route.verb, route.path, partial(self._respond, route, endpoint))
         # The task of a request whose client is gone is cancelled, and its work is not started.
         self._runner = web.AppRunner(
             application,
@@ -128,16 +139,19 @@ class HttpServer:
         for site in self._runner.sites:
             await site.stop()
 
-    async def _respond(self, route: Route, http: web.Request) -> web.Response:
+    async def _respond(self, route: Route, endpoint: Endpoint, http: web.Request) -> web.StreamResponse:
         """The answer to one request, whatever happens; the life of the server is kept out of `_handle`."""
         task = asyncio.current_task()
         assert task is not None  # aiohttp runs every handler in a task.
+        response: web.StreamResponse
         if self._stopping:
             response = _failed(route, Unavailable(SHUTTING_DOWN))
+        elif len(self._calls) >= self._most_calls:
+            response = _failed(route, Unavailable(f"{self._most_calls} calls are open, no more are taken"))
         else:
             self._calls.add(task)
             try:
-                response = await self._handle(route, http)
+                response = await self._handle(route, endpoint, http)
             except asyncio.CancelledError:
                 if not self._grace_is_over:
                     raise
@@ -149,32 +163,46 @@ class HttpServer:
             response.force_close()
         return response
 
-    async def _handle(self, route: Route, http: web.Request) -> web.Response:
+    async def _handle(self, route: Route, endpoint: Endpoint, http: web.Request) -> web.StreamResponse:
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        call = Call(None if self._timeout is None else time.monotonic() + self._timeout, headers.items)
+        observed = Observation(endpoint, call, http.content_length or 0)
+        code = Code.OK
         try:
-            request = await self._read(route, http)
+            request = await self._read(route, http, headers)
             decoded = await run_sized(route.text_size(request), route.decode, request)
-            answer = await self._run(route, decoded, request)
+            observed.decoded()
+            answer = await self._run(route, decoded, call)
+            observed.answered()
             response = await run_sized(route.answer_size(answer), route.encode, answer, decoded)
+            if isinstance(response, HttpStream):
+                return await _send_stream(http, route, response, observed)
+            observed.encoded(len(response.body))
+            return _response(route, response)
         except Exception as error:
-            return _failed(route, as_serving_error(error, f"{route.verb} {route.path}"))
-        return _response(route, response)
+            failure = as_serving_error(error, f"{route.verb} {route.path}")
+            code = failure.code
+            return _failed(route, failure)
+        except BaseException as error:
+            code = outcome(error)
+            raise
+        finally:
+            observed.end(code)
 
-    async def _run(self, route: Route, decoded: Any, request: HttpRequest) -> Any:
+    async def _run(self, route: Route, decoded: Any, call: Call) -> Any:
         """The route's call, for as long as a call may take."""
         if self._timeout is None:
-            return await route.call(decoded, Call(None, request.headers.items))
-        call = Call(time.monotonic() + self._timeout, request.headers.items)
+            return await route.call(decoded, call)
         try:
             async with asyncio.timeout(self._timeout):
                 return await route.call(decoded, call)
         except TimeoutError:
             raise DeadlineExceeded(f"the call took longer than {self._timeout:g} seconds") from None
 
-    async def _read(self, route: Route, http: web.Request) -> HttpRequest:
+    async def _read(self, route: Route, http: web.Request, headers: Mapping[str, str]) -> HttpRequest:
         coding = route.coding(http.headers.get("Content-Encoding", ""))
         if coding not in WINDOW_BITS:
             raise UnknownCoding(f"Content-Encoding '{coding}' is not supported, use gzip or deflate")
-        headers = {name.lower(): value for name, value in http.headers.items()}
         limit = self._max_body
         route_limit = route.body_limit(headers)
         if route_limit is not None:
@@ -244,12 +272,43 @@ def _response(route: Route, response: HttpResponse, headers: Mapping[str, str] |
     answer = web.Response(
         body=response.body,
         status=response.status,
-        content_type=response.content_type,
-        headers={**response.headers, **route.headers, **(headers or {})},
+        # As it is: aiohttp's argument refuses parameters.
+        headers={"Content-Type": response.content_type, **response.headers, **route.headers, **(headers or {})},
     )
     if response.headers.get("Connection") == "close":
         answer.force_close()
     return answer
+
+
+async def _send_stream(
+    http: web.Request, route: Route, stream: HttpStream, observed: Observation
+) -> web.StreamResponse:
+    """Sends each chunk as one chunk of HTTP, when it comes; a slow client holds the next one up."""
+    response = web.StreamResponse(headers={"Content-Type": stream.content_type, **route.headers})
+    # A proxy that collects chunks would take from a stream what it is for.
+    response.headers["X-Accel-Buffering"] = "no"
+    if http.version >= HttpVersion11:
+        response.enable_chunked_encoding()
+    else:
+        response.force_close()
+    try:
+        async with aclosing(stream.chunks) as chunks:
+            writer = await response.prepare(http)
+            # aiohttp would keep the headers until the first chunk (since 3.12).
+            if writer is not None and hasattr(writer, "send_headers"):
+                writer.send_headers()
+            async for chunk in chunks:
+                await response.write(chunk)
+                observed.encoded(len(chunk))
+                observed.answered()
+            await response.write_eof()
+    except ConnectionError:
+        raise Cancelled("the client left in the middle of the answer") from None
+    except Exception:
+        if http.transport is not None:
+            http.transport.abort()  # Nothing else tells the client that this is not the end.
+        raise
+    return response
 
 
 def _failed(route: Route, error: ServingError) -> web.Response:

@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from triglot.core.errors import Internal, InvalidArgument, PayloadTooLarge, Unimplemented
+from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import (
     DATATYPES,
     Array,
@@ -22,7 +23,6 @@ from triglot.core.tensor import (
     raw_buffer,
 )
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, ParameterValue
-from triglot.protocols import HttpRequest, HttpResponse
 from triglot.protocols.json_text import LargeArray, flatten, print_array, read_body, type_name
 from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS
 from triglot.protocols.kserve.parameters import (

@@ -9,9 +9,10 @@ from typing import Any
 import orjson
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.types import Call, InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import HttpRequest, HttpResponse, Operation, Route
+from triglot.protocols import Operation, Route
 from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.codec import packing_size
 from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length

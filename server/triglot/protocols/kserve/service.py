@@ -16,9 +16,11 @@ from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.stream import InferStream, StreamAnswer
 from triglot.protocols.kserve.templates import infer_decoder
 from triglot.protocols.wire import parse_control, serialize
+from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
 
 SERVICE = "inference.GRPCInferenceService"
+PROTOCOL = "kserve"
 RepositoryChange = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 EXTENSIONS = ("binary_tensor_data", "parameters")
 
@@ -26,9 +28,10 @@ EXTENSIONS = ("binary_tensor_data", "parameters")
 class KServe:
     """The calls that gRPC and REST share."""
 
-    def __init__(self, dataplane: DataPlane, server_name: str) -> None:
+    def __init__(self, dataplane: DataPlane, server_name: str, telemetry: Telemetry) -> None:
         self._dataplane = dataplane
         self._server_name = server_name
+        self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
 
     async def server_live(self, _: pb.ServerLiveRequest, __: Call) -> pb.ServerLiveResponse:
         """A server that answers is live."""
@@ -86,7 +89,7 @@ class KServe:
     def infer_stream(self, requests: AsyncIterator[bytes], call: Call) -> AsyncGenerator[StreamAnswer, None]:
         """ModelStreamInfer; requests come undecoded, since one that cannot be decoded is answered in band."""
         end_on_error = call.metadata.get("triton_grpc_error") == "true"
-        return InferStream(self._dataplane, call, end_on_error=end_on_error).run(requests)
+        return InferStream(self._dataplane, call, self._streamed, end_on_error=end_on_error).run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, _: Call) -> pb.RepositoryIndexResponse:
         """Every version of every wanted model with its state (spec 3.9)."""
@@ -148,6 +151,7 @@ class KServe:
                 _unary("RepositoryModelLoad", administer, pb.RepositoryModelLoadRequest, change),
                 _unary("RepositoryModelUnload", administer, pb.RepositoryModelUnloadRequest, change),
             ),
+            PROTOCOL,
         )
 
 

@@ -11,11 +11,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from triglot.core.errors import Code, ServingError, as_serving_error
+from triglot.core.errors import Code, ServingError, as_serving_error, outcome
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane
 from triglot.protocols.kserve.codec import StreamError, decode_infer, identify
 from triglot.protocols.kserve.errors import name_request
+from triglot.telemetry.observation import Observation
+from triglot.telemetry.store import Endpoint
 
 MAX_IN_FLIGHT = 64
 """Requests of one stream that may run at the same time; the next is not read before one has ended."""
@@ -29,11 +31,15 @@ StreamAnswer = InferenceResponse | StreamError
 
 
 class InferStream:
-    """One call. `end_on_error`: an execution's first error ends the call instead of being sent in band."""
+    """One call; its requests are counted at `endpoint`.
 
-    def __init__(self, dataplane: DataPlane, call: Call, *, end_on_error: bool) -> None:
+    `end_on_error`: an execution's first error ends the call instead of being sent in band.
+    """
+
+    def __init__(self, dataplane: DataPlane, call: Call, endpoint: Endpoint, *, end_on_error: bool) -> None:
         self._dataplane = dataplane
         self._call = call
+        self._endpoint = endpoint
         self._end_on_error = end_on_error
         self._answers: asyncio.Queue[StreamAnswer | ServingError | None] = asyncio.Queue(MAX_UNSENT)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -76,27 +82,38 @@ class InferStream:
 
     async def _answer(self, data: bytes, my_turn: asyncio.Future[None], next_turn: asyncio.Future[None]) -> None:
         request = None
+        call = self._call.child()
+        observed = Observation(self._endpoint, call, len(data))
+        code = Code.OK
         try:
             request = decode_infer(data)
+            observed.decoded()
             if self._dataplane.decoupled(request.model_name, request.model_version):
                 # It keeps no order, but what comes after it must not overtake what came before it.
                 my_turn.add_done_callback(lambda _: _pass_on(next_turn))
-                await self._answer_decoupled(request)
+                await self._answer_decoupled(request, call)
                 return
-            response = await self._dataplane.infer(request, self._call.child())
+            response = await self._dataplane.infer(request, call)
             response.parameters[FINAL] = True
             await asyncio.shield(my_turn)
             await self._answers.put(response)
         except Exception as error:
             request = request or identify(data)
+            call.model_name = request.model_name
             failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
+            code = failure.code
             await asyncio.shield(my_turn)
             in_band = not self._end_on_error or failure.code in _VALIDATION
             await self._answers.put(StreamError(request, failure) if in_band else failure)
+        except BaseException as error:
+            code = outcome(error)
+            raise
+        finally:
+            observed.end(code)
         _pass_on(next_turn)
 
-    async def _answer_decoupled(self, request: InferenceRequest) -> None:
-        async with aclosing(self._dataplane.infer_stream(request, self._call.child())) as responses:
+    async def _answer_decoupled(self, request: InferenceRequest, call: Call) -> None:
+        async with aclosing(self._dataplane.infer_stream(request, call)) as responses:
             async for response in responses:
                 response.parameters[FINAL] = False
                 await self._answers.put(response)

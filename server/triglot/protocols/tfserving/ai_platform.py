@@ -16,11 +16,12 @@ from triglot.core.errors import (
     ServingError,
     Unavailable,
 )
+from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.signature import Signature
 from triglot.core.types import Call, InferenceRequest, InferenceResponse, InputTensor, ParameterValue
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
-from triglot.protocols import HttpRequest, HttpResponse, Operation, Route
+from triglot.protocols import Operation, Route
 from triglot.protocols.json_text import parse_large
 from triglot.protocols.tfserving.json_models import (
     INSTANCES,

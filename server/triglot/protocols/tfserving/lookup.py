@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from triglot.core.errors import InvalidArgument, ModelNotFound, NotFound, Unavailable
+from triglot.core.types import Call
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.pb.tfserving import signature_pb2
@@ -18,9 +19,11 @@ def require_spec(spec: ModelSpec | None) -> ModelSpec:
     return spec
 
 
-def find_servable(dataplane: DataPlane, spec: ModelSpec | None) -> Servable:
+def find_servable(dataplane: DataPlane, spec: ModelSpec | None, call: Call | None = None) -> Servable:
     """The version that a call goes to, to be leased by `with`. Raises `InvalidArgument` or `NotFound`."""
     spec = require_spec(spec)
+    if call is not None:
+        call.model_name = spec.name
     if not spec.name:
         raise InvalidArgument("ModelSpec has no name specified.")
     version = "" if spec.version is None else str(spec.version)

@@ -2,47 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from triglot.core.errors import Code
+from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.types import Call
-from triglot.protocols import HttpRequest, HttpResponse, Operation, Route
-from triglot.telemetry import Histogram, Telemetry
+from triglot.protocols import Operation, Route
+from triglot.telemetry.histogram import Histogram
+from triglot.telemetry.stats import CallStats, Kind
+from triglot.telemetry.store import Endpoint, Telemetry
 
 REQUEST_COUNT = ":tensorflow:serving:request_count"
 REQUEST_LATENCY = ":tensorflow:serving:request_latency"
+REST_MODELS = "models"
+"""What every REST call below /v1/ is counted as that is not one of the three below."""
+API_OF = {
+    "GRPC": {name: name for name in ("Predict", "Classify", "Regress")},
+    "REST": {**{name: name for name in ("predict", "classify", "regress")}, REST_MODELS: ""},
+}
+"""The methods that TensorFlow Serving counts, by door, and what it calls them."""
+KIND_BYTES = 2048
+"""What one kind of call takes on the page, about."""
 
 
 def metrics_route(telemetry: Telemetry, path: str) -> Route:
     """The route at `path`; with a query it is another path."""
 
-    async def read(http: HttpRequest, _: Call) -> HttpResponse:
+    async def read(http: HttpRequest, _: Call) -> HttpRequest:
+        return http
+
+    def encode(http: HttpRequest, _: HttpRequest) -> HttpResponse:
         if http.target != path:
             return _text(f"Unexpected path: {http.target}. Should be {path}", 400)
         return _text(print_metrics(telemetry), 200)
 
-    return Route("*", path, Operation.INSPECT, lambda http: http, read, lambda answer, _: answer)
+    return Route(
+        "*",
+        path,
+        Operation.INSPECT,
+        lambda http: http,
+        read,
+        encode,
+        answer_size=lambda _: telemetry.kinds * KIND_BYTES,
+    )
 
 
 def _text(text: str, status: int) -> HttpResponse:
     return HttpResponse(text.encode(), status, "text/plain")
 
 
+def _counted(telemetry: Telemetry) -> Iterator[tuple[Endpoint, Kind, CallStats]]:
+    for endpoint, kind, stats in telemetry.calls():
+        if endpoint.protocol == "tfserving" and endpoint.method in API_OF[endpoint.door]:
+            yield endpoint, kind, stats
+
+
 def print_metrics(telemetry: Telemetry) -> str:
     """Requests by model and status, and the latency of those that succeeded, in microseconds."""
     counts: dict[tuple[str, str], int] = {}
+    latencies: dict[tuple[str, str, str], Histogram] = {}
+    for endpoint, kind, stats in _counted(telemetry):
+        by_status = kind.model, kind.code.name
+        counts[by_status] = counts.get(by_status, 0) + stats.latency.count
+        if kind.code is Code.OK:
+            by_api = kind.model, API_OF[endpoint.door][endpoint.method], endpoint.door
+            latencies.setdefault(by_api, Histogram()).merge(stats.latency)
     lines = [f"# TYPE {REQUEST_COUNT} counter"]
-    for kind, latency in telemetry.calls():
-        key = kind.model, kind.code.name
-        counts[key] = counts.get(key, 0) + sum(latency.counts)
     for (model, status), count in counts.items():
         lines.append(f"{REQUEST_COUNT}{_labels({'model_name': model, 'status': status})} {count}")
     lines.append(f"# TYPE {REQUEST_LATENCY} histogram")
-    for kind, latency in telemetry.calls():
-        if kind.code is Code.OK:
-            labels = {"model_name": kind.model, "API": kind.api, "entrypoint": kind.door}
-            lines += _histogram(REQUEST_LATENCY, labels, latency)
+    for (model, api, door), latency in latencies.items():
+        lines += _histogram(REQUEST_LATENCY, {"model_name": model, "API": api, "entrypoint": door}, latency)
     return "\n".join(lines) + "\n"
 
 
@@ -51,7 +82,7 @@ def _histogram(name: str, labels: Mapping[str, str], histogram: Histogram) -> It
     for limit, count in zip(limits, accumulate(histogram.counts), strict=True):
         yield f"{name}_bucket{_labels({**labels, 'le': limit})} {count}"
     yield f"{name}_sum{_labels(labels)} {histogram.sum:g}"
-    yield f"{name}_count{_labels(labels)} {sum(histogram.counts)}"
+    yield f"{name}_count{_labels(labels)} {histogram.count}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -16,13 +16,13 @@ from urllib.parse import unquote
 import orjson
 
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
+from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.types import Call, InferenceResponse
 from triglot.dataplane import DataPlane
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
-from triglot.protocols import DamagedBody, HttpRequest, HttpResponse, InflatedTooLarge, Operation, Route
+from triglot.protocols import DamagedBody, InflatedTooLarge, Operation, Route
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
-from triglot.protocols.tfserving.counting import counted
 from triglot.protocols.tfserving.inference import ExamplesRequest
 from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
 from triglot.protocols.tfserving.lookup import find_servable
@@ -31,10 +31,10 @@ from triglot.protocols.tfserving.rest_examples import decode_examples, encode_cl
 from triglot.protocols.tfserving.rest_models import encode_metadata, encode_status
 from triglot.protocols.tfserving.rest_predict import decode_predict, encode_error, encode_predict
 from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
-from triglot.telemetry import Telemetry
 
 ANY_PATH = "/{path:(?s:.*)}"
 PREFIX = "/{v1:(?i:v1)}" + ANY_PATH
+CALLS = ("predict", "classify", "regress")
 MAX_INT64 = 2**63 - 1
 MAX_INFLATED = 100 * 1024 * 1024
 ELEMENT_TEXT = 16
@@ -42,7 +42,7 @@ ELEMENT_TEXT = 16
 _WHICH = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
 _POST = re.compile(rf"/v1/models/(?P<model>[^/:]+){_WHICH}:(?P<verb>classify|regress|predict)", re.IGNORECASE)
 _GET = re.compile(rf"/v1/models(?:/(?P<model>[^/:]+))?{_WHICH}(?:/(?P<metadata>metadata))?", re.IGNORECASE)
-_NAMED = re.compile(r"/v1/models/(?P<model>[^/:]+)[^:]*(?::(?P<verb>predict|classify|regress)$)?", re.IGNORECASE)
+_NAMED = re.compile(r"/v1/models/(?P<model>[^/:]+)", re.IGNORECASE)
 _SERVER = re.compile(r"^https?://[^/]*", re.IGNORECASE)
 _ORIGIN = re.compile(r"https?://.*", re.IGNORECASE)
 _CORS = {
@@ -111,7 +111,7 @@ class RestApi:
     def decode_post(self, http: HttpRequest) -> RestCall:
         """A call of a model. Raises `InvalidArgument`, and what the body's codec does."""
         match = _POST.fullmatch(_path(http))
-        calls = {"predict": self._predict, "classify": self._classify, "regress": self._regress}
+        calls = dict(zip(CALLS, (self._predict, self._classify, self._regress), strict=True))
         if match is None or match["verb"] not in calls:
             raise _malformed(http)
         return calls[match["verb"]](_spec(match), bytes(http.body))
@@ -151,21 +151,24 @@ class RestApi:
         return ExamplesRequest(replace(spec, signature_name=decoded.signature_name), decoded.examples)
 
 
-def tfserving_routes(api: RestApi, telemetry: Telemetry, *, cors: bool) -> list[Route]:
-    """The rows of everything below /v1/. All of it is counted, requests that are refused among it (tfs 4.7)."""
+def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
+    """The rows of everything below /v1/."""
     infer, inspect = Operation.INFER, Operation.INSPECT
     headers = _CORS if cors else {}
 
-    async def run(request: _Request, call: Call) -> tuple[RestCall, Any]:
-        return await counted(telemetry, "REST", request.api, request.model, _run(request, call))
-
-    def route(verb: str, operation: Operation, decode: Callable[[HttpRequest], RestCall]) -> Route:
+    def route(
+        verb: str,
+        operation: Operation,
+        decode: Callable[[HttpRequest], RestCall],
+        path: str = PREFIX,
+        name: str = "models",
+    ) -> Route:
         return Route(
             verb,
-            PREFIX,
+            path,
             operation,
             partial(_understand, decode),
-            run,
+            _run,
             _encode,
             answer_size=_answer_size,
             body_limit=no_limit,
@@ -173,21 +176,17 @@ def tfserving_routes(api: RestApi, telemetry: Telemetry, *, cors: bool) -> list[
             inflate_limit=MAX_INFLATED,
             encode_error=encode_failure,
             headers=headers,
+            name=name,
         )
 
     return [
         route("GET", inspect, api.decode_get),
+        # Rows of their own, for the telemetry: what a malformed request was meant to be is not known.
+        *(route("POST", infer, api.decode_post, f"{PREFIX}:{{verb:(?i:{name})}}", name) for name in CALLS),
         route("POST", infer, api.decode_post),
         Route("OPTIONS", PREFIX, inspect, _is_cross_origin, _allow, _encode_options, headers=headers),
         route("*", inspect, _refuse),
     ]
-
-
-def liveness_route() -> Route:
-    """KServe V1's liveness."""
-    return Route(
-        "GET", "/", Operation.HEALTH, lambda _: True, _allow, lambda _, __: HttpResponse(b'{"status": "alive"}')
-    )
 
 
 def not_found_route() -> Route:
@@ -197,23 +196,23 @@ def not_found_route() -> Route:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a request asks for, or why it cannot be done, and what it is counted under."""
+    """What a request asks for, or why it cannot be done, and the model that it names."""
 
     model: str
-    api: str
     asked: RestCall | Exception
 
 
 def _understand(decode: Callable[[HttpRequest], RestCall], http: HttpRequest) -> _Request:
     match = _NAMED.match(_path(http))
-    model, api = (unquote(match["model"]), match["verb"] or "") if match else ("", "")
+    model = unquote(match["model"]) if match else ""
     try:
-        return _Request(model, api, decode(http))
+        return _Request(model, decode(http))
     except Exception as error:
-        return _Request(model, api, error)
+        return _Request(model, error)
 
 
 async def _run(request: _Request, call: Call) -> tuple[RestCall, Any]:
+    call.model_name = request.model
     if isinstance(request.asked, Exception):
         raise request.asked
     return request.asked, await request.asked.run(call)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from triglot.core.types import Call
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
-from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols import Kind, Method, Operation, Service, no_work
 from triglot.protocols.tfserving.codec import (
     ELEMENT_WORK,
     decoding_size,
@@ -16,7 +15,6 @@ from triglot.protocols.tfserving.codec import (
     encoding_size,
     predict_decoder,
 )
-from triglot.protocols.tfserving.counting import counted
 from triglot.protocols.tfserving.inference import (
     classification_message,
     decode_examples,
@@ -26,17 +24,15 @@ from triglot.protocols.tfserving.inference import (
 from triglot.protocols.tfserving.models import Models
 from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
 from triglot.protocols.wire import parse_control, serialize
-from triglot.telemetry import Telemetry
 
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"
+PROTOCOL = "tfserving"
 MAX_ERROR_BYTES = 1024
 TRUNCATED = "...TRUNCATED"
 
 
-def tfserving_services(
-    predictions: Predictions, models: Models, telemetry: Telemetry, *, tensor_content: bool
-) -> list[Service]:
+def tfserving_services(predictions: Predictions, models: Models, *, tensor_content: bool) -> list[Service]:
     """PredictionService and ModelService. `tensor_content`: Predict answers with it (tfs 0.2)."""
     infer, inspect = Operation.INFER, Operation.INSPECT
     classify = partial(decode_examples, inference_pb2.ClassificationRequest)
@@ -45,12 +41,8 @@ def tfserving_services(
     status = partial(parse_control, management_pb2.GetModelStatusRequest)
     reload = partial(parse_control, management_pb2.ReloadConfigRequest)
 
-    def counted_row(name: str, decode: Any, run: Any, encode: Any, answer_size: Any, decode_size: Any) -> Method:
-        def call(request: Any, call: Call) -> Awaitable[Any]:
-            model = request.spec.name if request.spec else ""
-            return counted(telemetry, "GRPC", name, model, run(request, call))
-
-        return Method(name, Kind.UNARY, infer, decode, call, encode, answer_size, decode_size, _truncated)
+    def row(name: str, decode: Any, run: Any, encode: Any, answer_size: Any, decode_size: Any) -> Method:
+        return Method(name, Kind.UNARY, infer, decode, run, encode, answer_size, decode_size, _truncated)
 
     encode_prediction = partial(_encode_prediction, tensor_content)
     run = predictions
@@ -58,24 +50,13 @@ def tfserving_services(
         Service(
             PREDICTION_SERVICE,
             (
-                # These three are what TensorFlow Serving counts (tfs 4.7).
-                counted_row(
-                    "Predict", predict_decoder(), run.predict, encode_prediction, _prediction_size, decoding_size
-                ),
-                counted_row("Classify", classify, run.classify, _encode_classification, _classes, len),
-                counted_row("Regress", regress, run.regress, _encode_regression, _values, len),
-                Method(
-                    "MultiInference",
-                    Kind.UNARY,
-                    infer,
-                    decode_multi,
-                    run.multi_inference,
-                    serialize,
-                    decode_size=len,
-                    details=_truncated,
-                ),
+                row("Predict", predict_decoder(), run.predict, encode_prediction, _prediction_size, decoding_size),
+                row("Classify", classify, run.classify, _encode_classification, _classes, len),
+                row("Regress", regress, run.regress, _encode_regression, _values, len),
+                row("MultiInference", decode_multi, run.multi_inference, serialize, no_work, len),
                 _control_row("GetModelMetadata", inspect, metadata, models.metadata),
             ),
+            PROTOCOL,
         ),
         Service(
             MODEL_SERVICE,
@@ -83,6 +64,7 @@ def tfserving_services(
                 _control_row("GetModelStatus", inspect, status, models.status),
                 _control_row("HandleReloadConfigRequest", Operation.ADMINISTER, reload, models.reload),
             ),
+            PROTOCOL,
         ),
     ]
 

@@ -73,7 +73,7 @@ class Predictions:
 
     async def predict(self, request: PredictRequest, call: Call) -> Prediction:
         """Raises `ServingError` with TensorFlow Serving's texts."""
-        with find_servable(self._dataplane, request.spec) as servable:
+        with find_servable(self._dataplane, request.spec, call) as servable:
             return await self.predict_on(servable, request, call)
 
     async def predict_on(self, servable: Servable, request: PredictRequest, call: Call) -> Prediction:
@@ -116,7 +116,7 @@ class Predictions:
 
     async def classify(self, request: ExamplesRequest, call: Call) -> Classification:
         """Raises `ServingError` with TensorFlow Serving's texts."""
-        with find_servable(self._dataplane, request.spec) as servable:
+        with find_servable(self._dataplane, request.spec, call) as servable:
             return await self.classify_on(servable, request, call)
 
     async def classify_on(self, servable: Servable, request: ExamplesRequest, call: Call) -> Classification:
@@ -126,7 +126,7 @@ class Predictions:
 
     async def regress(self, request: ExamplesRequest, call: Call) -> Regression:
         """Raises `ServingError` with TensorFlow Serving's texts."""
-        with find_servable(self._dataplane, request.spec) as servable:
+        with find_servable(self._dataplane, request.spec, call) as servable:
             return await self.regress_on(servable, request, call)
 
     async def regress_on(self, servable: Servable, request: ExamplesRequest, call: Call) -> Regression:
@@ -155,7 +155,8 @@ class Predictions:
 
     async def multi_inference(self, request: MultiRequest, call: Call) -> inference_pb2.MultiInferenceResponse:
         """One version answers all tasks; the first that fails is the answer (tfs 3.4)."""
-        with find_servable(self._dataplane, request.tasks[0][0] if request.tasks else ModelSpec("")) as servable:
+        spec = request.tasks[0][0] if request.tasks else ModelSpec("")
+        with find_servable(self._dataplane, spec, call) as servable:
             return await self.multi_inference_on(servable, request, call)
 
     async def multi_inference_on(

@@ -1,0 +1,17 @@
+"""Answers with the same row again and again, as an async generator on the event loop."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import triglot
+
+
+class Model(triglot.Model):
+    """One FP32 matrix in, the same out a thousand times."""
+
+    inputs = (triglot.TensorSpec("x", "FP32", [-1, -1]),)
+    outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]),)
+
+    async def infer(self, inputs: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        for _ in range(1000):
+            yield {"y": inputs["x"]}

@@ -1,0 +1,110 @@
+"""Dynamic batching of a grps project's model (grps 6.5).
+
+Strategy: there is no thread of its own. The first request opens a batch and leads it: its thread waits until the
+batch is full or the window ends, and then runs it for all. A full batch is closed at once, so the next request
+opens another, and several batches may run at the same time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from triglot.backends.grps.context import GrpsContext
+from triglot.core.errors import Cancelled, ServingError
+
+Run = Callable[[list[Any], list[GrpsContext]], Any]
+"""Messages and contexts in; a sequence with an output for each out. It may be shorter, and None is none at all."""
+Explain = Callable[[BaseException], ServingError]
+"""What the callers are told of an exception of the project's code."""
+
+
+class _Member:
+    """One request of a batch."""
+
+    __slots__ = ("context", "done", "error", "message", "output")
+
+    def __init__(self, message: Any, context: GrpsContext) -> None:
+        self.message = message
+        self.context = context
+        self.output: Any = None
+        self.error: ServingError | None = None
+        self.done = threading.Event()
+        context.on_finish(self.done.set)
+
+
+class DynamicBatcher:
+    """Puts requests that come at about the same time into one batch, at most `max_batch_size` of them."""
+
+    def __init__(self, max_batch_size: int, timeout_us: int, run: Run, explain: Explain) -> None:
+        self._max_batch_size = max_batch_size
+        self._window = timeout_us / 1e6
+        self._run = run
+        self._explain = explain
+        self._open: list[_Member] | None = None
+        self._closed = threading.Condition()
+
+    def infer(self, message: Any, context: GrpsContext) -> Any:
+        """The request's own output, once its batch has run; None once its final answer is sent.
+
+        Raises a `ServingError` of its own for what the batch raised.
+        """
+        member = _Member(message, context)
+        batch, leads = self._join(member)
+        if leads:
+            self._wait_until_closed(batch)
+            self._execute(batch)
+        member.done.wait()
+        if member.error is not None:
+            raise member.error
+        return member.output
+
+    def _join(self, member: _Member) -> tuple[list[_Member], bool]:
+        """The batch that the request is in now, and whether it leads it."""
+        with self._closed:
+            leads = self._open is None
+            batch = self._open = [] if self._open is None else self._open
+            batch.append(member)
+            if len(batch) == self._max_batch_size:
+                self._open = None
+                self._closed.notify_all()
+            return batch, leads
+
+    def _wait_until_closed(self, batch: list[_Member]) -> None:
+        with self._closed:
+            self._closed.wait_for(lambda: self._open is not batch, self._window)
+            if self._open is batch:
+                self._open = None
+
+    def _execute(self, batch: list[_Member]) -> None:
+        members = []
+        for member in batch:
+            if member.context.if_disconnected():
+                member.error = Cancelled("the caller left while the request waited for its batch")
+                member.done.set()
+            else:
+                members.append(member)
+        try:
+            if members:
+                self._fill(members)
+        finally:
+            for member in members:
+                member.done.set()
+
+    def _fill(self, members: list[_Member]) -> None:
+        for member in members:
+            if member.context.call is not None:
+                member.context.call.batch_size = len(members)
+        try:
+            outputs = self._run([member.message for member in members], [member.context for member in members])
+            outputs = () if outputs is None else tuple(outputs)
+            if len(outputs) > len(members):
+                raise ValueError(f"the batch has {len(outputs)} outputs, expected {len(members)}, one per request")
+            for member, output in zip(members, outputs, strict=False):
+                member.output = output
+        except BaseException as error:  # Whatever it is, the others must not wait for ever.
+            failure = self._explain(error)
+            for member in members:
+                # An exception belongs to one thread: each gets its own.
+                member.error = ServingError(failure.message, code=failure.code)

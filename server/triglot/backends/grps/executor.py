@@ -1,0 +1,37 @@
+"""`Executor`: runs a project's models without a server, as the project's own tests do (grps 6.1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from triglot.backends.grps.context import GrpsContext
+from triglot.backends.grps.runner import run_in_sequence
+
+if TYPE_CHECKING:
+    from triglot.backends.grps.project import GrpsProject
+
+
+class Executor:
+    """All models and the DAG of the loaded project.
+
+    Raises `ModelLoadError` for a model that cannot be loaded.
+    """
+
+    project: ClassVar[GrpsProject]
+
+    def __init__(self) -> None:
+        settings = self.project.settings
+        self._models = {entry.id: self.project.load_model(entry.id) for entry in settings.models}
+        self._dag = [self._models[model_id] for _, model_id in settings.dag.nodes]
+
+    def infer(self, inp: Any, context: GrpsContext, model_name: str | None = None) -> Any:
+        """What the DAG, or the model `model_name` ("name-version"), makes of a GrpsMessage.
+
+        None once the context has an error. Raises what the project's code raises, and `RuntimeError` for a model
+        that does not exist.
+        """
+        if not model_name:
+            return run_in_sequence(self._dag, inp, context)
+        if model_name not in self._models:
+            raise RuntimeError(f"Model {model_name} not found.")
+        return run_in_sequence([self._models[model_name]], inp, context)

@@ -1,0 +1,232 @@
+"""The GPUs of a grps project: how busy and full they are, and how much of them its library may take (grps 5.1, 7).
+
+Strategy: all of it is a help, and none of it a condition. Without a library, a driver or a device there is one
+warning, and the project runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from triglot.backends.grps.server_settings import GpuSettings
+from triglot.core.monitor import Monitor
+
+log = logging.getLogger(__name__)
+
+MIB = 1 << 20
+SECONDS = 1.0
+"""Between two looks at the GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLoad:
+    """A device at one moment: percent of the last second that it was busy, MiB in use; None: it cannot tell."""
+
+    device: int
+    usage: float | None
+    used_mib: float | None
+
+
+Reader = Callable[[], Sequence[GpuLoad]]
+
+
+def visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> dict[int, int | str]:
+    """The GPU behind each device's number: its index or UUID, from CUDA_VISIBLE_DEVICES where that is set.
+
+    A number that is not in there is left out.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return {device: device for device in devices}
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return {
+        device: int(names[device]) if names[device].isdecimal() else names[device]
+        for device in devices
+        if device < len(names)
+    }
+
+
+def nvml_reader(devices: Sequence[int], environment: Mapping[str, str]) -> Reader | None:
+    """What reads the load of devices through NVML; None, after a warning, where NVML or a driver is missing."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ModuleNotFoundError:
+        log.warning("gpu.devices: the load of GPUs is not shown without pynvml; run: pip install triglot[nvidia]")
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        log.warning("gpu.devices: the load of GPUs is not shown: no NVIDIA driver answers: %s", error)
+        return None
+    handles = _handles(nvml, devices, visible_devices(devices, environment))
+
+    def read() -> list[GpuLoad]:
+        return [_load(nvml, device, handle) for device, handle in handles.items()]
+
+    return read
+
+
+def _handles(nvml: Any, devices: Sequence[int], gpus: Mapping[int, int | str]) -> dict[int, Any]:
+    handles = {}
+    for device in devices:
+        if device not in gpus:
+            log.warning("gpu.devices: there is no device %d in CUDA_VISIBLE_DEVICES", device)
+            continue
+        gpu = gpus[device]
+        find = nvml.nvmlDeviceGetHandleByIndex if isinstance(gpu, int) else nvml.nvmlDeviceGetHandleByUUID
+        try:
+            handles[device] = find(gpu)
+        except nvml.NVMLError as error:
+            log.warning("gpu.devices: there is no GPU %s for device %d: %s", gpu, device, error)
+    return handles
+
+
+def _load(nvml: Any, device: int, handle: Any) -> GpuLoad:
+    usage = used = None
+    try:
+        usage = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    except nvml.NVMLError:
+        pass  # A part of a GPU (MIG) does not say how busy it is.
+    try:
+        used = nvml.nvmlDeviceGetMemoryInfo(handle).used / MIB
+    except nvml.NVMLError:
+        pass  # It does not answer now; the next look is a second away.
+    return GpuLoad(device, usage, used)
+
+
+class GpuWatch:
+    """Looks at a project's GPUs once a second, on a thread of its own from `start` to `stop`, for its metrics.
+
+    `read` gives the load; without one it is NVML's.
+    """
+
+    def __init__(
+        self,
+        settings: GpuSettings,
+        monitor: Monitor,
+        *,
+        read: Reader | None = None,
+        free: Callable[[], object] | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._settings = settings
+        self._monitor = monitor
+        self._read = read
+        self._free = free
+        self._environment = environment
+        self.freed = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
+
+    def __enter__(self) -> GpuWatch:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Limit the library's memory, which must come before it loads a model, and begin to look."""
+        limit_memory(self._settings)
+        if self._free is None and self._settings.mem_gc_interval is not None:
+            self._free = free_memory(self._settings)
+        if self._read is None:
+            self._read = nvml_reader(self._settings.devices, self._environment)
+        self.freed = time.monotonic()
+        if self._read is not None or self._free is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; returns when the last look is over."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def sample(self) -> None:
+        """One look at each device."""
+        for load in self._read() if self._read is not None else ():
+            if load.usage is not None:
+                self._monitor.add(f"*gpu{load.device}_usage(%)", "avg", load.usage)
+            if load.used_mib is not None:
+                self._monitor.add(f"*gpu{load.device}_mem_usage(MIB)", "avg", load.used_mib)
+
+    def collect(self, now: float) -> bool:
+        """Free what the library keeps for later, if it is time (monotonic seconds); whether it was."""
+        interval = self._settings.mem_gc_interval
+        if self._free is None or interval is None or now - self.freed < interval:
+            return False
+        self.freed = now
+        self._free()
+        return True
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self.sample()
+                self.collect(time.monotonic())
+                if self._stopped.wait(SECONDS):
+                    return
+        except Exception:
+            log.exception("the GPUs are not looked at any more")
+
+
+def limit_memory(settings: GpuSettings) -> None:
+    """Keep the library within `mem_limit_mib` on each device; warns where it cannot."""
+    if settings.mem_limit_mib is None or settings.mem_manager == "none":
+        return
+    library = _library(settings, "gpu.mem_limit_mib", "memory is not limited")
+    if library is None:
+        return
+    limit = {"torch": _limit_torch, "tensorflow": _limit_tensorflow}[settings.mem_manager]
+    for device in settings.devices:
+        try:
+            limit(library, device, settings.mem_limit_mib)
+        except Exception as error:  # What the libraries raise for a device is theirs to say.
+            log.warning("gpu.mem_limit_mib: memory of device %d is not limited: %s", device, error)
+
+
+def free_memory(settings: GpuSettings) -> Callable[[], object] | None:
+    """What gives torch's unused memory back; TensorFlow has no such call, and there is a warning (grps 5.1)."""
+    if settings.mem_manager != "torch":
+        log.warning("gpu.mem_gc_enable: %s cannot give memory back", settings.mem_manager)
+        return None
+    torch = _library(settings, "gpu.mem_gc_enable", "no memory is given back")
+    # Before a model uses the GPU there is nothing to free, and asking would take memory.
+    return None if torch is None else lambda: torch.cuda.is_initialized() and torch.cuda.empty_cache()
+
+
+def _library(settings: GpuSettings, key: str, otherwise: str) -> Any | None:
+    name = settings.mem_manager
+    try:
+        library = importlib.import_module(name)
+    except ImportError as error:
+        log.warning("%s: %s: %s; run: pip install triglot[%s]", key, otherwise, error, name)
+        return None
+    devices = library.cuda.is_available() if name == "torch" else library.config.list_physical_devices("GPU")
+    if not devices:
+        log.warning("%s: %s: %s finds no GPU", key, otherwise, name)
+        return None
+    return library
+
+
+def _limit_torch(torch: Any, device: int, limit_mib: int) -> None:
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_mib * MIB / total), device)
+
+
+def _limit_tensorflow(tensorflow: Any, device: int, limit_mib: int) -> None:
+    gpus = tensorflow.config.list_physical_devices("GPU")
+    if device >= len(gpus):
+        raise ValueError(f"there are {len(gpus)} GPUs")
+    logical = tensorflow.config.LogicalDeviceConfiguration(memory_limit=limit_mib)
+    tensorflow.config.set_logical_device_configuration(gpus[device], [logical])

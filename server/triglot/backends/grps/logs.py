@@ -1,0 +1,66 @@
+"""The log files of a grps project: one for the server, one for the project's own code (grps 7)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from logging.handlers import TimedRotatingFileHandler
+from pathlib import Path
+
+from triglot.backends.grps.server_settings import ServerSettings
+from triglot.core.errors import ModelLoadError
+
+SERVER_LOGGER = "grps.server"
+"""What the project's code knows as `logger`; its lines stand among the server's own."""
+USER_LOGGER = "grps.user"
+"""What the project's code knows as `clogger`."""
+SERVER_FILE = "grps_server.log"
+USER_FILE = "grps_usr.log"
+MONITOR_FILE = "grps_monitor.log"
+LINE = "{asctime} {threadName} {filename}:{lineno} {levelname}] {message}"
+
+
+class _Formatter(logging.Formatter):
+    default_time_format = "%Y%m%d %H:%M:%S"
+    default_msec_format = "%s.%03d"
+
+
+def log_folder(folder: Path, settings: ServerSettings) -> Path:
+    """The folder of a project's logs; it is made if need be. Raises `ModelLoadError`."""
+    path = folder / settings.log_dir
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelLoadError(f"log.log_dir: {path} cannot be made: {error.strerror}") from None
+    return path
+
+
+@contextmanager
+def log_files(folder: Path, settings: ServerSettings) -> Iterator[Path]:
+    """Everything that is logged goes to the project's files, too, until the block ends; the folder of these.
+
+    The project's own lines go to the user's file, all others to the server's. A file is put aside at midnight;
+    `log_backup_count` old ones are kept. Raises `ModelLoadError` when they cannot be written.
+    """
+    path, count = log_folder(folder, settings), settings.log_backup_count
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(_attached(logging.getLogger(), path / SERVER_FILE, count))
+            stack.enter_context(_attached(logging.getLogger(USER_LOGGER), path / USER_FILE, count))
+        except OSError as error:
+            raise ModelLoadError(f"log.log_dir: {error.filename} cannot be written: {error.strerror}") from None
+        server.addFilter(lambda record: record.name != USER_LOGGER)
+        yield path
+
+
+@contextmanager
+def _attached(logger: logging.Logger, file: Path, backups: int) -> Iterator[logging.Handler]:
+    handler = TimedRotatingFileHandler(file, when="midnight", backupCount=backups, encoding="utf-8")
+    handler.setFormatter(_Formatter(LINE, style="{"))
+    logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

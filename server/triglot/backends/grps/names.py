@@ -1,0 +1,110 @@
+"""The names that a grps project imports (grps 6.1), provided while the project is loaded and not longer.
+
+Strategy: no package `grps_framework` is installed. While a project is loaded, modules of these names stand in
+`sys.modules`, made on the fly from a table, and the project's folder is first on `sys.path`. Afterwards everything
+is as it was: the project's own modules are forgotten, and what these names meant before is back.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from triglot.core.errors import ModelLoadError
+
+ROOT = "grps_framework"
+TAKEN = (ROOT, "src", "test")
+"""Top-level names that mean the project's own while it is loaded."""
+
+Lazy = Callable[[], Any]
+
+
+class ProvidedModule(ModuleType):
+    """A module of the table; `lazy` names are made when they are first asked for."""
+
+    def __init__(self, name: str, folder: Path, names: Mapping[str, Any], lazy: Mapping[str, Lazy]) -> None:
+        super().__init__(name, "Provided by Triglot for grps projects.")
+        self.__spec__ = ModuleSpec(name, None, is_package=True)
+        self.__path__: list[str] = []
+        self.provided_for = folder
+        self._lazy = lazy
+        vars(self).update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in vars(self)["_lazy"]:
+            value = self._lazy[name]()
+            setattr(self, name, value)
+            return value
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+class ImportNames:
+    """Provides a table of module name → names below `grps_framework`, and the modules in `folder`."""
+
+    def __init__(
+        self, folder: Path, table: Mapping[str, Mapping[str, Any]], lazy: Mapping[str, Mapping[str, Lazy]]
+    ) -> None:
+        self._folder = folder
+        self._table = table
+        self._lazy = lazy
+        self._displaced: dict[str, ModuleType] = {}
+        self._modules: frozenset[str] = frozenset()
+        self._path: list[str] = []
+
+    def provide(self) -> None:
+        """Raises `ModelLoadError` while another project is loaded."""
+        present = sys.modules.get(ROOT)
+        if isinstance(present, ProvidedModule):
+            raise ModelLoadError(
+                f"{self._folder}: the grps project {present.provided_for} is loaded; "
+                "one process runs one project at a time"
+            )
+        self._displaced = {name: module for name, module in sys.modules.items() if _top(name) in TAKEN}
+        for name in self._displaced:
+            del sys.modules[name]
+        self._modules = frozenset(sys.modules)
+        self._path = list(sys.path)
+        for name in [*self._table, *self._lazy]:
+            self._provide(f"{ROOT}.{name}", self._table.get(name, {}), self._lazy.get(name, {}))
+        sys.path.insert(0, str(self._folder))
+        importlib.invalidate_caches()
+
+    def _provide(self, name: str, names: Mapping[str, Any], lazy: Mapping[str, Lazy]) -> None:
+        if name in sys.modules:
+            return
+        module = sys.modules[name] = ProvidedModule(name, self._folder, names, lazy)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            self._provide(parent, {}, {})
+            setattr(sys.modules[parent], child, module)
+
+    def remove(self) -> None:
+        """Everything is as it was; code of the project's that still runs cannot import any more of it."""
+        for name, module in list(sys.modules.items()):
+            if _top(name) in TAKEN or (name not in self._modules and self._is_own(module)):
+                del sys.modules[name]
+        sys.modules.update(self._displaced)
+        if str(self._folder) in sys.path:
+            sys.path.remove(str(self._folder))
+        sys.path[:] = [entry for entry in sys.path if entry in self._path or not self._is_below(entry)]
+        importlib.invalidate_caches()
+
+    def _is_own(self, module: ModuleType) -> bool:
+        """Whether the module is one of the project's. What is installed below its folder is not: a package with
+        native code cannot be imported twice."""
+        file = getattr(module, "__file__", None)
+        return isinstance(file, str) and self._is_below(file)
+
+    def _is_below(self, place: str) -> bool:
+        path = Path(place).absolute()
+        installed = {"site-packages", "dist-packages"}.intersection(path.parts)
+        return path.is_relative_to(self._folder) and not installed
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]

@@ -1,0 +1,145 @@
+"""A grps project's folder, served as it is (grps 5, 6)."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from triglot.backends.grps.components import Components
+from triglot.backends.grps.executor import Executor
+from triglot.backends.grps.http_values import require_flask
+from triglot.backends.grps.model import GrpsModel
+from triglot.backends.grps.names import ImportNames
+from triglot.backends.grps.runner import Failures, ModelRunner, Pool
+from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings
+from triglot.backends.grps.surface import Registers, import_names
+from triglot.core.errors import ModelLoadError
+from triglot.core.monitor import Monitor
+
+MODULES = ("src.customized_converter", "src.customized_inferer")
+"""Imported for what they register."""
+
+
+class GrpsProject:
+    """The models of one project, all in one process.
+
+    Nothing is imported before the first model is opened, and all is forgotten when the last one is closed. Paths
+    in the configuration are relative to the process's working directory, which is the project's folder.
+    """
+
+    def __init__(self, settings: ProjectSettings, monitor: Monitor) -> None:
+        self.settings = settings
+        self._monitor = monitor
+        self._pool = Pool(settings.server.max_concurrency)
+        self._failures = Failures(monitor)
+        self._lock = threading.RLock()
+        self._users = 0
+        self._names: ImportNames | None = None
+        self._components: Components | None = None
+        self._runners: dict[str, ModelRunner] = {}
+
+    def model(self, name: str, version: str) -> GrpsModel:
+        """One model, loaded. Raises `ModelLoadError` for what is wrong with it or with the project's modules."""
+        model_id = f"{name}-{version}"
+        return self._open([model_id], model_id, self.settings.model(model_id).entry)
+
+    def dag(self) -> GrpsModel:
+        """The DAG, its models loaded. Raises as `model`."""
+        nodes = [model_id for _, model_id in self.settings.dag.nodes]
+        return self._open(nodes, "", self.settings.inference_conf["dag"])
+
+    @contextmanager
+    def loaded(self) -> Iterator[None]:
+        """Within the block the project's modules are imported and the names they need exist."""
+        with self._lock:
+            self._users += 1
+        try:
+            self._import()
+            yield
+        finally:
+            self._release()
+
+    def load_model(self, model_id: str) -> ModelRunner:
+        """The model's inferer and converter, loaded once for everyone who uses it. Raises as `model`."""
+        with self._lock:
+            components = self._import()
+            if model_id not in self._runners:
+                entry = self.settings.model(model_id)
+                self._runners[model_id] = ModelRunner(
+                    components.inferer(entry), components.converter(entry), entry.batching, self._failures
+                )
+            return self._runners[model_id]
+
+    def _open(self, model_ids: Sequence[str], model_id: str, description: Mapping[str, Any]) -> GrpsModel:
+        with self._lock:
+            self._users += 1
+            try:
+                runners = [self.load_model(each) for each in model_ids]
+            except BaseException:
+                self._release()
+                raise
+            return GrpsModel(runners, model_id, description, self._pool, self._failures, self._release)
+
+    def _release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._forget()
+
+    def _forget(self) -> None:
+        self._runners.clear()
+        self._components = None
+        if self._names is not None:
+            self._names.remove()
+            self._names = None
+
+    def _import(self) -> Components:
+        """Provide the names and import the project's modules, once."""
+        with self._lock:
+            if self._components is not None:
+                return self._components
+            settings = self.settings
+            custom_http = settings.server.custom_http
+            if custom_http is not None and custom_http.customized_body:
+                key = "interface.customized_predict_http.customized_body"
+                require_flask(f"{settings.folder / SERVER_FILE}: {key}")
+            registers = Registers()
+            names = import_names(settings, registers, self._monitor, self._own_names())
+            names.provide()
+            self._names = names
+            try:
+                for module in MODULES:
+                    _import_if_there(settings, module)
+            except BaseException:
+                self._forget()
+                raise
+            file = settings.folder / INFERENCE_FILE
+            self._components = Components(file, settings.models, registers.inferers, registers.converters)
+            return self._components
+
+    def _own_names(self) -> dict[str, dict[str, Callable[[], Any]]]:
+        """The names that know this project."""
+
+        def executor() -> type[Executor]:
+            return type("Executor", (Executor,), {"project": self})
+
+        def test_case() -> type[Any]:
+            from triglot.backends.grps.unit_test import GrpsTest  # noqa: PLC0415
+
+            return type("GrpsTest", (GrpsTest,), {"make_executor": executor()})
+
+        return {"executor.executor": {"Executor": executor}, "test": {"GrpsTest": test_case}}
+
+
+def _import_if_there(settings: ProjectSettings, module: str) -> None:
+    """Import one of the project's modules; one that does not exist has nothing to register."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
+            return
+        file = settings.folder.joinpath(*module.split(".")).with_suffix(".py")
+        raise ModelLoadError(f"{file}: {type(error).__name__}: {error}") from error

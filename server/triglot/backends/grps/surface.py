@@ -1,0 +1,93 @@
+"""What the modules that a grps project imports hold: the table of `grps_framework` (grps 6.1)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from triglot.backends.grps.app_monitor import AppMonitor
+from triglot.backends.grps.components import CONVERTERS, INFERERS, built_in
+from triglot.backends.grps.context import GrpsContext
+from triglot.backends.grps.converter import Converter, ConverterRegister
+from triglot.backends.grps.inferer import ModelInferer, ModelInfererRegister
+from triglot.backends.grps.logs import SERVER_LOGGER, USER_LOGGER
+from triglot.backends.grps.names import ImportNames, Lazy
+from triglot.backends.grps.settings import ProjectSettings
+from triglot.core.monitor import Monitor
+from triglot.pb import service
+from triglot.pb.grps import grps_pb2
+from triglot.pb.grps.grps_pb2 import GrpsMessage
+
+_BUILT_IN = {
+    "model_infer.torch_inferer": INFERERS["torch"],
+    "model_infer.tf_inferer": INFERERS["tensorflow"],
+    "model_infer.trt_inferer": INFERERS["tensorrt"],
+    "converter.torch_tensor_converter": CONVERTERS["torch"],
+    "converter.tf_tensor_converter": CONVERTERS["tensorflow"],
+    "converter.trt_tensor_converter": CONVERTERS["tensorrt"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalConf:
+    """`global_conf`: both files as they were read."""
+
+    server_conf: dict[str, Any]
+    inference_conf: dict[str, Any]
+    loaded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """Where a project's modules put their inferers and converters when they are imported."""
+
+    inferers: ModelInfererRegister = field(default_factory=ModelInfererRegister)
+    converters: ConverterRegister = field(default_factory=ConverterRegister)
+
+
+class GrpsServiceStub:
+    """A client of `GrpsService` on any channel that has grpc's `unary_unary` and `unary_stream`."""
+
+    def __init__(self, channel: Any) -> None:
+        descriptor = service("grps.protos.v1.GrpsService")
+        for method in descriptor.methods:
+            callable_of = channel.unary_stream if method.server_streaming else channel.unary_unary
+            call = callable_of(
+                f"/{descriptor.full_name}/{method.name}",
+                request_serializer=GrpsMessage.SerializeToString,
+                response_deserializer=GrpsMessage.FromString,
+            )
+            setattr(self, method.name, call)
+
+
+def import_names(
+    settings: ProjectSettings, registers: Registers, monitor: Monitor, of_project: Mapping[str, Mapping[str, Lazy]]
+) -> ImportNames:
+    """All that a project imports; `of_project` are names that know the loaded project."""
+    inferers = {"ModelInferer": ModelInferer, "inferer_register": registers.inferers}
+    converters = {"Converter": Converter, "converter_register": registers.converters}
+    messages = {name: value for name, value in vars(grps_pb2).items() if not name.startswith("_")}
+    table: dict[str, dict[str, Any]] = {
+        "apis.grps_pb2": messages,
+        "apis.grps_pb2_grpc": {"GrpsServiceStub": GrpsServiceStub},
+        "conf.conf": {"global_conf": GlobalConf(settings.server_conf, settings.inference_conf)},
+        "context.context": {"GrpsContext": GrpsContext},
+        "converter.converter": {**converters, "ConverterRegister": ConverterRegister},
+        "logger.logger": {"logger": _logger(SERVER_LOGGER), "clogger": _logger(USER_LOGGER)},
+        "model_infer.inferer": {**inferers, "ModelInfererRegister": ModelInfererRegister},
+        "monitor.monitor": {"app_monitor": AppMonitor(monitor)},
+    }
+    # The documentation has this name.
+    table["model_inferer.inferer"] = table["model_infer.inferer"]
+    lazy = {name: {path.partition(":")[2]: partial(built_in, path)} for name, path in _BUILT_IN.items()}
+    return ImportNames(settings.folder, table, {**lazy, **of_project})
+
+
+def _logger(name: str) -> logging.Logger:
+    """The logger, under the documentation's short names for its methods, too."""
+    logger = logging.getLogger(name)
+    vars(logger).update(err=logger.error, crit=logger.critical)
+    return logger

@@ -1,0 +1,38 @@
+"""The converter `torch` of grps projects (grps 6.6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from triglot.backends.grps.tensor_converter import TensorConverter
+from triglot.core.tensor import Array
+from triglot.pb.grps import grps_pb2 as pb
+
+
+class TorchTensorConverter(TensorConverter):
+    """Every DataType but DT_STRING as torch tensors on the CPU; the inferer moves them to its device."""
+
+    _dtypes = frozenset(
+        {
+            pb.DT_UINT8,
+            pb.DT_INT8,
+            pb.DT_INT16,
+            pb.DT_INT32,
+            pb.DT_INT64,
+            pb.DT_FLOAT16,
+            pb.DT_FLOAT32,
+            pb.DT_FLOAT64,
+        }
+    )
+    _tensor_class = torch.Tensor
+
+    def _to_tensor(self, array: Array) -> Any:
+        """A tensor over the array's memory."""
+        return torch.from_numpy(array)
+
+    def _to_array(self, tensor: Any) -> Array:
+        """The values, brought to the CPU. bfloat16 is widened: numpy has no such dtype."""
+        array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
+        return array

@@ -1,0 +1,167 @@
+"""YAML files read key by key, with checks whose errors name the file and the key.
+
+Strategy: a version such as 1.10 and a name such as `no` are texts, and YAML has other ideas. The keys that hold
+texts are known, so their scalars are marked as texts in the node tree, before any value is made of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from triglot.core.errors import ModelLoadError
+
+TEXT_TAG = "tag:yaml.org,2002:str"
+NULL_TAG = "tag:yaml.org,2002:null"
+NEAR = 0.8
+"""How alike two keys are when one is taken for the other, misspelt; 1 is equal."""
+
+
+def read_yaml(file: Path, texts: Collection[str]) -> tuple[str, dict[str, Any]]:
+    """A file's text and the map in it; values of the keys in `texts` are text, or None where there is none.
+
+    A key is written with its way, `models.*.name` for the key of each map in a list. Raises `ModelLoadError`.
+    """
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ModelLoadError(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ModelLoadError(f"{file}: expected UTF-8, got something else at byte {error.start}") from None
+    try:
+        values = _parse(text, texts)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ModelLoadError(f"{file}{line}: not YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-02-31.
+        raise ModelLoadError(f"{file}: not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelLoadError(f"{file}: expected a map, got {shown(values)}")
+    return text, values
+
+
+def _parse(text: str, texts: Collection[str]) -> Any:
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _mark(loader, node, "", texts)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _mark(loader: yaml.SafeLoader, node: yaml.Node, way: str, texts: Collection[str]) -> None:
+    if isinstance(node, yaml.ScalarNode):
+        if way in texts and node.tag != NULL_TAG:
+            node.tag = TEXT_TAG
+    elif way and not any(text.startswith(f"{way}.") for text in texts):
+        return  # An alias may lead round in a circle, but not along the keys that are known.
+    elif isinstance(node, yaml.MappingNode):
+        loader.flatten_mapping(node)  # Merged keys count, too.
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                _mark(loader, value, f"{way}.{key.value}" if way else key.value, texts)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _mark(loader, item, f"{way}.*", texts)
+
+
+def shown(value: object) -> str:
+    """A value as an error quotes it."""
+    if value is None:
+        return "nothing"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class YamlMap:
+    """A map of a file: `way` leads to it, `known` are the keys that mean something, further ones are left out.
+
+    Every method raises `ModelLoadError` for a value that the key cannot have; an empty one counts as absent.
+    """
+
+    file: Path
+    values: dict[Any, Any]
+    known: Collection[str]
+    way: str = ""
+
+    def fail(self, key: str, expected: str, *, reason: str = "") -> NoReturn:
+        """Raises the error for a key's value; `reason` stands in place of the value."""
+        text = f"{self.file}: {self._way(key)}: expected {expected}, got {reason or shown(self.values.get(key))}"
+        if self.values.get(key) is None and (near := self._misspelt(key)):
+            text += f"; is {near!r} meant to be {key!r}?"
+        raise ModelLoadError(text)
+
+    def oddities(self) -> list[str]:
+        """What is to be said of keys that look like a known one that is absent."""
+        return [
+            f"{self.file}: {self._way(near)}: unknown, left out; is it meant to be {key!r}?"
+            for key in self.known
+            if key not in self.values and (near := self._misspelt(key))
+        ]
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value."""
+        return self.values.get(key) is not None
+
+    def text(self, key: str, expected: str = "a text") -> str:
+        """A text of at least one character."""
+        value = self.values.get(key)
+        if not isinstance(value, str) or not value:
+            self.fail(key, expected)
+        return value
+
+    def choice(self, key: str, choices: Sequence[str]) -> str:
+        """One of the texts."""
+        value = self.values.get(key)
+        if not isinstance(value, str) or value not in choices:
+            *others, last = choices
+            self.fail(key, f"{', '.join(others)} or {last}" if others else last)
+        return value
+
+    def integer(self, key: str, least: int = 1) -> int:
+        """An integer from `least` on."""
+        value = self.values.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            self.fail(key, f"an integer from {least} on")
+        return value
+
+    def boolean(self, key: str) -> bool:
+        """True or false."""
+        value = self.values.get(key)
+        if not isinstance(value, bool):
+            self.fail(key, "true or false")
+        return value
+
+    def map(self, key: str, known: Collection[str]) -> YamlMap:
+        """A map in this one."""
+        value = self.values.get(key)
+        if not isinstance(value, dict):
+            self.fail(key, f"a map with {', '.join(known)}")
+        return YamlMap(self.file, value, known, self._way(key))
+
+    def maps(self, key: str, known: Collection[str]) -> list[YamlMap]:
+        """A list of at least one map."""
+        values = self.values.get(key)
+        expected = f"a list of maps with {', '.join(known)}"
+        if not isinstance(values, list) or not values:
+            self.fail(key, expected)
+        for index, value in enumerate(values):
+            if not isinstance(value, dict):
+                self.fail(key, expected, reason=f"{shown(value)} as number {index}")
+        return [YamlMap(self.file, value, known, f"{self._way(key)}[{i}]") for i, value in enumerate(values)]
+
+    def _way(self, key: str) -> str:
+        return f"{self.way}.{key}" if self.way else key
+
+    def _misspelt(self, key: str) -> str | None:
+        unknown = [other for other in self.values if isinstance(other, str) and other not in self.known]
+        return next(iter(difflib.get_close_matches(key, unknown, n=1, cutoff=NEAR)), None)

@@ -1,0 +1,275 @@
+"""A GrpsMessage's bytes ⇄ `Message` (grps 1). Pure functions.
+
+Strategy: the members of a large message's oneof are cut from it and taken one after the other, as protobuf would
+merge them, so that tensors need not be parsed with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import byte_length
+from triglot.pb.grps import grps_pb2 as pb
+from triglot.protocols.grps.generic_tensor import (
+    ELEMENT_WORK,
+    read_tensor,
+    reading_size,
+    tensor_of_message,
+    tensor_pieces,
+    writing_size,
+)
+from triglot.protocols.grps.message import (
+    FAILURE,
+    OK,
+    Data,
+    GrpsMap,
+    GrpsTensor,
+    Message,
+    NDArray,
+    Status,
+)
+from triglot.protocols.grps.tensors import utf8
+from triglot.protocols.wire import (
+    LENGTH,
+    SHORT,
+    Limit,
+    MessageRules,
+    length_prefix,
+    limit_error,
+    parse,
+    read_varint,
+    scan,
+    serialize,
+)
+
+SCAN_FROM_BYTES = 32 * 1024
+"""Below this, protobuf is as quick as cutting."""
+COPY_WORK = 16
+"""So many bytes are copied in the time in which one is parsed."""
+MAX_TENSORS = Limit("tensors", 1024)
+MAX_ENTRIES = Limit("entries in a map", SCAN_FROM_BYTES // 2)
+"""More than a message that is parsed at once can hold."""
+_STATUS, _MODEL, _BIN, _STR, _TENSORS, _NDARRAY, _MAP = range(1, 8)
+_TENSOR = 1
+_MAPS = ("s_s", "s_b", "s_i32", "s_i64", "s_f", "s_d")
+
+_MEMBERS = MessageRules(cut=frozenset({_BIN, _STR, _TENSORS, _NDARRAY, _MAP}))
+_ALL_FIELDS = MessageRules(cut=_MEMBERS.cut | {_STATUS, _MODEL})
+_TENSOR_DATA = MessageRules(cut=frozenset({_TENSOR}), repeats={_TENSOR: MAX_TENSORS})
+_MAP_DATA = MessageRules(repeats=dict.fromkeys(range(1, len(_MAPS) + 1), MAX_ENTRIES))
+
+
+def model_of(data: bytes) -> str:
+    """The model that a serialized GrpsMessage names, "" when none; whatever else it holds is passed over.
+
+    Raises `InvalidArgument`.
+    """
+    models = _payloads(data, _MODEL)
+    return _text(models[-1], "model") if models else ""
+
+
+def is_failure(data: bytes) -> bool:
+    """Whether the status of a serialized GrpsMessage is FAILURE. Raises `InvalidArgument`."""
+    statuses = _payloads(data, _STATUS)
+    return bool(statuses) and parse(pb.Status, b"".join(statuses)).status == FAILURE
+
+
+def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
+    """What each occurrence of a field holds, of `status` or `model`."""
+    wanted = number << 3 | LENGTH
+    found: list[bytes] = []
+    at, end = 0, len(data)
+    while at < end:
+        tag = data[at]
+        if tag & 0x87 != LENGTH or tag == LENGTH:
+            # Of another kind than all our fields: nothing that honest clients send.
+            return [payload for cut, payload in scan(data, _ALL_FIELDS)[1] if cut == number]
+        length, start = read_varint(data, at + 1, end, SHORT)
+        at = start + length
+        if at > end:
+            raise InvalidArgument(
+                f"the request is not a valid protobuf message: field {tag >> 3} runs over the end"
+            )
+        if tag == wanted:
+            found.append(data[start:at])
+    return found
+
+
+def _text(payload: bytes | memoryview, what: str) -> str:
+    try:
+        return str(payload, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"the request is not a valid grps.protos.v1.GrpsMessage: {what} is not UTF-8 text: {error}"
+        ) from None
+
+
+def decode_message(data: bytes | memoryview) -> Message:
+    """The message that `data` holds; packed floats of a large one are views of `data`.
+
+    Raises `InvalidArgument`.
+    """
+    if len(data) < SCAN_FROM_BYTES:
+        message = parse(pb.GrpsMessage, bytes(data))
+        return Message(message.model, _data_of(message), _status_of(message))
+    rest, members = scan(data, _MEMBERS)
+    message = parse(pb.GrpsMessage, rest)
+    return Message(message.model, _merge(members), _status_of(message))
+
+
+def _status_of(message: pb.GrpsMessage) -> Status | None:
+    if not message.HasField("status"):
+        return None
+    status = message.status
+    return Status(status.code, status.msg, status.status)
+
+
+def _data_of(message: pb.GrpsMessage) -> Data:
+    member = message.WhichOneof("data_oneof")
+    if member == "gtensors":
+        tensors = message.gtensors.tensors
+        if len(tensors) > MAX_TENSORS.count:
+            raise limit_error(MAX_TENSORS)
+        return [tensor_of_message(tensor) for tensor in tensors]
+    if member == "gmap":
+        return _map_of(message.gmap)
+    if member == "ndarray":
+        return NDArray()
+    if member == "str_data":
+        return message.str_data
+    return message.bin_data if member == "bin_data" else None
+
+
+def _map_of(message: pb.GenericMapData) -> GrpsMap:
+    return GrpsMap(*[dict(getattr(message, name)) for name in _MAPS])
+
+
+def _merge(members: list[tuple[int, memoryview]]) -> Data:
+    """What the oneof holds in the end: its last member, merged with the same one just before it.
+
+    The others are read too, because protobuf would refuse a damaged one.
+    """
+    data: Data = None
+    last = tensors = 0
+    for number, payload in members:
+        if number != last:
+            data, last = None, number
+        if number == _TENSORS:
+            read = _read_tensors(payload)
+            tensors += len(read)
+            if tensors > MAX_TENSORS.count:
+                raise limit_error(MAX_TENSORS)
+            data = data + read if isinstance(data, list) else read
+        elif number == _MAP:
+            data = _read_map(payload, data if isinstance(data, GrpsMap) else GrpsMap())
+        elif number == _NDARRAY:
+            parse(pb.NDArrayData, bytes(payload))
+            data = NDArray()
+        else:
+            # Copied: these become an object of their own, whoever is given them.
+            data = _text(payload, "str_data") if number == _STR else bytes(payload)
+    return data
+
+
+def _read_tensors(data: memoryview) -> list[GrpsTensor]:
+    rest, tensors = scan(data, _TENSOR_DATA)
+    if rest:
+        parse(pb.GenericTensorData, rest)
+    return [read_tensor(tensor) for _, tensor in tensors]
+
+
+def _read_map(data: memoryview, into: GrpsMap) -> GrpsMap:
+    counted, _ = scan(data, _MAP_DATA)
+    read = _map_of(parse(pb.GenericMapData, counted))
+    for name in _MAPS:
+        entries = getattr(into, name)
+        entries.update(getattr(read, name))
+        if len(entries) > MAX_ENTRIES.count:
+            raise limit_error(MAX_ENTRIES)
+    return into
+
+
+def decoding_size(data: bytes) -> int:
+    """What `decode_message` has to work through besides packed floats, in bytes of text, about.
+
+    Raises `InvalidArgument`.
+    """
+    rest, members = scan(data, _MEMBERS)
+    size = len(rest)
+    for number, payload in members:
+        if number == _TENSORS:
+            size += sum([reading_size(tensor) for _, tensor in scan(payload, _TENSOR_DATA)[1]])
+        else:
+            size += len(payload) if number == _MAP else len(payload) // COPY_WORK
+    return size
+
+
+def encode_message(message: Message) -> bytes:
+    """A serialized GrpsMessage, joined from the floats' own memory.
+
+    Raises `InvalidArgument` for a text that UTF-8 has no bytes for.
+    """
+    pieces: list[Any] = []
+    if message.status is not None:
+        pieces.append(_SUCCESS if message.status == OK else _status_field(message.status))
+    if message.model:
+        pieces += _field(_MODEL, [utf8(message.model, "model")])
+    pieces += _member(message.data)
+    return b"".join(pieces)
+
+
+def _field(number: int, pieces: list[Any]) -> list[Any]:
+    return [length_prefix(number, sum(map(byte_length, pieces))), *pieces]
+
+
+def _member(data: Data) -> list[Any]:
+    """The oneof's member in pieces to join; even an empty one is there."""
+    if data is None:
+        return []
+    if isinstance(data, list):
+        return _field(_TENSORS, [piece for one in data for piece in _field(_TENSOR, tensor_pieces(one))])
+    if isinstance(data, str):
+        return _field(_STR, [utf8(data, "str_data")])
+    if isinstance(data, GrpsMap):
+        return _field(_MAP, [_encode_map(data)])
+    return _field(_NDARRAY, []) if isinstance(data, NDArray) else _field(_BIN, [data])
+
+
+def _encode_map(data: GrpsMap) -> bytes:
+    maps = {name: getattr(data, name) for name in _MAPS}
+    try:
+        return serialize(pb.GenericMapData(**maps))
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"gmap holds what is no text: {error}") from None
+
+
+def encoding_size(message: Message) -> int:
+    """What `encode_message` has to work through besides floats, in bytes of text, about."""
+    data = message.data
+    if isinstance(data, list):
+        return sum([writing_size(tensor) for tensor in data])
+    if isinstance(data, GrpsMap):
+        return sum([len(getattr(data, name)) for name in _MAPS]) * ELEMENT_WORK
+    return len(data) // COPY_WORK if isinstance(data, str | bytes) else 0
+
+
+def _status_field(status: Status) -> bytes:
+    message = pb.Status(code=status.code, msg=status.msg, status=status.status)  # type: ignore[arg-type]
+    return serialize(pb.GrpsMessage(status=message))
+
+
+_SUCCESS = _status_field(OK)
+
+
+def with_success(data: bytes) -> bytes:
+    """A serialized GrpsMessage whose status is 200, "OK" and SUCCESS, whatever it was.
+
+    Of several statuses the last one overrides what it sets, and this one sets all three fields.
+    """
+    return data + _SUCCESS
+
+
+def failure(code: int, msg: str) -> bytes:
+    """A serialized GrpsMessage with nothing but a status, of FAILURE. What is no UTF-8 in `msg` is replaced."""
+    return _status_field(Status(code, msg.encode(errors="replace").decode(), FAILURE))

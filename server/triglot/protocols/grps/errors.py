@@ -1,0 +1,35 @@
+"""Errors as grps tells them: in the message's status, with an HTTP-like code (grps 0, 3.4, 4)."""
+
+from __future__ import annotations
+
+from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
+from triglot.protocols.grps.message import FAILURE, Status
+
+_STATUS = {
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.UNAVAILABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
+}
+
+
+class BadHttpRequest(InvalidArgument):
+    """A request that is refused before anybody looks into it (grps 3.3)."""
+
+
+class NoSuchModel(InvalidArgument):
+    """ModelMetadata was asked for a model that does not exist; unlike Predict it says 404 (grps 3.7)."""
+
+
+def failure_of(error: ServingError) -> Status:
+    """The status that says an error. What is wrong with a model's input is 500, as in grps itself."""
+    return Status(_code(error), error.message, FAILURE)
+
+
+def _code(error: ServingError) -> int:
+    if isinstance(error, BadHttpRequest):
+        return 400
+    if isinstance(error, NoSuchModel):
+        return 404
+    if isinstance(error, PayloadTooLarge):
+        return 413
+    return _STATUS.get(error.code, 500)

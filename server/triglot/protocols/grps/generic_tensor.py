@@ -1,0 +1,138 @@
+"""A GenericTensor's bytes ⇄ `GrpsTensor` (grps 1). Pure functions.
+
+Strategy: packed floats are the array's own bytes, so they are cut from the message and laid under an array, and
+joined from one on the way out. Integers and texts go through protobuf's own lists.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import Array, array_over, native
+from triglot.pb.grps import grps_pb2 as pb
+from triglot.protocols.grps.message import GrpsTensor
+from triglot.protocols.grps.tensors import LISTS, FlatList, utf8
+from triglot.protocols.wire import (
+    Limit,
+    MessageRules,
+    TooManyFields,
+    length_prefix,
+    limit_error,
+    parse,
+    scan,
+    serialize,
+)
+
+FEW_FIELDS = 64
+"""A tensor with more fields than this has its elements one by one, and nothing to cut."""
+ELEMENT_WORK = 8
+"""An integer or a text that is encoded takes as long as so many bytes of text."""
+MAX_DIMS = Limit("dims in a shape", 32)
+"""numpy's own limit."""
+_NAME, _SHAPE = 1, 3
+_PACKED = {row.number: row.wire for row in LISTS.values() if row.wire.kind == "f"}
+_RULES = MessageRules(cut=frozenset(_PACKED), varints={_SHAPE: MAX_DIMS})
+_EMPTY = np.empty(0, np.float32)
+
+
+def read_tensor(data: memoryview) -> GrpsTensor:
+    """The tensor of a serialized GenericTensor; its packed floats are a view of `data`.
+
+    Raises `InvalidArgument`.
+    """
+    try:
+        rest, cuts = scan(data, _RULES, FEW_FIELDS)
+    except TooManyFields:
+        return tensor_of_message(parse(pb.GenericTensor, bytes(data)))
+    lists: dict[int, list[Array]] = {}
+    for number, payload in cuts:
+        lists.setdefault(number, []).append(_floats(payload, _PACKED[number]))
+    message = parse(pb.GenericTensor, rest)
+    row = LISTS.get(message.dtype)
+    packed = lists.get(row.number) if row else None
+    if row is None or packed is None:
+        return tensor_of_message(message)
+    if getattr(message, row.field):
+        # Only protobuf knows in which order they come.
+        return tensor_of_message(parse(pb.GenericTensor, bytes(data)))
+    return _with_elements(message, packed[0] if len(packed) == 1 else np.concatenate(packed))
+
+
+def _floats(payload: memoryview, dtype: np.dtype[Any]) -> Array:
+    if len(payload) % dtype.itemsize:
+        raise InvalidArgument(
+            "the request is not a valid grps.protos.v1.GenericTensor: packed numbers of "
+            f"{dtype.itemsize} bytes in {len(payload)} bytes"
+        )
+    return array_over(payload, dtype, (len(payload) // dtype.itemsize,))
+
+
+def tensor_of_message(message: pb.GenericTensor) -> GrpsTensor:
+    """The tensor of a parsed GenericTensor, with the list that its dtype chooses. Raises `InvalidArgument`."""
+    row = LISTS.get(message.dtype)
+    if row is None:
+        return _with_elements(message, _EMPTY)
+    values: Any = getattr(message, row.field)
+    if not row.wire.hasobject:
+        return _with_elements(message, np.array(values, row.wire))
+    texts = np.empty(len(values), object)
+    texts[:] = list(values)
+    return _with_elements(message, texts)
+
+
+def _with_elements(message: pb.GenericTensor, elements: Array) -> GrpsTensor:
+    if len(message.shape) > MAX_DIMS.count:
+        raise limit_error(MAX_DIMS)
+    return GrpsTensor(message.name, message.dtype, tuple(message.shape), elements)
+
+
+def reading_size(data: memoryview) -> int:
+    """What `read_tensor` has to work through besides packed floats, in bytes. Raises `InvalidArgument`."""
+    try:
+        return len(scan(data, _RULES, FEW_FIELDS)[0])
+    except TooManyFields:
+        return len(data)
+
+
+def tensor_pieces(tensor: GrpsTensor) -> list[Any]:
+    """A serialized GenericTensor in pieces to join; the memory of floats is one of them.
+
+    Raises `InvalidArgument` for a text that UTF-8 has no bytes for.
+    """
+    pieces: list[Any] = []
+    if tensor.name:
+        name = utf8(tensor.name, "a tensor's name")
+        pieces += length_prefix(_NAME, len(name)), name
+    pieces.append(_type_and_shape(tensor.dtype, tensor.shape))
+    row = LISTS.get(tensor.dtype)
+    if row is None or not tensor.elements.size:
+        return pieces
+    if row.number not in _PACKED:
+        pieces.append(_elements(tensor.elements, row))
+        return pieces
+    floats = native(tensor.elements.astype(row.wire, copy=False))
+    pieces += length_prefix(row.number, floats.nbytes), floats
+    return pieces
+
+
+def _elements(elements: Array, row: FlatList) -> bytes:
+    lists: dict[str, Any] = {row.field: elements.tolist()}
+    try:
+        return serialize(pb.GenericTensor(**lists))
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{row.field} holds what is no text: {error}") from None
+
+
+@lru_cache(maxsize=1024)
+def _type_and_shape(dtype: int, shape: tuple[int, ...]) -> bytes:
+    return serialize(pb.GenericTensor(dtype=dtype, shape=shape))  # type: ignore[arg-type]
+
+
+def writing_size(tensor: GrpsTensor) -> int:
+    """What `tensor_pieces` has to work through element by element, in bytes of text, about."""
+    row = LISTS.get(tensor.dtype)
+    return 0 if row is None or row.number in _PACKED else tensor.elements.size * ELEMENT_WORK

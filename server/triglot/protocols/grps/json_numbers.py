@@ -1,0 +1,212 @@
+"""Values and flat lists as protobuf's JSON mapping takes and gives them (grps 2.1, 2.2). Pure functions."""
+
+from __future__ import annotations
+
+import binascii
+import math
+import re
+from typing import Any
+
+import numpy as np
+import orjson
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import Array
+from triglot.protocols.json_text import LargeArray, type_name
+
+INT32, UINT32, INT64 = np.dtype("i4"), np.dtype("u4"), np.dtype("i8")
+FLOAT32, FLOAT64 = np.dtype("f4"), np.dtype("f8")
+
+_FLOAT_NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_FLOAT_TEXT = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_INTEGER_TEXT = re.compile(r"-?[0-9]{1,400}", re.ASCII)
+_INTEGER_CHARACTERS = "-0123456789"
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+def read_text(value: Any, what: str) -> str:
+    """A string. Raises `InvalidArgument`."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what} must be a string, got {type_name(value)}")
+    if not _is_unicode(value):
+        raise InvalidArgument(f"{what} is not Unicode text: {value!a:.200}")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_bytes(value: Any, what: str) -> bytes:
+    """The bytes of lenient base64: padding may miss, both alphabets, other characters are skipped (grps 2.2).
+
+    Raises `InvalidArgument`.
+    """
+    text = read_text(value, what)
+    try:
+        # More padding than is needed does no harm.
+        return binascii.a2b_base64(text.translate(_URL_SAFE).encode() + b"==")
+    except binascii.Error as error:
+        raise InvalidArgument(f"{what} is not base64: {error}") from None
+
+
+def read_integer(value: Any, dtype: np.dtype[Any], what: str) -> int:
+    """An integer of `dtype`: a whole number or a string of digits. Raises `InvalidArgument`."""
+    number = _integer(value, what)
+    bounds = np.iinfo(dtype)
+    if not bounds.min <= number <= bounds.max:
+        raise _range_error(number, dtype, what)
+    return number
+
+
+def read_float(value: Any, dtype: np.dtype[Any], what: str) -> float:
+    """A number as `dtype` holds it: a JSON number, or a string of one, "NaN", "Infinity" or "-Infinity".
+
+    Raises `InvalidArgument`, for one beyond `dtype` too.
+    """
+    return float(_narrowed(np.array([_float(value, what)]), dtype, what)[0])
+
+
+def read_list(values: Any, dtype: np.dtype[Any], what: str) -> Array:
+    """A list as a flat array of `dtype`, objects being `str`; the rules are those for single values.
+
+    Raises `InvalidArgument`; of a `LargeArray`, whose nesting is not looked at, also `TypeError` and `ValueError`
+    when it has to be read as a plain list.
+    """
+    if not isinstance(values, list | LargeArray):
+        raise InvalidArgument(f"{what} must be an array, got {type_name(values)}")
+    element = f"an element of {what}"
+    if dtype.kind == "O":
+        return _texts(values, element)
+    return _floats(values, dtype, element) if dtype.kind == "f" else _integers(values, dtype, element)
+
+
+def _texts(values: list[Any] | LargeArray, what: str) -> Array:
+    if isinstance(values, LargeArray):
+        raise TypeError("strings are not numbers")
+    if set(map(type, values)) - {str} or not _is_unicode("".join(values)):
+        for value in values:
+            read_text(value, what)
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _integers(values: list[Any] | LargeArray, dtype: np.dtype[Any], what: str) -> Array:
+    if isinstance(values, LargeArray):
+        array = values.numbers("i")
+        if array.size:
+            _check_range(int(array.min()), int(array.max()), dtype, what)
+        return array.astype(dtype, copy=False)
+    numbers = values if set(map(type, values)) <= {int} else _unwrapped(values, what)
+    if numbers:
+        _check_range(min(numbers), max(numbers), dtype, what)
+    return np.array(numbers, dtype)
+
+
+def _check_range(lowest: int, highest: int, dtype: np.dtype[Any], what: str) -> None:
+    bounds = np.iinfo(dtype)
+    if lowest < bounds.min:
+        raise _range_error(lowest, dtype, what)
+    if highest > bounds.max:
+        raise _range_error(highest, dtype, what)
+
+
+def _range_error(number: float, dtype: np.dtype[Any], what: str) -> InvalidArgument:
+    return InvalidArgument(f"{what}: value out of range of {dtype.name}: {number!s:.60}")
+
+
+def _unwrapped(values: list[Any], what: str) -> list[int]:
+    if set(map(type, values)) == {str} and not "".join(values).strip(_INTEGER_CHARACTERS):
+        try:
+            return list(map(int, values))
+        except ValueError:
+            pass  # The next line finds out which.
+    return [_integer(value, what) for value in values]
+
+
+def _integer(value: Any, what: str) -> int:
+    if type(value) is int:
+        return value
+    is_whole = isinstance(value, float) and value.is_integer()
+    if is_whole or (isinstance(value, str) and _INTEGER_TEXT.fullmatch(value)):
+        return int(value)
+    raise _type_error(value, "an integer", what)
+
+
+def _floats(values: list[Any] | LargeArray, dtype: np.dtype[Any], what: str) -> Array:
+    if isinstance(values, LargeArray):
+        numbers = values.numbers("d")
+        if not np.isfinite(numbers).all():
+            raise ValueError("bare NaN or Infinity")
+        return _narrowed(numbers, dtype, what)
+    if set(map(type, values)) == {float}:
+        numbers = np.array(values)
+        if np.isfinite(numbers).all():
+            return _narrowed(numbers, dtype, what)
+    # One by one: an integer may be beyond floats, and of a string its text counts.
+    return _narrowed(np.array([_float(value, what) for value in values], np.float64), dtype, what)
+
+
+def _narrowed(numbers: Array, dtype: np.dtype[Any], what: str) -> Array:
+    if numbers.dtype == dtype:
+        return numbers
+    with np.errstate(over="ignore"):
+        narrow = numbers.astype(dtype)
+    beyond = np.isinf(narrow) & np.isfinite(numbers)
+    if beyond.any():
+        raise _range_error(float(numbers[beyond][0]), dtype, what)
+    return narrow
+
+
+def _float(value: Any, what: str) -> float:
+    """Booleans count as 1 and 0, as they do for protobuf."""
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        # The parser gives infinity for what is beyond float64, too.
+        name = float_name(value)
+        raise InvalidArgument(f'{what}: a bare {name}, or a number out of range; as a string "{name}" is a value')
+    if isinstance(value, str):
+        if value in _FLOAT_NAMES:
+            return _FLOAT_NAMES[value]
+        if not _FLOAT_TEXT.fullmatch(value):
+            raise _type_error(value, "a number", what)
+    elif not isinstance(value, int):
+        raise _type_error(value, "a number", what)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if math.isinf(number):
+        raise InvalidArgument(f"{what}: value out of range of float64")
+    return number
+
+
+def _type_error(value: Any, expected: str, what: str) -> InvalidArgument:
+    quoted = f" {value!r:.60}" if isinstance(value, float | str) else ""
+    return InvalidArgument(f"{what} must be {expected}, got {type_name(value)}{quoted}")
+
+
+def float_values(array: Array) -> list[float | str]:
+    """The elements of a flat float array as JSON has them: of FP32 the shortest text that gives it back."""
+    if array.dtype == FLOAT32:
+        # numpy and Python would print the double that it is.
+        text = orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
+        values: list[Any] = orjson.loads(text)
+    else:
+        values = array.tolist()
+    for at in np.flatnonzero(~np.isfinite(array)):
+        values[at] = float_name(float(array[at]))
+    return values
+
+
+def float_name(value: float) -> str:
+    """What stands for a number that is not finite."""
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,229 @@
+"""`Message` → JSON, as grps' servers print it (grps 2.1, 2.4). Pure functions.
+
+Strategy: what is small is laid out as by grps' Python server, an item a line. The numbers of a large array follow
+without blanks, printed from its memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import orjson
+
+from triglot.core.errors import Internal
+from triglot.core.tensor import Array, element_count, native
+from triglot.pb.grps import grps_pb2 as pb
+from triglot.protocols.grps.generic_tensor import MAX_DIMS
+from triglot.protocols.grps.json_numbers import FLOAT32, FLOAT64, INT64, float_name, float_values
+from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message, Status
+from triglot.protocols.grps.tensors import LISTS
+from triglot.protocols.json_text import CHUNK, print_array, print_nested
+
+COMPACT_FROM = 1024
+"""An array with more elements is printed without blanks."""
+MAX_EMPTY_LISTS = 64 * 1024
+"""Lists without numbers that an `ndarray` may have: a few bytes of shape ask for billions."""
+ELEMENT_TEXT = 16
+"""Bytes of text that an element becomes, about."""
+_NO_NDARRAY = "No float32 tensors in output. Cannot convert to ndarray."
+_TOKENS = (b"-Infinity", b"Infinity", b"NaN")
+
+
+def print_message(message: Message) -> bytes:
+    """The JSON document of a message, without a newline at its end.
+
+    Names are those of the protobuf; defaults are left out, but neither a data member nor entries of maps.
+    """
+    return _document(_head(message) | _data(message.data))
+
+
+def print_ndarray(message: Message) -> bytes:
+    """The JSON document with the message's status, and its first tensor as `ndarray`: nested lists, or a number.
+
+    NaN and the infinities are null. Raises `Internal` when there is no such DT_FLOAT32 tensor, or it has not as
+    many elements as its shape says.
+    """
+    tensors = message.data
+    if not isinstance(tensors, list) or not tensors or tensors[0].dtype != pb.DT_FLOAT32:
+        raise Internal(_NO_NDARRAY)
+    status = Message(status=message.status)
+    return _document(_head(status) | {"ndarray": _nested(tensors[0])})
+
+
+def answer_size(message: Message) -> int:
+    """What printing has to work through, in bytes of text, about."""
+    data = message.data
+    if isinstance(data, list):
+        return sum([tensor.elements.size for tensor in data]) * ELEMENT_TEXT
+    if isinstance(data, GrpsMap):
+        texts = sum(map(len, data.s_s.values())) + sum(map(len, data.s_b.values()))
+        return texts + sum(map(len, _maps(data).values())) * ELEMENT_TEXT
+    return len(data) if isinstance(data, str | bytes) else 0
+
+
+def _head(message: Message) -> dict[str, Any]:
+    head: dict[str, Any] = {}
+    if message.status is not None:
+        head["status"] = _status(message.status)
+    if message.model:
+        head["model"] = message.model
+    return head
+
+
+def _status(status: Status) -> dict[str, Any]:
+    return _set(
+        {"code": status.code, "msg": status.msg, "status": _enum_value(pb.Status.StatusFlag, status.status)}
+    )
+
+
+def _set(members: dict[str, Any]) -> dict[str, Any]:
+    """The members that are not defaults."""
+    return {key: value for key, value in members.items() if value}
+
+
+def _enum_value(enum: Any, number: int) -> str | int:
+    """What stands for a value of an enum; 0 for 0, which is a default."""
+    return enum.Name(number) if number and number in enum.values() else number
+
+
+def _data(data: Data) -> dict[str, Any]:
+    if data is None:
+        return {}
+    if isinstance(data, str):
+        return {"str_data": data}
+    if isinstance(data, bytes):
+        return {"bin_data": _base64(data)}
+    if isinstance(data, list):
+        return {"gtensors": _set({"tensors": [_tensor(tensor) for tensor in data]})}
+    return {"gmap": _set(_map_values(data))} if isinstance(data, GrpsMap) else {"ndarray": {}}
+
+
+def _tensor(tensor: GrpsTensor) -> dict[str, Any]:
+    members: dict[str, Any] = {
+        "name": tensor.name,
+        "dtype": _enum_value(pb.DataType, tensor.dtype),
+        "shape": list(tensor.shape),
+    }
+    row = LISTS.get(tensor.dtype)
+    if row is not None:
+        members[row.field] = _list_values(tensor.elements.astype(row.wire, copy=False).reshape(-1))
+    return _set(members)
+
+
+def _list_values(elements: Array) -> list[Any] | bytes:
+    """The elements as JSON has them; the text when there are many."""
+    if elements.size > COMPACT_FROM:
+        return _compact(elements)
+    if elements.dtype.kind == "f":
+        return float_values(elements)
+    values: list[Any] = elements.tolist()
+    return list(map(str, values)) if elements.dtype == INT64 else values
+
+
+def _compact(elements: Array) -> bytes:
+    if elements.dtype.kind == "O":
+        return json.dumps(elements.tolist(), separators=(",", ":")).encode()
+    if elements.dtype.kind == "f":
+        return b"[" + b",".join(map(_float_texts, _chunks(elements))) + b"]"
+    text = b"".join(print_array(elements))
+    return b'["' + text[1:-1].replace(b",", b'","') + b'"]' if elements.dtype == INT64 else text
+
+
+def _chunks(elements: Array) -> list[Array]:
+    return [elements[at : at + CHUNK] for at in range(0, elements.size, CHUNK)]
+
+
+def _float_texts(numbers: Array) -> bytes:
+    """The numbers, separated by commas."""
+    strange = np.flatnonzero(~np.isfinite(numbers))
+    if not strange.size:
+        return b"".join(print_array(numbers))[1:-1]
+    texts = orjson.dumps(native(numbers), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+    for at in strange:
+        texts[at] = b'"%b"' % float_name(float(numbers[at])).encode()
+    return b",".join(texts)
+
+
+def _maps(data: GrpsMap) -> dict[str, dict[str, Any]]:
+    return {name: getattr(data, name) for name in ("s_s", "s_b", "s_i32", "s_i64", "s_f", "s_d")}
+
+
+def _map_values(data: GrpsMap) -> dict[str, dict[str, Any]]:
+    return _maps(data) | {
+        "s_b": {key: _base64(value) for key, value in data.s_b.items()},
+        "s_i64": {key: str(value) for key, value in data.s_i64.items()},
+        "s_f": _float_map(data.s_f, FLOAT32),
+        "s_d": _float_map(data.s_d, FLOAT64),
+    }
+
+
+def _float_map(entries: dict[str, float], dtype: np.dtype[Any]) -> dict[str, float | str]:
+    with np.errstate(over="ignore"):
+        numbers = np.array(list(entries.values()), np.float64).astype(dtype)
+    return dict(zip(entries, float_values(numbers), strict=True))
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _nested(tensor: GrpsTensor) -> list[Any] | float | bytes | None:
+    """The elements in lists as nested as the shape; the text when there are many."""
+    shape = tensor.shape
+    if len(shape) > MAX_DIMS.count:
+        raise Internal(f"the output's shape has {len(shape)} dims, an ndarray {MAX_DIMS.count} at most")
+    count = element_count(shape)
+    if tensor.elements.size != count:
+        raise Internal(
+            f"the output has {tensor.elements.size} elements, expected {count} for shape {list(shape)}: cannot "
+            "convert to ndarray"
+        )
+    if 0 in shape:
+        # What follows the first 0 is not to be seen.
+        shape = shape[: shape.index(0) + 1]
+        if element_count(shape[:-1]) > MAX_EMPTY_LISTS:
+            raise Internal(
+                f"the output's shape {list(tensor.shape)} asks for more than {MAX_EMPTY_LISTS} empty lists"
+            )
+    array = tensor.elements.astype(FLOAT32, copy=False).astype(FLOAT64).reshape(shape)
+    if array.size <= COMPACT_FROM:
+        items = array.astype(object)
+        items[~np.isfinite(array)] = None
+        values: list[Any] | float | None = items.tolist()
+        return values
+    text = b"".join(print_nested(array))
+    if not np.isfinite(array).all():
+        for token in _TOKENS:
+            text = text.replace(token, b"null")
+    return text
+
+
+def _document(members: dict[str, Any]) -> bytes:
+    pieces: list[str | bytes] = []
+    _print(members, "\n ", pieces)
+    return b"".join([piece if isinstance(piece, bytes) else piece.encode() for piece in pieces])
+
+
+def _print(value: Any, line: str, pieces: list[str | bytes]) -> None:
+    """Add the text of a value; bytes are text already. `line` is what comes before each of its items."""
+    if isinstance(value, bytes):
+        pieces.append(value)
+        return
+    if not value or not isinstance(value, dict | list):
+        pieces.append(json.dumps(value))
+        return
+    items = list(value.values()) if isinstance(value, dict) else value
+    if not any(isinstance(item, dict | list | bytes) for item in items):
+        text = json.dumps(value, separators=("," + line, ": "))
+        pieces.append(text[0] + line + text[1:-1] + line[:-1] + text[-1])
+        return
+    heads = [json.dumps(key) + ": " for key in value] if isinstance(value, dict) else [""] * len(items)
+    start, end = "{}" if isinstance(value, dict) else "[]"
+    for head, item in zip(heads, items, strict=True):
+        pieces.append(start + line + head)
+        _print(item, line + " ", pieces)
+        start = ","
+    pieces.append(line[:-1] + end)

@@ -1,0 +1,57 @@
+"""From grps' id of a model, `name-version`, to the version that answers (grps 5.2, 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triglot.core.errors import InvalidArgument, ModelNotFound
+from triglot.dataplane import DataPlane
+from triglot.engine.servable import Servable
+
+
+def find_servable(dataplane: DataPlane, model_id: str, default_model: str) -> Servable:
+    """The version that a request goes to, to be leased by `with`.
+
+    Without an id it is the default model, or the only one. A model that is no grps project's answers to its bare
+    name, too. Raises `ModelNotFound`, and `Unavailable` for one that is not ready.
+    """
+    name = model_id or default_model or _only_model(dataplane)
+    for model, version in _readings(name):
+        if not dataplane.knows(model):
+            continue
+        try:
+            return _version(dataplane, model, version)
+        except (ModelNotFound, InvalidArgument):
+            continue
+    if not dataplane.knows(name):
+        raise ModelNotFound(f"Model {name} not found.")
+    servable = dataplane.servable(name)
+    if servable.model.takes_messages and model_id:
+        raise ModelNotFound(f"Model {name} not found. A model of a project is called NAME-VERSION.")
+    return servable
+
+
+def _only_model(dataplane: DataPlane) -> str:
+    names = dataplane.model_names()
+    if len(names) != 1:
+        raise ModelNotFound(
+            f"Model not found. The request names none, there are {len(names)}, and default_model is not set."
+        )
+    return names[0]
+
+
+def _readings(model_id: str) -> Iterator[tuple[str, str]]:
+    """Every (name, version) that an id may mean: names and versions may have dashes themselves."""
+    name, dash, version = model_id.rpartition("-")
+    while dash:
+        yield name, version
+        name, dash, rest = name.rpartition("-")
+        version = f"{rest}-{version}"
+
+
+def _version(dataplane: DataPlane, model: str, version: str) -> Servable:
+    """By its label, which is what a project calls it, or else by its number."""
+    try:
+        return dataplane.servable(model, label=version)
+    except InvalidArgument:
+        return dataplane.servable(model, version)

@@ -1,0 +1,49 @@
+"""Metadata in YAML (grps 3.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from triglot.core.types import TensorSpec
+from triglot.dataplane import DataPlane
+from triglot.engine.servable import Servable
+
+
+def model_text(servable: Servable) -> str:
+    """What the model's own configuration says of it, or else what it declares."""
+    description = servable.model.description
+    if description is None:
+        signature = servable.signature
+        description = {
+            "name": servable.name,
+            "version": str(servable.version),
+            "platform": servable.platform,
+            "inputs": _tensors(signature.inputs),
+            "outputs": _tensors(signature.outputs),
+        }
+    text: str = yaml.safe_dump(dict(description), allow_unicode=True)
+    return text
+
+
+def _tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": spec.name,
+            "datatype": spec.datatype,
+            "shape": None if spec.shape is None else list(spec.shape),
+        }
+        for spec in specs
+    ]
+
+
+def server_text(server_name: str, dataplane: DataPlane) -> str:
+    """The server and its models."""
+    models = [
+        {"name": version.files.name, "version": str(version.files.version), "state": version.state.value}
+        for version in dataplane.versions()
+    ]
+    text: str = yaml.safe_dump({"server": {"name": server_name}, "models": models}, allow_unicode=True)
+    return text

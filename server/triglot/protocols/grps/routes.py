@@ -1,0 +1,266 @@
+"""grps over HTTP (grps 3): the same calls, with JSON or bytes on both sides.
+
+Strategy: decoding looks at content type, query and body, and keeps what is wrong with the body in the request: a
+stream has begun before anybody looks into it, and tells it in its last document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+
+from triglot.core.errors import ServingError, as_serving_error
+from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.types import Call, HttpChunk
+from triglot.protocols import Operation, Route
+from triglot.protocols.grps.codec import decode_message
+from triglot.protocols.grps.errors import BadHttpRequest, failure_of
+from triglot.protocols.grps.json_printer import answer_size, print_message, print_ndarray
+from triglot.protocols.grps.json_reader import read_message, read_model_name
+from triglot.protocols.grps.message import FAILURE, OK, Message, Status
+from triglot.protocols.grps.service import PROTOCOL, Answer, Grps, Request
+
+PREFIX = "/grps/v1"
+PREDICT = f"{PREFIX}/infer/predict"
+JSON, BYTES, TEXT = "application/json", "application/octet-stream", "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRules:
+    """How the predict paths behave (grps 3.5, 3.6).
+
+    `path`: one more of them, or none. `customized_body`: requests go to the model as they are. `streaming_mode`
+    and `streaming_key` say where a request asks for a stream, `streaming_content_type` what a stream calls itself.
+    `always_200`: errors have HTTP status 200 (grps 0).
+    """
+
+    path: str = ""
+    customized_body: bool = False
+    streaming_mode: str = "query_param"
+    streaming_key: str = "streaming"
+    streaming_content_type: str = BYTES
+    always_200: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A predict call over HTTP: the request, and in which form the answer is wanted."""
+
+    request: Request
+    streaming: bool
+    as_ndarray: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, or for a stream its chunks, and for customised HTTP the response that the model made."""
+
+    answer: Answer = None
+    chunks: AsyncGenerator[bytes, None] | None = None
+    response: HttpResponse | None = None
+
+
+class Http:
+    """Takes requests apart, and prints answers."""
+
+    def __init__(self, service: Grps, rules: HttpRules) -> None:
+        self._service = service
+        self._rules = rules
+
+    def decode(self, http: HttpRequest) -> Asked:
+        """The call that a request makes. Raises `BadHttpRequest`, and without a stream what the codec raises."""
+        query = _query(http)
+        streaming = self._wants_stream(http, query)
+        if self._rules.customized_body:
+            return Asked(Request(query.get("model", ""), http=http), streaming)
+        as_ndarray = query.get("return-ndarray", "").lower() == "true"
+        media_type = _media_type(http)
+        if streaming and as_ndarray:
+            raise BadHttpRequest("Bad Request, err: Streaming and ret ndarray are not supported at the same time.")
+        try:
+            message = _read_body(media_type, bytes(http.body))
+            request = Request(message.model or query.get("model", ""), message)
+        except ServingError as error:
+            if not streaming:
+                raise
+            request = Request(query.get("model", ""), error=error)
+        return Asked(request, streaming, as_ndarray)
+
+    def _wants_stream(self, http: HttpRequest, query: dict[str, str]) -> bool:
+        """Only the configured place counts (grps 3.5)."""
+        key = self._rules.streaming_key
+        if self._rules.streaming_mode == "query_param":
+            return query.get(key, "").lower() == "true"
+        if self._rules.streaming_mode == "header_param":
+            return http.headers.get(key.lower(), "").lower() == "true"
+        try:
+            body = orjson.loads(http.body)
+        except ValueError:
+            return False
+        return isinstance(body, dict) and body.get(key) is True
+
+    async def predict(self, asked: Asked, call: Call) -> Reply:
+        """Raises `ServingError`."""
+        if asked.streaming:
+            return Reply(chunks=self._chunks(asked, call))
+        answer = await self._service.predict(asked.request, call)
+        exchange = call.exchange
+        return Reply(answer, response=None if exchange is None else exchange.http_response)
+
+    async def _chunks(self, asked: Asked, call: Call) -> AsyncGenerator[bytes, None]:
+        """Each answer as one chunk; an error is the last (grps 3.5, 3.6)."""
+        try:
+            async with aclosing(self._service.predict_stream(asked.request, call)) as answers:
+                async for answer in answers:
+                    if chunk := _chunk(answer):
+                        yield chunk
+        except Exception as error:
+            told = as_serving_error(error, "a grps call")
+            call.outcome = told.code
+            if self._rules.customized_body:
+                text = told.message.encode()
+            else:
+                text = print_message(Message(status=failure_of(told))) + b"\n"
+            if text:
+                yield text
+
+    def encode(self, reply: Reply, asked: Asked) -> HttpResponse | HttpStream:
+        """The answer in the form that was asked for. Raises `Internal` for what is no ndarray."""
+        if reply.chunks is not None:
+            return HttpStream(reply.chunks, self._rules.streaming_content_type)
+        if self._rules.customized_body:
+            return reply.response or HttpResponse(b"", content_type=TEXT)
+        message = _message(reply.answer)
+        message.status = OK
+        if asked.as_ndarray:
+            return HttpResponse(print_ndarray(message))
+        if isinstance(message.data, bytes) and message.data:
+            return HttpResponse(message.data, content_type=BYTES)
+        return HttpResponse(print_message(message))
+
+    def encode_error(self, error: ServingError) -> HttpResponse:
+        """An error with its status in the body (grps 3.4); in customised HTTP it is a text."""
+        status = failure_of(error)
+        code = 200 if self._rules.always_200 else status.code
+        if self._rules.customized_body:
+            return HttpResponse(error.message.encode(), code, TEXT)
+        return HttpResponse(print_message(Message(status=status)), code)
+
+    def encode_status(self, status: Status, _: Any) -> HttpResponse:
+        """Health: the code of the body is that of HTTP, too."""
+        code = 200 if self._rules.always_200 else status.code
+        return HttpResponse(print_message(Message(status=status)), code)
+
+
+def grps_routes(service: Grps, rules: HttpRules) -> list[Route]:
+    """The rows of grps' HTTP interface, but for its monitor."""
+    http, plain = Http(service, rules), Http(service, HttpRules(always_200=rules.always_200))
+    health, inspect = Operation.HEALTH, Operation.INSPECT
+
+    def control(path: str, operation: Operation, decode: Any, call: Any, encode: Any) -> Callable[[str], Route]:
+        return lambda verb: Route(
+            verb,
+            f"{PREFIX}/{path}",
+            operation,
+            decode,
+            call,
+            encode,
+            encode_error=plain.encode_error,
+            protocol=PROTOCOL,
+        )
+
+    both: list[Callable[[str], Route]] = [
+        control(f"health/{name}", operation, _nothing, call, plain.encode_status)
+        for name, operation, call in (
+            ("online", Operation.ADMINISTER, service.set_online),
+            ("offline", Operation.ADMINISTER, service.set_offline),
+            ("live", health, service.live),
+            ("ready", health, service.ready),
+        )
+    ]
+    both.append(control("metadata/server", inspect, _nothing, service.server_metadata, _encode_message))
+    metadata = control("metadata/model", inspect, _model_name, service.model_metadata, _encode_message)
+    rows = [row(verb) for row in both for verb in ("GET", "HEAD", "POST")]
+    rows += [metadata("POST"), _predict_row(http, "POST", PREDICT)]
+    if rules.path:
+        rows += [_predict_row(http, verb, rules.path) for verb in ("GET", "POST")]
+    return rows
+
+
+def _predict_row(http: Http, verb: str, path: str) -> Route:
+    return Route(
+        verb,
+        path,
+        Operation.INFER,
+        http.decode,
+        http.predict,
+        http.encode,
+        answer_size=_answer_size,
+        body_limit=lambda _: None,
+        encode_error=http.encode_error,
+        name="predict",
+        protocol=PROTOCOL,
+    )
+
+
+def _query(http: HttpRequest) -> dict[str, str]:
+    """The query's parameters; of a repeated one the first counts."""
+    parameters = parse_qs(http.target.partition("?")[2], keep_blank_values=True, errors="replace")
+    return {name: values[0] for name, values in parameters.items()}
+
+
+def _media_type(http: HttpRequest) -> str:
+    """JSON or bytes, whatever parameters it has (grps 3.3). Raises `BadHttpRequest`."""
+    header = http.headers.get("content-type")
+    if header is None:
+        raise BadHttpRequest("No content type in headers.")
+    media_type = header.partition(";")[0].strip().lower()
+    if media_type not in (JSON, BYTES):
+        raise BadHttpRequest("Unsupported content type.")
+    return media_type
+
+
+def _read_body(media_type: str, body: bytes) -> Message:
+    if not body:
+        raise BadHttpRequest("The http body is empty.")
+    return Message(data=body) if media_type == BYTES else read_message(body)
+
+
+def _nothing(_: HttpRequest) -> None:
+    """A body here means nothing (grps 11.4)."""
+
+
+def _model_name(http: HttpRequest) -> str | None:
+    return read_model_name(bytes(http.body)) if http.body else None
+
+
+def _message(answer: Answer) -> Message:
+    return answer if isinstance(answer, Message) else decode_message(answer or b"")
+
+
+def _chunk(answer: Message | bytes) -> bytes:
+    """One message of a stream: raw bytes, or a document of its own line."""
+    if isinstance(answer, HttpChunk):
+        return bytes(answer)
+    message = _message(answer)
+    if isinstance(message.data, bytes) and message.data:
+        return message.data
+    if message.status is None or message.status.status != FAILURE:
+        message.status = OK
+    return print_message(message) + b"\n"
+
+
+def _encode_message(message: Message, _: Any) -> HttpResponse:
+    return HttpResponse(print_message(message))
+
+
+def _answer_size(reply: Reply) -> int:
+    """What there is to print, in bytes, about; a project's message is not decoded for it."""
+    if isinstance(reply.answer, Message):
+        return answer_size(reply.answer)
+    return len(reply.answer or b"")

@@ -1,0 +1,286 @@
+"""grps' calls, and the rows that offer them over gRPC (grps 1, 4).
+
+Strategy: a grps project is given the message as it was sent, and what it answers leaves as it is, with a status in
+front. For every other model the message's tensors become the inputs, and its outputs a message. Errors of a call
+are told in the message: gRPC's own status stays OK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from triglot.core.errors import ServingError, Unimplemented, as_serving_error
+from triglot.core.http import HttpRequest
+from triglot.core.types import Call, Exchange, HttpChunk, InferenceRequest
+from triglot.dataplane import DataPlane, Decoupled
+from triglot.engine.servable import Servable
+from triglot.pb.grps import grps_pb2 as pb
+from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols.grps.codec import (
+    decode_message,
+    decoding_size,
+    encode_message,
+    encoding_size,
+    failure,
+    is_failure,
+    model_of,
+    with_success,
+)
+from triglot.protocols.grps.errors import BadHttpRequest, NoSuchModel, failure_of
+from triglot.protocols.grps.lookup import find_servable
+from triglot.protocols.grps.mapping import answer_message, bind_message, tensors_of
+from triglot.protocols.grps.message import FAILURE, OK, Message, Status
+from triglot.protocols.grps.metadata import model_text
+from triglot.protocols.wire import parse_control
+
+SERVICE = "grps.protos.v1.GrpsService"
+PROTOCOL = "grps"
+NOT_READY = Status(503, "Service Unavailable", FAILURE)
+
+
+@dataclass(slots=True)
+class Request:
+    """A Predict call: the `message`, decoded or `encoded`, or why there is none, and the model that it names.
+
+    `http`: the request of customised HTTP, which has no message (grps 3.6).
+    """
+
+    model: str = ""
+    message: Message | None = None
+    encoded: bytes | None = None
+    error: ServingError | None = None
+    http: HttpRequest | None = None
+
+
+Answer = Message | bytes | None
+"""A message, or a serialized one; None: customised HTTP, see `Exchange.http_response`."""
+
+
+class Grps:
+    """The calls that gRPC and HTTP share. `server_text` is what ServerMetadata answers."""
+
+    def __init__(
+        self, dataplane: DataPlane, *, default_model: str, online: bool, server_text: Callable[[], str]
+    ) -> None:
+        self._dataplane = dataplane
+        self._default_model = default_model
+        self._server_text = server_text
+        self.online = online
+
+    # --- health and metadata ---
+
+    async def set_online(self, _: Any, __: Call) -> Status:
+        """Health is ready from now on."""
+        self.online = True
+        return OK
+
+    async def set_offline(self, _: Any, __: Call) -> Status:
+        """Health is not ready from now on; calls still run."""
+        self.online = False
+        return OK
+
+    async def live(self, _: Any, __: Call) -> Status:
+        """A server that answers is live."""
+        return OK
+
+    async def ready(self, _: Any, __: Call) -> Status:
+        """Ready is who is online and has its models ready (grps 3.2)."""
+        return OK if self.online and self._dataplane.ready else NOT_READY
+
+    async def server_metadata(self, _: Any, __: Call) -> Message:
+        """What the server's configuration says."""
+        return Message(data=self._server_text(), status=OK)
+
+    async def model_metadata(self, name: str | None, _: Call) -> Message:
+        """What a model's configuration says, found by its name or its id.
+
+        Raises `BadHttpRequest` for no name, and `NoSuchModel`.
+        """
+        if name is None:
+            raise BadHttpRequest("No model name.")
+        try:
+            if self._dataplane.knows(name):
+                servable = self._dataplane.servable(name)
+            else:
+                servable = find_servable(self._dataplane, name or "-", "")
+        except ServingError:
+            raise NoSuchModel("Model not found.") from None
+        return Message(data=model_text(servable), status=OK)
+
+    # --- predict ---
+
+    def understand(self, encoded: bytes) -> Request:
+        """The request of a serialized GrpsMessage; what is wrong with its content is told by its answer.
+
+        Raises `InvalidArgument` for bytes that are no message.
+        """
+        request = Request(model_of(encoded), encoded=encoded)
+        try:
+            if not self._find(request).model.takes_messages:
+                request.message = decode_message(encoded)
+        except ServingError as error:
+            request.error = error
+        return request
+
+    async def predict(self, request: Request, call: Call) -> Answer:
+        """One answer. Raises `ServingError`."""
+        call.model_name = request.model
+        if request.error is not None:
+            raise request.error
+        with self._find(request) as servable:
+            if servable.model.takes_messages:
+                call.exchange = Exchange(_encoded(request), http=request.http)
+                answer: bytes | None = await self._dataplane.exchange_on(servable, call)
+                return answer
+            asked = _message_for(servable, request)
+            try:
+                response = await self._dataplane.infer_on(servable, _inference(servable, asked), call)
+            except Decoupled:
+                raise Unimplemented(
+                    f"model '{servable.name}' answers with a stream: call PredictStreaming, or ask for streaming"
+                ) from None
+        return answer_message(response, asked)
+
+    async def predict_stream(self, request: Request, call: Call) -> AsyncGenerator[Message | bytes, None]:
+        """The answers as the model gives them; an `HttpChunk` is no message. Raises `ServingError`."""
+        call.model_name = request.model
+        if request.error is not None:
+            raise request.error
+        with self._find(request) as servable:
+            if servable.model.takes_messages:
+                call.exchange = Exchange(_encoded(request), streaming=True, http=request.http)
+                async with aclosing(self._dataplane.exchange_stream_on(servable, call)) as answers:
+                    async for answer in answers:
+                        yield answer
+                return
+            asked = _message_for(servable, request)
+            inference = _inference(servable, asked)
+            async with aclosing(self._dataplane.infer_stream_on(servable, inference, call)) as responses:
+                async for response in responses:
+                    yield answer_message(response, asked)
+
+    def _find(self, request: Request) -> Servable:
+        return find_servable(self._dataplane, request.model, self._default_model)
+
+    # --- gRPC ---
+
+    async def grpc_predict(self, request: Request, call: Call) -> Answer:
+        """As `predict`, with errors in the message."""
+        try:
+            return await self.predict(request, call)
+        except Exception as error:
+            return _told(error, call)
+
+    async def grpc_predict_stream(self, request: Request, call: Call) -> AsyncGenerator[Message | bytes, None]:
+        """As `predict_stream`; an error is the last message."""
+        try:
+            async with aclosing(self.predict_stream(request, call)) as answers:
+                async for answer in answers:
+                    yield answer
+        except Exception as error:
+            yield _told(error, call)
+
+    async def grpc_model_metadata(self, request: pb.GrpsMessage, call: Call) -> Message:
+        """As `model_metadata`, with errors in the message."""
+        try:
+            if request.HasField("str_data") and not request.str_data:
+                raise BadHttpRequest("The model name is empty.")
+            return await self.model_metadata(request.str_data if request.HasField("str_data") else None, call)
+        except Exception as error:
+            return _told(error, call)
+
+    def grpc_service(self) -> Service:
+        """The rows of GrpsService."""
+        health, inspect, infer = Operation.HEALTH, Operation.INSPECT, Operation.INFER
+        return Service(
+            SERVICE,
+            (
+                Method(
+                    "Predict",
+                    Kind.UNARY,
+                    infer,
+                    self.understand,
+                    self.grpc_predict,
+                    encode_answer,
+                    answer_size,
+                    decoding_size,
+                ),
+                Method(
+                    "PredictStreaming",
+                    Kind.SERVER_STREAM,
+                    infer,
+                    self.understand,
+                    self.grpc_predict_stream,
+                    encode_item,
+                    answer_size,
+                    decoding_size,
+                ),
+                _control("Online", Operation.ADMINISTER, self.set_online, _encode_status),
+                _control("Offline", Operation.ADMINISTER, self.set_offline, _encode_status),
+                _control("CheckLiveness", health, self.live, _encode_status),
+                _control("CheckReadiness", health, self.ready, _encode_status),
+                _control("ServerMetadata", inspect, self.server_metadata, encode_message),
+                _control("ModelMetadata", inspect, self.grpc_model_metadata, encode_message),
+            ),
+            PROTOCOL,
+        )
+
+
+def _control(name: str, operation: Operation, call: Any, encode: Callable[[Any], bytes]) -> Method:
+    return Method(name, Kind.UNARY, operation, partial(parse_control, pb.GrpsMessage), call, encode)
+
+
+def _encoded(request: Request) -> bytes:
+    """The request as a project takes it."""
+    if request.encoded is not None:
+        return request.encoded
+    return b"" if request.message is None else encode_message(request.message)
+
+
+def _message_for(servable: Servable, request: Request) -> Message:
+    if request.http is not None:
+        raise Unimplemented(f"model '{servable.name}' takes tensors, and no HTTP requests as they are")
+    if request.message is None:
+        # The model became another kind of model since the request was decoded.
+        return decode_message(request.encoded or b"")
+    return request.message
+
+
+def _inference(servable: Servable, asked: Message) -> InferenceRequest:
+    signature = servable.signature
+    inputs = tensors_of(asked) if signature.any_tensors else bind_message(asked, signature, servable.name)
+    return InferenceRequest(servable.name, str(servable.version), inputs=inputs)
+
+
+def _told(error: Exception, call: Call) -> Message:
+    """An error as the answer; the telemetry counts it for what it is."""
+    told = as_serving_error(error, "a grps call")
+    call.outcome = told.code
+    return Message(status=failure_of(told))
+
+
+def answer_size(answer: Answer) -> int:
+    """What `encode_answer` has to work through, in bytes of text, about."""
+    return encoding_size(answer) if isinstance(answer, Message) else 0
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """A serialized GrpsMessage, with its status."""
+    if isinstance(answer, Message):
+        return encode_message(answer)
+    return with_success(answer or b"")
+
+
+def encode_item(answer: Message | bytes) -> bytes:
+    """As `encode_answer`, for one of a stream: a failure that a model sends stays one (grps 3.5)."""
+    if isinstance(answer, HttpChunk):
+        return failure(500, "customized_http_stream_respond is for customized HTTP only")
+    return answer if isinstance(answer, bytes) and is_failure(answer) else encode_answer(answer)
+
+
+def _encode_status(status: Status) -> bytes:
+    return encode_message(Message(status=status))

@@ -1,0 +1,175 @@
+"""grps' tensors ⇄ the datatypes of models (grps 1). Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from triglot.core.errors import Internal, InvalidArgument, Unimplemented
+from triglot.core.signature import shape_text
+from triglot.core.tensor import DATATYPES, Array, bytes_elements, element_count, native, object_array
+from triglot.core.types import InputTensor
+from triglot.pb.grps import grps_pb2 as pb
+from triglot.protocols.grps.message import GrpsTensor
+
+
+@dataclass(frozen=True, slots=True)
+class FlatList:
+    """The list of a tensor that a DataType chooses.
+
+    `wire` is how its elements travel, `datatype` what they are.
+    """
+
+    dtype: int
+    field: str
+    number: int
+    wire: np.dtype[Any]
+    datatype: str
+
+    @property
+    def name(self) -> str:
+        """The DataType's own name, such as "DT_INT8"."""
+        return pb.DataType.Name(self.dtype)
+
+
+LISTS: dict[int, FlatList] = {
+    row.dtype: row
+    for row in (
+        FlatList(pb.DT_UINT8, "flat_uint8", 4, np.dtype("<u4"), "UINT8"),
+        FlatList(pb.DT_INT8, "flat_int8", 5, np.dtype("<i4"), "INT8"),
+        FlatList(pb.DT_INT16, "flat_int16", 6, np.dtype("<i4"), "INT16"),
+        FlatList(pb.DT_INT32, "flat_int32", 7, np.dtype("<i4"), "INT32"),
+        FlatList(pb.DT_INT64, "flat_int64", 8, np.dtype("<i8"), "INT64"),
+        FlatList(pb.DT_FLOAT16, "flat_float16", 9, np.dtype("<f4"), "FP16"),
+        FlatList(pb.DT_FLOAT32, "flat_float32", 10, np.dtype("<f4"), "FP32"),
+        FlatList(pb.DT_FLOAT64, "flat_float64", 11, np.dtype("<f8"), "FP64"),
+        FlatList(pb.DT_STRING, "flat_string", 12, np.dtype("O"), "BYTES"),
+    )
+}
+"""By the number of the DataType."""
+DTYPES: dict[str, int] = {row.datatype: row.dtype for row in LISTS.values()}
+"""DataType numbers of the datatypes that grps has."""
+_WIDER = {"BOOL": "UINT8", "UINT16": "INT32", "UINT32": "INT64", "UINT64": "INT64", "BF16": "FP32"}
+"""What an output travels as when grps lacks its datatype."""
+
+
+def dtype_text(dtype: int) -> str:
+    """A DataType's name, or what stands for one that nobody knows."""
+    return pb.DataType.Name(dtype) if dtype in pb.DataType.values() else f"DataType {dtype}"
+
+
+def input_tensor(tensor: GrpsTensor, name: str) -> InputTensor:
+    """The tensor as input `name`; its data is a flat array, `tensor.elements` itself where nothing has to change.
+
+    Raises `InvalidArgument` when it has no known DataType, not as many elements as its shape says, or an element
+    outside of its DataType's range. Halves are rounded to half.
+    """
+    row = LISTS.get(tensor.dtype)
+    if row is None:
+        raise InvalidArgument(
+            f"tensor '{name}' is {dtype_text(tensor.dtype)}, expected one of {', '.join(map(dtype_text, LISTS))}"
+        )
+    elements = tensor.elements
+    count = element_count(tensor.shape)
+    if elements.size != count:
+        raise InvalidArgument(
+            f"tensor '{name}' of shape {shape_text(tensor.shape)} takes {count} elements, {row.field} has "
+            f"{elements.size}"
+        )
+    return InputTensor(name, row.datatype, tensor.shape, _narrowed(elements, row, name))
+
+
+def _narrowed(elements: Array, row: FlatList, name: str) -> Array:
+    if row.datatype == "BYTES":
+        return object_array([utf8(text, f"tensor '{name}'") for text in elements.tolist()], elements.shape)
+    dtype = DATATYPES[row.datatype].dtype
+    if elements.dtype == dtype:
+        return elements
+    if row.datatype == "FP16":
+        with np.errstate(over="ignore"):
+            return elements.astype(dtype)
+    bounds = np.iinfo(dtype)
+    if elements.size and (elements.min() < bounds.min or elements.max() > bounds.max):
+        raise InvalidArgument(
+            f"{row.field} of tensor '{name}' has values from {elements.min()} to {elements.max()}, "
+            f"{row.name} takes {bounds.min} to {bounds.max}"
+        )
+    return elements.astype(dtype)
+
+
+def utf8(text: str, what: str) -> bytes:
+    """The text's bytes. Raises `InvalidArgument` for one that UTF-8 has no bytes for."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{what} holds no text: {error}") from None
+
+
+def lossless(array: Array, datatype: str) -> Array | None:
+    """The numbers of `array` as `datatype`; None where one would become another, or there is no such way.
+
+    NaN stays NaN, and the two zeros are one.
+    """
+    dtype = DATATYPES[datatype].dtype
+    kind = dtype.kind
+    if array.dtype == dtype:
+        return array
+    if kind in "Oc" or array.dtype.hasobject:
+        return None
+    if kind == "b":
+        return array.astype(dtype) if ((array == 0) | (array == 1)).all() else None
+    if kind in "iu":
+        return _as_integers(array, dtype)
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if array.dtype.kind == "f":
+        same = (cast.astype(np.float64) == array) | (array != array)  # noqa: PLR0124
+        return cast if same.all() else None
+    back = _as_integers(cast.astype(np.float64), array.dtype)
+    return cast if back is not None and (back == array).all() else None
+
+
+def _as_integers(array: Array, dtype: np.dtype[Any]) -> Array | None:
+    bounds = np.iinfo(dtype)
+    if array.dtype.kind == "f":
+        # Beyond these, what a cast gives is the machine's affair. Both are exact as floats, the largest is not.
+        low, beyond = float(bounds.min), float(bounds.max + 1)
+        fits = ((array >= low) & (array < beyond) & (array == np.trunc(array))).all()
+    else:
+        fits = not array.size or (array.min() >= bounds.min and array.max() <= bounds.max)
+    return array.astype(dtype) if fits else None
+
+
+def tensor_of(name: str, datatype: str, array: Array) -> GrpsTensor:
+    """An output as a tensor; one of a datatype that grps lacks is widened.
+
+    Raises `InvalidArgument` for BYTES that are not UTF-8, `Internal` for a UINT64 beyond INT64, and
+    `Unimplemented` for complex numbers.
+    """
+    travels = _WIDER.get(datatype, datatype)
+    dtype = DTYPES.get(travels)
+    if dtype is None:
+        raise Unimplemented(f"output '{name}' is {datatype}, for which grps has no DataType")
+    if travels == "BYTES":
+        return GrpsTensor(name, dtype, array.shape, _texts(name, array))
+    if datatype == "UINT64" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise Internal(
+            f"output '{name}' is UINT64 and holds {array.max()}: grps has nothing wider than DT_INT64, "
+            f"which ends at {np.iinfo(np.int64).max}"
+        )
+    elements = native(array).reshape(-1).astype(LISTS[dtype].wire, copy=False)
+    return GrpsTensor(name, dtype, array.shape, elements)
+
+
+def _texts(name: str, array: Array) -> Array:
+    texts = np.empty(array.size, object)
+    try:
+        texts[:] = [element.decode() for element in bytes_elements(array)]
+    except UnicodeError as error:
+        raise InvalidArgument(
+            f"output '{name}' is not UTF-8 text, and grps' tensors hold no other bytes ({error}); a request with "
+            "bin_data is answered with bin_data"
+        ) from None
+    return texts

@@ -1,0 +1,214 @@
+"""The telemetry as Prometheus reads it: OpenMetrics text, or the older one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import CollectorRegistry
+
+from triglot.core.errors import Code
+from triglot.repository.plan import Version
+from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
+from triglot.telemetry.series import BUILT_IN, Distribution, Trend
+from triglot.telemetry.stats import CallStats, Kind
+from triglot.telemetry.store import Endpoint, Telemetry
+
+BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+KIND_BYTES = 4096
+"""What one kind of call adds to the page, about."""
+BY_METHOD = ("protocol", "door", "method", "model", "version")
+BY_MODEL = ("model", "version")
+QUANTILES = {"0.5": 5000, "0.9": 9000, "0.99": 9900}
+_SECONDS = [f"{limit / 1e6:.6g}" for limit in LATENCY_LIMITS[1::2]] + ["+Inf"]
+"""Every second limit: 16 buckets tell as much on a chart, and make the page half as long."""
+
+Labels = tuple[str, ...]
+
+
+class PrometheusText:
+    """Prints the telemetry, the models' states, and what this process uses. May be used on another thread."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._process = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._process)
+
+    @property
+    def size(self) -> int:
+        """The length of the text in bytes, about."""
+        return self._telemetry.kinds * KIND_BYTES
+
+    def render(self, versions: Sequence[Version], accept: str) -> tuple[bytes, str]:
+        """The text in the form that an Accept header asks for, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(_Everything(self._telemetry, versions, self._process)), content_type
+
+
+class _Everything(CollectorRegistry):
+    """Makes Prometheus' metrics of the store's numbers when they are read, and adds the process' own."""
+
+    def __init__(self, telemetry: Telemetry, versions: Sequence[Version], process: CollectorRegistry) -> None:
+        super().__init__()
+        self._telemetry = telemetry
+        self._versions = versions
+        self._process = process
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of metrics."""
+        calls = list(self._telemetry.calls())
+        yield from _requests(calls)
+        yield from _executions(calls)
+        yield self._in_flight()
+        yield from self._models()
+        lag = _histogram("triglot_event_loop_lag", "How late the event loop was.", ())
+        _add_times(lag, (), self._telemetry.loop_lag)
+        yield lag
+        yield from self._metrics()
+        yield from self._process.collect()
+
+    def _in_flight(self) -> Metric:
+        family = GaugeMetricFamily(
+            "triglot_in_flight", "Calls that run at the moment.", labels=("protocol", "door", "method")
+        )
+        for endpoint in self._telemetry.endpoints():
+            family.add_metric((endpoint.protocol, endpoint.door, endpoint.method), endpoint.in_flight)
+        return family
+
+    def _models(self) -> Iterator[Metric]:
+        ready = GaugeMetricFamily("triglot_model_ready", "Whether the version serves.", labels=BY_MODEL)
+        waiting = GaugeMetricFamily("triglot_queue_depth", "Requests that wait in the queue.", labels=BY_MODEL)
+        for version in self._versions:
+            labels = printable(version.files.name), str(version.files.version)
+            servable = version.servable
+            ready.add_metric(labels, int(version.ready))
+            if servable is not None:
+                waiting.add_metric(labels, servable.queue_depth)
+        yield ready
+        yield waiting
+
+    def _metrics(self) -> Iterator[Metric]:
+        """What models' own code keeps; the built-in ones say nothing that is not said above."""
+        gauge = GaugeMetricFamily(
+            "triglot_user_metric", "A model's own metric, in the last second.", labels=("name", "aggregation")
+        )
+        total = CounterMetricFamily(
+            "triglot_user_increments", "The positive increments of a model's own metric.", labels=("name",)
+        )
+        quantile = GaugeMetricFamily(
+            "triglot_user_quantile", "Of a model's own metric, in the last second.", labels=("name", "quantile")
+        )
+        for name, metric in list(self._telemetry.metrics.by_name.items())[len(BUILT_IN) :]:
+            label = printable(name)
+            if isinstance(metric, Distribution):
+                ordered = metric.ordered
+                for share, parts in QUANTILES.items() if ordered else ():
+                    quantile.add_metric((label, share), rank(ordered, parts))
+            elif (value := metric.value) is not None:
+                gauge.add_metric((label, metric.aggregation), value)
+            if isinstance(metric, Trend) and metric.aggregation == "inc":
+                total.add_metric((label,), metric.total)
+        yield gauge
+        yield total
+        yield quantile
+
+
+def printable(name: str) -> str:
+    """A lone surrogate of a client's or a file's name has no place in UTF-8."""
+    return name.encode(errors="replace").decode()
+
+
+def _reason(code: Code) -> str:
+    """Why a request failed, in Triton's words."""
+    if code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
+        return "REJECTED"
+    if code in (Code.CANCELLED, Code.DEADLINE_EXCEEDED):
+        return "CANCELED"
+    return "BACKEND" if code is Code.INTERNAL else "OTHER"
+
+
+def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
+    """What is told apart by method."""
+    requests = CounterMetricFamily("triglot_requests", "Calls that ended.", labels=(*BY_METHOD, "code"))
+    failures = CounterMetricFamily(
+        "triglot_request_failures", "Calls that failed.", labels=(*BY_METHOD, "code", "reason")
+    )
+    times: dict[Labels, Histogram] = {}
+    codec: dict[Labels, Histogram] = {}
+    bytes_in: dict[Labels, int] = {}
+    bytes_out: dict[Labels, int] = {}
+    for endpoint, kind, stats in calls:
+        labels = (endpoint.protocol, endpoint.door, endpoint.method, *_model(kind))
+        requests.add_metric((*labels, kind.code.name), stats.latency.count)
+        if kind.code is not Code.OK:
+            failures.add_metric((*labels, kind.code.name, _reason(kind.code)), stats.latency.count)
+        _merge(times, labels, stats.latency)
+        _merge(codec, labels[:3], stats.codec)
+        bytes_in[labels] = bytes_in.get(labels, 0) + stats.bytes_in
+        bytes_out[labels] = bytes_out.get(labels, 0) + stats.bytes_out
+    yield requests
+    yield failures
+    yield _times("triglot_request", "How long calls took.", BY_METHOD, times)
+    yield _times("triglot_codec", "How long a call's decoding and encoding took.", BY_METHOD[:3], codec)
+    yield _counter("triglot_request_bytes", "Bytes of requests.", bytes_in)
+    yield _counter("triglot_response_bytes", "Bytes of answers.", bytes_out)
+
+
+def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Metric]:
+    """What is told apart by model: whoever called, the executions are the same."""
+    queue: dict[Labels, Histogram] = {}
+    compute: dict[Labels, Histogram] = {}
+    batches: dict[Labels, Histogram] = {}
+    for _, kind, stats in calls:
+        labels: Labels = _model(kind)
+        _merge(queue, labels, stats.queue)
+        _merge(compute, labels, stats.compute)
+        for size, count in list(stats.batches.items()):
+            sizes = batches.setdefault(labels, Histogram(BATCH_LIMITS))
+            sizes.add_many(size, count)
+    yield _times("triglot_queue", "How long requests waited in the queue.", BY_MODEL, queue)
+    yield _times("triglot_compute", "How long the executions of requests took.", BY_MODEL, compute)
+    family = HistogramMetricFamily(
+        "triglot_batch_size", "How many requests were executed together, for each request.", labels=BY_MODEL
+    )
+    limits = [*map(str, BATCH_LIMITS), "+Inf"]
+    for labels, sizes in batches.items():
+        family.add_metric(labels, list(zip(limits, accumulate(sizes.counts), strict=True)), sizes.sum)
+    yield family
+
+
+def _model(kind: Kind) -> tuple[str, str]:
+    return printable(kind.model), str(kind.version) if kind.version else ""
+
+
+def _merge(sums: dict[Labels, Histogram], labels: Labels, more: Histogram | None) -> None:
+    if more is not None:
+        sums.setdefault(labels, Histogram(more.limits)).merge(more)
+
+
+def _histogram(name: str, about: str, labels: Labels) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, about, labels=labels, unit="seconds")
+
+
+def _times(name: str, about: str, labels: Labels, times: Mapping[Labels, Histogram]) -> Metric:
+    family = _histogram(name, about, labels)
+    for values, histogram in times.items():
+        _add_times(family, values, histogram)
+    return family
+
+
+def _add_times(family: HistogramMetricFamily, labels: Labels, histogram: Histogram) -> None:
+    counts = list(accumulate(histogram.counts))
+    family.add_metric(labels, list(zip(_SECONDS, [*counts[1:-1:2], counts[-1]], strict=True)), histogram.sum / 1e6)
+
+
+def _counter(name: str, about: str, sums: Mapping[Labels, int]) -> Metric:
+    family = CounterMetricFamily(name, about, labels=BY_METHOD, unit="bytes")
+    for labels, size in sums.items():
+        family.add_metric(labels, size)
+    return family

@@ -1,0 +1,57 @@
+"""The two scripts that pages made for grps ask for (grps 3.1)."""
+
+from __future__ import annotations
+
+import gzip
+from email.utils import parsedate_to_datetime
+from functools import partial
+
+from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.types import Call
+from triglot.protocols import Operation, Route
+
+PATHS = {"jQuery": "/grps/v1/js/jquery_min", "Flot": "/grps/v1/js/flot_min"}
+LAST_MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
+
+
+def script_routes() -> list[Route]:
+    """A script each, which loads nothing: this server's page draws its charts itself."""
+    routes = []
+    for library, path in PATHS.items():
+        script = (
+            f"// {library} is not here: the page of this server needs no library.\n"
+            "// The data of its charts is at /grps/v1/monitor/series?name=NAME\n"
+        ).encode()
+        encode = partial(_encode, script, gzip.compress(script, mtime=0))
+        routes.append(Route("GET", path, Operation.INSPECT, lambda http: http, _read, encode))
+    return routes
+
+
+async def _read(http: HttpRequest, _: Call) -> HttpRequest:
+    return http
+
+
+def _encode(script: bytes, zipped: bytes, _: HttpRequest, http: HttpRequest) -> HttpResponse:
+    headers = {"Last-Modified": LAST_MODIFIED, "Vary": "Accept-Encoding"}
+    kind = "application/javascript"
+    if _has_it(http.headers.get("if-modified-since", "")):
+        return HttpResponse(b"", 304, kind, headers)
+    if _takes_gzip(http.headers.get("accept-encoding", "")):
+        return HttpResponse(zipped, 200, kind, {**headers, "Content-Encoding": "gzip"})
+    return HttpResponse(script, 200, kind, headers)
+
+
+def _has_it(since: str) -> bool:
+    """Whether the client's copy is from then or later."""
+    try:
+        return parsedate_to_datetime(since) >= parsedate_to_datetime(LAST_MODIFIED)
+    except (TypeError, ValueError):
+        return False  # No date, or one without a time zone.
+
+
+def _takes_gzip(accept: str) -> bool:
+    for coding in accept.lower().split(","):
+        name, _, quality = coding.partition(";")
+        if name.strip() in ("gzip", "x-gzip"):
+            return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False

@@ -1,0 +1,31 @@
+"""The file that is rewritten each second with the values of the metrics (grps 7)."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+class MonitorLog:
+    """Writes it, and says once that it cannot."""
+
+    def __init__(self) -> None:
+        self._failing = False
+
+    def write(self, file: Path, text: str) -> None:
+        """Replace the file: whoever reads it finds all of a second's lines."""
+        new = file.with_name(file.name + ".new")
+        try:
+            new.write_text(text, encoding="utf-8", errors="replace")
+            new.replace(file)
+        except OSError as error:
+            with suppress(OSError):
+                new.unlink()
+            if not self._failing:
+                log.warning("the metrics cannot be written to %s: %s", file, error)
+            self._failing = True
+        else:
+            self._failing = False

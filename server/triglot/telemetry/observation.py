@@ -1,0 +1,53 @@
+"""One call, from its first byte to its last, as the transports see it."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from triglot.core.errors import Code
+from triglot.core.types import Call
+
+if TYPE_CHECKING:
+    from triglot.telemetry.store import Endpoint
+
+
+class Observation:
+    """In flight from its making until `end`; the time between `decoded` and `answered` is not the codec's."""
+
+    __slots__ = ("_bytes_in", "_bytes_out", "_call", "_codec_seconds", "_endpoint", "_lap", "_started")
+
+    def __init__(self, endpoint: Endpoint, call: Call, bytes_in: int) -> None:
+        endpoint.in_flight += 1
+        self._endpoint = endpoint
+        self._call = call
+        self._bytes_in = bytes_in
+        self._bytes_out = 0
+        self._codec_seconds = 0.0
+        self._started = self._lap = perf_counter()
+
+    def decoded(self) -> None:
+        """The request has been decoded, since the start."""
+        self._codec_seconds += perf_counter() - self._lap
+
+    def answered(self) -> None:
+        """There is an answer to encode."""
+        self._lap = perf_counter()
+
+    def encoded(self, size: int) -> None:
+        """The answer has been encoded into `size` bytes, since `answered`."""
+        self._codec_seconds += perf_counter() - self._lap
+        self._bytes_out += size
+
+    def end(self, code: Code) -> None:
+        """The call is over; where it went well, `Call.outcome` is what counts."""
+        endpoint = self._endpoint
+        endpoint.in_flight -= 1
+        endpoint.record(
+            self._call,
+            code or self._call.outcome,
+            perf_counter() - self._started,
+            self._codec_seconds,
+            self._bytes_in,
+            self._bytes_out,
+        )

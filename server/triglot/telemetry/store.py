@@ -1,0 +1,323 @@
+"""The one store of what happened.
+
+Strategy: a call costs a look-up and some additions on objects that its endpoint holds; whatever else is wanted,
+sums over kinds of calls and values over time, is made of these once a second, or when somebody reads. All of it
+runs on the event loop, so nothing is locked; only `Monitor` is for other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from triglot.core.errors import Code
+from triglot.core.monitor import Monitor
+from triglot.core.types import Call
+from triglot.telemetry.histogram import Histogram
+from triglot.telemetry.monitor_log import MonitorLog
+from triglot.telemetry.process import ProcessUsage
+from triglot.telemetry.series import Metric, Metrics
+from triglot.telemetry.stats import CallStats, Kind, ModelStats, Second, Traffic, milliseconds
+
+log = logging.getLogger(__name__)
+
+MAX_MODEL_NAMES, LONGEST_NAME = 200, 128
+"""Names that clients make up are told apart up to this number, and to this length in characters."""
+MAX_KINDS = 20_000
+"""Kinds of calls that are kept. When there are more, those that were not used for longest are forgotten."""
+MAX_LATENCIES = 20_000
+"""Latencies that are kept of one second: percentiles are exact up to here, and of its last calls beyond."""
+HISTORY_SECONDS = 300
+LAG_SECONDS = 0.1
+"""How often the event loop's lag is measured."""
+MAX_MISSED_SECONDS = HISTORY_SECONDS
+"""Seconds that passed unseen, as empty ones, before time is said to have jumped."""
+OK = Code.OK
+
+
+class Endpoint:
+    """One thing that is called: a method of a protocol, by gRPC or REST. Made by `Telemetry.endpoint`.
+
+    `in_flight` is for the transport to add to and subtract from.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_latencies",
+        "_store",
+        "_traffic",
+        "door",
+        "in_flight",
+        "inference",
+        "method",
+        "protocol",
+    )
+
+    def __init__(
+        self,
+        store: Telemetry,
+        protocol: str,
+        door: str,
+        method: str,
+        traffic: Traffic | None,
+        latencies: deque[float],
+    ) -> None:
+        self.protocol = protocol
+        self.door = door
+        self.method = method
+        self.inference = traffic is not None
+        self.in_flight = 0
+        self._store = store
+        self._traffic = traffic
+        self._latencies = latencies
+        self._calls: dict[tuple[str, int, Code], CallStats] = {}
+
+    def record(
+        self, call: Call, code: Code, seconds: float, codec_seconds: float, bytes_in: int, bytes_out: int
+    ) -> None:
+        """One call has ended."""
+        stats = self._calls.get((call.model_name, call.model_version, code))
+        if stats is None:
+            stats = self._stats(call, code)
+        stats.latency.add(seconds * 1e6)
+        stats.bytes_in += bytes_in
+        stats.bytes_out += bytes_out
+        stats.used = now = time.time()
+        traffic = self._traffic
+        if traffic is None:
+            return
+        model = stats.model
+        model.used = now
+        traffic.requests += 1
+        model.requests += 1
+        self._latencies.append(seconds)
+        model.latencies.append(seconds)
+        if stats.codec is not None:
+            stats.codec.add(codec_seconds * 1e6)
+        if code is not OK:
+            traffic.failures += 1
+            model.failures += 1
+        if size := call.batch_size:
+            stats.executed(size, call.queue_seconds, call.compute_seconds)
+            share = 1 / size
+            traffic.executed += 1
+            traffic.executions += share
+            model.executed += 1
+            model.executions += share
+
+    def _stats(self, call: Call, code: Code) -> CallStats:
+        kind = self._store.kind(call.model_name, call.model_version, code)
+        stats = self._calls.get(kind)
+        if stats is None:
+            self._store.make_room()
+            stats = CallStats(self._store.model(kind.model, kind.version), inference=self.inference)
+            self._calls[kind] = stats
+        return stats
+
+    def calls(self) -> list[tuple[Kind, CallStats]]:
+        """What is kept of each kind of call."""
+        return [(Kind(*kind), stats) for kind, stats in list(self._calls.items())]
+
+    def forget(self, kind: Kind) -> None:
+        """Keep nothing of this kind of call any more."""
+        del self._calls[kind]
+
+
+class Telemetry:
+    """What happened since the start. `monitor`: the metrics of models; `clock` gives seconds.
+
+    `queue_depth` says how many requests wait at the moment. `log_file` is rewritten every second with the metrics
+    (grps 7).
+    """
+
+    def __init__(self, monitor: Monitor | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.monitor = Monitor() if monitor is None else monitor
+        self.queue_depth: Callable[[], int] = lambda: 0
+        self.log_file: Path | None = None
+        self.metrics = Metrics()
+        self.loop_lag = Histogram()
+        self.history: deque[Second] = deque(maxlen=HISTORY_SECONDS)
+        self.seconds = 0
+        """How many seconds have been finished."""
+        self._clock = clock
+        self._started = self._ticked = clock()
+        self._usage = ProcessUsage()
+        self._log = MonitorLog()
+        self._worst_lag: float | None = None
+        self._endpoints: dict[tuple[str, str, str], Endpoint] = {}
+        self._traffic: dict[str, Traffic] = {}
+        self._ends: dict[str, tuple[int, int, int, float]] = {}
+        self._latencies: deque[float] = deque(maxlen=MAX_LATENCIES)
+        self._models: dict[tuple[str, int], ModelStats] = {}
+        self._made_up: set[str] = set()
+        self._kinds = 0
+
+    def endpoint(self, protocol: str, door: str, method: str, *, inference: bool) -> Endpoint:
+        """The endpoint for `method` of `protocol` ("kserve", ...) at `door` ("GRPC" or "REST").
+
+        `inference`: calls of it run a model.
+        """
+        key = protocol, door, method
+        endpoint = self._endpoints.get(key)
+        if endpoint is None:
+            traffic = None
+            if inference:
+                traffic = self._traffic.setdefault(protocol, Traffic())
+                self._ends.setdefault(protocol, traffic.sums())
+            endpoint = self._endpoints[key] = Endpoint(self, protocol, door, method, traffic, self._latencies)
+        return endpoint
+
+    # --- what is kept, and its bounds ---
+
+    def kind(self, model: str, version: int, code: Code) -> Kind:
+        """The kind that a call is counted under; without a version, the name may be a client's invention."""
+        if not version and model not in self._made_up:
+            if len(self._made_up) >= MAX_MODEL_NAMES or len(model) > LONGEST_NAME:
+                model = ""
+            self._made_up.add(model)
+        return Kind(model, version, code)
+
+    def model(self, name: str, version: int) -> ModelStats:
+        """The calls of a version; those that found none are counted together."""
+        key = (name, version) if version else ("", 0)
+        return self._models.setdefault(key, ModelStats())
+
+    def make_room(self) -> None:
+        """For one more kind of call: when there is none, forget what was not used for longest."""
+        self._kinds += 1
+        if self._kinds <= MAX_KINDS:
+            return
+        used = sorted((stats.used, at, kind) for at, (_, kind, stats) in enumerate(self.calls()))
+        doomed = {at for _, at, _ in used[: MAX_KINDS // 10]}
+        kept = set()
+        for at, (endpoint, kind, stats) in enumerate(self.calls()):
+            if at in doomed:
+                endpoint.forget(kind)
+            else:
+                kept.add(id(stats.model))
+        self._models = {key: model for key, model in self._models.items() if id(model) in kept}
+        self._kinds -= len(doomed)
+
+    # --- reading ---
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._started
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds of calls are kept."""
+        return self._kinds
+
+    def endpoints(self) -> list[Endpoint]:
+        """All that is called."""
+        return list(self._endpoints.values())
+
+    def calls(self) -> Iterator[tuple[Endpoint, Kind, CallStats]]:
+        """What is kept of each kind of call, by endpoint. May be read on another thread."""
+        for endpoint in self.endpoints():
+            for kind, stats in endpoint.calls():
+                yield endpoint, kind, stats
+
+    def models(self) -> dict[tuple[str, int], ModelStats]:
+        """The inference calls of each version of each model, by name and version."""
+        return dict(self._models)
+
+    def traffic(self) -> dict[str, Traffic]:
+        """The inference calls of each protocol."""
+        return dict(self._traffic)
+
+    @property
+    def in_flight(self) -> int:
+        """Inference calls that run at the moment."""
+        return sum([endpoint.in_flight for endpoint in self._endpoints.values() if endpoint.inference])
+
+    def metric(self, name: str) -> Metric | None:
+        """A metric of grps' monitor, built in or a model's."""
+        return self.metrics.by_name.get(name)
+
+    # --- time ---
+
+    async def run(self) -> None:
+        """Measure the event loop's lag and finish each second, until cancelled."""
+        while True:
+            due = self._clock() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            now = self._clock()
+            self.lagged(max(0.0, now - due))
+            finished = self.seconds
+            try:
+                self.tick(now)
+                if self.log_file is not None and self.seconds > finished:
+                    await asyncio.to_thread(self._log.write, self.log_file, self.metrics.log_text())
+            except Exception:
+                log.exception("telemetry: a second is lost")
+
+    def lagged(self, seconds: float) -> None:
+        """The event loop was late by so much."""
+        self.loop_lag.add(seconds * 1e6)
+        self._worst_lag = max(seconds, self._worst_lag or 0.0)
+
+    def tick(self, now: float) -> None:
+        """It is `now` by the clock: finish the seconds that have passed.
+
+        When several have, all that came belongs to the last one: the loop was held up before it.
+        """
+        passed = int(now - self._ticked)
+        if passed < 1:
+            return
+        self._ticked += passed
+        self.seconds += passed
+        for _ in range(min(passed - 1, MAX_MISSED_SECONDS)):
+            self.metrics.end_second({}, ())
+            self.history.append(Second(dict.fromkeys(self._traffic, 0)))
+            for model in self._models.values():
+                model.end_second()
+        self._end_second()
+
+    def _end_second(self) -> None:
+        latencies = sorted(self._latencies)
+        self._latencies.clear()
+        requests, failures, executed, executions = {}, 0, 0, 0.0
+        for protocol, traffic in self._traffic.items():
+            before, after = self._ends[protocol], traffic.sums()
+            self._ends[protocol] = after
+            requests[protocol] = after[0] - before[0]
+            failures += after[1] - before[1]
+            executed += after[2] - before[2]
+            executions += after[3] - before[3]
+        for model in self._models.values():
+            model.end_second()
+        self.metrics.end_second(self._built_in(sum(requests.values()), failures, latencies), self.monitor.drain())
+        lag, self._worst_lag = self._worst_lag, None
+        self.history.append(
+            Second(
+                requests,
+                failures,
+                p50=milliseconds(latencies, 5000),
+                p90=milliseconds(latencies, 9000),
+                p99=milliseconds(latencies, 9900),
+                queue_depth=self.queue_depth(),
+                in_flight=self.in_flight,
+                mean_batch_size=executed / executions if executions > 0 else None,
+                loop_lag=None if lag is None else lag * 1e3,
+            )
+        )
+
+    def _built_in(self, requests: int, failures: int, ordered: list[float]) -> dict[str, list[float]]:
+        """The second's values of the built-in metrics (grps 7)."""
+        in_ms = [seconds * 1e3 for seconds in ordered]
+        return {
+            "*qps": [requests],
+            "*fail_rate(%)": [100 * failures / requests] if requests else [],
+            "*latency_avg(ms)": in_ms,
+            "*latency_max(ms)": in_ms[-1:],
+            "*latency_cdf(ms)": in_ms,
+            "*cpu_usage(%)": [self._usage.cpu_percent()],
+            "*mem_usage(%)": [self._usage.memory_percent()],
+        }

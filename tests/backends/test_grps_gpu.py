@@ -1,0 +1,122 @@
+"""The GPUs of a grps project: which they are, what is told of them, and what is said where there are none."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import threading
+
+import pytest
+
+from triglot.backends.grps.gpu import GpuLoad, GpuWatch, free_memory, limit_memory, nvml_reader, visible_devices
+from triglot.backends.grps.server_settings import GpuSettings
+from triglot.core.monitor import Monitor
+
+NONE = GpuSettings((0, 1), "none")
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [
+        (None, {0: 0, 2: 2}),
+        ("3,1,0", {0: 3, 2: 0}),
+        (" 3 , 1 ", {0: 3}),
+        ("GPU-8a1b,MIG-2c,GPU-9d", {0: "GPU-8a1b", 2: "GPU-9d"}),
+        ("", {}),
+    ],
+)
+def test_devices_count_within_what_cuda_sees(visible: str | None, devices: dict[int, int | str]) -> None:
+    assert visible_devices([0, 2], {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == devices
+
+
+def test_a_look_gives_two_values_for_each_device() -> None:
+    monitor = Monitor()
+    watch = GpuWatch(NONE, monitor, read=lambda: [GpuLoad(0, 30.0, 1024.0), GpuLoad(1, None, 10.5)])
+    watch.sample()
+    assert monitor.drain() == [
+        ("*gpu0_usage(%)", "avg", 30.0),
+        ("*gpu0_mem_usage(MIB)", "avg", 1024.0),
+        ("*gpu1_mem_usage(MIB)", "avg", 10.5),
+    ]
+
+
+def test_the_thread_looks_from_start_to_stop() -> None:
+    monitor, looked = Monitor(), threading.Event()
+
+    def read() -> list[GpuLoad]:
+        looked.set()
+        return [GpuLoad(0, 1.0, 2.0)]
+
+    with GpuWatch(NONE, monitor, read=read):
+        assert looked.wait(20)
+    assert "gpu-watch" not in {thread.name for thread in threading.enumerate()}
+    assert monitor.drain()[:2] == [("*gpu0_usage(%)", "avg", 1.0), ("*gpu0_mem_usage(MIB)", "avg", 2.0)]
+
+
+def test_a_look_that_fails_is_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    def read() -> list[GpuLoad]:
+        raise RuntimeError("fell off the bus")
+
+    watch = GpuWatch(NONE, Monitor(), read=read)
+    watch.start()
+    watch.stop()
+    assert [record.message for record in caplog.records] == ["the GPUs are not looked at any more"]
+    assert "fell off the bus" in caplog.text
+
+
+def test_memory_is_given_back_when_it_is_time() -> None:
+    given: list[str] = []
+    settings = GpuSettings((0,), "torch", None, 60)
+    watch = GpuWatch(settings, Monitor(), read=list, free=lambda: given.append("back"))
+    watch.start()
+    watch.stop()
+    assert not given
+    start = watch.freed
+    assert [watch.collect(start + seconds) for seconds in (59, 60, 61, 119, 120)] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert len(given) == 2
+
+
+def has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+@pytest.mark.skipif(has("pynvml"), reason="pynvml is installed")
+def test_without_nvml_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    monitor = Monitor()
+    with GpuWatch(NONE, monitor):
+        pass
+    (record,) = caplog.records
+    assert (record.levelno, record.message) == (
+        logging.WARNING,
+        "gpu.devices: the load of GPUs is not shown without pynvml; run: pip install triglot[nvidia]",
+    )
+    assert not monitor.drain()
+
+
+@pytest.mark.skipif(not has("pynvml"), reason="pynvml is not installed")
+def test_with_nvml_there_is_a_reader_or_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    reader = nvml_reader([0], {})
+    assert (reader is None) == ("no NVIDIA driver answers" in caplog.text)
+    assert reader is None or [load.device for load in reader()] == [0]
+
+
+@pytest.mark.skipif(has("torch") or has("tensorflow"), reason="a library that could use a GPU is installed")
+@pytest.mark.parametrize("library", ["torch", "tensorflow"])
+def test_limits_without_the_library(library: str, caplog: pytest.LogCaptureFixture) -> None:
+    limit_memory(GpuSettings((0,), library, 1024))
+    assert [record.message for record in caplog.records] == [
+        f"gpu.mem_limit_mib: memory is not limited: No module named '{library}'; "
+        f"run: pip install triglot[{library}]"
+    ]
+    caplog.clear()
+    limit_memory(GpuSettings((0,), library, None))
+    limit_memory(NONE)
+    assert not caplog.records
+    assert free_memory(GpuSettings((0,), library, None, 60)) is None
+    assert "gpu.mem_gc_enable: " in caplog.text

@@ -1,0 +1,53 @@
+"""A client of grps with the classes that protoc makes, against a server process: one test per check."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from client_scripts import CLIENTS, RUN_SECONDS, ClientScript, Report
+from server_process import ServerProcess
+
+import environments
+from grps_toys import TOYS, grps_arguments
+from process import clean_environment
+from triglot.cli import DEMO
+
+# The environment with protoc, whatever this one is.
+SCRIPT = ClientScript("dev", "grps_stock.py")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+    """What the script found."""
+    with ServerProcess(*grps_arguments(TOYS, tmp_path_factory.mktemp("toys")), command="grps") as server:
+        yield SCRIPT.run(server)
+
+
+@pytest.mark.parametrize("name", SCRIPT.check_names())
+def test_check(name: str, report: Report) -> None:
+    finding = report.findings.get(name, f"not reported: {report.end}")
+    assert not finding, finding
+
+
+def test_every_check_is_reported_in_order(report: Report) -> None:
+    assert list(report.findings) == SCRIPT.check_names(), report.end
+    assert report.end.startswith("exit status 0\n"), report.end
+
+
+@pytest.mark.parametrize("first", ["client", "server"])
+def test_one_process(first: str, tmp_path: Path) -> None:
+    """A client and a server of ours live in one process, whichever comes first."""
+    command = [str(environments.python("dev")), str(CLIENTS / "grps_one_process.py"), first]
+    command += [str(DEMO / model) for model in ("uppercase", "token_stream")]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        env=clean_environment(TMPDIR=str(tmp_path)),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

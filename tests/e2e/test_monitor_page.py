@@ -1,0 +1,257 @@
+"""The monitor page in a browser, under load from every protocol: it shows what /metrics says."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import pytest_asyncio
+from monitor_load import (
+    BROKEN_MODEL,
+    BROKEN_TEXT,
+    MODEL,
+    OTHER_MODEL,
+    Count,
+    Load,
+    Numbers,
+    load_of,
+    numbers_of,
+    ready_models,
+    served,
+)
+
+import triglot
+from process import SECONDS
+
+playwright_api = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
+expect = playwright_api.expect
+
+T = TypeVar("T")
+PATH = "/grps/v1/monitor/metrics"
+METRIC = "<img src=x onerror=alert(1)> & co"
+READ_TABLES = """() => {
+    const number = cell => Number(cell.textContent.replaceAll(",", ""));
+    const cells = row => Object.fromEntries(
+        [...row.querySelectorAll("[data-field]")].map(cell => [cell.dataset.field, number(cell)]));
+    const table = (rows, key) => Object.fromEntries(
+        [...document.querySelectorAll(rows)].map(row => [row.dataset[key], cells(row)]));
+    const tile = name => document.querySelector(`[data-tile=${name}]`).innerText;
+    return {
+        requests: tile("requests"), failures: tile("failures"),
+        protocols: table("#protocols tbody tr", "protocol"), models: table("#models tbody tr", "model"),
+    };
+}"""
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def chromium() -> str:
+    """The path of a Chromium of this machine; skips the test where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("no Chromium found: the monitor page is not looked at")
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[triglot.Server]:
+    """The server that the page is of."""
+    async with served(tmp_path) as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def load(server: triglot.Server) -> AsyncIterator[Load]:
+    """Its clients."""
+    async with load_of(server) as load:
+        yield load
+
+
+class Visitor:
+    """A browser's page, what it asked for and what it complained about."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        page.set_default_timeout(SECONDS * 1000)
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    async def open(self, url: str) -> None:
+        """Go there, and wait for the first numbers."""
+        await self.page.goto(url)
+        await expect(self.page.locator("#connection")).to_have_text("live", timeout=SECONDS * 1000)
+
+    async def numbers(self) -> Numbers:
+        """What the page shows."""
+        shown = await self.page.evaluate(READ_TABLES)
+        models = shown["models"]
+        protocols = list(shown["protocols"])
+        return Numbers(
+            Count(first_number(shown["requests"], "since the start"), first_number(shown["failures"])),
+            {name: count_of(row) for name, row in shown["protocols"].items()},
+            {name: count_of(row) for name, row in models.items() if row["requests"]},
+            {
+                (name, protocol): row[protocol]
+                for name, row in models.items()
+                for protocol in protocols
+                if row[protocol]
+            },
+        )
+
+    def field(self, model: str, field: str) -> Any:
+        """A cell of the table of models."""
+        return self.page.locator(f"#models tr[data-model={model}] [data-field={field}]")
+
+
+def count_of(row: dict[str, int]) -> Count:
+    return Count(row["requests"], row["failures"])
+
+
+def first_number(text: str, before: str = "") -> int:
+    """The first number that stands in a tile, or the one before a text."""
+    match = re.search(rf"([\d,]+)\s*{before}", text.partition("\n")[2])
+    assert match is not None, text
+    return int(match[1].replace(",", ""))
+
+
+@asynccontextmanager
+async def visiting(**options: Any) -> AsyncIterator[Visitor]:
+    """A browser with an empty page."""
+    path = chromium()
+    async with playwright_api.async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            context = await browser.new_context(**options)
+            yield Visitor(await context.new_page())
+        finally:
+            await browser.close()
+
+
+async def eventually(ask: Callable[[], Awaitable[T]], expected: T) -> None:
+    """Ask until this is the answer."""
+    deadline = time.monotonic() + SECONDS
+    while (answer := await ask()) != expected:
+        assert time.monotonic() < deadline, f"expected {expected}, got {answer}"
+
+
+async def test_the_page_shows_under_load_what_metrics_says(server: triglot.Server, load: Load) -> None:
+    async with visiting() as visitor:
+        await visitor.open(load.url + "/")
+        rates = visitor.page.get_by_role("img", name="Requests per second")
+        async with load.going_on():
+            # Each protocol has a line, and each line a number that is not 0.
+            rate = r" [1-9][^,;]*"
+            await expect(rates).to_have_attribute(
+                "aria-label",
+                re.compile(f"now: (?=.*KServe V2{rate})(?=.*TF Serving{rate})(?=.*grps{rate})"),
+                timeout=SECONDS * 1000,
+            )
+            latency = visitor.page.get_by_role("img", name="Latency")
+            await expect(latency).to_have_attribute("aria-label", re.compile(r"p50 \d.* p90 \d.* p99 \d"))
+            await expect(visitor.page.locator("[data-tile=latency] dd").first).to_have_text(
+                re.compile(r"\d.(µs|ms)")
+            )
+            await expect(visitor.field(MODEL, "rate")).to_have_text(re.compile(r"\d/s"))
+            await expect(visitor.field(MODEL, "batch")).to_have_text("1")
+        await load.failures()
+        said = numbers_of(await load.get("/metrics"))
+        assert said.total.failures == 7
+        assert set(said.protocols) == {"kserve", "tfserving", "grps"}
+        assert said.models[OTHER_MODEL] == Count(said.models_and_protocols[OTHER_MODEL, "kserve"], 0)
+        await eventually(visitor.numbers, said)
+        await expect(visitor.page.locator("[data-tile=in-flight] dd").first).to_have_text("0")
+        assert visitor.complaints == []
+        assert all(url.startswith((load.url + "/", "data:")) for url in visitor.asked)
+
+
+async def test_states_and_their_reasons_are_shown_as_text(server: triglot.Server, load: Load) -> None:
+    async with visiting() as visitor:
+        await visitor.open(load.url + PATH)
+        await expect(visitor.page.locator("#server")).to_have_text("the <i>server</i>")
+        for model, ready in ready_models(await load.get("/metrics")).items():
+            await expect(visitor.field(model, "state")).to_have_text(
+                re.compile("^ready$" if ready else "^unavailable")
+            )
+        state = visitor.field(BROKEN_MODEL, "state")
+        await expect(state).to_contain_text(BROKEN_TEXT)
+        await expect(visitor.page.locator("[data-tile=models]")).to_contain_text("2\nof 3", use_inner_text=True)
+        await expect(visitor.page.get_by_role("img", name="Requests per second: no requests yet")).to_be_visible()
+        assert visitor.complaints == []
+
+
+async def test_each_metric_unfolds(server: triglot.Server, load: Load) -> None:
+    server.telemetry.monitor.add(METRIC, "inc", 7)
+    async with visiting() as visitor:
+        await visitor.open(load.url + "/")
+        for name, text in (("*qps", "now: "), ("*latency_cdf(ms)", "99.99 % within: "), (METRIC, "now: ")):
+            button = visitor.page.locator("#metrics button").filter(has_text=name)
+            await button.click()
+            await expect(button).to_have_attribute("aria-expanded", "true")
+            chart = visitor.page.get_by_role("img", name=f"{name}, {text}")
+            await expect(chart).to_be_visible()
+        # Its one value came in a second that is over: it is the highest of those shown.
+        await expect(chart).to_have_attribute("aria-label", re.compile("highest shown 7$"))
+        assert await visitor.page.locator("img").count() == 0
+        assert visitor.complaints == []
+
+
+async def test_a_chart_is_read_with_the_keyboard(server: triglot.Server, load: Load) -> None:
+    async with visiting() as visitor:
+        await visitor.open(load.url + "/")
+        chart = visitor.page.locator("#charts svg[role=img]").first
+        await chart.focus()
+        await visitor.page.keyboard.press("ArrowLeft")
+        await visitor.page.keyboard.press("ArrowLeft")
+        await expect(visitor.page.locator("#charts figcaption span").first).to_have_text("2 s ago")
+        await visitor.page.keyboard.press("Escape")
+        await expect(visitor.page.locator("#charts figcaption span").first).to_have_text("now")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_on_a_phone_nothing_is_wider_than_the_screen(
+    server: triglot.Server, load: Load, scheme: str
+) -> None:
+    phone = {"width": 360, "height": 740}
+    async with visiting(viewport=phone, color_scheme=scheme, has_touch=True, is_mobile=True) as visitor:
+        await visitor.open(load.url + "/")
+        await load.round()
+        await expect(visitor.field(MODEL, "requests")).to_have_text("4")
+        assert await visitor.page.evaluate(OVERFLOW) == 0
+        background = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
+        colour = await visitor.page.evaluate(background)
+        assert (max(colour) < 60) if scheme == "dark" else (min(colour) > 200)
+        assert visitor.complaints == []
+
+
+async def test_a_lost_server_is_said_to_be_lost(server: triglot.Server, load: Load) -> None:
+    async with visiting() as visitor:
+        await visitor.open(load.url + "/")
+        banner = visitor.page.get_by_role("alert")
+        await expect(banner).to_be_hidden()
+        await server.stop()
+        await expect(banner).to_have_text("Connection lost, retrying", timeout=SECONDS * 1000)
+
+
+async def test_without_javascript_the_metrics_are_named(server: triglot.Server, load: Load) -> None:
+    async with visiting(java_script_enabled=False) as visitor:
+        await visitor.page.goto(load.url + "/")
+        await expect(visitor.page.locator("#metrics li").first).to_have_text("*qps")
+
+
+def test_only_the_pages_own_script_may_run() -> None:
+    page = resources.files("triglot.protocols.monitor").joinpath("page.html").read_text("utf-8")
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    expected = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert re.findall(r"script-src '(.*?)'", page) == [f"sha256-{expected}"]
+    assert len(page.encode()) < 40 * 1024

@@ -1,0 +1,156 @@
+"""/metrics: what Prometheus' own parsers read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as classic
+
+from triglot.core.errors import Code
+from triglot.core.types import Call
+from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText
+from triglot.telemetry.store import Telemetry
+
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+PREDICT = {"protocol": "kserve", "door": "GRPC", "method": "ModelInfer", "model": "m", "version": "2"}
+MODEL = {"model": "m", "version": "2"}
+FORMS = {
+    "classic": ("text/plain", classic),
+    "no header": ("", classic),
+    "OpenMetrics": (OPEN_METRICS, open_metrics),
+    "a browser": ("text/html,application/xhtml+xml,*/*;q=0.8", classic),
+}
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def call_of(model: str, version: int, batch: int = 0) -> Call:
+    call = Call()
+    call.model_name, call.model_version, call.batch_size = model, version, batch
+    call.queue_seconds, call.compute_seconds = 0.001, 0.01
+    return call
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    """One endpoint with three successes and a failure of each reason, and a model's own metrics."""
+    telemetry = Telemetry(clock=lambda: 0.0)
+    infer = telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True)
+    for batch in (1, 3, 1000):
+        infer.record(call_of("m", 2, batch), Code.OK, 0.02, 0.0005, 100, 50)
+    for code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.NOT_FOUND):
+        infer.record(call_of("m", 2), code, 0.001, 0.0001, 10, 0)
+    infer.in_flight = 5
+    telemetry.endpoint("tfserving", "REST", "models", inference=False).record(
+        call_of('odd "name"\\\n\ud800', 0), Code.NOT_FOUND, 1.0, 0.0, 0, 0
+    )
+    telemetry.lagged(0.002)
+    monitor = telemetry.monitor
+    monitor.add("tp(token/s)", "avg", 4)
+    monitor.add("count", "inc", 3)
+    for value in range(1, 101):
+        monitor.add("length", "cdf", value)
+    telemetry.tick(1.0)
+    return telemetry
+
+
+def read(telemetry: Telemetry, form: str) -> tuple[list[Metric], Samples]:
+    accept, parse = FORMS[form]
+    body, _ = PrometheusText(telemetry).render([], accept)
+    families: Iterable[Metric] = parse(body.decode())
+    found = list(families)
+    samples = [sample for family in found for sample in family.samples]
+    return found, {(one.name, frozenset(one.labels.items())): one.value for one in samples}
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[name, frozenset(labels.items())]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_number_is_there(telemetry: Telemetry, form: str) -> None:
+    _, samples = read(telemetry, form)
+    assert value(samples, "triglot_requests_total", **PREDICT, code="OK") == 3
+    assert value(samples, "triglot_requests_total", **PREDICT, code="NOT_FOUND") == 1
+    for code, reason in {
+        "UNAVAILABLE": "REJECTED",
+        "DEADLINE_EXCEEDED": "CANCELED",
+        "INTERNAL": "BACKEND",
+        "NOT_FOUND": "OTHER",
+    }.items():
+        assert value(samples, "triglot_request_failures_total", **PREDICT, code=code, reason=reason) == 1
+    assert value(samples, "triglot_request_seconds_count", **PREDICT) == 7
+    assert value(samples, "triglot_request_seconds_sum", **PREDICT) == pytest.approx(0.064)
+    assert value(samples, "triglot_request_seconds_bucket", **PREDICT, le="+Inf") == 7
+    assert value(samples, "triglot_codec_seconds_sum", protocol="kserve", door="GRPC", method="ModelInfer") > 0
+    assert value(samples, "triglot_request_bytes_total", **PREDICT) == 340
+    assert value(samples, "triglot_response_bytes_total", **PREDICT) == 150
+    assert value(samples, "triglot_queue_seconds_count", **MODEL) == 3
+    assert value(samples, "triglot_compute_seconds_sum", **MODEL) == pytest.approx(0.03)
+    in_flight = {"protocol": "kserve", "door": "GRPC", "method": "ModelInfer"}
+    assert value(samples, "triglot_in_flight", **in_flight) == 5
+    assert value(samples, "triglot_event_loop_lag_seconds_count") == 1
+    assert value(samples, "triglot_user_metric", name="tp(token/s)", aggregation="avg") == 4
+    assert value(samples, "triglot_user_metric", name="count", aggregation="inc") == 3
+    assert value(samples, "triglot_user_increments_total", name="count") == 3
+    assert value(samples, "triglot_user_quantile", name="length", quantile="0.9") == 90
+    assert value(samples, "process_resident_memory_bytes") > 0
+    assert any(name.startswith("python_gc_") for name, _ in samples)
+
+
+@pytest.mark.parametrize("form", ["classic", "OpenMetrics"])
+def test_histograms_are_cumulative(telemetry: Telemetry, form: str) -> None:
+    families, samples = read(telemetry, form)
+    for family in families:
+        if family.type != "histogram":
+            continue
+        rows: dict[frozenset[tuple[str, str]], list[tuple[float, float]]] = {}
+        for sample in family.samples:
+            if sample.name == family.name + "_bucket":
+                labels = {name: text for name, text in sample.labels.items() if name != "le"}
+                rows.setdefault(frozenset(labels.items()), []).append((float(sample.labels["le"]), sample.value))
+        for key, buckets in rows.items():
+            assert buckets == sorted(buckets)
+            assert [count for _, count in buckets] == sorted(count for _, count in buckets)
+            assert len(buckets) == (len(BATCH_LIMITS) + 1 if "batch" in family.name else 17)
+            assert buckets[-1][1] == samples[family.name + "_count", key]
+    for limit, count in {"1.0": 1, "2.0": 1, "4.0": 2, "512.0": 2, "+Inf": 3}.items():
+        le = limit if (("triglot_batch_size_bucket", frozenset({**MODEL, "le": limit}.items()))) in samples else ""
+        assert value(samples, "triglot_batch_size_bucket", **MODEL, le=le or limit.removesuffix(".0")) == count
+    # 1 ms falls between the limits 0.63 ms and 2.0 ms, 20 ms between 6.6 ms and 21 ms.
+    below = {
+        float(dict(labels)["le"]): count
+        for (name, labels), count in samples.items()
+        if name == "triglot_request_seconds_bucket" and ("model", "m") in labels
+    }
+    assert max(count for limit, count in below.items() if limit < 0.001) == 0
+    assert {count for limit, count in below.items() if 0.001 < limit < 0.02} == {4}
+
+
+def test_open_metrics_has_units_and_an_end(telemetry: Telemetry) -> None:
+    body, content_type = PrometheusText(telemetry).render([], OPEN_METRICS)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    assert body.endswith(b"# EOF\n")
+    for line in (
+        b"# UNIT triglot_request_seconds seconds\n",
+        b"# UNIT triglot_request_bytes bytes\n",
+        b"# TYPE triglot_requests counter\n",
+    ):
+        assert line in body
+
+
+def test_names_of_clients_are_escaped(telemetry: Telemetry) -> None:
+    for form in ("classic", "OpenMetrics"):
+        _, samples = read(telemetry, form)
+        names = {dict(labels).get("model") for name, labels in samples if name == "triglot_requests_total"}
+        assert names == {"m", 'odd "name"\\\n?'}
+
+
+def test_an_empty_store_is_a_page_too() -> None:
+    for form in FORMS:
+        families, samples = read(Telemetry(), form)
+        assert value(samples, "triglot_event_loop_lag_seconds_count") == 0
+        assert "triglot_requests" in {family.name for family in families}
