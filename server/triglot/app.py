@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class Server:
     """The server of the models at `paths`, or of `models`; `async with` starts and stops it.
 
-    `telemetry` is kept by whoever also collects from elsewhere. `about` is what grps' clients are told of the server.
+    `telemetry`: one that somebody else reads or feeds, too. `about`: what grps' clients are told of the server.
 
     Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
     configuration says that this is the end, and `OSError` when a port is taken. The ports are bound last, when

@@ -110,7 +110,7 @@ def test_fields() -> None:
         for entry in message.nested_type:
             assert entry.options.map_entry
             found[f"{message.name}.{entry.name}"] = [described(field) for field in entry.field]
-    expected = {name: [line.strip() for line in text.strip().split("\n") if line] for name, text in FIELDS.items()}
+    assert found == {name: text.strip().replace("  ", "").splitlines() for name, text in FIELDS.items()}
     assert [oneof.name for message in file.message_type for oneof in message.oneof_decl] == ["data_oneof"]
 
 

@@ -123,3 +123,19 @@ def test_the_signature_that_counts_is_the_first_one_named() -> None:
         for last in ("second", "\\u0022\\u002c\\u0022\\u0022\\u003a\\u0022"):
             body = f'{{"signature_name":"first","signature_name":"{last}","instances":[1.0]}}'.encode() + form
             assert decode_predict(body, find).signature_name == "first"
+
+
+@pytest.mark.parametrize(
+    ("body", "row", "tensors"),
+    [
+        (b'{"instances": [[1, 2.5], [3, 4]]}', True, [("", "FP32", (2, 2), [1.0, 2.5, 3.0, 4.0])]),
+        (b'{"instances": [{"a": 1, "b": "x"}]}', True, [("a", "FP32", (1,), [1.0]), ("b", "BYTES", (1,), [b"x"])]),
+        (b'{"inputs": {"a": [[true]], "b": 2}}', False, [("a", "BOOL", (1, 1), [True]), ("b", "FP32", (), [2.0])]),
+        (b'{"inputs": {"b64": "eHk="}}', False, [("", "BYTES", (), [b"xy"])]),
+    ],
+)
+def test_a_model_that_declares_nothing_takes_what_comes(body: bytes, row: bool, tensors: list[Any]) -> None:
+    decoded = decode_predict(body, lambda _: Signature((), (), any_tensors=True))
+    assert decoded.row is row
+    found = [(one.name, one.datatype, one.shape, np.asarray(one.data).tolist()) for one in decoded.inputs]
+    assert found == tensors

@@ -124,27 +124,22 @@ def _list_values(elements: Array) -> list[Any] | bytes:
 
 
 def _compact(elements: Array) -> bytes:
-    if elements.dtype.kind == "O":
-        return json.dumps(elements.tolist(), separators=(",", ":")).encode()
-    if elements.dtype.kind == "f":
-        return b"[" + b",".join(map(_float_texts, _chunks(elements))) + b"]"
-    text = b"".join(print_array(elements))
-    return b'["' + text[1:-1].replace(b",", b'","') + b'"]' if elements.dtype == INT64 else text
+    chunks = [elements[at : at + CHUNK] for at in range(0, elements.size, CHUNK)]
+    return b"[" + b",".join(map(_chunk_text, chunks)) + b"]"
 
 
-def _chunks(elements: Array) -> list[Array]:
-    return [elements[at : at + CHUNK] for at in range(0, elements.size, CHUNK)]
-
-
-def _float_texts(numbers: Array) -> bytes:
-    """The numbers, separated by commas."""
-    strange = np.flatnonzero(~np.isfinite(numbers))
-    if not strange.size:
-        return b"".join(print_array(numbers))[1:-1]
-    texts = orjson.dumps(native(numbers), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
-    for at in strange:
-        texts[at] = b'"%b"' % float_name(float(numbers[at])).encode()
-    return b",".join(texts)
+def _chunk_text(chunk: Array) -> bytes:
+    """The elements, separated by commas."""
+    if chunk.dtype.kind == "O":
+        return json.dumps(chunk.tolist(), separators=(",", ":"))[1:-1].encode()
+    strange = np.flatnonzero(~np.isfinite(chunk))
+    if strange.size:
+        texts = orjson.dumps(native(chunk), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+        for at in strange:
+            texts[at] = b'"%b"' % float_name(float(chunk[at])).encode()
+        return b",".join(texts)
+    text = b"".join(print_array(chunk))[1:-1]
+    return b'"' + text.replace(b",", b'","') + b'"' if chunk.dtype == INT64 else text
 
 
 def _maps(data: GrpsMap) -> dict[str, dict[str, Any]]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from triglot.core.errors import ServingError, Unimplemented, as_serving_error
+from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented, as_serving_error
 from triglot.core.http import HttpRequest
 from triglot.core.types import Call, Exchange, HttpChunk, InferenceRequest
 from triglot.dataplane import DataPlane, Decoupled
@@ -116,9 +115,12 @@ class Grps:
     def understand(self, encoded: bytes) -> Request:
         """The request of a serialized GrpsMessage; what is wrong with its content is told by its answer.
 
-        Raises `InvalidArgument` for bytes that are no message.
+        Raises `Internal` for bytes that are no message (grps 4).
         """
-        request = Request(model_of(encoded), encoded=encoded)
+        try:
+            request = Request(model_of(encoded), encoded=encoded)
+        except InvalidArgument as error:
+            raise Internal(error.message) from None
         try:
             if not self._find(request).model.takes_messages:
                 request.message = decode_message(encoded)
@@ -231,7 +233,15 @@ class Grps:
 
 
 def _control(name: str, operation: Operation, call: Any, encode: Callable[[Any], bytes]) -> Method:
-    return Method(name, Kind.UNARY, operation, partial(parse_control, pb.GrpsMessage), call, encode)
+    return Method(name, Kind.UNARY, operation, _parse, call, encode)
+
+
+def _parse(data: bytes) -> pb.GrpsMessage:
+    try:
+        message: pb.GrpsMessage = parse_control(pb.GrpsMessage, data)
+    except InvalidArgument as error:
+        raise Internal(error.message) from None
+    return message
 
 
 def _encoded(request: Request) -> bytes:

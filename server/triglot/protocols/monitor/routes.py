@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,13 +56,14 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, server_name: str)
         document = {"server": server, **overview(telemetry, state.versions)}
         return HttpResponse(orjson.dumps(document), headers=_NO_STORE)
 
-    return [
+    routes = [
         _route(METRICS, look, encode_metrics, lambda _: text.size),
         _route(SERIES, _nothing, partial(_encode_series, telemetry)),
         page_route(telemetry, PAGE),
         _route(OVERVIEW, look, encode_overview, lambda _: telemetry.kinds * KIND_BYTES),
         *script_routes(),
     ]
+    return [replace(route, verb=verb) for route in routes for verb in ("GET", "HEAD")]
 
 
 def page_route(telemetry: Telemetry, path: str) -> Route:

@@ -50,10 +50,11 @@ def decode_predict(body: bytes, signature_of: Callable[[str], Signature]) -> Pre
 def _read_exactly(body: bytes, signature_of: Callable[[str], Signature]) -> PredictBody:
     request = parse_object(body)
     name = signature_name_of(request)
-    specs = signature_of(name).inputs
+    signature = signature_of(name)
+    members = request.first()
+    specs = _undeclared(members) if signature.any_tensors else signature.inputs
     if not specs:
         raise InvalidArgument(f"Failed to get input map for signature: {name or 'DEFAULT'}")
-    members = request.first()
     if b"instances" not in members:
         if b"inputs" not in members:
             raise InvalidArgument("Missing 'inputs' or 'instances' key")
@@ -68,6 +69,30 @@ def _read_exactly(body: bytes, signature_of: Callable[[str], Signature]) -> Pred
     if not instances:
         raise _body_error(request, "No values in 'instances' array")
     return PredictBody(name, True, _read_instances(instances, specs))
+
+
+def _undeclared(members: dict[bytes, Value]) -> list[TensorSpec]:
+    """What a body seems to hold, for a model that declares no inputs: numbers are FP32, as grps' own ndarray is.
+
+    A bare tensor has no name.
+    """
+    given = members.get(b"inputs")
+    rows = members.get(b"instances")
+    if isinstance(rows, list) and rows:
+        given = rows[0]
+    if not isinstance(given, Object) or not _names_inputs(given):
+        return [TensorSpec("", _datatype_of(given), None)]
+    values = given.first()
+    return [TensorSpec(text_of(key), _datatype_of(values[key]), None) for key in dict(given.members)]
+
+
+def _datatype_of(value: Value | None) -> str:
+    """By the first element."""
+    while isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, bool):
+        return "BOOL"
+    return "FP32" if value is None or isinstance(value, int | float) else "BYTES"
 
 
 def _body_error(request: Object, what: str) -> InvalidArgument:

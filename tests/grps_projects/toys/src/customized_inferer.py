@@ -239,7 +239,7 @@ class HttpInferer(Toy):
                     "bytes": FIRST_BYTES,
                     "tuple": ('{"a": 1}', 201, {"Content-Type": "application/json", "X-A": "b"}),
                     "dict": {"a": 1},
-                    "info": f"{request.method} {request.path} {request.content_type} {request.get_json()}",
+                    "info": f"{request.method} {request.path} {request.content_type} {request.get_data(as_text=True)}",
                 }[mode]
             )
         return GrpsMessage()
