@@ -58,6 +58,7 @@ def test_help_says_what_there_is_to_run() -> None:
     assert ended.returncode == 0
     assert re.search(r"^ +serve +\S", ended.stdout, re.MULTILINE)
     assert re.search(r"^ +tfserving +\S", ended.stdout, re.MULTILINE)
+    assert re.search(r"^ +grps +\S", ended.stdout, re.MULTILINE)
     assert run_triglot().returncode == 2
 
 
@@ -131,14 +132,16 @@ def test_the_log_of_a_start_and_the_sample_calls(tmp_path: Path) -> None:
         rf"loaded two version 2 \(python\) in {SECONDS_TEXT}",
         rf"all models loaded in {SECONDS_TEXT}",
         rf"gRPC on 127\.0\.0\.1:{grpc_port} and REST on 127\.0\.0\.1:{rest_port} in {SECONDS_TEXT}",
+        rf"the monitor page is at http://127\.0\.0\.1:{rest_port}/",
     ]
     lines = server.stderr.text().splitlines()
     assert len(lines) == len(expected), lines
     for line, pattern in zip(lines, expected, strict=True):
         assert re.fullmatch(r"\d\d:\d\d:\d\d I " + pattern, line)
-    curl, curl_tfserving, here, _, request, end, grpcurl = server.stdout.text().splitlines()
+    curl, curl_tfserving, curl_grps, here, _, request, end, grpcurl = server.stdout.text().splitlines()
     assert curl.startswith(f"curl -s http://127.0.0.1:{rest_port}/v2/models/one/infer ")
     assert curl_tfserving.startswith(f"curl -s http://127.0.0.1:{rest_port}/v1/models/one:predict ")
+    assert curl_grps.startswith(f"curl -s http://127.0.0.1:{rest_port}/grps/v1/infer/predict ")
     assert (here, end) == ("python3 <<'END'", "END")
     assert f"http://127.0.0.1:{rest_port}/v2/models/one/infer" in request
     assert grpcurl.startswith("grpcurl -plaintext ")

@@ -17,8 +17,12 @@ from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
 from triglot.core.validation import bind_inputs
 from triglot.dataplane import ModelMetadata
 from triglot.hints import hint_lines
+from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2
+from triglot.protocols.grps import codec as grps_codec
+from triglot.protocols.grps import json_reader
+from triglot.protocols.grps.mapping import bind_message
 from triglot.protocols.kserve import codec as kserve_codec
 from triglot.protocols.kserve import rest as kserve_rest
 from triglot.protocols.tfserving import codec as tfserving_codec
@@ -65,13 +69,35 @@ def test_every_protocol_understands_its_line(datatype: str, case: str) -> None:
     check(model.signature, kserve_codec.decode_infer(kserve.SerializeToString()).inputs, shape)
 
     if datatype == "UINT16":
-        assert lines(model, protocols="tfserving") == []
+        assert lines(model, protocols="tfserving,grps") == []
         return
+    check_grps(model, shape)
     curl, _, grpcurl = lines(model, protocols="tfserving")
     predict = rest_predict.decode_predict(body(curl).encode(), lambda _: model.signature)
     check(model.signature, predict.inputs, shape)
     tfserving = json_format.Parse(body(grpcurl), predict_pb2.PredictRequest())
     check(model.signature, tfserving_codec.decode_predict(tfserving.SerializeToString()).inputs, shape)
+
+
+def check_grps(model: ModelMetadata, shape: Sequence[int]) -> None:
+    """The samples of grps' lines are what the model takes, where grps has the datatype."""
+    given = lines(model, protocols="grps")
+    if model.signature.inputs[0].datatype in ("BOOL", "UINT32", "UINT64"):
+        assert given == []
+        return
+    curl, _, grpcurl = given
+    message = json_reader.read_message(body(curl).encode())
+    assert message.model == "m-1"
+    check(model.signature, bind_message(message, model.signature, "m"), shape)
+    encoded = json_format.Parse(body(grpcurl), grps_pb2.GrpsMessage()).SerializeToString()
+    check(model.signature, bind_message(grps_codec.decode_message(encoded), model.signature, "m"), shape)
+
+
+def test_a_grps_project_takes_texts() -> None:
+    signature = Signature((), (), any_tensors=True)
+    curl, python, grpcurl = lines(ModelMetadata("m", ["1"], "grps", signature, decoupled=False))
+    assert json.loads(body(curl)) == json.loads(body(grpcurl)) == {"str_data": "hello"}
+    assert "{'Content-Type': 'application/json'}" in python
 
 
 @pytest.mark.parametrize("datatype", sorted(WITHOUT_SAMPLE | {"UINT16"}))
@@ -83,10 +109,13 @@ def test_an_answer_that_tensorflow_serving_cannot_print(datatype: str) -> None:
     assert len(lines(model, protocols="kserve,tfserving")) == 3
 
 
-def test_both_protocols() -> None:
-    v2, v1, python, grpcurl = lines(metadata(TensorSpec("x", "FP32", [-1])))
+def test_every_protocol() -> None:
+    v2, v1, grps, python, grpcurl = lines(metadata(TensorSpec("x", "FP32", [-1])))
     assert v2.startswith("curl -s http://127.0.0.1:2/v2/models/m/infer -d ")
     assert v1 == """curl -s http://127.0.0.1:2/v1/models/m:predict -d '{"inputs": {"x": [1.5]}}'"""
+    assert grps.startswith(
+        "curl -s http://127.0.0.1:2/grps/v1/infer/predict -H 'Content-Type: application/json' -d "
+    )
     assert "http://127.0.0.1:2/v2/models/m/infer" in python
     assert grpcurl.endswith(" 127.0.0.1:1 inference.GRPCInferenceService/ModelInfer")
 
@@ -94,7 +123,7 @@ def test_both_protocols() -> None:
 def test_only_open_ports() -> None:
     model = metadata(TensorSpec("x", "FP32", [-1]))
     assert [line.split()[0] for line in lines(model, rest_port=-1)] == ["grpcurl"]
-    assert [line.split()[0] for line in lines(model, grpc_port=-1)] == ["curl", "curl", "python3"]
+    assert [line.split()[0] for line in lines(model, grpc_port=-1)] == ["curl"] * 3 + ["python3"]
     assert [line.split()[0] for line in lines(model, grpc_port=-1, rest_port=-1, grpc_socket="/s")] == []
 
 

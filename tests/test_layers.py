@@ -121,6 +121,8 @@ MAY_IMPORT = {
         "triglot.grps_cli",
         "triglot.hints",
         "triglot.repository.settings",
+        "triglot.repository.source",
+        "triglot.telemetry.store",
         "triglot.tfserving_cli",
         "triglot.version",
     },
@@ -131,6 +133,7 @@ MAY_IMPORT = {
         "triglot.config",
         "triglot.repository.settings",
         "triglot.repository.source",
+        "triglot.telemetry.store",
     },
     "triglot.tfserving_cli": CORE
     | {

@@ -188,12 +188,14 @@ def value_of(telemetry: Telemetry, name: str) -> float:
     return 0.0 if metric is None else metric.value or 0.0
 
 
-async def run_seconds(telemetry: Telemetry, count: int) -> None:
+async def run_seconds(telemetry: Telemetry, count: int, *, fail: bool = False) -> None:
     """Let its task finish so many seconds, and what it does after all but the last of them."""
     finished: asyncio.Queue[int] = asyncio.Queue()
 
     def waiting() -> int:
         finished.put_nowait(1)
+        if fail:
+            raise RuntimeError("no queue")
         return 0
 
     telemetry.queue_depth = waiting
@@ -218,6 +220,13 @@ async def test_the_task_measures_the_loop_and_writes_the_log(tmp_path: Path) -> 
     assert "*latency_cdf(ms)_9999 : 0.00" in lines
     assert telemetry.loop_lag.count > 0
     assert telemetry.history[-1].loop_lag is not None
+
+
+async def test_a_source_that_fails_does_not_stop_the_clock(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = Telemetry(clock=quick_clock)
+    await run_seconds(telemetry, 2, fail=True)
+    assert telemetry.seconds >= 2
+    assert caplog.records[0].getMessage() == "telemetry: a second is lost"
 
 
 async def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

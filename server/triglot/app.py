@@ -122,6 +122,8 @@ class Server:
             self.rest_port = await self._http.start()
             doors.append(f"REST on {self.config.address(self.rest_port)}")
         log.info("%s in %.2f s", " and ".join(doors), time.monotonic() - started)
+        if self._http is not None and any(route.path == "/" for route in routes):
+            log.info("the monitor page is at http://%s/", self.config.address(self.rest_port))
         if not _is_loopback(self.config.host):
             log.warning("whoever reaches %s can call the models: there is no authentication", self.config.host)
 

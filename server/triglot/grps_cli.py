@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         allow_abbrev=False,
     )
     add = partial(parser.add_argument, default=argparse.SUPPRESS)
-    add(
+    parser.add_argument(
         "project",
         nargs="?",
         type=Path,
@@ -88,7 +89,7 @@ def read(flags: Mapping[str, Any], others: Iterable[str]) -> ProjectSettings:
     Raises `ConfigError` for more than one project, and `ModelLoadError` for what is wrong with it, which the
     project's log then has, too.
     """
-    paths = [*([flags["project"]] if "project" in flags else []), *map(Path, others)]
+    paths = [*([flags["project"]] if flags["project"] else []), *map(Path, others)]
     if len(paths) > 1:
         raise ConfigError(f"expected one project, got {' and '.join(map(str, paths))}")
     path = paths[0] if paths else Path()
@@ -190,7 +191,8 @@ def version_numbers(versions: Sequence[str]) -> dict[str, int]:
     for version in sorted(versions, key=_order):
         if version not in numbers:
             taken = set(numbers.values())
-            numbers[version] = next(number for number in range(last + 1, LAST_VERSION) if number not in taken)
+            candidates = chain(range(last + 1, LAST_VERSION + 1), count(1))
+            numbers[version] = next(number for number in candidates if number not in taken)
         last = numbers[version]
     return numbers
 

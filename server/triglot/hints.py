@@ -15,29 +15,34 @@ from triglot.dataplane import ModelMetadata
 
 
 class _Element(NamedTuple):
-    """An element of a datatype, and the fields that hold such elements in KServe's and TensorFlow's messages."""
+    """An element of a datatype, and the fields that hold such elements in each protocol's messages.
+
+    `grps_field` is empty where grps has none.
+    """
 
     value: bool | int | float | str
     kserve_field: str
     dtype: str
     tensorflow_field: str
+    grps_field: str = ""
 
 
 _ELEMENTS = {
     "BOOL": _Element(True, "bool_contents", "DT_BOOL", "bool_val"),
-    "BYTES": _Element("text", "bytes_contents", "DT_STRING", "string_val"),
-    "FP32": _Element(1.5, "fp32_contents", "DT_FLOAT", "float_val"),
-    "FP64": _Element(1.5, "fp64_contents", "DT_DOUBLE", "double_val"),
-    "INT8": _Element(1, "int_contents", "DT_INT8", "int_val"),
-    "INT16": _Element(1, "int_contents", "DT_INT16", "int_val"),
-    "INT32": _Element(1, "int_contents", "DT_INT32", "int_val"),
-    "INT64": _Element(1, "int64_contents", "DT_INT64", "int64_val"),
-    "UINT8": _Element(1, "uint_contents", "DT_UINT8", "int_val"),
+    "BYTES": _Element("text", "bytes_contents", "DT_STRING", "string_val", "flat_string"),
+    "FP32": _Element(1.5, "fp32_contents", "DT_FLOAT", "float_val", "flat_float32"),
+    "FP64": _Element(1.5, "fp64_contents", "DT_DOUBLE", "double_val", "flat_float64"),
+    "INT8": _Element(1, "int_contents", "DT_INT8", "int_val", "flat_int8"),
+    "INT16": _Element(1, "int_contents", "DT_INT16", "int_val", "flat_int16"),
+    "INT32": _Element(1, "int_contents", "DT_INT32", "int_val", "flat_int32"),
+    "INT64": _Element(1, "int64_contents", "DT_INT64", "int64_val", "flat_int64"),
+    "UINT8": _Element(1, "uint_contents", "DT_UINT8", "int_val", "flat_uint8"),
     "UINT16": _Element(1, "uint_contents", "DT_UINT16", "int_val"),
     "UINT32": _Element(1, "uint_contents", "DT_UINT32", "uint32_val"),
     "UINT64": _Element(1, "uint64_contents", "DT_UINT64", "uint64_val"),
 }
 LARGEST_SAMPLE = 16
+CONTENT_TYPE = "-H 'Content-Type: application/json' "
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +78,13 @@ class _Sample:
 
 
 class _SampleCall(NamedTuple):
-    """One call of a model in one protocol, over REST and over gRPC."""
+    """One call of a model in one protocol, over REST and over gRPC. `json`: REST insists on the content type."""
 
     path: str
     body: dict[str, Any]
     method: str
     message: dict[str, Any]
+    json: bool = False
 
 
 def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest_port: int) -> list[str]:
@@ -94,6 +100,8 @@ def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest
 
 
 def _calls(model: ModelMetadata, config: Config) -> list[_SampleCall]:
+    if model.signature.any_tensors:
+        return [_grps_call({"str_data": "hello"})]
     # Of examples, and of JSON in JSON, no sample is right for every model.
     simple = model.signature.method == "predict" and not (model.decoupled or model.speaks_json)
     samples = _samples(model) if simple else None
@@ -107,6 +115,9 @@ def _calls(model: ModelMetadata, config: Config) -> list[_SampleCall]:
     has_json = bool(samples) and all(spec.datatype in _ELEMENTS.keys() - {"UINT16"} for spec in specs)
     if "tfserving" in config.protocol_names and has_json:
         calls.append(_tfserving_call(model, samples))
+    if "grps" in config.protocol_names and all(sample.element.grps_field for sample in samples):
+        tensors = {"gtensors": {"tensors": list(map(_grps_tensor, samples))}}
+        calls.append(_grps_call({"model": f"{model.name}-{model.versions[-1]}", **tensors}))
     return calls
 
 
@@ -160,18 +171,33 @@ def _tfserving_call(model: ModelMetadata, samples: list[_Sample]) -> _SampleCall
     )
 
 
+def _grps_tensor(sample: _Sample) -> dict[str, Any]:
+    field = sample.element.grps_field
+    return {
+        "name": sample.name,
+        "dtype": field.upper().replace("FLAT", "DT"),
+        "shape": sample.shape,
+        field: [sample.element.value] * sample.count,
+    }
+
+
+def _grps_call(message: dict[str, Any]) -> _SampleCall:
+    return _SampleCall("/grps/v1/infer/predict", message, "grps.protos.v1.GrpsService/Predict", message, json=True)
+
+
 def _lines(calls: list[_SampleCall], config: Config, grpc_port: int, rest_port: int) -> list[str]:
     here = replace(config, host="127.0.0.1") if config.host in ("0.0.0.0", "::") else config
     first, lines = calls[0], []
     if config.rest_port != NO_PORT:
         server = f"http://{here.address(rest_port)}"
-        lines += [f"curl -s {server}{call.path} -d {shlex.quote(json.dumps(call.body))}" for call in calls]
+        for call in calls:
+            header = CONTENT_TYPE if call.json else ""
+            lines.append(f"curl -s {server}{call.path} {header}-d {shlex.quote(json.dumps(call.body))}")
+        asked = f"{server + first.path!r}, {json.dumps(first.body).encode()!r}"
+        if first.json:
+            asked = f"urllib.request.Request({asked}, {{'Content-Type': 'application/json'}})"
         lines.append(
-            "python3 <<'END'\n"
-            "import urllib.request\n"
-            f"print(urllib.request.urlopen({server + first.path!r}, {json.dumps(first.body).encode()!r})"
-            ".read().decode())\n"
-            "END"
+            f"python3 <<'END'\nimport urllib.request\nprint(urllib.request.urlopen({asked}).read().decode())\nEND"
         )
     if config.grpc_port != NO_PORT:
         message = shlex.quote(json.dumps(first.message))

@@ -69,7 +69,7 @@ def write_project(
     files: Mapping[str, str] | None = None,
     **server: Any,
 ) -> ProjectSettings:
-    """A project's folder: `inferer` is src/customized_inferer.py behind `IMPORTS`, `files` are others by their paths.
+    """A project's folder: `inferer` is src/customized_inferer.py behind `IMPORTS`, `files` are others by path.
 
     The DAG is `nodes`, "name-version" each, or else the first model. `server` are keys of server.yml.
     """

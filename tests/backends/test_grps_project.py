@@ -74,8 +74,10 @@ class Steps(Base):
             return GrpsMessage(str_data="dropped")
         if context.if_streaming():
             context.stream_respond(GrpsMessage(str_data="s" + self._args["sign"]))
+        if text == "seen" and self._args["sign"] == "A":
+            return inp
         if text == "seen":
-            return GrpsMessage(str_data="".join(context.get_user_data("seen"))) if self._args["sign"] == "B" else inp
+            return GrpsMessage(str_data="".join(context.get_user_data("seen")))
         return GrpsMessage(str_data=text + ">" + self._args["sign"])
 
 
@@ -310,7 +312,13 @@ inferer_register.register("inferer", Measured())
     with opened(write_project(tmp_path, code), monitor=monitor) as model:
         ask(model, "")
     values = monitor.drain()
-    assert values == [("count", "inc", 1), ("avg", "avg", 1.5), ("max", "max", 2.0), ("min", "min", 1), ("cdf", "cdf", 3)]
+    assert values == [
+        ("count", "inc", 1),
+        ("avg", "avg", 1.5),
+        ("max", "max", 2.0),
+        ("min", "min", 1),
+        ("cdf", "cdf", 3),
+    ]
     assert {type(value) for _, _, value in values} == {int, float}
     assert len([record for record in caplog.records if "app_monitor" in record.message]) == 3
 

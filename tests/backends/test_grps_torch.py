@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import _ctypes
 import threading
 from pathlib import Path
 from typing import Any
@@ -278,7 +277,7 @@ def test_a_gpu_that_there_is_not(tmp_path: Path) -> None:
 
 def test_libraries_of_operations_are_loaded() -> None:
     # Any shared library will do: what it registers is its own business.
-    library = _ctypes.__file__
+    library = torch._C.__file__
     TorchModelInferer().init("model.pt", "cpu", {"customized_op_paths": [library]})
     assert library in torch.ops.loaded_libraries
 

@@ -12,11 +12,13 @@ from typing import Self
 import grpc
 
 from grps_toys import CONFIGS, TOYS, grps_arguments
-from process import Triglot, grpc_channel
+from process import Triglot
 
 HEALTH = "health"
 """A server of the default configuration for cases that tell it whether it is ready."""
 ENVIRONMENT = {"TRIGLOT_DRAIN_DELAY": "0"}
+OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+"""As grps' clients have them: messages of any size."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Servers:
         grpc_port, http_port = server.ports()
         self._servers.append(server)
         self._running.callback(_check_end, server)
-        return Doors(http_port, self._running.enter_context(grpc_channel(grpc_port)))
+        channel = grpc.insecure_channel(f"127.0.0.1:{grpc_port}", OPTIONS)
+        return Doors(http_port, self._running.enter_context(channel))
 
 
 def _check_end(server: Triglot) -> None:

@@ -15,8 +15,7 @@ from grps_toys import TOYS, grps_arguments
 from process import clean_environment
 from triglot.cli import DEMO
 
-# The environment with protoc, whatever this one is.
-SCRIPT = ClientScript("dev", "grps_stock.py")
+SCRIPT = ClientScript("grps", "grps_stock.py")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def test_every_check_is_reported_in_order(report: Report) -> None:
 @pytest.mark.parametrize("first", ["client", "server"])
 def test_one_process(first: str, tmp_path: Path) -> None:
     """A client and a server of ours live in one process, whichever comes first."""
-    command = [str(environments.python("dev")), str(CLIENTS / "grps_one_process.py"), first]
+    command = [str(environments.python("grps")), str(CLIENTS / "grps_one_process.py"), first]
     command += [str(DEMO / model) for model in ("uppercase", "token_stream")]
     done = subprocess.run(
         command,

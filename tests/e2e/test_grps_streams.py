@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -108,12 +108,12 @@ class Order:
     count: int = COUNT
     size: int = SIZE
     pause: float = 0.0
+    waits: bool = False
 
     def request(self) -> bytes:
         """The model's input."""
         self.folder.mkdir(exist_ok=True)
-        order = {"folder": str(self.folder), "count": self.count, "size": self.size, "pause": self.pause}
-        return json.dumps(order).encode()
+        return json.dumps(asdict(self) | {"folder": str(self.folder)}).encode()
 
     def given(self) -> int:
         """How many messages the model has given."""
@@ -163,6 +163,17 @@ def test_slow_reader(server: Server, read: Reader, tmp_path: Path) -> None:
     assert len(ahead) == len(STALLS)
     assert max(ahead) <= AHEAD, ahead
     assert most - before <= MEMORY, f"{before} bytes before, {most} at most"
+
+
+@READERS
+def test_messages_leave_at_once(server: Server, read: Reader, tmp_path: Path) -> None:
+    """The model gives the next one when the last one was read."""
+    order = Order(tmp_path / "order", count=20, waits=True)
+    for number, item in enumerate(read(server, order.request())):
+        assert number_of(item) == number
+        assert order.given() == number + 1
+        (order.folder / f"read-{number}").touch()
+    assert order.given() == order.count
 
 
 @READERS

@@ -75,7 +75,7 @@ def python_lines(hints: str) -> str:
 
 def test_nothing_else_is_printed(hints: str, tfserving_hints: str) -> None:
     curl, others = r"curl [^\n]+\n", r"python3 <<'END'\n.+\nEND\ngrpcurl [^\n]+\n"
-    assert re.fullmatch(curl + curl + others, hints, re.DOTALL), hints
+    assert re.fullmatch(3 * curl + others, hints, re.DOTALL), hints
     assert re.fullmatch(curl + others, tfserving_hints, re.DOTALL), tfserving_hints
 
 
@@ -90,6 +90,15 @@ def test_curl_as_a_client_of_tensorflow_serving(hints: str, tfserving_hints: str
     assert json.loads(paste(command)) == {"outputs": [3.75]}
     command = line(tfserving_hints, "curl", "/v1/models/half:predict")
     assert json.loads(paste(command)) == {"outputs": [3.75]}
+
+
+@needs_curl
+def test_curl_as_a_client_of_grps(hints: str) -> None:
+    answer = json.loads(paste(line(hints, "curl", "/grps/v1/infer/predict")))
+    assert answer["status"] == {"code": 200, "msg": "OK", "status": "SUCCESS"}
+    assert answer["gtensors"]["tensors"] == [
+        {"name": "y", "dtype": "DT_FLOAT32", "shape": [1], "flat_float32": [3.75]}
+    ]
 
 
 def test_python(hints: str, tfserving_hints: str) -> None:

@@ -1,16 +1,24 @@
-"""Random messages of grps, and whether two are the same."""
+"""Random messages of grps, whether two are the same, and bodies that are read or refused."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
+from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
+from triglot.protocols.grps.json_reader import read_message
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message, Status
 from triglot.protocols.grps.tensors import LISTS
+from triglot.protocols.json_text import SIMD_FROM_BYTES
+
+BLANKS = b" " * SIMD_FROM_BYTES
+"""Behind a small body they make it a large one."""
 
 
 def same_message(one: Message, other: Message) -> bool:
@@ -82,3 +90,36 @@ STATUSES = st.none() | st.builds(Status, INT32S, TEXTS, st.integers(0, 2) | INT3
 def messages(data: st.SearchStrategy[Data]) -> st.SearchStrategy[Message]:
     """Messages with such data."""
     return st.builds(Message, TEXTS, data, STATUSES)
+
+
+def _text_of(body: Any) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    return body.encode() if isinstance(body, str) else json.dumps(body).encode()
+
+
+def read(body: Any) -> Message:
+    """The message of a body, which is the same for a small and a large one."""
+    text = (
+        body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    )
+    message = read_message(text)
+    assert same_message(message, read_message(text + BLANKS))
+    return message
+
+
+def refusal(body: Any) -> str:
+    """The text of what is raised for a body, small or large."""
+    text = (
+        body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    )
+    with pytest.raises(InvalidArgument) as small:
+        read_message(text)
+    with pytest.raises(InvalidArgument):
+        read_message(text + BLANKS)
+    return small.value.message
+
+
+def tensor(**members: Any) -> dict[str, Any]:
+    """A body with one tensor."""
+    return {"gtensors": {"tensors": [members]}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grps_messages import LIST_OF, MESSAGES, comparable, elements_of, expected
+from grps_bytes import LIST_OF, MESSAGES, comparable, elements_of, expected
 from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import PADDING, field, varint_field
@@ -28,7 +28,7 @@ SUCCESS_BYTES = bytes.fromhex("0a09 08c801 12024f4b 1801")
 
 
 def tensor(dtype: int, elements: Any, shape: tuple[int, ...] | None = None, name: str = "x") -> GrpsTensor:
-    array = np.array(elements, LIST_OF[dtype][1] if dtype in LIST_OF else "f4")  # type: ignore[index]
+    array = np.array(elements, LIST_OF[dtype][1] if dtype in LIST_OF else "f4")
     return GrpsTensor(name, dtype, (array.size,) if shape is None else shape, array)
 
 
@@ -159,7 +159,7 @@ def test_unknown_fields_stay_beside_the_new_status() -> None:
 @pytest.mark.parametrize("dtype", LIST_OF)
 @pytest.mark.parametrize("size", [5, 20_000])
 def test_every_list_there_and_back(dtype: int, size: int) -> None:
-    name, kind = LIST_OF[dtype]  # type: ignore[index]
+    name, kind = LIST_OF[dtype]
     numbers = np.arange(size) % 1000
     elements: Array = np.array([str(one) for one in numbers], object) if kind == "O" else numbers.astype(kind)
     encoded = encode_message(Message(data=[GrpsTensor("x", dtype, (size,), elements)]))

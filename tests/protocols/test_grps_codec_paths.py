@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from grps_messages import LIST_OF, MESSAGES, comparable, expected
+from grps_bytes import LIST_OF, MESSAGES, comparable, expected
 from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import (

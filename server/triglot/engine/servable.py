@@ -44,7 +44,7 @@ def takes_call(infer: Callable[..., Any]) -> bool:
 
 def check_declarations(model: Model) -> None:
     """Raises `ValueError` for what a model's class cannot have, and warns of what it seems to have forgotten."""
-    for kind in () if model.signatures else ("inputs", "outputs"):
+    for kind in () if model.signatures or model.any_tensors else ("inputs", "outputs"):
         if not getattr(model, kind):
             log.warning("class %s declares no %s", type(model).__name__, kind)
     for name, least in (("max_batch_size", 0), ("instances", 1), ("max_queue_size", 1)):

@@ -85,7 +85,6 @@ class GrpcServer:
         async def handle(data: bytes, context: Any) -> bytes:
             call = _call(context)
             observed = Observation(endpoint, call, len(data))
-            code = Code.OK
             try:
                 if len(data) > OFF_LOOP_BYTES:
                     request = await run_sized(method.decode_size(data), decode, data)
@@ -99,16 +98,16 @@ class GrpcServer:
                 else:
                     encoded = encode(answer)
                 observed.encoded(len(encoded))
-                return encoded
-            except Exception as error:
-                failure = as_serving_error(error, method.name)
-                code = failure.code
-                await _abort(context, failure, method.details)
             except BaseException as error:
-                code = outcome(error)
-                raise
-            finally:
-                observed.end(code)
+                if not isinstance(error, Exception):
+                    observed.end(outcome(error))
+                    raise
+                failure = as_serving_error(error, method.name)
+                # Before the client hears of it, so that who asks next finds it counted.
+                observed.end(failure.code)
+                await _abort(context, failure, method.details)
+            observed.end(Code.OK)
+            return encoded
 
         return grpc.unary_unary_rpc_method_handler(handle)
 

@@ -304,7 +304,7 @@ async def _send_stream(
             await response.write_eof()
     except ConnectionError:
         raise Cancelled("the client left in the middle of the answer") from None
-    except Exception:
+    except BaseException:
         if http.transport is not None:
             http.transport.abort()  # Nothing else tells the client that this is not the end.
         raise

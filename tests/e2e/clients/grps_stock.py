@@ -104,7 +104,7 @@ async def check_model_by_id(client):
 
 
 async def check_failures_are_in_the_message(client):
-    for model, text in (("raise-1.0.0", "boom"), ("zz", "Model zz not found.")):
+    for model, text in (("set_err-1.0.0", "my error"), ("zz", "Model zz not found.")):
         message = client.stub.Predict(pb.GrpsMessage(model=model, str_data="x"), timeout=SECONDS)
         assert (message.status.code, message.status.status) == (500, pb.Status.FAILURE), message
         assert text in message.status.msg

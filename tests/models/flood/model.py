@@ -1,7 +1,8 @@
 """As many answers as the request asks for, and notes in files of how far it is and when it stopped.
 
-The request is JSON: `count` and `size` of the answers, the seconds of `pause` after each, and the `folder` of the
-files: `progress`, the number of answers so far (8 bytes), and `stopped`, a time of the monotonic clock.
+The request is JSON: `count` and `size` of the answers, the seconds of `pause` after each, and whether it then
+`waits` for a file `read-NUMBER`. In `folder` it notes, in `progress`, the number of answers so far
+(8 bytes), and, in `stopped`, a time of the monotonic clock.
 """
 
 import json
@@ -29,6 +30,8 @@ class Flood(triglot.Model):
                 os.pwrite(progress, (number + 1).to_bytes(8, "little"), 0)
                 yield {"item": np.array([number.to_bytes(8, "little") + filler], dtype=object)}
                 time.sleep(order["pause"])
+                while order["waits"] and not (folder / f"read-{number}").exists():
+                    time.sleep(0.002)
         finally:
             stopped = time.monotonic()
             os.close(progress)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from triglot.backends.grps.context import GrpsContext
@@ -107,4 +108,4 @@ class DynamicBatcher:
             failure = self._explain(error)
             for member in members:
                 # An exception belongs to one thread: each gets its own.
-                member.error = ServingError(failure.message, code=failure.code)
+                member.error = copy(failure)

@@ -186,6 +186,11 @@ class GrpsContext:
         self._inferer = inferer
         self._converter = converter
 
+    def close(self) -> None:
+        """The request is over: its uploaded files are closed."""
+        if self._http_request is not None:
+            self._http_request.close()
+
     def on_finish(self, finished: Callable[[], None]) -> None:
         """Call `finished` when the final answer is sent."""
         self._on_finish = finished

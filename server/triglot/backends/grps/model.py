@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from triglot.backends.grps.context import GrpsContext
@@ -56,7 +57,8 @@ class GrpsModel(Model):
             message = message_of(inputs, self._model_id) if exchange is None else parsed(exchange.message)
             call.batch_size = 1
             context = GrpsContext.of(call)
-            answer = self._run(message, context)
+            with closing(context):
+                answer = self._run(message, context)
             if exchange is not None and exchange.http is not None:
                 exchange.http_response = context.response
                 return None

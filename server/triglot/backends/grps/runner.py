@@ -51,11 +51,11 @@ class Failures:
 
     def explain(self, error: BaseException) -> ServingError:
         """INTERNAL with the exception's type and text, its trace goes to the log; a `ServingError` as it is."""
+        if isinstance(error, ServingError):
+            return error
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if any(sign in text for sign in OOM_TEXTS):
             self._monitor.add(OOM_COUNT, "inc", 1)
-        if isinstance(error, ServingError):
-            return error
         log.error("the project's code failed", exc_info=error)
         return Internal(text)
 

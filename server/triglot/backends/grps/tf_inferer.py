@@ -53,22 +53,24 @@ class TfModelInferer(TensorInferer):
                 return self._model(*arguments, **named)
             signature = self._model.signatures[DEFAULT_SIGNATURE]
             names = sorted(signature.structured_input_signature[1])
-            if arguments:
-                named = dict(zip(names, arguments, strict=False))
-            if sorted(named) != names or len(arguments) > len(names):
+            if arguments and len(arguments) == len(names):
+                named = dict(zip(names, arguments, strict=True))
+            if sorted(named) != names:
+                got = f"{len(arguments)} without names" if arguments else ", ".join(named)
                 raise InvalidArgument(
-                    f"expected the inputs {', '.join(names)} of the signature {DEFAULT_SIGNATURE!r}, "
-                    f"got {len(arguments) or ', '.join(named)}"
+                    f"expected the inputs {', '.join(names)} of the signature {DEFAULT_SIGNATURE!r}, got {got}"
                 )
             return signature(**{name: tf.convert_to_tensor(value) for name, value in named.items()})
 
     def _takes(self, named: dict[str, Any]) -> bool:
-        """Whether the model can be called with these names."""
+        """Whether to call the model itself with these names."""
         if not callable(self._model):
             return False
-        return named.keys() <= self._model.__call__.function_type.parameters.keys() or (
-            DEFAULT_SIGNATURE not in self._model.signatures
-        )
+        # Only a restored function tells its parameters.
+        function_type = getattr(self._model.__call__, "function_type", None)
+        if function_type is None or DEFAULT_SIGNATURE not in self._model.signatures:
+            return True
+        return bool(named.keys() <= function_type.parameters.keys())
 
     def _on_device(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._device == ORIGINAL else tf.device(self._device)

@@ -43,12 +43,12 @@ from triglot.protocols.wire import (
     serialize,
 )
 
-SCAN_FROM_BYTES = 32 * 1024
-"""Below this, protobuf is as quick as cutting."""
+SCAN_FROM_BYTES = 16 * 1024
+"""Below this, protobuf reads the whole message: how quick it is with floats depends much on its release."""
 COPY_WORK = 16
 """So many bytes are copied in the time in which one is parsed."""
 MAX_TENSORS = Limit("tensors", 1024)
-MAX_ENTRIES = Limit("entries in a map", SCAN_FROM_BYTES // 2)
+MAX_ENTRIES = Limit("entries in a map", SCAN_FROM_BYTES)
 """More than a message that is parsed at once can hold."""
 _STATUS, _MODEL, _BIN, _STR, _TENSORS, _NDARRAY, _MAP = range(1, 8)
 _TENSOR = 1

@@ -73,7 +73,7 @@ class Http:
         self._rules = rules
 
     def decode(self, http: HttpRequest) -> Asked:
-        """The call that a request makes. Raises `BadHttpRequest`, and without a stream what the codec raises."""
+        """The call that a request makes. Raises `BadHttpRequest` for what is wrong around the body."""
         query = _query(http)
         streaming = self._wants_stream(http, query)
         if self._rules.customized_body:
@@ -86,8 +86,6 @@ class Http:
             message = _read_body(media_type, bytes(http.body))
             request = Request(message.model or query.get("model", ""), message)
         except ServingError as error:
-            if not streaming:
-                raise
             request = Request(query.get("model", ""), error=error)
         return Asked(request, streaming, as_ndarray)
 

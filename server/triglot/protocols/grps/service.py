@@ -130,10 +130,7 @@ class Grps:
 
     async def predict(self, request: Request, call: Call) -> Answer:
         """One answer. Raises `ServingError`."""
-        call.model_name = request.model
-        if request.error is not None:
-            raise request.error
-        with self._find(request) as servable:
+        with self._lease(request, call) as servable:
             if servable.model.takes_messages:
                 call.exchange = Exchange(_encoded(request), http=request.http)
                 answer: bytes | None = await self._dataplane.exchange_on(servable, call)
@@ -149,10 +146,7 @@ class Grps:
 
     async def predict_stream(self, request: Request, call: Call) -> AsyncGenerator[Message | bytes, None]:
         """The answers as the model gives them; an `HttpChunk` is no message. Raises `ServingError`."""
-        call.model_name = request.model
-        if request.error is not None:
-            raise request.error
-        with self._find(request) as servable:
+        with self._lease(request, call) as servable:
             if servable.model.takes_messages:
                 call.exchange = Exchange(_encoded(request), streaming=True, http=request.http)
                 async with aclosing(self._dataplane.exchange_stream_on(servable, call)) as answers:
@@ -164,6 +158,18 @@ class Grps:
             async with aclosing(self._dataplane.infer_stream_on(servable, inference, call)) as responses:
                 async for response in responses:
                     yield answer_message(response, asked)
+
+    def _lease(self, request: Request, call: Call) -> Servable:
+        """The version that a request goes to, for a `with` block; the call learns its name in any case.
+
+        Raises `ServingError`, that of the request's content among them.
+        """
+        call.model_name = request.model
+        servable = self._find(request)
+        call.model_name, call.model_version = servable.name, servable.version
+        if request.error is not None:
+            raise request.error
+        return servable
 
     def _find(self, request: Request) -> Servable:
         return find_servable(self._dataplane, request.model, self._default_model)

@@ -134,7 +134,8 @@ def lossless(array: Array, datatype: str) -> Array | None:
 def _as_integers(array: Array, dtype: np.dtype[Any]) -> Array | None:
     bounds = np.iinfo(dtype)
     if array.dtype.kind == "f":
-        # Beyond these, what a cast gives is the machine's affair. Both are exact as floats, the largest is not.
+        # Beyond these, what a cast gives is the machine's affair. Both are exact as floats, if not as halves.
+        array = array.astype(np.float32) if array.dtype.itemsize == 2 else array
         low, beyond = float(bounds.min), float(bounds.max + 1)
         fits = ((array >= low) & (array < beyond) & (array == np.trunc(array))).all()
     else:

@@ -19,7 +19,7 @@ from triglot.telemetry.stats import CallStats, Kind
 from triglot.telemetry.store import Endpoint, Telemetry
 
 BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-KIND_BYTES = 4096
+KIND_BYTES = 2048
 """What one kind of call adds to the page, about."""
 BY_METHOD = ("protocol", "door", "method", "model", "version")
 BY_MODEL = ("model", "version")

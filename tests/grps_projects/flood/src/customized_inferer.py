@@ -1,7 +1,8 @@
 """As many messages as the request asks for, and notes in files of how far it is and when it stopped.
 
-The request is JSON: `count` and `size` of the messages, the seconds of `pause` after each, and the `folder` of the
-files: `progress`, the number of messages so far (8 bytes), and `stopped`, a time of the monotonic clock.
+The request is JSON: `count` and `size` of the messages, the seconds of `pause` after each, and whether it then
+`waits` for a file `read-NUMBER`. In `folder` it notes, in `progress`, the number of messages so far
+(8 bytes), and, in `stopped`, a time of the monotonic clock.
 """
 
 import json
@@ -32,6 +33,8 @@ class FloodInferer(ModelInferer):
             os.pwrite(progress, (number + 1).to_bytes(8, "little"), 0)
             context.stream_respond(GrpsMessage(bin_data=number.to_bytes(8, "little") + filler))
             time.sleep(order["pause"])
+            while order["waits"] and not (folder / f"read-{number}").exists():
+                time.sleep(0.002)
         stopped = time.monotonic()
         os.close(progress)
         (folder / "stopping").write_text(str(stopped))

@@ -233,15 +233,15 @@ class HttpInferer(Toy):
         elif mode == "raise":
             raise ValueError("boom")
         elif mode != "noset":
-            context.set_http_response(
-                {
-                    "str": "hi",
-                    "bytes": FIRST_BYTES,
-                    "tuple": ('{"a": 1}', 201, {"Content-Type": "application/json", "X-A": "b"}),
-                    "dict": {"a": 1},
-                    "info": f"{request.method} {request.path} {request.content_type} {request.get_data(as_text=True)}",
-                }[mode]
-            )
+            body = request.get_data(as_text=True)
+            answers = {
+                "str": "hi",
+                "bytes": FIRST_BYTES,
+                "tuple": ('{"a": 1}', 201, {"Content-Type": "application/json", "X-A": "b"}),
+                "dict": {"a": 1},
+                "info": f"{request.method} {request.path} {request.content_type} {body}",
+            }
+            context.set_http_response(answers[mode])
         return GrpsMessage()
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from calling import PREDICT
 from grps_calls import failure, post, predicted
-from server_process import ServerProcess
+from server_process import QUICK, ServerProcess
 
 from grps_toys import TOYS, grps_arguments
-from process import SECONDS, Rest, grpc_channel, rpc, run_triglot
+from process import SECONDS, Rest, Triglot, grpc_channel, rpc, run_triglot
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
@@ -133,30 +133,46 @@ def test_tfserving_grpc(project_channel: grpc.Channel) -> None:
     assert list(values) == [1.5, 2.5]
 
 
-@pytest.mark.parametrize(("model", "text"), [("raise", "boom"), ("set_err", "my error")])
-def test_errors_of_a_project(
-    project_channel: grpc.Channel, project_rest: Rest, project: ServerProcess, model: str, text: str
-) -> None:
+def test_errors_of_a_project(project_channel: grpc.Channel, project_rest: Rest, project: ServerProcess) -> None:
     """The same text for everybody."""
-    call = rpc(project_channel, "ModelInfer", inference_pb2.ModelInferResponse)
+    assert v2_failure(project_channel, "set_err") == "my error"
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+    status, answer = project_rest.post("/v2/models/set_err/infer", {"inputs": [tensor]})
+    assert (status, answer) == (500, {"error": "my error"})
+    assert failure(project_channel, GrpsMessage(model="set_err-1.0.0", str_data="x")) == "my error"
+    status, answer = post(project.rest_address, {"str_data": "x"}, "model=set_err-1.0.0")
+    assert (status, answer) == (500, {"status": {"code": 500, "msg": "my error", "status": "FAILURE"}})
+
+
+def v2_failure(channel: grpc.Channel, model: str) -> str:
+    call = rpc(channel, "ModelInfer", inference_pb2.ModelInferResponse)
     with pytest.raises(grpc.RpcError) as caught:
         call(v2_request(model), timeout=SECONDS)
-    assert text in caught.value.details()
-    tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
-    status, answer = project_rest.post(f"/v2/models/{model}/infer", {"inputs": [tensor]})
-    assert status >= 400
-    assert text in answer["error"]
-    assert text in failure(project_channel, GrpsMessage(model=f"{model}-1.0.0", str_data="x"))
-    status, answer = post(project.rest_address, {"str_data": "x"}, f"model={model}-1.0.0")
-    assert (status, answer["status"]["status"]) == (500, "FAILURE")
-    assert text in answer["status"]["msg"]
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    details: str = caught.value.details()
+    return details
 
 
-def test_an_answer_that_is_no_tensor(project_channel: grpc.Channel) -> None:
+def test_exceptions_of_a_project(tmp_path: Path) -> None:
+    """Everybody sees the text, and the log has the trace."""
+    with Triglot(*grps_arguments(TOYS, tmp_path), command="grps", environment=QUICK) as server:
+        grpc_port, _ = server.ports()
+        with grpc_channel(grpc_port) as channel:
+            assert "boom" in v2_failure(channel, "raise")
+            assert "boom" in failure(channel, GrpsMessage(model="raise-1.0.0", str_data="x"))
+        server.stop()
+        assert server.stderr.text().count("ValueError: boom") == 2
+
+
+def test_answers_that_are_no_tensors(project_channel: grpc.Channel) -> None:
+    """A text is one element, a message without data no output, and what cannot be told apart an error."""
     call = rpc(project_channel, "ModelInfer", inference_pb2.ModelInferResponse)
-    with pytest.raises(grpc.RpcError) as caught:
-        call(v2_request("gmap_out"), timeout=SECONDS)
-    assert "gmap" in caught.value.details()
+    response = call(v2_request("bin2str"), timeout=SECONDS)
+    shown = [(output.name, output.datatype, list(output.shape)) for output in response.outputs]
+    assert shown == [("str_data", "BYTES", [1])]
+    assert list(response.raw_output_contents) == [b"\7\0\0\0Samoyed"]
+    assert not call(v2_request("empty"), timeout=SECONDS).outputs
+    assert "'zero'" in v2_failure(project_channel, "gmap_out")
 
 
 def test_the_projects_own_test(tmp_path: Path) -> None:

@@ -1,0 +1,309 @@
+"""Dynamic batching: who shares a batch, what each member is told, and when it is released."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grps_folders import (
+    IMPORTS,
+    PATIENCE,
+    GrpsCall,
+    answer_of,
+    batched,
+    entry,
+    opened,
+    own_module,
+    result,
+    threads,
+    write_project,
+)
+
+from triglot.core.errors import Cancelled, Internal
+from triglot.pb.grps.grps_pb2 import GrpsMessage
+
+NEVER = 10_000_000
+"""Microseconds of a window that no test waits for: the batch fills up before."""
+
+SIZES = """
+class Sizes(Base):
+    def infer(self, inp, context):
+        raise AssertionError("batched models are called in batches")
+
+    def batch_infer(self, inps, contexts):
+        assert all(context.inferer is self for context in contexts)
+        return [GrpsMessage(str_data=f"{inp.str_data}@{len(inps)}") for inp in inps]
+
+
+inferer_register.register("inferer", Sizes())
+"""
+ODD = """
+class Odd(Base):
+    def infer(self, inp, context):
+        raise AssertionError
+
+    def batch_infer(self, inps, contexts):
+        texts = [inp.str_data for inp in inps]
+        for text, context in zip(texts, contexts):
+            if text.startswith("err"):
+                context.set_err_msg(text)
+            if text == "raise":
+                raise ValueError("boom")
+        outs = [GrpsMessage(str_data=f"{text}@{len(texts)}") for text in texts]
+        if "more" in texts:
+            outs.append(GrpsMessage())
+        if "none" in texts:
+            return None
+        if "fewer" in texts:
+            return outs[: len(outs) // 2]
+        return tuple(outs)
+
+
+inferer_register.register("inferer", Odd())
+"""
+
+
+def texts_of(model: Any, *texts: str) -> list[tuple[GrpsCall, Any]]:
+    """A call for each text, all at once; what it gave, or the error it ended with."""
+    calls = [GrpsCall(GrpsMessage(str_data=text)) for text in texts]
+    with threads(len(calls)) as pool:
+        futures = [pool.submit(model.infer, {}, call) for call in calls]
+        return [(call, _outcome(future)) for call, future in zip(calls, futures, strict=True)]
+
+
+def _outcome(future: Future[Any]) -> Any:
+    error = future.exception(PATIENCE)
+    if isinstance(error, Internal):
+        return error.message, error
+    return answer_of(result(future))
+
+
+def told(outcomes: list[tuple[GrpsCall, Any]]) -> list[Any]:
+    return [outcome[0] if isinstance(outcome, tuple) else outcome for _, outcome in outcomes]
+
+
+def one(folder: Path, code: str, size: int, timeout_us: int = NEVER, **server: Any) -> Any:
+    return opened(write_project(folder, code, models=[entry(batching=batched(size, timeout_us))], **server))
+
+
+def test_a_full_batch_runs_at_once(tmp_path: Path) -> None:
+    with one(tmp_path, SIZES, 4) as model:
+        outcomes = texts_of(model, *"abcd")
+        assert told(outcomes) == ["a@4", "b@4", "c@4", "d@4"]
+        assert [call.batch_size for call, _ in outcomes] == [4] * 4
+
+
+def test_several_batches_fill_up(tmp_path: Path) -> None:
+    with one(tmp_path, SIZES, 2) as model:
+        assert told(texts_of(model, *"abcdef")) == [f"{text}@2" for text in "abcdef"]
+
+
+def test_a_batch_of_one(tmp_path: Path) -> None:
+    with one(tmp_path, SIZES, 1) as model:
+        assert told(texts_of(model, "a", "b")) == ["a@1", "b@1"]
+
+
+def test_the_window_ends(tmp_path: Path) -> None:
+    with one(tmp_path, SIZES, 100, timeout_us=1) as model:
+        assert told(texts_of(model, "a")) == ["a@1"]
+
+
+def test_other_callers_share_the_batch(tmp_path: Path) -> None:
+    """A call with arrays and one with a message; the DAG and the model itself."""
+    settings = write_project(tmp_path, SIZES, models=[entry(batching=batched(2, NEVER))])
+    with opened(settings) as model, threads(2) as pool:
+        arrays = pool.submit(model.infer, {}, GrpsCall().child())
+        message = pool.submit(model.infer, {}, GrpsCall(GrpsMessage(str_data="a")))
+        assert answer_of(result(message)) == "a@2"
+        assert result(arrays)["str_data"].tolist() == [b"@2"]
+
+
+def test_a_converter_works_on_batches(tmp_path: Path) -> None:
+    converter = """
+class Numbers(Converter):
+    def init(self, path=None, args=None):
+        super().init(path, args)
+
+    def preprocess(self, inp, context):
+        raise AssertionError
+
+    postprocess = preprocess
+
+    def batch_preprocess(self, inps, contexts):
+        assert all(context.converter is self for context in contexts)
+        numbers = []
+        for inp, context in zip(inps, contexts):
+            context.put_user_data("sign", "!" if inp.str_data == "2" else "")
+            if inp.str_data == "bad":
+                context.set_err_msg("no number")
+            numbers.append(0 if inp.str_data == "bad" else int(inp.str_data))
+        return numbers
+
+    def batch_postprocess(self, numbers, contexts):
+        return [
+            GrpsMessage(str_data=f"{number}@{len(numbers)}{context.get_user_data('sign')}")
+            for number, context in zip(numbers, contexts)
+        ]
+
+
+converter_register.register("numbers", Numbers())
+"""
+    code = SIZES.replace(
+        'return [GrpsMessage(str_data=f"{inp.str_data}@{len(inps)}") for inp in inps]',
+        "ran.append(inps)\n        return [2 * inp for inp in inps]",
+    )
+    models = [entry(converter_type="customized", converter_name="numbers", batching=batched(2, NEVER))]
+    files = {"src/customized_converter.py": IMPORTS + converter}
+    with opened(write_project(tmp_path, f"ran = []\n{code}", models=models, files=files)) as model:
+        assert told(texts_of(model, "1", "2")) == ["2@2", "4@2!"]
+        assert told(texts_of(model, "bad", "2")) == ["no number", "4@2!"]
+        ran = list(own_module().ran)
+        # With an error in every context the inferer is not called.
+        assert told(texts_of(model, "bad", "bad")) == ["no number"] * 2
+        assert own_module().ran == ran
+        assert told(texts_of(model, "1", "x")) == ["ValueError: invalid literal for int() with base 10: 'x'"] * 2
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["a", "err one"], ["a@2", "err one"]),
+        (["err one", "err two"], ["err one", "err two"]),
+        (["raise", "a"], ["ValueError: boom"] * 2),
+        (["err one", "raise"], ["ValueError: boom"] * 2),
+        (["more", "a"], ["ValueError: the batch has 3 outputs, expected 2, one per request"] * 2),
+        (["none", "a"], ["Output type must be GrpsMessage."] * 2),
+    ],
+)
+def test_what_members_are_told(tmp_path: Path, texts: list[str], expected: list[str]) -> None:
+    with one(tmp_path, ODD, 2) as model:
+        outcomes = texts_of(model, *texts)
+        assert told(outcomes) == expected
+        # An exception goes through one thread only.
+        errors = [outcome[1] for _, outcome in outcomes if isinstance(outcome, tuple)]
+        assert len({id(error) for error in errors}) == len(errors)
+
+
+def test_fewer_outputs_than_members(tmp_path: Path) -> None:
+    with one(tmp_path, ODD, 2) as model:
+        assert sorted(told(texts_of(model, "fewer", "fewer"))) == ["Output type must be GrpsMessage.", "fewer@2"]
+
+
+def test_without_batch_methods(tmp_path: Path) -> None:
+    code = """
+class Single(Base):
+    def infer(self, inp, context):
+        return inp
+
+
+inferer_register.register("inferer", Single())
+"""
+    with one(tmp_path, code, 1) as model:
+        text = "NotImplementedError: Single has no batch_infer, which dynamic batching needs"
+        assert told(texts_of(model, "a")) == [text]
+
+
+STREAMS = """
+gate, sent = threading.Event(), threading.Semaphore(0)
+
+
+class Streams(Base):
+    def infer(self, inp, context):
+        raise AssertionError
+
+    def batch_infer(self, inps, contexts):
+        for inp, context in zip(inps, contexts):
+            context.stream_respond(GrpsMessage(str_data=f"{inp.str_data}1"))
+            context.stream_respond(GrpsMessage(str_data=f"{inp.str_data}2"), final=inp.str_data == "f")
+        sent.release()
+        assert gate.wait(30)
+        for context in contexts:
+            context.stream_respond(GrpsMessage(str_data="end"))
+        if any(inp.str_data == "r" for inp in inps):
+            raise ValueError("boom")
+
+
+inferer_register.register("inferer", Streams())
+"""
+
+
+@pytest.mark.parametrize("final_first", [True, False])
+def test_a_final_answer_releases_its_request(tmp_path: Path, final_first: bool) -> None:
+    """Nothing but its own answers is sent to it, whatever becomes of the batch."""
+    with one(tmp_path, STREAMS, 2) as model, threads(2) as pool:
+        final = GrpsCall(GrpsMessage(str_data="f"), streaming=True)
+        failing = GrpsCall(GrpsMessage(str_data="r"), streaming=True)
+        calls = [final, failing] if final_first else [failing, final]
+        futures = {id(call): pool.submit(model.infer, {}, call) for call in calls}
+        assert own_module().sent.acquire(timeout=PATIENCE)
+        assert final.finished.wait(PATIENCE)
+        assert final.texts == ["f1", "f2"]
+        own_module().gate.set()
+        assert result(futures[id(final)]) is None
+        with pytest.raises(Internal, match="ValueError: boom"):
+            result(futures[id(failing)])
+        assert final.texts == ["f1", "f2"]
+        assert failing.texts == ["r1", "r2", "end"]
+        assert not failing.finished.is_set()
+
+
+class LeavesInTheQueue(GrpsCall):
+    """Its caller is there when it gets its turn, and gone when its batch starts."""
+
+    __slots__ = ("looks",)
+
+    def __init__(self) -> None:
+        super().__init__(GrpsMessage(str_data="gone"))
+        self.looks = 0
+
+    @property
+    def cancelled(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+
+def test_a_member_whose_caller_left_is_skipped(tmp_path: Path) -> None:
+    with one(tmp_path, SIZES, 3) as model, threads(3) as pool:
+        gone = pool.submit(model.infer, {}, LeavesInTheQueue())
+        others = [pool.submit(model.infer, {}, GrpsCall(GrpsMessage(str_data=text))) for text in "ab"]
+        with pytest.raises(Cancelled):
+            result(gone)
+        assert [answer_of(result(other)) for other in others] == ["a@2", "b@2"]
+
+
+def test_nothing_runs_when_all_callers_left(tmp_path: Path) -> None:
+    code = SIZES.replace("assert all", "ran.append(inps)\n        assert all")
+    with one(tmp_path, f"ran = []\n{code}", 2) as model, threads(2) as pool:
+        for future in [pool.submit(model.infer, {}, LeavesInTheQueue()) for _ in range(2)]:
+            with pytest.raises(Cancelled):
+                result(future)
+        assert own_module().ran == []
+        assert told(texts_of(model, "a", "b")) == ["a@2", "b@2"]
+
+
+def test_several_batches_run_at_the_same_time(tmp_path: Path) -> None:
+    code = """
+both = threading.Barrier(2)
+
+
+class Meets(Base):
+    def infer(self, inp, context):
+        raise AssertionError
+
+    def batch_infer(self, inps, contexts):
+        both.wait(30)
+        return inps
+
+
+inferer_register.register("inferer", Meets())
+"""
+    with one(tmp_path, code, 2) as model:
+        assert told(texts_of(model, *"abcd")) == list("abcd")
+
+
+def test_batches_are_no_larger_than_the_pool(tmp_path: Path) -> None:
+    with one(tmp_path, SIZES, 100, timeout_us=1000, max_concurrency=2) as model:
+        outcomes = told(texts_of(model, *"abcdef"))
+        assert {int(outcome.partition("@")[2]) for outcome in outcomes} <= {1, 2}
