@@ -37,9 +37,14 @@ def _make(folder: Path, requirements: Path) -> None:
 
 
 def python(name: str) -> Path:
-    """The python of environment `name`, which is made first when it is missing or out of date."""
+    """The python of environment `name`, which is made first when it is missing or out of date.
+
+    The environment that this runs in stays as it is.
+    """
     requirements = REQUIREMENTS / f"{name}.txt"
     folder = ROOT / ".venv" / name
+    if folder == Path(sys.prefix):
+        return Path(sys.executable)  # Nobody saws off the branch that he sits on.
     folder.parent.mkdir(exist_ok=True)
     stamp = folder / "requirements.sha256"
     with (folder.parent / f"{name}.lock").open("w") as lock:

@@ -50,8 +50,7 @@ def _readings(model_id: str) -> Iterator[tuple[str, str]]:
 
 
 def _version(dataplane: DataPlane, model: str, version: str) -> Servable:
-    """By its label, which is what a project calls it, or else by its number."""
-    try:
-        return dataplane.servable(model, label=version)
-    except InvalidArgument:
+    """By its number, or by its label, which is what a project calls it."""
+    if version.isdecimal():
         return dataplane.servable(model, version)
+    return dataplane.servable(model, label=version)

@@ -1,0 +1,320 @@
+"""Each call is counted once, as what it was, however it ends; over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+from live import METHOD, Live, live, request
+
+import triglot
+from process import SECONDS
+from triglot.core.errors import Code
+from triglot.core.tensor import Array
+from triglot.pb.grps import grps_pb2
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.telemetry.stats import CallStats
+
+FLOAT = b"\0\0\x80\x3f"
+REST_INFER = "/v2/models/{model}/infer"
+GRPS = "/grps.protos.v1.GrpsService/"
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
+Key = tuple[str, str, str, str, int, str]
+
+
+class Echo(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "FP32", [-1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1])]
+
+    def infer(self, inputs: Mapping[str, Array]) -> Any:
+        if inputs["x"].size > 2:
+            raise RuntimeError("too many")
+        return {"y": inputs["x"]}
+
+
+class Waits(Echo):
+    """Answers when the test says so."""
+
+    max_queue_size = 1
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.go_on = threading.Event()
+
+    def infer(self, inputs: Mapping[str, Array]) -> Any:
+        self.started.set()
+        assert self.go_on.wait(SECONDS)
+        return {"y": inputs["x"]}
+
+
+class Counts(Echo):
+    """A stream of as many answers as the first element says; the test lets each but the first one go."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def infer(self, inputs: Mapping[str, Array]) -> Any:
+        for number in range(int(inputs["x"][0])):
+            yield {"y": inputs["x"] + number}
+            assert self.go_on.wait(SECONDS)
+
+
+class Server:
+    """The server, its models, and what it counted."""
+
+    def __init__(self, running: Live, waits: Waits, counts: Counts) -> None:
+        self.live = running
+        self.waits = waits
+        self.counts = counts
+        self.telemetry = running.server.telemetry
+        self.url = running.url.removesuffix("/v2")
+        self.session = running.session
+
+    async def settled(self) -> dict[Key, CallStats]:
+        """What was counted of inference calls, once none is in flight; the model may still be at work."""
+        async with asyncio.timeout(SECONDS):
+            while any(endpoint.in_flight for endpoint in self.telemetry.endpoints() if endpoint.inference):
+                await asyncio.sleep(0.002)  # noqa: ASYNC110 - the server sets no event of the test's
+        return {
+            (endpoint.protocol, endpoint.door, endpoint.method, kind.model, kind.version, kind.code.name): stats
+            for endpoint, kind, stats in self.telemetry.calls()
+            if endpoint.inference
+        }
+
+    async def counted(self) -> Counter[Key]:
+        """How many calls of each kind."""
+        return Counter({key: stats.latency.count for key, stats in (await self.settled()).items()})
+
+    async def post(self, path: str, json: Any = None, **options: Any) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        async with self.session.post(self.url + path, json=json, **options) as response:
+            return response.status, await response.read()
+
+    async def until_started(self) -> None:
+        """Until the model `waits` is at work."""
+        assert await asyncio.to_thread(self.waits.started.wait, SECONDS)
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[Server]:
+    waits, counts = Waits(), Counts()
+    models = {"echo": Echo(), "waits": waits, "counts": counts}
+    async with live(models, protocols="kserve,tfserving,grps", grace=0, **options) as running:
+        try:
+            yield Server(running, waits, counts)
+        finally:
+            waits.go_on.set()
+            counts.go_on.set()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving() as one:
+        yield one
+
+
+def kserve(model: str, version: int, code: str) -> Key:
+    return ("kserve", "GRPC", "ModelInfer", model, version, code)
+
+
+def kserve_rest(model: str, version: int, code: str) -> Key:
+    return ("kserve", "REST", REST_INFER, model, version, code)
+
+
+async def test_kserve_grpc(server: Server) -> None:
+    bad = request("echo", FLOAT, datatype="INT32")
+    for data in (request("echo", FLOAT), request("nobody", FLOAT), request("echo", FLOAT * 3), bad, b"\xff"):
+        try:
+            await server.live.infer(data)
+        except grpc.aio.AioRpcError:
+            pass
+    odd = pb.ModelInferRequest.FromString(request("echo", FLOAT))
+    odd.outputs.add(name="nothing")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await server.live.infer(odd.SerializeToString())
+    assert await server.counted() == {
+        kserve("echo", 1, "OK"): 1,
+        kserve("nobody", 0, "NOT_FOUND"): 1,
+        kserve("echo", 1, "INTERNAL"): 1,
+        kserve("echo", 1, "INVALID_ARGUMENT"): 2,
+        kserve("", 0, "INVALID_ARGUMENT"): 1,
+    }
+
+
+async def test_kserve_rest(server: Server) -> None:
+    await server.post("/v2/models/echo/infer", BODY)
+    await server.post("/v2/models/nobody/infer", BODY)
+    await server.post("/v2/models/echo/infer", data=b"{")
+    await server.post("/v2/models/echo/infer", data=gzip.compress(b"{}")[:-9], headers={"Content-Encoding": "gzip"})
+    await server.post("/v2/models/echo/infer", data=b"{}", headers={"Content-Encoding": "br"})
+    assert await server.counted() == {
+        kserve_rest("echo", 1, "OK"): 1,
+        kserve_rest("nobody", 0, "NOT_FOUND"): 1,
+        kserve_rest("echo", 0, "INVALID_ARGUMENT"): 2,
+        kserve_rest("echo", 0, "UNIMPLEMENTED"): 1,
+    }
+
+
+async def test_bytes_of_a_rest_call(server: Server) -> None:
+    body = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}'
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield body[:10]
+        yield body[10:]
+
+    _, answer = await server.post("/v2/models/echo/infer", data=body)
+    _, answer = await server.post("/v2/models/echo/infer", data=chunks())
+    zipped = gzip.compress(body)
+    _, answer = await server.post("/v2/models/echo/infer", data=zipped, headers={"Content-Encoding": "gzip"})
+    _, error = await server.post("/v2/models/echo/infer", data=b"{")
+    stats = await server.settled()
+    done = stats[kserve_rest("echo", 1, "OK")]
+    assert (done.bytes_in, done.bytes_out) == (2 * len(body) + len(zipped), 3 * len(answer))
+    failed = stats[kserve_rest("echo", 0, "INVALID_ARGUMENT")]
+    assert (failed.bytes_in, failed.bytes_out) == (1, len(error))
+
+
+async def test_a_body_that_is_too_large() -> None:
+    async with serving(max_message_size=10_000) as server:
+        status, _ = await server.post("/v2/models/echo/infer", data=bytes(20_000))
+        assert status == 413
+        stats = await server.settled()
+        assert stats[kserve_rest("echo", 0, "INVALID_ARGUMENT")].latency.count == 1
+        assert stats[kserve_rest("echo", 0, "INVALID_ARGUMENT")].bytes_in <= 10_000
+
+
+async def test_callers_who_leave(server: Server) -> None:
+    call = server.live.infer(request("waits", FLOAT))
+    posted = asyncio.create_task(server.post("/v2/models/waits/infer", BODY))
+    await server.until_started()
+    async with asyncio.timeout(SECONDS):
+        while server.live.leases() < 2:
+            await asyncio.sleep(0.002)  # noqa: ASYNC110 - as above
+    call.cancel()
+    posted.cancel()
+    await asyncio.gather(posted, return_exceptions=True)
+    stats = await server.settled()
+    assert {key: one.latency.count for key, one in stats.items()} == {
+        kserve("waits", 1, "CANCELLED"): 1,
+        kserve_rest("waits", 1, "CANCELLED"): 1,
+    }
+    # One was at work, the other waited: which one, the doors decide.
+    executed = [one for one in stats.values() if one.compute is not None]
+    assert len(executed) == 1
+    assert executed[0].compute is not None
+    assert 0 < executed[0].compute.sum <= executed[0].latency.sum
+
+
+async def test_deadlines_and_full_queues(server: Server) -> None:
+    first = server.live.infer(request("waits", FLOAT))
+    await server.until_started()
+    late = server.live.infer(request("waits", FLOAT), timeout=0.2)
+    async with asyncio.timeout(SECONDS):
+        while server.live.leases() < 2:
+            await asyncio.sleep(0.002)  # noqa: ASYNC110 - as above
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await server.live.infer(request("waits", FLOAT))
+    with pytest.raises(grpc.aio.AioRpcError) as expired:
+        await late
+    server.waits.go_on.set()
+    await first
+    assert expired.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    code = refused.value.code().name
+    assert await server.counted() == {
+        kserve("waits", 1, "OK"): 1,
+        kserve("waits", 1, "DEADLINE_EXCEEDED"): 1,
+        kserve("waits", 1, code): 1,
+    }
+
+
+async def test_a_rest_call_that_takes_too_long() -> None:
+    async with serving(rest_timeout=0.1) as server:
+        status, _ = await server.post("/v2/models/waits/infer", BODY)
+        assert status == 504
+        assert await server.counted() == {kserve_rest("waits", 1, "DEADLINE_EXCEEDED"): 1}
+
+
+async def test_what_is_refused_at_the_door() -> None:
+    async with serving(max_connections=1) as server:
+        first = asyncio.create_task(server.post("/v2/models/waits/infer", BODY))
+        await server.until_started()
+        status, answer = await server.post("/v2/models/echo/infer", BODY)
+        assert status == 503
+        server.waits.go_on.set()
+        await first
+        stats = await server.settled()
+        assert {key: one.latency.count for key, one in stats.items()} == {
+            kserve_rest("waits", 1, "OK"): 1,
+            kserve_rest("echo", 0, "UNAVAILABLE"): 1,
+        }
+        assert stats[kserve_rest("echo", 0, "UNAVAILABLE")].bytes_out == len(answer)
+
+
+async def test_calls_that_the_servers_end_cuts_short(server: Server) -> None:
+    posted = asyncio.create_task(server.post("/v2/models/waits/infer", BODY))
+    await server.until_started()
+    await server.live.server.stop()
+    assert (await posted)[0] == 503
+    assert await server.counted() == {kserve_rest("waits", 1, "UNAVAILABLE"): 1}
+
+
+async def test_a_stream_of_requests(server: Server) -> None:
+    server.counts.go_on.set()
+    requests = [request("echo", FLOAT), request("nobody", FLOAT), request("counts", b"\0\0\x40\x40"), b"\xff"]
+    call = server.live.stream_infer(iter(requests))
+    answers = [answer async for answer in call]
+    assert len(answers) == 6
+    stats = await server.settled()
+    stream = "kserve", "GRPC", "ModelStreamInfer"
+    assert {key: one.latency.count for key, one in stats.items()} == {
+        (*stream, "echo", 1, "OK"): 1,
+        (*stream, "nobody", 0, "NOT_FOUND"): 1,
+        (*stream, "counts", 1, "OK"): 1,
+        (*stream, "", 0, "INVALID_ARGUMENT"): 1,
+    }
+    assert sum(one.bytes_in for one in stats.values()) == sum(map(len, requests))
+    assert sum(one.bytes_out for one in stats.values()) == sum(answer.ByteSize() for answer in answers)
+
+
+async def test_a_stream_that_the_client_leaves(server: Server) -> None:
+    call = server.live.stream_infer(iter([request("counts", b"\0\0\x40\x40")]))
+    await call.read()
+    call.cancel()
+    stats = await server.settled()
+    (key, one), *more = stats.items()
+    assert key == ("kserve", "GRPC", "ModelStreamInfer", "counts", 1, "CANCELLED")
+    assert not more
+    assert one.compute is not None
+    assert one.compute.sum > 0
+
+
+async def test_tensorflow_serving(server: Server) -> None:
+    await server.post("/v1/models/echo:predict", {"instances": [1.0]})
+    await server.post("/v1/models/echo:predict", {"instances": ["a"]})
+    await server.post("/v1/models/echo:predict", {"signature_name": "no", "instances": [1]})
+    await server.post("/v1/models/nobody:predict", {"instances": [1.0]})
+    await server.post("/v1/models/echo:predict", data=b"{")
+    await server.post("/v1/projects/p/models/echo:predict", {"instances": [1.0]})
+    await server.post("/v1/projects/p/models/nobody:predict", {"instances": [1.0]})
+    await server.post("/v1/projects/p/models/echo:predict", data=b"{")
+    counted = await server.counted()
+    for key, count in counted.items():
+        print(key, count)
+    platform = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}:predict"
+    assert counted == {
+        ("tfserving", "REST", "predict", "echo", 1, "OK"): 1,
+        ("tfserving", "REST", "predict", "echo", 1, "INVALID_ARGUMENT"): 3,
+        ("tfserving", "REST", "predict", "nobody", 0, "NOT_FOUND"): 1,
+        ("tfserving", "REST", platform, "echo", 1, "OK"): 1,
+        ("tfserving", "REST", platform, "nobody", 0, "NOT_FOUND"): 1,
+        ("tfserving", "REST", platform, "echo", 0, "INVALID_ARGUMENT"): 1,
+    }
