@@ -76,6 +76,7 @@ class DataPlane:
 
     async def infer_on(self, servable: Servable, request: InferenceRequest, call: Call) -> InferenceResponse:
         """As `infer`, on a version that the caller holds a lease of."""
+        _note(servable, call)
         if servable.decoupled:
             raise Decoupled("the model answers with a stream of responses")
         signature = _admit(servable, request, call)
@@ -106,6 +107,7 @@ class DataPlane:
 
         A model that is not decoupled gives one answer.
         """
+        _note(servable, call)
         signature = _admit(servable, request, call)
         inputs = (
             await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
@@ -220,7 +222,6 @@ def _admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatu
         )
     if request.outputs:
         check_requested_outputs(signature, request)
-    _note(servable, call)
     call.request_id = request.id
     call.parameters = request.parameters
     call.signature_name = name

@@ -133,6 +133,9 @@ def test_versions_come_and_go(
         until_statuses(channel, "busy-all", Status(2, "AVAILABLE"), Status(1, "AVAILABLE"))
         base_path.move(4, "half_plus_two")
         wait_for(4, two)
+        # Not before it has been loaded everywhere: a file that goes while it is read is an error.
+        available = [Status(version, "AVAILABLE") for version in (4, 2, 1)]
+        until_statuses(channel, "busy-all", *available)
         # Back again.
         base_path.remove(4)
         wait_for(2, three)

@@ -138,12 +138,13 @@ class Call:
 
     What happened, for the telemetry: the model and version that were called (0: none), what came of it where the
     answer itself says so, how many requests were executed together (0: not executed), and how long the request
-    waited and ran.
+    waited and ran. The times come from `started`, `waited` and `ended`.
     """
 
     __slots__ = (
         "_cancelled",
         "_read_metadata",
+        "_started",
         "batch_size",
         "compute_seconds",
         "deadline",
@@ -175,6 +176,7 @@ class Call:
         self.batch_size = 0
         self.queue_seconds = 0.0
         self.compute_seconds = 0.0
+        self._started = 0.0
         self._read_metadata = read_metadata
         self._cancelled = False
 
@@ -205,3 +207,21 @@ class Call:
     def cancel(self) -> None:
         """Say that the caller is gone."""
         self._cancelled = True
+
+    def started(self, queued: float) -> None:
+        """The model begins; since `queued`, an instant of `time.perf_counter`, the request has waited."""
+        self.batch_size = 1
+        self._started = time.perf_counter()
+        self.queue_seconds += self._started - queued
+
+    def waited(self, since: float) -> None:
+        """From `since` until now it waited for its turn although it had started."""
+        seconds = time.perf_counter() - since
+        self.queue_seconds += seconds
+        self._started += seconds
+
+    def ended(self) -> None:
+        """The model has ended, or nobody waits for it any more."""
+        if self._started:
+            self.compute_seconds += time.perf_counter() - self._started
+            self._started = 0.0

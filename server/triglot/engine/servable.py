@@ -150,12 +150,11 @@ class Servable:
             raise self._outcome(error, call) from None
 
     async def _run_on_loop(self, inputs: Inputs, call: Call) -> Any:
-        started = time.perf_counter()
-        call.batch_size = 1
+        call.started(time.perf_counter())
         try:
             return await self._function(inputs, call)
         finally:
-            call.compute_seconds = time.perf_counter() - started
+            call.ended()
 
     def _admit_on_loop(self, call: Call) -> None:
         # Calls of `async def` code do not wait; the bound is on how many run.
@@ -176,8 +175,7 @@ class Servable:
 
     async def _stream_on_loop(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
         self._admit_on_loop(call)
-        started = time.perf_counter()
-        call.batch_size = 1
+        call.started(time.perf_counter())
         try:
             if self.decoupled:
                 async with aclosing(self._function(inputs, call)) as answers:
@@ -188,7 +186,7 @@ class Servable:
         except BaseException as error:
             raise self._outcome(error, call) from None
         finally:
-            call.compute_seconds = time.perf_counter() - started
+            call.ended()
             call.cancel()
 
     async def _stream_from_thread(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:

@@ -48,16 +48,14 @@ class Execution:
 
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread: keep the result or the error."""
-        started = time.perf_counter()
-        self.call.queue_seconds = started - self.queued
         self.error = reason_to_skip(self.call)
         if self.error is None:
-            self.call.batch_size = 1
+            self.call.started(self.queued)
             try:
                 self.result = function(self.inputs, self.call)
             except BaseException as error:  # A model that calls exit() fails this call, not the server.
                 self.error = explain(error)
-            self.call.compute_seconds = time.perf_counter() - started
+            self.call.ended()
 
     def deliver(self) -> None:
         """On the loop."""
@@ -97,16 +95,14 @@ class Stream:
 
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread: run the model to its end."""
-        started = time.perf_counter()
-        self.call.queue_seconds = started - self._queued
         error = reason_to_skip(self.call)
         if error is None:
-            self.call.batch_size = 1
+            self.call.started(self._queued)
             try:
                 self._take(function(self.inputs, self.call))
             except BaseException as failure:
                 error = explain(failure)
-            self.call.compute_seconds = time.perf_counter() - started
+            self.call.ended()
         if error is None and self.call.expired:
             error = DeadlineExceeded("the deadline passed while the model was streaming")
         self._finish(error)

@@ -12,12 +12,19 @@ if TYPE_CHECKING:
     from triglot.telemetry.store import Endpoint
 
 
+DEADLINE_SLACK = 0.02
+"""Seconds before a call's deadline in which its end is put down to it: the client's clock has started earlier."""
+
+
 class Observation:
-    """In flight from its making until `end`; the time between `decoded` and `answered` is not the codec's."""
+    """In flight from its making until `end`; the time between `decoded` and `answered` is not the codec's.
+
+    `bytes_in`: what is received already.
+    """
 
     __slots__ = ("_bytes_in", "_bytes_out", "_call", "_codec_seconds", "_endpoint", "_lap", "_started")
 
-    def __init__(self, endpoint: Endpoint, call: Call, bytes_in: int) -> None:
+    def __init__(self, endpoint: Endpoint, call: Call, bytes_in: int = 0) -> None:
         endpoint.in_flight += 1
         self._endpoint = endpoint
         self._call = call
@@ -26,8 +33,13 @@ class Observation:
         self._codec_seconds = 0.0
         self._started = self._lap = perf_counter()
 
+    def received(self, size: int) -> None:
+        """A body of `size` bytes has come; decoding begins."""
+        self._bytes_in += size
+        self._lap = perf_counter()
+
     def decoded(self) -> None:
-        """The request has been decoded, since the start."""
+        """The request has been decoded, since the start or `received`."""
         self._codec_seconds += perf_counter() - self._lap
 
     def answered(self) -> None:
@@ -39,13 +51,22 @@ class Observation:
         self._codec_seconds += perf_counter() - self._lap
         self._bytes_out += size
 
+    def sent(self, size: int) -> None:
+        """`size` bytes that took no encoding are on their way."""
+        self._bytes_out += size
+
     def end(self, code: Code) -> None:
         """The call is over; where it went well, `Call.outcome` is what counts."""
-        endpoint = self._endpoint
+        endpoint, call = self._endpoint, self._call
         endpoint.in_flight -= 1
+        if code is Code.CANCELLED and (remaining := call.remaining) is not None and remaining < DEADLINE_SLACK:
+            # gRPC ends both in the same way, and who gave up because it took too long is told so.
+            code = Code.DEADLINE_EXCEEDED
+        if call.batch_size:
+            call.ended()  # Unless the model has said so: its caller may have left before.
         endpoint.record(
-            self._call,
-            code or self._call.outcome,
+            call,
+            code or call.outcome,
             perf_counter() - self._started,
             self._codec_seconds,
             self._bytes_in,

@@ -11,9 +11,9 @@ from triglot.core.types import Call, InferenceRequest, InferenceResponse, Tensor
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Service
-from triglot.protocols.kserve.codec import decoding_size, encode_infer, encode_stream_infer, packing_size
+from triglot.protocols.kserve.codec import decoding_size, encode_infer, packing_size
 from triglot.protocols.kserve.errors import name_request
-from triglot.protocols.kserve.stream import InferStream, StreamAnswer
+from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.templates import infer_decoder
 from triglot.protocols.wire import parse_control, serialize
 from triglot.telemetry.store import Telemetry
@@ -86,8 +86,11 @@ class KServe:
         except ServingError as error:
             raise name_request(error, request.id) from None
 
-    def infer_stream(self, requests: AsyncIterator[bytes], call: Call) -> AsyncGenerator[StreamAnswer, None]:
-        """ModelStreamInfer; requests come undecoded, since one that cannot be decoded is answered in band."""
+    def infer_stream(self, requests: AsyncIterator[bytes], call: Call) -> AsyncGenerator[bytes, None]:
+        """ModelStreamInfer; requests come undecoded, since one that cannot be decoded is answered in band.
+
+        The answers are encoded, and counted with their requests.
+        """
         end_on_error = call.metadata.get("triton_grpc_error") == "true"
         return InferStream(self._dataplane, call, self._streamed, end_on_error=end_on_error).run(requests)
 
@@ -144,8 +147,7 @@ class KServe:
                     infer,
                     bytes,
                     self.infer_stream,
-                    encode_stream_infer,
-                    packing_size,
+                    bytes,
                 ),
                 _unary("RepositoryIndex", inspect, pb.RepositoryIndexRequest, self.repository_index),
                 _unary("RepositoryModelLoad", administer, pb.RepositoryModelLoadRequest, change),

@@ -13,8 +13,14 @@ from contextlib import aclosing
 
 from triglot.core.errors import Code, ServingError, as_serving_error, outcome
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
-from triglot.dataplane import DataPlane
-from triglot.protocols.kserve.codec import StreamError, decode_infer, identify
+from triglot.dataplane import LONG_BYTES, DataPlane
+from triglot.protocols.kserve.codec import (
+    StreamError,
+    decode_infer,
+    encode_stream_infer,
+    identify,
+    packing_size,
+)
 from triglot.protocols.kserve.errors import name_request
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint
@@ -26,8 +32,6 @@ MAX_UNSENT = 16
 FINAL = "triton_final_response"
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 _VALIDATION = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
-
-StreamAnswer = InferenceResponse | StreamError
 
 
 class InferStream:
@@ -41,12 +45,12 @@ class InferStream:
         self._call = call
         self._endpoint = endpoint
         self._end_on_error = end_on_error
-        self._answers: asyncio.Queue[StreamAnswer | ServingError | None] = asyncio.Queue(MAX_UNSENT)
+        self._answers: asyncio.Queue[bytes | ServingError | None] = asyncio.Queue(MAX_UNSENT)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._running: set[asyncio.Task[None]] = set()
 
-    async def run(self, requests: AsyncIterator[bytes]) -> AsyncGenerator[StreamAnswer, None]:
-        """The answers. Closing the generator cancels every request that still runs."""
+    async def run(self, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        """The answers, encoded. Closing the generator cancels every request that still runs."""
         reader = asyncio.ensure_future(self._read(requests))
         try:
             while (answer := await self._answers.get()) is not None:
@@ -91,20 +95,22 @@ class InferStream:
             if self._dataplane.decoupled(request.model_name, request.model_version):
                 # It keeps no order, but what comes after it must not overtake what came before it.
                 my_turn.add_done_callback(lambda _: _pass_on(next_turn))
-                await self._answer_decoupled(request, call)
+                await self._answer_decoupled(request, call, observed)
                 return
             response = await self._dataplane.infer(request, call)
             response.parameters[FINAL] = True
             await asyncio.shield(my_turn)
-            await self._answers.put(response)
+            await self._send(response, observed)
         except Exception as error:
             request = request or identify(data)
             call.model_name = request.model_name
             failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
             code = failure.code
             await asyncio.shield(my_turn)
-            in_band = not self._end_on_error or failure.code in _VALIDATION
-            await self._answers.put(StreamError(request, failure) if in_band else failure)
+            if not self._end_on_error or failure.code in _VALIDATION:
+                await self._send(StreamError(request, failure), observed)
+            else:
+                await self._answers.put(failure)
         except BaseException as error:
             code = outcome(error)
             raise
@@ -112,14 +118,24 @@ class InferStream:
             observed.end(code)
         _pass_on(next_turn)
 
-    async def _answer_decoupled(self, request: InferenceRequest, call: Call) -> None:
+    async def _answer_decoupled(self, request: InferenceRequest, call: Call, observed: Observation) -> None:
         async with aclosing(self._dataplane.infer_stream(request, call)) as responses:
             async for response in responses:
                 response.parameters[FINAL] = False
-                await self._answers.put(response)
+                await self._send(response, observed)
         if request.parameters.get(WANTS_EMPTY_FINAL):
             end = InferenceResponse(request.model_name, request.model_version, request.id, [], {FINAL: True})
-            await self._answers.put(end)
+            await self._send(end, observed)
+
+    async def _send(self, answer: InferenceResponse | StreamError, observed: Observation) -> None:
+        """Encoded here, where it is known whose answer it is."""
+        observed.answered()
+        if packing_size(answer) > LONG_BYTES:
+            encoded = await asyncio.to_thread(encode_stream_infer, answer)
+        else:
+            encoded = encode_stream_infer(answer)
+        observed.encoded(len(encoded))
+        await self._answers.put(encoded)
 
 
 def _pass_on(turn: asyncio.Future[None]) -> None:

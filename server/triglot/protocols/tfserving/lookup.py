@@ -30,7 +30,7 @@ def find_servable(dataplane: DataPlane, spec: ModelSpec | None, call: Call | Non
     try:
         if spec.label == "":
             raise UnknownLabel("an empty label")
-        return dataplane.servable(spec.name, version, spec.label or "")
+        servable = dataplane.servable(spec.name, version, spec.label or "")
     except UnknownLabel:
         raise InvalidArgument(f"Unrecognized servable version label: {spec.label}") from None
     except (ModelNotFound, Unavailable, InvalidArgument):
@@ -38,6 +38,9 @@ def find_servable(dataplane: DataPlane, spec: ModelSpec | None, call: Call | Non
         number = dataplane.labelled(spec.name, spec.label) if spec.label else spec.version
         which = f"Latest({spec.name})" if number is None else f"Specific({spec.name}, {number})"
         raise NotFound(f"Servable not found for request: {which}") from None
+    if call is not None:
+        call.model_version = servable.version
+    return servable
 
 
 def define(servable: Servable, name: str) -> signature_pb2.SignatureDef:

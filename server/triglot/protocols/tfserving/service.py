@@ -170,11 +170,11 @@ class Predictions:
             task = ExamplesRequest(spec, request.examples)
             result = response.results.add()
             if method == METHOD_NAMES["classify"]:
-                classified = await self.classify_on(servable, task, call.child())
+                classified = await self.classify_on(servable, task, call)
                 result.classification_result.CopyFrom(classification_message(classified.examples))
                 result.model_spec.CopyFrom(classified.spec)
             else:
-                regressed = await self.regress_on(servable, task, call.child())
+                regressed = await self.regress_on(servable, task, call)
                 result.regression_result.CopyFrom(regression_message(regressed.values))
                 result.model_spec.CopyFrom(regressed.spec)
         return response
