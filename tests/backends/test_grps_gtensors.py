@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from grps_tensor_messages import filled, floats, same
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.backends.grps.gtensors import DTYPES, to_array
@@ -36,7 +36,6 @@ def arrays(draw: st.DrawFn) -> Array:
     return np.frombuffer(content, dtype).reshape(shape)
 
 
-@settings(deadline=None)
 @given(arrays())
 def test_numbers_come_back_as_they_were(array: Array) -> None:
     tensor = filled(array)
@@ -50,7 +49,6 @@ def test_numbers_come_back_as_they_were(array: Array) -> None:
     same(back, array)
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(), max_size=5))
 def test_text_comes_back_as_utf8(texts: list[str]) -> None:
     encoded = [text.encode() for text in texts]

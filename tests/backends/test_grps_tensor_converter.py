@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from grps_tensor_messages import filled, floats, message, named, same, values
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.backends.grps.context import GrpsContext
@@ -121,7 +121,6 @@ def joined(*messages: pb.GrpsMessage) -> tuple[Any, list[GrpsContext]]:
     return CONVERTER.batch_preprocess(list(messages), contexts), contexts
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.booleans())
 def test_a_batch_comes_apart_as_it_was_put_together(sizes: list[int], with_names: bool) -> None:
     rows = np.arange(sum(sizes) * 2, dtype=np.float32).reshape(-1, 2)

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -169,7 +169,6 @@ def test_big_endian_arrays_leave_little_endian(name: str) -> None:
     assert joined(swapped[::2]) == joined(array[::2])
 
 
-@settings(deadline=None)
 @given(
     hnp.arrays(
         hnp.integer_dtypes(endianness="?")
@@ -183,7 +182,6 @@ def test_numeric_round_trip(array: Array) -> None:
     np.testing.assert_array_equal(back, array)
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary()))
 def test_bytes_round_trip(elements: list[bytes]) -> None:
     packed = pack_bytes(elements)
@@ -192,7 +190,6 @@ def test_bytes_round_trip(elements: list[bytes]) -> None:
     assert joined(object_array(elements, (len(elements),))) == packed
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40), st.integers(0, 12))
 def test_any_bytes_unpack_exactly_or_not_at_all(data: bytes, count: int) -> None:
     try:

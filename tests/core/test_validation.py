@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import Code
@@ -241,7 +241,6 @@ def test_no_strings_in_dims_that_no_array_can_have(shape: list[int]) -> None:
         bind(TEXTS, tensor("x", "BYTES", shape))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([0, 1, 2, 3, -1, 2**31, 2**40, 2**62, 2**63 - 1]), max_size=4),
     st.binary(max_size=16),

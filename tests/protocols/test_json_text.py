@@ -63,7 +63,6 @@ BODIES = st.dictionaries(st.sampled_from(["data", "a", "é", "shape"]), VALUES, 
 
 
 @given(BODIES)
-@settings(deadline=None)
 def test_both_paths_read_what_was_written(body: Body) -> None:
     for text in (json.dumps(body), json.dumps(body, ensure_ascii=False)):
         small, large = read(text, plain)
@@ -72,7 +71,7 @@ def test_both_paths_read_what_was_written(body: Body) -> None:
 
 
 @given(st.text(alphabet='{}[]",:0123456789.eE+-ntfaN\\ Infiy\x00é', max_size=30))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_text_is_read_as_the_standard_parser_does_or_refused(text: str) -> None:
     if re.search(r"\d{19}", text):
         return  # See test_integers_beyond_64_bits.
@@ -91,7 +90,6 @@ def test_any_text_is_read_as_the_standard_parser_does_or_refused(text: str) -> N
 
 
 @given(st.binary(max_size=60))
-@settings(deadline=None)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     for body in (data, data + BLANKS, b'{"data":"' + data + b'"}' + BLANKS):
         with suppress(InvalidArgument):
@@ -274,7 +272,6 @@ def test_more_elements_than_the_parser_can_count_are_still_right() -> None:
 
 
 @given(st.recursive(st.integers(), lambda inner: st.lists(inner, max_size=4), max_leaves=20).map(lambda x: [x]))
-@settings(deadline=None)
 def test_flatten(values: list[Any]) -> None:
     text = json.dumps(values).replace("[", " ").replace("]", " ").replace(",", " ")
     assert flatten(values) == [int(word) for word in text.split()]
@@ -296,7 +293,6 @@ def printed(array: Array) -> Any:
         hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
     )
 )
-@settings(deadline=None)
 def test_printed_arrays_are_read_back_the_same(array: Array) -> None:
     back = np.array(printed(array), array.dtype)
     np.testing.assert_array_equal(back, array.ravel())

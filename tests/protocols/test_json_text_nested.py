@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -55,7 +55,6 @@ def test_tokens_in_one_array_leave_the_integers_of_another_alone() -> None:
         lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4))
     )
 )
-@settings(deadline=None)
 def test_nested_arrays_are_printed_as_they_are(array: Array) -> None:
     text = b"".join(print_nested(array))
     assert array.size == 0 or np.array(json.loads(text)).shape == array.shape

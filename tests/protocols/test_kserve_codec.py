@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from wire_bytes import PADDING, field, fixed32_field, packed, varint_field
@@ -325,7 +325,6 @@ def raw_of(tensor: InputTensor) -> bytes:
 
 
 @given(st.lists(ARRAYS, max_size=4), st.booleans(), st.text(max_size=5))
-@settings(deadline=None)
 def test_what_is_encoded_decodes_to_the_same(arrays: list[Array], large: bool, request_id: str) -> None:
     outputs = [OutputTensor(f"t{at}", datatype_of(array), array) for at, array in enumerate(arrays)]
     wire = encode_infer(InferenceResponse("m", "3", request_id, outputs))

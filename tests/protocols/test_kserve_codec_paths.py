@@ -92,7 +92,6 @@ REQUESTS = st.builds(
 
 
 @given(st.binary(max_size=300))
-@settings(deadline=None)
 def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
     small, large = outcome(data), outcome(PADDING + data)
     assert small == large
@@ -100,14 +99,13 @@ def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
 
 
 @given(REQUESTS)
-@settings(deadline=None)
 def test_small_and_large_requests_have_one_outcome(message: pb.ModelInferRequest) -> None:
     data = message.SerializeToString()
     assert outcome(data) == outcome(data + PADDING) == outcome(PADDING + data)
 
 
 @given(REQUESTS, st.data())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_damaged_requests_have_one_outcome(message: pb.ModelInferRequest, draw: st.DataObject) -> None:
     data = bytearray(message.SerializeToString())
     for _ in range(draw.draw(st.integers(1, 3))):
@@ -143,7 +141,6 @@ def fields_of(message: pb.ModelInferRequest) -> list[bytes]:
 
 
 @given(REQUESTS, st.lists(UNKNOWN_FIELDS, max_size=4), st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_order_of_fields_and_unknown_ones_do_not_matter(
     message: pb.ModelInferRequest, unknown: list[bytes], random: Any
 ) -> None:

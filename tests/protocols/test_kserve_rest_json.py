@@ -220,7 +220,6 @@ NUMBERS = {
 
 
 @given(st.sampled_from(sorted(NUMBERS)).flatmap(lambda name: st.tuples(st.just(name), st.lists(NUMBERS[name]))))
-@settings(deadline=None)
 def test_what_fits_is_taken_exactly(typed: tuple[str, list[Any]]) -> None:
     datatype, values = typed
     found = both(json.dumps(values), datatype, [len(values)])
@@ -243,6 +242,6 @@ ANYTHING = st.recursive(
 
 
 @given(st.lists(ANYTHING, max_size=4), st.sampled_from(sorted(DATATYPES)), st.lists(st.integers(0, 3), max_size=2))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_small_and_large_bodies_have_one_outcome(data: list[Any], datatype: str, shape: list[int]) -> None:
     both(json.dumps(data), datatype, shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import PADDING, UNKNOWN_FIELDS, field, varint_field
 
@@ -142,7 +142,6 @@ REQUESTS = st.builds(
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4), UNKNOWN_FIELDS, st.data())
-@settings(deadline=None)
 def test_any_sequence_of_likely_requests(messages: list[bytes], unknown: bytes, draw: st.DataObject) -> None:
     """Requests, requests with a byte changed, and fields among them, in any order and again."""
     variants = [*messages, *(unknown + data for data in messages)]

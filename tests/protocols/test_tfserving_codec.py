@@ -235,7 +235,7 @@ REQUESTS = st.builds(
 
 
 @given(REQUESTS, UNKNOWN_FIELDS)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_small_and_large_requests_have_one_outcome(message: Any, unknown: bytes) -> None:
     expected = plain(decoded(message.SerializeToString()))
     assert len(expected[1]) + len(expected[3]) == len(message.inputs)
@@ -243,7 +243,7 @@ def test_small_and_large_requests_have_one_outcome(message: Any, unknown: bytes)
 
 
 @given(REQUESTS, st.data())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_damaged_requests_have_one_outcome(message: Any, draw: st.DataObject) -> None:
     data = bytearray(message.SerializeToString())
     at = draw.draw(st.integers(0, len(data)))
@@ -262,7 +262,6 @@ def test_damaged_requests_have_one_outcome(message: Any, draw: st.DataObject) ->
 
 
 @given(st.binary(max_size=300))
-@settings(deadline=None)
 def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
     assert outcome(data) == outcome(PADDING + data)
     outcome(data + PADDING)  # The end may run into the padding: then they differ.

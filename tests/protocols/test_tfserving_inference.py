@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import UNKNOWN_FIELDS, field, fixed64_field, group, varint_field
 
@@ -137,7 +137,6 @@ def test_an_input_in_parts() -> None:
 
 
 @given(st.lists(st.binary(max_size=20), max_size=4), st.none() | st.binary(max_size=20), UNKNOWN_FIELDS)
-@settings(deadline=None)
 def test_examples_are_passed_on_as_they_are(examples: list[bytes], context: bytes | None, unknown: bytes) -> None:
     """Whether they are any is the model's business."""
     if context is None:
@@ -157,7 +156,6 @@ def test_bytes_that_are_no_request(data: bytes) -> None:
 
 
 @given(st.binary(max_size=100) | st.binary(max_size=100).map(lambda data: field(2, field(2, data))))
-@settings(deadline=None)
 def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
     for decode in DECODERS:
         try:

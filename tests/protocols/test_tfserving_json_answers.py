@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -181,7 +181,6 @@ def reads_back(text: bytes, key: str, array: Array) -> None:
 
 
 @given(ARRAYS, st.booleans())
-@settings(deadline=None)
 def test_what_is_written_is_the_array(array: Array, row: bool) -> None:
     datatype = datatype_of(array)
     if datatype in ("FP16", "UINT16"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
@@ -156,7 +156,6 @@ FEATURES = st.dictionaries(
 
 
 @given(st.lists(FEATURES, min_size=1, max_size=3))
-@settings(deadline=None)
 def test_what_was_written_is_read(written: list[dict[str, list[Any]]]) -> None:
     read = examples(json.dumps({"examples": written}))
     plain = [
@@ -172,7 +171,6 @@ def test_what_was_written_is_read(written: list[dict[str, list[Any]]]) -> None:
 
 
 @given(st.lists(st.sampled_from(list(b'{}[]",:1.xtb64'))).map(bytes))
-@settings(deadline=None)
 def test_any_bytes_are_read_or_refused(junk: bytes) -> None:
     for body in (junk, b'{"examples":[{"x":' + junk + b"}]}", b'{"context":' + junk + b',"examples":[{}]}'):
         with suppress(ServingError):

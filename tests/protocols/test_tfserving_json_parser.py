@@ -45,7 +45,6 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 1, "\t"]))
-@settings(deadline=None)
 def test_what_was_written_is_read(value: Any, ascii_only: bool, indent: int | str | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
     assert repr(plain(parse(text))) == repr(value)
@@ -58,7 +57,7 @@ def integer(digits: str) -> int | float:
 
 
 @given(st.text(alphabet='{}[]",:0123456789.eE+-ntrufalse\\ Infiy\x00é', max_size=30))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_any_text_that_the_standard_parser_takes_is_read_alike(text: str) -> None:
     try:
         expected = json.loads(text, parse_int=integer)
@@ -70,7 +69,7 @@ def test_any_text_that_the_standard_parser_takes_is_read_alike(text: str) -> Non
 
 
 @given(st.binary(max_size=40) | st.lists(st.sampled_from(list(b'{}[]",:\\u0dD8e1-.NIa'))).map(bytes))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_any_bytes_are_read_or_refused_within_the_text(text: bytes) -> None:
     message = "at offset: 0"
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
@@ -79,7 +79,6 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(deadline=None)
 def test_a_quoted_value_is_json(value: Any) -> None:
     text = debug_text(parse(json.dumps(value).encode()))
     if len(text.encode()) < QUOTED_BYTES:
@@ -174,7 +173,6 @@ def test_numbers_of_answers(dtype: str, value: float, text: str) -> None:
 @given(
     st.lists(st.floats(width=32) | st.floats(width=32, min_value=-1, max_value=1)), st.sampled_from(["f4", "f8"])
 )
-@settings(deadline=None)
 def test_numbers_of_answers_are_the_values(values: list[float], dtype: str) -> None:
     array = np.array(values, dtype)
     texts = decimal_texts(array)

@@ -124,13 +124,12 @@ TENSORS = st.lists(st.sampled_from(sorted(CONTENTS)), max_size=2, unique=True).f
 
 
 @given(TENSORS)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_parsed_and_cut_tensors_are_the_same(message: pb.TensorProto) -> None:
     assert assert_one_outcome(message.SerializeToString()) is not InvalidArgument
 
 
 @given(TENSORS)
-@settings(deadline=None)
 def test_a_datatypes_own_values(message: pb.TensorProto) -> None:
     """With content of just the right length, and with each type in turn."""
     for datatype, dtype in TYPES.items():
@@ -173,13 +172,13 @@ PIECES = st.one_of(
 
 
 @given(st.lists(PIECES, max_size=8).map(b"".join))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_tensors_in_pieces(data: bytes) -> None:
     assert_one_outcome(data)
 
 
 @given(st.lists(PIECES, min_size=1, max_size=5).map(b"".join), st.data())
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_damaged_tensors(data: bytes, draw: st.DataObject) -> None:
     damaged = bytearray(data)
     at = draw.draw(st.integers(0, len(data) - 1))
@@ -196,7 +195,6 @@ def test_damaged_tensors(data: bytes, draw: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 def test_any_bytes_are_a_tensor_or_refused(data: bytes) -> None:
     assert_one_outcome(data)
 

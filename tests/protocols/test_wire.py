@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wire_bytes import (
     UNKNOWN_FIELDS,
@@ -95,7 +95,6 @@ def test_fields_of_nested_messages_are_not_cut() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=9), UNKNOWN_FIELDS), max_size=8))
-@settings(deadline=None)
 def test_what_is_cut_and_what_is_kept(parts: list[tuple[bool, bytes, bytes]]) -> None:
     data = b"".join(field(7, payload) if cut else unknown for cut, payload, unknown in parts)
     rest, cuts = scanned(data)
@@ -179,7 +178,6 @@ def test_the_first_limit_is_found_before_what_comes_after_it() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 def test_any_bytes_are_scanned_or_refused(data: bytes) -> None:
     rules = MessageRules(cut=frozenset({7}), nested={5: DIMS, 6: REPEATED}, repeats={4: Limit("x", 3)})
     try:

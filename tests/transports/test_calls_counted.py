@@ -6,21 +6,18 @@ import asyncio
 import gzip
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import grpc
 import grpc.aio
 import pytest
-from live import METHOD, Live, live, request
+from live import Live, live, request
 
 import triglot
 from process import SECONDS
-from triglot.core.errors import Code
 from triglot.core.tensor import Array
-from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.telemetry.stats import CallStats
 
@@ -83,7 +80,7 @@ class Server:
         """What was counted of inference calls, once none is in flight; the model may still be at work."""
         async with asyncio.timeout(SECONDS):
             while any(endpoint.in_flight for endpoint in self.telemetry.endpoints() if endpoint.inference):
-                await asyncio.sleep(0.002)  # noqa: ASYNC110 - the server sets no event of the test's
+                await asyncio.sleep(0.002)
         return {
             (endpoint.protocol, endpoint.door, endpoint.method, kind.model, kind.version, kind.code.name): stats
             for endpoint, kind, stats in self.telemetry.calls()
@@ -154,7 +151,9 @@ async def test_kserve_rest(server: Server) -> None:
     await server.post("/v2/models/echo/infer", BODY)
     await server.post("/v2/models/nobody/infer", BODY)
     await server.post("/v2/models/echo/infer", data=b"{")
-    await server.post("/v2/models/echo/infer", data=gzip.compress(b"{}")[:-9], headers={"Content-Encoding": "gzip"})
+    await server.post(
+        "/v2/models/echo/infer", data=gzip.compress(b"{}")[:-9], headers={"Content-Encoding": "gzip"}
+    )
     await server.post("/v2/models/echo/infer", data=b"{}", headers={"Content-Encoding": "br"})
     assert await server.counted() == {
         kserve_rest("echo", 1, "OK"): 1,
@@ -198,7 +197,7 @@ async def test_callers_who_leave(server: Server) -> None:
     await server.until_started()
     async with asyncio.timeout(SECONDS):
         while server.live.leases() < 2:
-            await asyncio.sleep(0.002)  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.002)
     call.cancel()
     posted.cancel()
     await asyncio.gather(posted, return_exceptions=True)
@@ -220,7 +219,7 @@ async def test_deadlines_and_full_queues(server: Server) -> None:
     late = server.live.infer(request("waits", FLOAT), timeout=0.2)
     async with asyncio.timeout(SECONDS):
         while server.live.leases() < 2:
-            await asyncio.sleep(0.002)  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.002)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await server.live.infer(request("waits", FLOAT))
     with pytest.raises(grpc.aio.AioRpcError) as expired:

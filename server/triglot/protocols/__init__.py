@@ -7,6 +7,7 @@ call and its answer into bytes, and knows nothing else of a protocol.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import Call
 
+_PATTERN = re.compile(r":[^{}]*}")
 MAX_CONTROL_BYTES = 1024 * 1024
 """The largest request that names things and holds no tensor."""
 
@@ -103,7 +105,7 @@ class Route:
     `coding` reads the Content-Encoding header; a compressed body may grow to `inflate_limit`, or `body_limit`.
     `encode_error` gives an error the protocol's own form; without it, it is `{"error": TEXT}` with the usual
     status. `headers` are those of every answer, errors among them. The telemetry counts calls under `protocol` and
-    `name`, or the path.
+    `method`, and those that cannot be understood under the model that the path's variable `model` names.
     """
 
     verb: str
@@ -121,3 +123,8 @@ class Route:
     headers: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     protocol: str = ""
+
+    @property
+    def method(self) -> str:
+        """What the telemetry calls it: its name, or its path without what variables have to match."""
+        return self.name or _PATTERN.sub("}", self.path)

@@ -27,7 +27,6 @@ from triglot.core.errors import (
     Unavailable,
     Unimplemented,
     as_serving_error,
-    outcome,
 )
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import Call
@@ -47,6 +46,8 @@ INFLATED_WORK = 32
 """A compressed byte takes as long as so many bytes of text."""
 LONGEST_LINE = 64 * 1024
 """Bytes of a request's path, and of a header."""
+MODEL_VARIABLE = "model"
+"""What a route's path calls the name of the model, known before the request is understood."""
 MAX_GZIP_MEMBERS = 16
 """What follows a member is copied for each of them."""
 _STATUS = {
@@ -84,7 +85,7 @@ class HttpServer:
         application = web.Application(middlewares=[web.middleware(_as_json)])
         for route in routes:
             endpoint = telemetry.endpoint(
-                route.protocol, "REST", route.name or route.path, inference=route.operation is Operation.INFER
+                route.protocol, "REST", route.method, inference=route.operation is Operation.INFER
             )
             application.router.add_route(route.verb, route.path, partial(self._respond, route, endpoint))
         # The task of a request whose client is gone is cancelled, and its work is not started.
@@ -140,54 +141,57 @@ class HttpServer:
             await site.stop()
 
     async def _respond(self, route: Route, endpoint: Endpoint, http: web.Request) -> web.StreamResponse:
-        """The answer to one request, whatever happens; the life of the server is kept out of `_handle`."""
+        """The answer to one request, whatever happens; `_handle` shows how a call goes well."""
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        call = Call(None if self._timeout is None else time.monotonic() + self._timeout, headers.items)
+        if endpoint.inference:
+            call.model_name = http.match_info.get(MODEL_VARIABLE, "")
+        observed = Observation(endpoint, call)
+        code = Code.CANCELLED
         task = asyncio.current_task()
         assert task is not None  # aiohttp runs every handler in a task.
-        response: web.StreamResponse
-        if self._stopping:
-            response = _failed(route, Unavailable(SHUTTING_DOWN))
-        elif len(self._calls) >= self._most_calls:
-            response = _failed(route, Unavailable(f"{self._most_calls} calls are open, no more are taken"))
-        else:
+        try:
+            self._admit()
             self._calls.add(task)
-            try:
-                response = await self._handle(route, endpoint, http)
-            except asyncio.CancelledError:
-                if not self._grace_is_over:
-                    raise
-                task.uncancel()
-                response = _failed(route, Unavailable(SHUTTING_DOWN))
-            finally:
-                self._calls.discard(task)
+            response = await self._handle(route, http, headers, call, observed)
+            code = Code.OK
+        except Exception as error:
+            failure = as_serving_error(error, f"{route.verb} {route.path}")
+            code = failure.code
+            response = _failed(route, failure, observed)
+        except asyncio.CancelledError:
+            if not self._grace_is_over:
+                raise
+            task.uncancel()
+            code = Code.UNAVAILABLE
+            response = _failed(route, Unavailable(SHUTTING_DOWN), observed)
+        finally:
+            self._calls.discard(task)
+            observed.end(code)
         if self._draining:
             response.force_close()
         return response
 
-    async def _handle(self, route: Route, endpoint: Endpoint, http: web.Request) -> web.StreamResponse:
-        headers = {name.lower(): value for name, value in http.headers.items()}
-        call = Call(None if self._timeout is None else time.monotonic() + self._timeout, headers.items)
-        observed = Observation(endpoint, call, http.content_length or 0)
-        code = Code.OK
-        try:
-            request = await self._read(route, http, headers)
-            decoded = await run_sized(route.text_size(request), route.decode, request)
-            observed.decoded()
-            answer = await self._run(route, decoded, call)
-            observed.answered()
-            response = await run_sized(route.answer_size(answer), route.encode, answer, decoded)
-            if isinstance(response, HttpStream):
-                return await _send_stream(http, route, response, observed)
-            observed.encoded(len(response.body))
-            return _response(route, response)
-        except Exception as error:
-            failure = as_serving_error(error, f"{route.verb} {route.path}")
-            code = failure.code
-            return _failed(route, failure)
-        except BaseException as error:
-            code = outcome(error)
-            raise
-        finally:
-            observed.end(code)
+    def _admit(self) -> None:
+        """Raises `Unavailable` when no call is taken."""
+        if self._stopping:
+            raise Unavailable(SHUTTING_DOWN)
+        if len(self._calls) >= self._most_calls:
+            raise Unavailable(f"{self._most_calls} calls are open, no more are taken")
+
+    async def _handle(
+        self, route: Route, http: web.Request, headers: Mapping[str, str], call: Call, observed: Observation
+    ) -> web.StreamResponse:
+        request = await self._read(route, http, headers, observed)
+        decoded = await run_sized(route.text_size(request), route.decode, request)
+        observed.decoded()
+        answer = await self._run(route, decoded, call)
+        observed.answered()
+        response = await run_sized(route.answer_size(answer), route.encode, answer, decoded)
+        if isinstance(response, HttpStream):
+            return await _send_stream(http, route, response, observed)
+        observed.encoded(len(response.body))
+        return _response(route, response)
 
     async def _run(self, route: Route, decoded: Any, call: Call) -> Any:
         """The route's call, for as long as a call may take."""
@@ -199,7 +203,9 @@ class HttpServer:
         except TimeoutError:
             raise DeadlineExceeded(f"the call took longer than {self._timeout:g} seconds") from None
 
-    async def _read(self, route: Route, http: web.Request, headers: Mapping[str, str]) -> HttpRequest:
+    async def _read(
+        self, route: Route, http: web.Request, headers: Mapping[str, str], observed: Observation
+    ) -> HttpRequest:
         coding = route.coding(http.headers.get("Content-Encoding", ""))
         if coding not in WINDOW_BITS:
             raise UnknownCoding(f"Content-Encoding '{coding}' is not supported, use gzip or deflate")
@@ -208,6 +214,7 @@ class HttpServer:
         if route_limit is not None:
             limit = min(limit, route_limit)
         body = await _read_body(http, limit) if http.can_read_body else b""
+        observed.received(len(body))
         bits = WINDOW_BITS[coding]
         if bits and body:
             most = limit if route.inflate_limit is None else min(limit, route.inflate_limit)
@@ -299,8 +306,7 @@ async def _send_stream(
                 writer.send_headers()
             async for chunk in chunks:
                 await response.write(chunk)
-                observed.encoded(len(chunk))
-                observed.answered()
+                observed.sent(len(chunk))
             await response.write_eof()
     except ConnectionError:
         raise Cancelled("the client left in the middle of the answer") from None
@@ -311,9 +317,10 @@ async def _send_stream(
     return response
 
 
-def _failed(route: Route, error: ServingError) -> web.Response:
+def _failed(route: Route, error: ServingError, observed: Observation) -> web.Response:
     """An error in the route's form, or in the usual one."""
     response = _usual_error(error) if route.encode_error is None else route.encode_error(error)
+    observed.sent(len(response.body))
     headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
     return _response(route, response, headers)
 

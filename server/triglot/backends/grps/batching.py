@@ -8,6 +8,7 @@ opens another, and several batches may run at the same time.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from copy import copy
 from typing import Any
@@ -24,7 +25,7 @@ Explain = Callable[[BaseException], ServingError]
 class _Member:
     """One request of a batch."""
 
-    __slots__ = ("context", "done", "error", "message", "output")
+    __slots__ = ("context", "done", "error", "joined", "message", "output")
 
     def __init__(self, message: Any, context: GrpsContext) -> None:
         self.message = message
@@ -32,6 +33,7 @@ class _Member:
         self.output: Any = None
         self.error: ServingError | None = None
         self.done = threading.Event()
+        self.joined = time.perf_counter()
         context.on_finish(self.done.set)
 
 
@@ -95,8 +97,9 @@ class DynamicBatcher:
 
     def _fill(self, members: list[_Member]) -> None:
         for member in members:
-            if member.context.call is not None:
-                member.context.call.batch_size = len(members)
+            if (call := member.context.call) is not None:
+                call.waited(member.joined)
+                call.batch_size = len(members)
         try:
             outputs = self._run([member.message for member in members], [member.context for member in members])
             outputs = () if outputs is None else tuple(outputs)

@@ -55,7 +55,6 @@ class GrpsModel(Model):
         exchange = call.exchange
         with self._pool.slot(call):
             message = message_of(inputs, self._model_id) if exchange is None else parsed(exchange.message)
-            call.batch_size = 1
             context = GrpsContext.of(call)
             with closing(context):
                 answer = self._run(message, context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,8 @@ class Pool:
     @contextmanager
     def slot(self, call: Call) -> Iterator[None]:
         """Wait for a turn and keep it. Raises `DeadlineExceeded` or `Cancelled` when nobody waits any more."""
+        call.batch_size = 0
+        since = time.perf_counter()
         if not self._slots.acquire(timeout=call.remaining):
             raise DeadlineExceeded("the deadline passed while the request waited for its turn")
         try:
@@ -38,6 +41,8 @@ class Pool:
                 raise DeadlineExceeded("the deadline passed while the request waited for its turn")
             if call.cancelled:
                 raise Cancelled("the caller left while the request waited for its turn")
+            call.waited(since)
+            call.batch_size = 1
             yield
         finally:
             self._slots.release()

@@ -74,6 +74,7 @@ def kserve_routes(service: KServe) -> list[Route]:
                 text_size=json_length,
                 answer_size=_array_bytes,
                 body_limit=body_limit,
+                name="infer",
             ),
         ]
     return rows

@@ -23,6 +23,7 @@ from triglot.repository.plan import Version
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
 
+PROTOCOL = "monitor"
 METRICS = "/metrics"
 SERIES = "/grps/v1/monitor/series"
 PAGE = "/grps/v1/monitor/metrics"
@@ -94,7 +95,9 @@ def _route(
     answer_size: Callable[[Any], int] = no_work,
 ) -> Route:
     """A GET that reads the telemetry where it is printed: on a thread, if there is much of it."""
-    return Route("GET", path, Operation.INSPECT, lambda http: http, call, encode, answer_size=answer_size)
+    return Route(
+        "GET", path, Operation.INSPECT, lambda http: http, call, encode, answer_size=answer_size, protocol=PROTOCOL
+    )
 
 
 async def _nothing(_: HttpRequest, __: Call) -> None:

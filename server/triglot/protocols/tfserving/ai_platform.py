@@ -188,7 +188,7 @@ def _explain(body: bytes, signature: Signature) -> None:
 def ai_platform_routes(platform: AIPlatform) -> list[Route]:
     """`projects.predict`, with and without a version."""
     return [
-        _route(path, platform.decode_project, platform, encode_platform_error)
+        _route(path, platform.decode_project, platform, encode_platform_error, "projects.predict")
         for path in (f"{PROJECT_MODEL}:predict", f"{PROJECT_MODEL}/versions/{{version:[^/:]+}}:predict")
     ]
 
@@ -218,6 +218,7 @@ def _route(
     decode: Callable[[HttpRequest], PredictCall],
     platform: AIPlatform,
     encode_error: Callable[[ServingError], HttpResponse],
+    name: str = "",
 ) -> Route:
     return Route(
         "POST",
@@ -229,6 +230,7 @@ def _route(
         answer_size=text_size,
         body_limit=no_limit,
         encode_error=encode_error,
+        name=name,
     )
 
 
