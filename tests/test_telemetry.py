@@ -152,6 +152,12 @@ def test_tensorflow_servings_metrics() -> None:
     assert len(lines) == 2 + 34 + 2 + 2
 
 
+def test_sums_keep_their_last_microsecond() -> None:
+    telemetry = Telemetry()
+    predict(telemetry).record(call_of("m", 1), Code.OK, 123456.789012, 0.0, 0, 0)
+    assert 'entrypoint="GRPC"} 123456789012\n' in print_metrics(telemetry)
+
+
 def test_rest_calls_that_run_no_model_have_no_api() -> None:
     telemetry = Telemetry()
     endpoint = telemetry.endpoint("tfserving", "REST", "models", inference=False)

@@ -55,12 +55,21 @@ def rows(
     if "grps" in served:
         grps, paths = _grps(dataplane, config, about)
         services += grps
-        routes += paths
+        # Before all others: a project's own path may be one of theirs.
+        routes = paths + routes
     routes += _monitor(dataplane, telemetry, config)
     health_names += [service.name for service in services]
     services.append(Health(dataplane, health_names).grpc_service())
     services += reflection_services([service.name for service in services])
-    return services, routes
+    return services, _first_of_each(routes)
+
+
+def _first_of_each(routes: list[Route]) -> list[Route]:
+    """Of several rows for the same requests the first one: paths of the configuration may be some of ours."""
+    firsts: dict[tuple[str, str], Route] = {}
+    for route in routes:
+        firsts.setdefault((route.verb, route.path), route)
+    return list(firsts.values())
 
 
 def _of(protocol: str, routes: list[Route]) -> list[Route]:

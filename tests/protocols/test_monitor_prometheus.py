@@ -90,6 +90,7 @@ def test_every_number_is_there(telemetry: Telemetry, form: str) -> None:
     assert value(samples, "triglot_request_bytes_total", **PREDICT) == 340
     assert value(samples, "triglot_response_bytes_total", **PREDICT) == 150
     assert value(samples, "triglot_queue_seconds_count", **MODEL) == 3
+    assert value(samples, "triglot_executions_total", **MODEL) == round(1 + 1 / 3 + 1 / 1000, 3)
     assert value(samples, "triglot_compute_seconds_sum", **MODEL) == pytest.approx(0.03)
     in_flight = {"protocol": "kserve", "door": "GRPC", "method": "ModelInfer"}
     assert value(samples, "triglot_in_flight", **in_flight) == 5
@@ -97,7 +98,7 @@ def test_every_number_is_there(telemetry: Telemetry, form: str) -> None:
     assert value(samples, "triglot_user_metric", name="tp(token/s)", aggregation="avg") == 4
     assert value(samples, "triglot_user_metric", name="count", aggregation="inc") == 3
     assert value(samples, "triglot_user_increments_total", name="count") == 3
-    assert value(samples, "triglot_user_quantile", name="length", quantile="0.9") == 90
+    assert value(samples, "triglot_user_quantiles", name="length", quantile="0.9") == 90
     assert value(samples, "process_resident_memory_bytes") > 0
     assert any(name.startswith("python_gc_") for name, _ in samples)
 
@@ -132,6 +133,25 @@ def test_histograms_are_cumulative(telemetry: Telemetry, form: str) -> None:
     }
     assert max(count for limit, count in below.items() if limit < 0.001) == 0
     assert {count for limit, count in below.items() if 0.001 < limit < 0.02} == {4}
+
+
+@pytest.mark.parametrize("form", ["classic", "OpenMetrics"])
+def test_names_are_as_prometheus_wants_them(telemetry: Telemetry, form: str) -> None:
+    """What `promtool check metrics` would say of our own."""
+    families, _ = read(telemetry, form)
+    for family in families:
+        if not family.name.startswith("triglot_"):
+            continue
+        assert family.documentation.endswith("."), family.name
+        for sample in family.samples:
+            assert (family.type == "counter") == sample.name.endswith("_total")
+            assert "le" not in sample.labels or family.type == "histogram"
+            assert "quantile" not in sample.labels or family.type == "summary"
+            # Numbers as OpenMetrics writes them, in both forms: 1.0, never 1.
+            limit = sample.labels.get("le", "+Inf")
+            assert limit == "+Inf" or repr(float(limit)) == limit
+        unit = family.name.rpartition("_")[2]
+        assert unit not in ("milliseconds", "microseconds", "ms", "us", "kilobytes", "percent")
 
 
 def test_open_metrics_has_units_and_an_end(telemetry: Telemetry) -> None:

@@ -53,7 +53,7 @@ class Reply:
 
 async def get(server: Live, path: str, method: str = "GET", **headers: str) -> Reply:
     url = f"http://127.0.0.1:{server.server.rest_port}{path}"
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    named = {name.replace("_", "-"): value for name, value in ({"Accept_Encoding": "identity"} | headers).items()}
     session = server.session
     async with session.request(method, url, headers=named, auto_decompress=False) as response:
         return Reply(response.status, response.headers, await response.read())
@@ -109,6 +109,9 @@ async def test_metrics_in_the_form_that_is_asked_for(server: Live) -> None:
     reply = await get(server, "/metrics", Accept="application/openmetrics-text; version=1.0.0; charset=utf-8")
     assert reply.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
     assert reply.body.endswith(b"# EOF\n")
+    zipped = await get(server, "/metrics", Accept_Encoding="gzip")
+    assert (zipped.headers["Content-Encoding"], zipped.headers["Vary"]) == ("gzip", "Accept, Accept-Encoding")
+    assert gzip.decompress(zipped.body).startswith(b"# HELP ")
     head = await get(server, "/metrics", "HEAD")
     assert (head.status, head.body) == (200, b"")
 

@@ -22,6 +22,7 @@ class Live:
 
     def __init__(self, server: triglot.Server, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
         self.server = server
+        self.channel = channel
         self.infer = channel.unary_unary(METHOD + "ModelInfer")
         self.stream_infer = channel.stream_stream(
             METHOD + "ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """A REST request: `path` holds the decoded variables of the route's path, header names are lower case.
 
-    `verb` and `target` (path and query) are as they were sent.
+    `verb` and `target` (path and query) are as they were sent, `remote` is the client's address, if it has one.
     """
 
     path: Mapping[str, str]
@@ -18,21 +19,32 @@ class HttpRequest:
     body: bytes | bytearray
     verb: str = "GET"
     target: str = "/"
+    remote: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A REST answer."""
+    """A REST answer; `headers` are pairs where a name comes several times."""
 
     body: bytes
     status: int = 200
     content_type: str = "application/json"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] | Sequence[tuple[str, str]] = field(default_factory=dict)
+
+
+def _no_work(_: Any) -> int:
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
 class HttpStream:
-    """An answer in pieces: each is sent at once, as one chunk of a chunked body. Closed when the client leaves."""
+    """An answer in pieces. Closed when the client leaves.
 
-    chunks: AsyncGenerator[bytes, None]
+    `encode` makes of each of the `answers` a chunk, which is sent at once, as one chunk of a chunked body; b"" is
+    left out. It may run off the loop: `answer_size` tells how many bytes of text it has to print, about.
+    """
+
+    answers: AsyncGenerator[Any, None]
     content_type: str
+    encode: Callable[[Any], bytes] = bytes
+    answer_size: Callable[[Any], int] = _no_work

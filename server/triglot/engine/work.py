@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 from triglot.core.errors import Cancelled, DeadlineExceeded, ServingError
 from triglot.core.tensor import Array
 from triglot.core.types import Call
-from triglot.engine.inbox import LoopInbox
 
 STREAM_BUFFER = 16
 """Answers of a stream that may wait for a slow reader before the model is held up."""
@@ -86,10 +86,12 @@ class Stream:
         self.inputs = inputs
         self.call = call
         self._queued = time.perf_counter()
-        self._answers: asyncio.Queue[Any] = asyncio.Queue()
-        self._inbox = LoopInbox(loop, self._answers.put_nowait)
-        self._room = threading.Semaphore(STREAM_BUFFER)
-        self._finished = False
+        self._loop = loop
+        self._answers: deque[Any] = deque()
+        self._parked: deque[threading.Lock] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._woken: asyncio.Future[None] | None = None
+        self._closed = False
         call.respond = self._put
         call.finish = self._finish
 
@@ -117,26 +119,72 @@ class Stream:
             self._put(result)
 
     def _put(self, answer: Any) -> bool:
-        self._room.acquire()
-        if self._finished or self.call.cancelled:
-            self._room.release()  # For the next one who waits.
+        while len(self._answers) >= STREAM_BUFFER and not self._closed:
+            self._park()
+        if self._closed or self.call.cancelled:
             return False
-        self._inbox.put(answer)
+        self._append(answer)
         return True
 
+    def _append(self, answer: Any) -> None:
+        self._answers.append(answer)
+        # Once for each time that it waits: to wake the loop costs more than a small model does. Threads may mix up
+        # who is the one to do it, and then two do.
+        reader = self._reader
+        if reader is not None and reader is not self._woken:
+            self._woken = reader
+            try:
+                self._loop.call_soon_threadsafe(_wake, reader)
+            except RuntimeError:
+                pass  # The loop is closed: the server has stopped without waiting for this call.
+
+    def _park(self) -> None:
+        """Wait until half of the answers are read, or nothing is taken any more."""
+        called = threading.Lock()
+        called.acquire()
+        self._parked.append(called)
+        if self._closed or len(self._answers) <= STREAM_BUFFER // 2:
+            # They were read between the look and the parking, and nobody may call.
+            try:
+                self._parked.remove(called)
+            except ValueError:
+                pass
+            else:
+                return
+        called.acquire()
+
+    def _call_parked(self) -> None:
+        while self._parked:
+            try:
+                self._parked.popleft().release()
+            except IndexError:
+                return  # It has removed itself just now.
+
     def _finish(self, error: ServingError | None = None) -> None:
-        if not self._finished:
-            self._finished = True
-            self._inbox.put(StreamEnd(error))
-            self._room.release()
+        if not self._closed:
+            self._closed = True
+            self._append(StreamEnd(error))
+            self._call_parked()
 
     async def get(self) -> Any:
         """On the loop: the next answer, or a `StreamEnd`."""
-        answer = await self._answers.get()
-        self._room.release()
+        while not self._answers:
+            reader = self._reader = self._loop.create_future()
+            if self._answers:
+                break  # It came between the look and the waiting.
+            await reader
+        answer = self._answers.popleft()
+        if self._parked and len(self._answers) <= STREAM_BUFFER // 2:
+            self._call_parked()
         return answer
 
     def abandon(self) -> None:
         """On the loop: the reader is gone; let the threads go on to notice it."""
         self.call.cancel()
-        self._room.release()
+        self._closed = True
+        self._call_parked()
+
+
+def _wake(reader: asyncio.Future[None]) -> None:
+    if not reader.done():
+        reader.set_result(None)

@@ -38,6 +38,10 @@ class Operation(enum.Enum):
     ADMINISTER = "administer"
 
 
+def _status_only(_: ServingError) -> None:
+    """An error is gRPC's status, and no answer."""
+
+
 def no_work(_: Any) -> int:
     """The size of what costs nothing to encode, or to decode."""
     return 0
@@ -51,7 +55,7 @@ class Method:
     BIDI_STREAM: it is given an async iterator of requests and returns one of answers.
     `answer_size` tells how many bytes `encode` has to work through one by one, about: it may run off the loop.
     `decode_size` tells the same of `decode`, and is asked for large requests only. `details` makes of an error's
-    text what the client is told.
+    text what the client is told. `told` makes an answer of an error, where a protocol tells it in its messages.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Method:
     answer_size: Callable[[Any], int] = no_work
     decode_size: Callable[[bytes], int] = no_work
     details: Callable[[str], str] = str
+    told: Callable[[ServingError], bytes | None] = _status_only
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Observation:
         self._bytes_out += size
 
     def sent(self, size: int) -> None:
-        """`size` bytes that took no encoding are on their way."""
+        """`size` bytes are on their way; of an answer of a stream nobody measures how long they took to encode."""
         self._bytes_out += size
 
     def end(self, code: Code) -> None:

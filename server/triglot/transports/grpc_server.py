@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, NoReturn, cast
 
@@ -105,14 +105,16 @@ class GrpcServer:
                 failure = as_serving_error(error, method.name)
                 # Before the client hears of it, so that who asks next finds it counted.
                 observed.end(failure.code)
-                await _abort(context, failure, method.details)
+                if (told := method.told(failure)) is None:
+                    await _abort(context, failure, method.details)
+                return told
             observed.end(Code.OK)
             return encoded
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def _server_stream(self, method: Method, endpoint: Endpoint) -> grpc.RpcMethodHandler:
-        async def handle(data: bytes, context: Any) -> AsyncIterator[bytes]:
+        async def handle(data: bytes, context: Any) -> None:
             call = _call(context)
             observed = Observation(endpoint, call, len(data))
 
@@ -122,14 +124,12 @@ class GrpcServer:
                 observed.decoded()
                 return method.call(request, call)
 
-            async with aclosing(self._answers(method, run, context, observed)) as out:
-                async for answer in out:
-                    yield answer
+            await self._send(method, run, context, observed)
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
     def _bidi_stream(self, method: Method, _: Endpoint) -> grpc.RpcMethodHandler:
-        async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
             call = _call(context)
             decoded = (method.decode(data) async for data in requests)
 
@@ -137,18 +137,17 @@ class GrpcServer:
                 return method.call(decoded, call)
 
             # Requests are what counts here, not calls, and who answers them counts them.
-            async with aclosing(self._answers(method, run, context)) as out:
-                async for answer in out:
-                    yield answer
+            await self._send(method, run, context, None)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
-    async def _answers(
-        self, method: Method, run: Callable[[], Awaitable[Any]], context: Any, observed: Observation | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        """The encoded answers of a stream; when the server stops, the stream ends with UNAVAILABLE."""
+    async def _send(
+        self, method: Method, run: Callable[[], Awaitable[Any]], context: Any, observed: Observation | None
+    ) -> None:
+        """Send the answers of a stream; when the server stops, the stream ends with UNAVAILABLE."""
         task = asyncio.current_task()
         assert task is not None  # grpc.aio runs every handler in a task of its own.
+        encode, size_of = method.encode, method.answer_size
         stream = _OpenStream(task)
         self._streams.add(stream)
         code = Code.OK
@@ -157,13 +156,14 @@ class GrpcServer:
                 raise Unavailable(SHUTTING_DOWN)
             async with aclosing(await run()) as answers:
                 async for answer in answers:
+                    if size_of(answer) > OFF_LOOP_BYTES:
+                        encoded = await asyncio.to_thread(encode, answer)
+                    else:
+                        encoded = encode(answer)
                     if observed is not None:
-                        observed.answered()
-                    encoded = await run_sized(method.answer_size(answer), method.encode, answer)
-                    if observed is not None:
-                        observed.encoded(len(encoded))
+                        observed.sent(len(encoded))
                     stream.sending = True
-                    yield encoded
+                    await context.write(encoded)
                     stream.sending = False
                     if self._stopping:
                         raise Unavailable(SHUTTING_DOWN)
@@ -174,13 +174,12 @@ class GrpcServer:
             task.uncancel()
             code = Code.UNAVAILABLE
             await _abort(context, Unavailable(SHUTTING_DOWN))
-        except GeneratorExit:
-            code = Code.CANCELLED
-            raise
         except Exception as error:
             failure = as_serving_error(error, method.name)
             code = failure.code
-            await _abort(context, failure, method.details)
+            if (told := method.told(failure)) is None:
+                await _abort(context, failure, method.details)
+            await context.write(told)
         finally:
             self._streams.discard(stream)
             if observed is not None:

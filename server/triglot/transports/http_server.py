@@ -219,7 +219,7 @@ class HttpServer:
         if bits and body:
             most = limit if route.inflate_limit is None else min(limit, route.inflate_limit)
             body = await run_sized(len(body) * INFLATED_WORK, _inflate, body, bits, most)
-        return HttpRequest(http.match_info, headers, body, http.method, http.raw_path)
+        return HttpRequest(http.match_info, headers, body, http.method, http.raw_path, http.remote or "")
 
 
 async def _read_body(http: web.Request, limit: int) -> bytes:
@@ -280,9 +280,12 @@ def _response(route: Route, response: HttpResponse, headers: Mapping[str, str] |
         body=response.body,
         status=response.status,
         # As it is: aiohttp's argument refuses parameters.
-        headers={"Content-Type": response.content_type, **response.headers, **route.headers, **(headers or {})},
+        headers={"Content-Type": response.content_type},
     )
-    if response.headers.get("Connection") == "close":
+    answer.headers.extend(response.headers)
+    answer.headers.update(route.headers)
+    answer.headers.update(headers or {})
+    if answer.headers.get("Connection") == "close":
         answer.force_close()
     return answer
 
@@ -299,14 +302,15 @@ async def _send_stream(
     else:
         response.force_close()
     try:
-        async with aclosing(stream.chunks) as chunks:
+        async with aclosing(stream.answers) as answers:
             writer = await response.prepare(http)
             # aiohttp would keep the headers until the first chunk (since 3.12).
             if writer is not None and hasattr(writer, "send_headers"):
                 writer.send_headers()
-            async for chunk in chunks:
-                await response.write(chunk)
-                observed.sent(len(chunk))
+            async for answer in answers:
+                if chunk := await run_sized(stream.answer_size(answer), stream.encode, answer):
+                    await response.write(chunk)
+                    observed.sent(len(chunk))
             await response.write_eof()
     except ConnectionError:
         raise Cancelled("the client left in the middle of the answer") from None

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'triglot[grps]'"
 _ORIGIN = re.compile(r"^[A-Za-z]+://[^/?]*")
 """What a request to a proxy has before the path."""
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_NO_HEADER_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _OF_THE_CONNECTION = ("connection", "content-length", "transfer-encoding")
 
 
@@ -55,6 +57,7 @@ def _environ(request: HttpRequest) -> dict[str, Any]:
         "SERVER_NAME": host,
         "SERVER_PORT": port,
         "SERVER_PROTOCOL": "HTTP/1.1",
+        **({"REMOTE_ADDR": request.remote} if request.remote else {}),
         "wsgi.version": (1, 0),
         "wsgi.url_scheme": "http",
         "wsgi.input": io.BytesIO(request.body),
@@ -111,19 +114,23 @@ def _response(body: bytes, status: int, fields: Iterable[tuple[str, str]]) -> Ht
     if not 200 <= status <= 599:
         raise ValueError(f"set_http_response: expected a status from 200 to 599, got {status}")
     content_type = "text/html; charset=utf-8"  # Flask's own default.
-    headers: dict[str, str] = {}
+    headers: list[tuple[str, str]] = []
     for name, value in fields:
-        if "\r" in value or "\n" in value:
-            raise ValueError(f"set_http_response: header {name!r} has a line break in its value")
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"set_http_response: {name!r} is no name of a header")
+        if _NO_HEADER_VALUE.search(value):
+            raise ValueError(f"set_http_response: header {name!r} has a control character in its value")
         if name.lower() == "content-type":
             content_type = value
         elif name.lower() not in _OF_THE_CONNECTION:
-            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+            headers.append((name, value))
     return HttpResponse(body, status, content_type, headers)
 
 
 def flask_response(response: HttpResponse) -> flask.Response:
     """The response as Flask's."""
     from flask import Response  # noqa: PLC0415
+    from werkzeug.datastructures import Headers  # noqa: PLC0415
 
-    return Response(response.body, response.status, response.headers, content_type=response.content_type)
+    headers = Headers(response.headers)
+    return Response(response.body, response.status, headers, content_type=response.content_type)

@@ -11,7 +11,7 @@ from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.messages import NOT_A_MESSAGE, as_ours, is_message, parsed
 from triglot.backends.grps.runner import Failures, ModelRunner, Pool, run_in_sequence
 from triglot.backends.grps.tensors import arrays_of, message_of
-from triglot.core.errors import Internal
+from triglot.core.errors import Code, Internal
 from triglot.core.model import Model
 from triglot.core.tensor import Array
 from triglot.core.types import Call
@@ -60,6 +60,7 @@ class GrpsModel(Model):
                 answer = self._run(message, context)
             if exchange is not None and exchange.http is not None:
                 exchange.http_response = context.response
+                call.outcome = _outcome(context)
                 return None
             if context.finished:
                 return None
@@ -84,3 +85,11 @@ class GrpsModel(Model):
         """Gives up its part of the project."""
         self._runners = ()
         self._release()
+
+
+def _outcome(context: GrpsContext) -> Code:
+    """What came of customised HTTP: its status says so, or an error of the context (grps 10.11)."""
+    status = 200 if context.response is None else context.response.status
+    if 400 <= status < 500:
+        return Code.INVALID_ARGUMENT
+    return Code.INTERNAL if status >= 500 or context.has_err() else Code.OK

@@ -6,6 +6,7 @@ merge them, so that tensors need not be parsed with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from triglot.core.errors import InvalidArgument
@@ -13,6 +14,7 @@ from triglot.core.tensor import byte_length
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.generic_tensor import (
     ELEMENT_WORK,
+    FEW_FIELDS,
     read_tensor,
     reading_size,
     tensor_of_message,
@@ -32,9 +34,11 @@ from triglot.protocols.grps.message import (
 from triglot.protocols.grps.tensors import utf8
 from triglot.protocols.wire import (
     LENGTH,
+    MAX_FIELDS,
     SHORT,
     Limit,
     MessageRules,
+    TooManyFields,
     length_prefix,
     limit_error,
     parse,
@@ -48,6 +52,10 @@ SCAN_FROM_BYTES = 16 * 1024
 COPY_WORK = 16
 """So many bytes are copied in the time in which one is parsed."""
 MAX_TENSORS = Limit("tensors", 1024)
+MOST_TENSORS = Limit("tensors", MAX_FIELDS)
+"""Even for a model that takes messages as they are: a tensor of two bytes becomes an object of a hundred."""
+TENSORS_FROM_BYTES = 128 * 1024
+"""Whatever a smaller message holds does not take much memory."""
 MAX_ENTRIES = Limit("entries in a map", SCAN_FROM_BYTES)
 """More than a message that is parsed at once can hold."""
 _STATUS, _MODEL, _BIN, _STR, _TENSORS, _NDARRAY, _MAP = range(1, 8)
@@ -57,6 +65,7 @@ _MAPS = ("s_s", "s_b", "s_i32", "s_i64", "s_f", "s_d")
 _MEMBERS = MessageRules(cut=frozenset({_BIN, _STR, _TENSORS, _NDARRAY, _MAP}))
 _ALL_FIELDS = MessageRules(cut=_MEMBERS.cut | {_STATUS, _MODEL})
 _TENSOR_DATA = MessageRules(cut=frozenset({_TENSOR}), repeats={_TENSOR: MAX_TENSORS})
+_ANY_TENSOR_DATA = MessageRules(cut=frozenset({_TENSOR}), repeats={_TENSOR: MOST_TENSORS})
 _MAP_DATA = MessageRules(repeats=dict.fromkeys(range(1, len(_MAPS) + 1), MAX_ENTRIES))
 
 
@@ -80,7 +89,9 @@ def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
     wanted = number << 3 | LENGTH
     found: list[bytes] = []
     at, end = 0, len(data)
-    while at < end:
+    for _ in range(MAX_FIELDS + 1):
+        if at == end:
+            return found
         tag = data[at]
         if tag & 0x87 != LENGTH or tag == LENGTH:
             # Of another kind than all our fields: nothing that honest clients send.
@@ -93,7 +104,19 @@ def _payloads(data: bytes, number: int) -> list[bytes] | list[memoryview]:
             )
         if tag == wanted:
             found.append(data[start:at])
-    return found
+    raise TooManyFields(f"the request has more than {MAX_FIELDS} protobuf fields")
+
+
+def check_tensors(data: bytes) -> None:
+    """Raises `InvalidArgument` for a large message of more tensors than anybody means, or one that is damaged."""
+    if len(data) <= TENSORS_FROM_BYTES:
+        return
+    tensors = 0
+    for number, payload in scan(data, _MEMBERS)[1]:
+        if number == _TENSORS:
+            tensors += len(scan(payload, _ANY_TENSOR_DATA, MAX_FIELDS + 1)[1])
+            if tensors > MOST_TENSORS.count:
+                raise limit_error(MOST_TENSORS)
 
 
 def _text(payload: bytes | memoryview, what: str) -> str:
@@ -118,6 +141,15 @@ def decode_message(data: bytes | memoryview) -> Message:
     return Message(message.model, _merge(members), _status_of(message))
 
 
+def decode_answer(data: bytes) -> Message:
+    """As `decode_message`, for what a model answers: it may hold any number of things."""
+    try:
+        return decode_message(data)
+    except InvalidArgument:
+        message = parse(pb.GrpsMessage, data)
+        return Message(message.model, _data_of(message, limited=False), _status_of(message))
+
+
 def _status_of(message: pb.GrpsMessage) -> Status | None:
     if not message.HasField("status"):
         return None
@@ -125,13 +157,13 @@ def _status_of(message: pb.GrpsMessage) -> Status | None:
     return Status(status.code, status.msg, status.status)
 
 
-def _data_of(message: pb.GrpsMessage) -> Data:
+def _data_of(message: pb.GrpsMessage, *, limited: bool = True) -> Data:
     member = message.WhichOneof("data_oneof")
     if member == "gtensors":
         tensors = message.gtensors.tensors
-        if len(tensors) > MAX_TENSORS.count:
+        if limited and len(tensors) > MAX_TENSORS.count:
             raise limit_error(MAX_TENSORS)
-        return [tensor_of_message(tensor) for tensor in tensors]
+        return [tensor_of_message(tensor, limited=limited) for tensor in tensors]
     if member == "gmap":
         return _map_of(message.gmap)
     if member == "ndarray":
@@ -193,16 +225,19 @@ def _read_map(data: memoryview, into: GrpsMap) -> GrpsMap:
 def decoding_size(data: bytes) -> int:
     """What `decode_message` has to work through besides packed floats, in bytes of text, about.
 
-    Raises `InvalidArgument`.
+    A message of many fields, or a damaged one, counts as text: this is not the place to look at each.
     """
-    rest, members = scan(data, _MEMBERS)
-    size = len(rest)
-    for number, payload in members:
-        if number == _TENSORS:
-            size += sum([reading_size(tensor) for _, tensor in scan(payload, _TENSOR_DATA)[1]])
-        else:
-            size += len(payload) if number == _MAP else len(payload) // COPY_WORK
-    return size
+    try:
+        rest, members = scan(data, _MEMBERS, FEW_FIELDS)
+        return len(rest) + sum([_member_size(number, payload) for number, payload in members])
+    except InvalidArgument:
+        return len(data)
+
+
+def _member_size(number: int, payload: memoryview) -> int:
+    if number == _TENSORS:
+        return sum([reading_size(tensor) for _, tensor in scan(payload, _TENSOR_DATA, FEW_FIELDS)[1]])
+    return len(payload) if number == _MAP else len(payload) // COPY_WORK
 
 
 def encode_message(message: Message) -> bytes:
@@ -219,7 +254,7 @@ def encode_message(message: Message) -> bytes:
     return b"".join(pieces)
 
 
-def _field(number: int, pieces: list[Any]) -> list[Any]:
+def _field(number: int, pieces: Sequence[Any]) -> list[Any]:
     return [length_prefix(number, sum(map(byte_length, pieces))), *pieces]
 
 
@@ -228,12 +263,25 @@ def _member(data: Data) -> list[Any]:
     if data is None:
         return []
     if isinstance(data, list):
-        return _field(_TENSORS, [piece for one in data for piece in _field(_TENSOR, tensor_pieces(one))])
+        return _field_of_tensors(data)
     if isinstance(data, str):
         return _field(_STR, [utf8(data, "str_data")])
     if isinstance(data, GrpsMap):
         return _field(_MAP, [_encode_map(data)])
     return _field(_NDARRAY, []) if isinstance(data, NDArray) else _field(_BIN, [data])
+
+
+def _field_of_tensors(tensors: list[GrpsTensor]) -> list[Any]:
+    size = 0
+    pieces: list[Any] = [b""]
+    for tensor in tensors:
+        head, elements = tensor_pieces(tensor)
+        tensor_size = len(head) + byte_length(elements)
+        prefix = length_prefix(_TENSOR, tensor_size)
+        size += len(prefix) + tensor_size
+        pieces += prefix, head, elements
+    pieces[0] = length_prefix(_TENSORS, size)
+    return pieces
 
 
 def _encode_map(data: GrpsMap) -> bytes:

@@ -12,7 +12,7 @@ _STATUS = {
 }
 
 
-class BadHttpRequest(InvalidArgument):
+class BadRequest(InvalidArgument):
     """A request that is refused before anybody looks into it (grps 3.3)."""
 
 
@@ -26,7 +26,7 @@ def failure_of(error: ServingError) -> Status:
 
 
 def _code(error: ServingError) -> int:
-    if isinstance(error, BadHttpRequest):
+    if isinstance(error, BadRequest):
         return 400
     if isinstance(error, NoSuchModel):
         return 404

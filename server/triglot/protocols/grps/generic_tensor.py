@@ -71,8 +71,13 @@ def _floats(payload: memoryview, dtype: np.dtype[Any]) -> Array:
     return array_over(payload, dtype, (len(payload) // dtype.itemsize,))
 
 
-def tensor_of_message(message: pb.GenericTensor) -> GrpsTensor:
-    """The tensor of a parsed GenericTensor, with the list that its dtype chooses. Raises `InvalidArgument`."""
+def tensor_of_message(message: pb.GenericTensor, *, limited: bool = True) -> GrpsTensor:
+    """The tensor of a parsed GenericTensor, with the list that its dtype chooses.
+
+    Raises `InvalidArgument` for more dims than `MAX_DIMS`, if that is the limit.
+    """
+    if limited and len(message.shape) > MAX_DIMS.count:
+        raise limit_error(MAX_DIMS)
     row = LISTS.get(message.dtype)
     if row is None:
         return _with_elements(message, _EMPTY)
@@ -85,8 +90,6 @@ def tensor_of_message(message: pb.GenericTensor) -> GrpsTensor:
 
 
 def _with_elements(message: pb.GenericTensor, elements: Array) -> GrpsTensor:
-    if len(message.shape) > MAX_DIMS.count:
-        raise limit_error(MAX_DIMS)
     return GrpsTensor(message.name, message.dtype, tuple(message.shape), elements)
 
 
@@ -98,25 +101,18 @@ def reading_size(data: memoryview) -> int:
         return len(data)
 
 
-def tensor_pieces(tensor: GrpsTensor) -> list[Any]:
-    """A serialized GenericTensor in pieces to join; the memory of floats is one of them.
+def tensor_pieces(tensor: GrpsTensor) -> tuple[Any, ...]:
+    """A serialized GenericTensor as two pieces to join; the memory of floats is one of them.
 
     Raises `InvalidArgument` for a text that UTF-8 has no bytes for.
     """
-    pieces: list[Any] = []
-    if tensor.name:
-        name = utf8(tensor.name, "a tensor's name")
-        pieces += length_prefix(_NAME, len(name)), name
-    pieces.append(_type_and_shape(tensor.dtype, tensor.shape))
     row = LISTS.get(tensor.dtype)
     if row is None or not tensor.elements.size:
-        return pieces
+        return _head(tensor.name, tensor.dtype, tensor.shape, 0), b""
     if row.number not in _PACKED:
-        pieces.append(_elements(tensor.elements, row))
-        return pieces
+        return _head(tensor.name, tensor.dtype, tensor.shape, 0), _elements(tensor.elements, row)
     floats = native(tensor.elements.astype(row.wire, copy=False))
-    pieces += length_prefix(row.number, floats.nbytes), floats
-    return pieces
+    return _head(tensor.name, tensor.dtype, tensor.shape, floats.nbytes), floats
 
 
 def _elements(elements: Array, row: FlatList) -> bytes:
@@ -128,8 +124,14 @@ def _elements(elements: Array, row: FlatList) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _type_and_shape(dtype: int, shape: tuple[int, ...]) -> bytes:
-    return serialize(pb.GenericTensor(dtype=dtype, shape=shape))  # type: ignore[arg-type]
+def _head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
+    """All of a tensor but its elements, with what stands before packed floats: what a model's answers share."""
+    encoded_name = utf8(name, "a tensor's name")
+    pieces = [length_prefix(_NAME, len(encoded_name)), encoded_name] if encoded_name else []
+    pieces.append(serialize(pb.GenericTensor(dtype=dtype, shape=shape)))  # type: ignore[arg-type]
+    if float_bytes:
+        pieces.append(length_prefix(LISTS[dtype].number, float_bytes))
+    return b"".join(pieces)
 
 
 def writing_size(tensor: GrpsTensor) -> int:

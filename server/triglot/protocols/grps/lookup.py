@@ -16,6 +16,8 @@ def find_servable(dataplane: DataPlane, model_id: str, default_model: str) -> Se
     name, too. Raises `ModelNotFound`, and `Unavailable` for one that is not ready.
     """
     name = model_id or default_model or _only_model(dataplane)
+    if not model_id and dataplane.knows(name):
+        return dataplane.servable(name)
     for model, version in _readings(name):
         if not dataplane.knows(model):
             continue
@@ -26,7 +28,7 @@ def find_servable(dataplane: DataPlane, model_id: str, default_model: str) -> Se
     if not dataplane.knows(name):
         raise ModelNotFound(f"Model {name} not found.")
     servable = dataplane.servable(name)
-    if servable.model.takes_messages and model_id:
+    if servable.model.takes_messages:
         raise ModelNotFound(f"Model {name} not found. A model of a project is called NAME-VERSION.")
     return servable
 
@@ -44,7 +46,8 @@ def _readings(model_id: str) -> Iterator[tuple[str, str]]:
     """Every (name, version) that an id may mean: names and versions may have dashes themselves."""
     name, dash, version = model_id.rpartition("-")
     while dash:
-        yield name, version
+        if version:
+            yield name, version
         name, dash, rest = name.rpartition("-")
         version = f"{rest}-{version}"
 

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
-import orjson
-
-from triglot.core.errors import ServingError, as_serving_error
+from triglot.core.errors import InvalidArgument, ServingError, as_serving_error
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import Call, HttpChunk
 from triglot.protocols import Operation, Route
-from triglot.protocols.grps.codec import decode_message
-from triglot.protocols.grps.errors import BadHttpRequest, failure_of
+from triglot.protocols.grps.codec import decode_answer
+from triglot.protocols.grps.errors import BadRequest, failure_of
 from triglot.protocols.grps.json_printer import answer_size, print_message, print_ndarray
 from triglot.protocols.grps.json_reader import read_message, read_model_name
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.service import PROTOCOL, Answer, Grps, Request
+from triglot.protocols.json_text import read_body
 
 PREFIX = "/grps/v1"
 PREDICT = f"{PREFIX}/infer/predict"
+READ = ("GET", "HEAD", "POST")
 JSON, BYTES, TEXT = "application/json", "application/octet-stream", "text/plain; charset=utf-8"
 
 
@@ -58,10 +58,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, or for a stream its chunks, and for customised HTTP the response that the model made."""
+    """An answer, or for a stream its answers, and for customised HTTP the response that the model made."""
 
     answer: Answer = None
-    chunks: AsyncGenerator[bytes, None] | None = None
+    answers: AsyncGenerator[Message | bytes, None] | None = None
     response: HttpResponse | None = None
 
 
@@ -73,7 +73,7 @@ class Http:
         self._rules = rules
 
     def decode(self, http: HttpRequest) -> Asked:
-        """The call that a request makes. Raises `BadHttpRequest` for what is wrong around the body."""
+        """The call that a request makes. Raises `BadRequest` for what is wrong around the body."""
         query = _query(http)
         streaming = self._wants_stream(http, query)
         if self._rules.customized_body:
@@ -81,10 +81,10 @@ class Http:
         as_ndarray = query.get("return-ndarray", "").lower() == "true"
         media_type = _media_type(http)
         if streaming and as_ndarray:
-            raise BadHttpRequest("Bad Request, err: Streaming and ret ndarray are not supported at the same time.")
+            raise BadRequest("Bad Request, err: Streaming and ret ndarray are not supported at the same time.")
         try:
             message = _read_body(media_type, bytes(http.body))
-            request = Request(message.model or query.get("model", ""), message)
+            request = self._service.request_of(message, message.model or query.get("model", ""))
         except ServingError as error:
             request = Request(query.get("model", ""), error=error)
         return Asked(request, streaming, as_ndarray)
@@ -97,40 +97,36 @@ class Http:
         if self._rules.streaming_mode == "header_param":
             return http.headers.get(key.lower(), "").lower() == "true"
         try:
-            body = orjson.loads(http.body)
-        except ValueError:
+            return read_body(bytes(http.body), None, lambda body: body.get(key) is True)
+        except InvalidArgument:
             return False
-        return isinstance(body, dict) and body.get(key) is True
 
     async def predict(self, asked: Asked, call: Call) -> Reply:
         """Raises `ServingError`."""
         if asked.streaming:
-            return Reply(chunks=self._chunks(asked, call))
+            return Reply(answers=self._answers(asked, call))
         answer = await self._service.predict(asked.request, call)
         exchange = call.exchange
         return Reply(answer, response=None if exchange is None else exchange.http_response)
 
-    async def _chunks(self, asked: Asked, call: Call) -> AsyncGenerator[bytes, None]:
-        """Each answer as one chunk; an error is the last (grps 3.5, 3.6)."""
+    async def _answers(self, asked: Asked, call: Call) -> AsyncGenerator[Message | bytes, None]:
+        """The answers of a stream; an error is the last one (grps 3.5, 3.6)."""
         try:
             async with aclosing(self._service.predict_stream(asked.request, call)) as answers:
                 async for answer in answers:
-                    if chunk := _chunk(answer):
-                        yield chunk
+                    yield answer
         except Exception as error:
             told = as_serving_error(error, "a grps call")
             call.outcome = told.code
             if self._rules.customized_body:
-                text = told.message.encode()
+                yield HttpChunk(told.message.encode())
             else:
-                text = print_message(Message(status=failure_of(told))) + b"\n"
-            if text:
-                yield text
+                yield Message(status=failure_of(told))
 
     def encode(self, reply: Reply, asked: Asked) -> HttpResponse | HttpStream:
         """The answer in the form that was asked for. Raises `Internal` for what is no ndarray."""
-        if reply.chunks is not None:
-            return HttpStream(reply.chunks, self._rules.streaming_content_type)
+        if reply.answers is not None:
+            return HttpStream(reply.answers, self._rules.streaming_content_type, _chunk, _printing_size)
         if self._rules.customized_body:
             return reply.response or HttpResponse(b"", content_type=TEXT)
         message = _message(reply.answer)
@@ -183,15 +179,29 @@ def grps_routes(service: Grps, rules: HttpRules) -> list[Route]:
     ]
     both.append(control("metadata/server", inspect, _nothing, service.server_metadata, _encode_message))
     metadata = control("metadata/model", inspect, _model_name, service.model_metadata, _encode_message)
-    rows = [row(verb) for row in both for verb in ("GET", "HEAD", "POST")]
-    rows += [metadata("POST"), _predict_row(http, "POST", PREDICT)]
+    rows = [row(verb) for row in both for verb in READ]
+    rows += [metadata("POST"), _predict_row(http, PREDICT)("POST")]
     if rules.path:
-        rows += [_predict_row(http, verb, rules.path) for verb in ("GET", "POST")]
-    return rows
+        # First, so that the path is what the project says it is.
+        rows = [*map(_predict_row(http, rules.path), READ), *rows]
+    verbs: dict[str, list[str]] = {}
+    for row in rows:
+        verbs.setdefault(row.path, []).append(row.verb)
+    return [*rows, *[_options_row(path, [*allowed, "OPTIONS"]) for path, allowed in verbs.items()]]
 
 
-def _predict_row(http: Http, verb: str, path: str) -> Route:
-    return Route(
+def _options_row(path: str, verbs: list[str]) -> Route:
+    """What may be asked there (grps 3.1)."""
+    answer = HttpResponse(b"", content_type=TEXT, headers={"Allow": ", ".join(verbs)})
+    return Route("OPTIONS", path, Operation.INSPECT, _nothing, _done, lambda *_: answer, protocol=PROTOCOL)
+
+
+async def _done(*_: object) -> None:
+    pass
+
+
+def _predict_row(http: Http, path: str) -> Callable[[str], Route]:
+    return lambda verb: Route(
         verb,
         path,
         Operation.INFER,
@@ -213,19 +223,19 @@ def _query(http: HttpRequest) -> dict[str, str]:
 
 
 def _media_type(http: HttpRequest) -> str:
-    """JSON or bytes, whatever parameters it has (grps 3.3). Raises `BadHttpRequest`."""
+    """JSON or bytes, whatever parameters it has (grps 3.3). Raises `BadRequest`."""
     header = http.headers.get("content-type")
     if header is None:
-        raise BadHttpRequest("No content type in headers.")
+        raise BadRequest("No content type in headers.")
     media_type = header.partition(";")[0].strip().lower()
     if media_type not in (JSON, BYTES):
-        raise BadHttpRequest("Unsupported content type.")
+        raise BadRequest("Unsupported content type.")
     return media_type
 
 
 def _read_body(media_type: str, body: bytes) -> Message:
     if not body:
-        raise BadHttpRequest("The http body is empty.")
+        raise BadRequest("The http body is empty.")
     return Message(data=body) if media_type == BYTES else read_message(body)
 
 
@@ -234,11 +244,14 @@ def _nothing(_: HttpRequest) -> None:
 
 
 def _model_name(http: HttpRequest) -> str | None:
-    return read_model_name(bytes(http.body)) if http.body else None
+    try:
+        return read_model_name(bytes(http.body)) if http.body else None
+    except InvalidArgument as error:
+        raise BadRequest(error.message) from None
 
 
 def _message(answer: Answer) -> Message:
-    return answer if isinstance(answer, Message) else decode_message(answer or b"")
+    return answer if isinstance(answer, Message) else decode_answer(answer or b"")
 
 
 def _chunk(answer: Message | bytes) -> bytes:
@@ -258,7 +271,11 @@ def _encode_message(message: Message, _: Any) -> HttpResponse:
 
 
 def _answer_size(reply: Reply) -> int:
+    return _printing_size(reply.answer)
+
+
+def _printing_size(answer: Answer) -> int:
     """What there is to print, in bytes, about; a project's message is not decoded for it."""
-    if isinstance(reply.answer, Message):
-        return answer_size(reply.answer)
-    return len(reply.answer or b"")
+    if isinstance(answer, HttpChunk):
+        return 0
+    return answer_size(answer) if isinstance(answer, Message) else len(answer or b"")

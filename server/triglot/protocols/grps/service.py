@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented, as_serving_error
+from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented
 from triglot.core.http import HttpRequest
 from triglot.core.types import Call, Exchange, HttpChunk, InferenceRequest
 from triglot.dataplane import DataPlane, Decoupled
@@ -20,6 +20,7 @@ from triglot.engine.servable import Servable
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Service
 from triglot.protocols.grps.codec import (
+    check_tensors,
     decode_message,
     decoding_size,
     encode_message,
@@ -29,7 +30,7 @@ from triglot.protocols.grps.codec import (
     model_of,
     with_success,
 )
-from triglot.protocols.grps.errors import BadHttpRequest, NoSuchModel, failure_of
+from triglot.protocols.grps.errors import BadRequest, NoSuchModel, failure_of
 from triglot.protocols.grps.lookup import find_servable
 from triglot.protocols.grps.mapping import answer_message, bind_message, tensors_of
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
@@ -53,6 +54,10 @@ class Request:
     encoded: bytes | None = None
     error: ServingError | None = None
     http: HttpRequest | None = None
+
+
+class Undecodable(Internal):
+    """The bytes are no message: an error of the call, not of the model (grps 4)."""
 
 
 Answer = Message | bytes | None
@@ -97,10 +102,10 @@ class Grps:
     async def model_metadata(self, name: str | None, _: Call) -> Message:
         """What a model's configuration says, found by its name or its id.
 
-        Raises `BadHttpRequest` for no name, and `NoSuchModel`.
+        Raises `BadRequest` for no name, and `NoSuchModel`.
         """
         if name is None:
-            raise BadHttpRequest("No model name.")
+            raise BadRequest("No model name.")
         try:
             if self._dataplane.knows(name):
                 servable = self._dataplane.servable(name)
@@ -115,17 +120,33 @@ class Grps:
     def understand(self, encoded: bytes) -> Request:
         """The request of a serialized GrpsMessage; what is wrong with its content is told by its answer.
 
-        Raises `Internal` for bytes that are no message (grps 4).
+        Raises `Undecodable`.
         """
         try:
             request = Request(model_of(encoded), encoded=encoded)
         except InvalidArgument as error:
-            raise Internal(error.message) from None
+            raise Undecodable(error.message) from None
         try:
-            if not self._find(request).model.takes_messages:
+            if self._find(request).model.takes_messages:
+                check_tensors(encoded)
+            else:
                 request.message = decode_message(encoded)
         except ServingError as error:
             request.error = error
+        return request
+
+    def request_of(self, message: Message, model: str) -> Request:
+        """The request of a message that came in another form; a model that takes messages gets it serialized.
+
+        Raises `InvalidArgument` for what cannot be.
+        """
+        request = Request(model, message)
+        try:
+            takes_messages = self._find(request).model.takes_messages
+        except ServingError:
+            return request  # Its answer will say so.
+        if takes_messages:
+            request.encoded, request.message = encode_message(message), None
         return request
 
     async def predict(self, request: Request, call: Call) -> Answer:
@@ -176,30 +197,11 @@ class Grps:
 
     # --- gRPC ---
 
-    async def grpc_predict(self, request: Request, call: Call) -> Answer:
-        """As `predict`, with errors in the message."""
-        try:
-            return await self.predict(request, call)
-        except Exception as error:
-            return _told(error, call)
-
-    async def grpc_predict_stream(self, request: Request, call: Call) -> AsyncGenerator[Message | bytes, None]:
-        """As `predict_stream`; an error is the last message."""
-        try:
-            async with aclosing(self.predict_stream(request, call)) as answers:
-                async for answer in answers:
-                    yield answer
-        except Exception as error:
-            yield _told(error, call)
-
     async def grpc_model_metadata(self, request: pb.GrpsMessage, call: Call) -> Message:
-        """As `model_metadata`, with errors in the message."""
-        try:
-            if request.HasField("str_data") and not request.str_data:
-                raise BadHttpRequest("The model name is empty.")
-            return await self.model_metadata(request.str_data if request.HasField("str_data") else None, call)
-        except Exception as error:
-            return _told(error, call)
+        """As `model_metadata`, which has another text for an empty name over HTTP."""
+        if request.HasField("str_data") and not request.str_data:
+            raise BadRequest("The model name is empty.")
+        return await self.model_metadata(request.str_data if request.HasField("str_data") else None, call)
 
     def grpc_service(self) -> Service:
         """The rows of GrpsService."""
@@ -212,20 +214,22 @@ class Grps:
                     Kind.UNARY,
                     infer,
                     self.understand,
-                    self.grpc_predict,
+                    self.predict,
                     encode_answer,
                     answer_size,
                     decoding_size,
+                    told=_told,
                 ),
                 Method(
                     "PredictStreaming",
                     Kind.SERVER_STREAM,
                     infer,
                     self.understand,
-                    self.grpc_predict_stream,
+                    self.predict_stream,
                     encode_item,
                     answer_size,
                     decoding_size,
+                    told=_told,
                 ),
                 _control("Online", Operation.ADMINISTER, self.set_online, _encode_status),
                 _control("Offline", Operation.ADMINISTER, self.set_offline, _encode_status),
@@ -239,29 +243,30 @@ class Grps:
 
 
 def _control(name: str, operation: Operation, call: Any, encode: Callable[[Any], bytes]) -> Method:
-    return Method(name, Kind.UNARY, operation, _parse, call, encode)
+    return Method(name, Kind.UNARY, operation, _parse, call, encode, told=_told)
 
 
 def _parse(data: bytes) -> pb.GrpsMessage:
     try:
         message: pb.GrpsMessage = parse_control(pb.GrpsMessage, data)
     except InvalidArgument as error:
-        raise Internal(error.message) from None
+        raise Undecodable(error.message) from None
     return message
 
 
 def _encoded(request: Request) -> bytes:
     """The request as a project takes it."""
-    if request.encoded is not None:
-        return request.encoded
-    return b"" if request.message is None else encode_message(request.message)
+    if request.encoded is None and request.message is not None:
+        # The model became another kind of model since the request was decoded.
+        return encode_message(request.message)
+    return request.encoded or b""
 
 
 def _message_for(servable: Servable, request: Request) -> Message:
     if request.http is not None:
         raise Unimplemented(f"model '{servable.name}' takes tensors, and no HTTP requests as they are")
     if request.message is None:
-        # The model became another kind of model since the request was decoded.
+        # As in `_encoded`.
         return decode_message(request.encoded or b"")
     return request.message
 
@@ -272,11 +277,9 @@ def _inference(servable: Servable, asked: Message) -> InferenceRequest:
     return InferenceRequest(servable.name, str(servable.version), inputs=inputs)
 
 
-def _told(error: Exception, call: Call) -> Message:
-    """An error as the answer; the telemetry counts it for what it is."""
-    told = as_serving_error(error, "a grps call")
-    call.outcome = told.code
-    return Message(status=failure_of(told))
+def _told(error: ServingError) -> bytes | None:
+    """An error as the message that tells it."""
+    return None if isinstance(error, Undecodable) else encode_message(Message(status=failure_of(error)))
 
 
 def answer_size(answer: Answer) -> int:

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import CollectorRegistry
+from prometheus_client.utils import floatToGoString
 
 from triglot.core.errors import Code
 from triglot.repository.plan import Version
@@ -100,22 +101,21 @@ class _Everything(CollectorRegistry):
         total = CounterMetricFamily(
             "triglot_user_increments", "The positive increments of a model's own metric.", labels=("name",)
         )
-        quantile = GaugeMetricFamily(
-            "triglot_user_quantile", "Of a model's own metric, in the last second.", labels=("name", "quantile")
-        )
+        quantiles = Metric("triglot_user_quantiles", "Of a model's own metric, in the last second.", "summary")
         for name, metric in list(self._telemetry.metrics.by_name.items())[len(BUILT_IN) :]:
             label = printable(name)
             if isinstance(metric, Distribution):
                 ordered = metric.ordered
                 for share, parts in QUANTILES.items() if ordered else ():
-                    quantile.add_metric((label, share), rank(ordered, parts))
+                    labels = {"name": label, "quantile": share}
+                    quantiles.add_sample(quantiles.name, labels, rank(ordered, parts))
             elif (value := metric.value) is not None:
                 gauge.add_metric((label, metric.aggregation), value)
             if isinstance(metric, Trend) and metric.aggregation == "inc":
                 total.add_metric((label,), metric.total)
         yield gauge
         yield total
-        yield quantile
+        yield quantiles
 
 
 def printable(name: str) -> str:
@@ -164,6 +164,7 @@ def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[M
     queue: dict[Labels, Histogram] = {}
     compute: dict[Labels, Histogram] = {}
     batches: dict[Labels, Histogram] = {}
+    executions: dict[Labels, float] = {}
     for _, kind, stats in calls:
         labels: Labels = _model(kind)
         _merge(queue, labels, stats.queue)
@@ -171,15 +172,20 @@ def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[M
         for size, count in list(stats.batches.items()):
             sizes = batches.setdefault(labels, Histogram(BATCH_LIMITS))
             sizes.add_many(size, count)
+            executions[labels] = executions.get(labels, 0.0) + count / size
     yield _times("triglot_queue", "How long requests waited in the queue.", BY_MODEL, queue)
     yield _times("triglot_compute", "How long the executions of requests took.", BY_MODEL, compute)
     family = HistogramMetricFamily(
         "triglot_batch_size", "How many requests were executed together, for each request.", labels=BY_MODEL
     )
-    limits = [*map(str, BATCH_LIMITS), "+Inf"]
+    limits = [*map(floatToGoString, BATCH_LIMITS), "+Inf"]
     for labels, sizes in batches.items():
         family.add_metric(labels, list(zip(limits, accumulate(sizes.counts), strict=True)), sizes.sum)
     yield family
+    runs = CounterMetricFamily("triglot_executions", "Executions, each of one batch of requests.", labels=BY_MODEL)
+    for labels, count in executions.items():
+        runs.add_metric(labels, round(count, 3))
+    yield runs
 
 
 def _model(kind: Kind) -> tuple[str, str]:

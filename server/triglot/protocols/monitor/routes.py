@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import html
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from triglot.dataplane import DataPlane
 from triglot.protocols import Operation, Route, no_work
 from triglot.protocols.monitor.overview import overview
 from triglot.protocols.monitor.prometheus import PrometheusText
-from triglot.protocols.monitor.scripts import script_routes
+from triglot.protocols.monitor.scripts import script_routes, takes_gzip
 from triglot.repository.plan import Version
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
@@ -45,7 +46,11 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, server_name: str)
 
     def encode_metrics(state: _State, http: HttpRequest) -> HttpResponse:
         body, content_type = text.render(state.versions, http.headers.get("accept", ""))
-        return HttpResponse(body, content_type=content_type)
+        headers = {"Vary": "Accept, Accept-Encoding"}
+        if takes_gzip(http):
+            headers["Content-Encoding"] = "gzip"
+            body = gzip.compress(body, 1, mtime=0)
+        return HttpResponse(body, content_type=content_type, headers=headers)
 
     def encode_overview(state: _State, _: HttpRequest) -> HttpResponse:
         server = {

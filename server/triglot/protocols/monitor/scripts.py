@@ -36,7 +36,7 @@ def _encode(script: bytes, zipped: bytes, _: HttpRequest, http: HttpRequest) -> 
     kind = "application/javascript"
     if _has_it(http.headers.get("if-modified-since", "")):
         return HttpResponse(b"", 304, kind, headers)
-    if _takes_gzip(http.headers.get("accept-encoding", "")):
+    if takes_gzip(http):
         return HttpResponse(zipped, 200, kind, {**headers, "Content-Encoding": "gzip"})
     return HttpResponse(script, 200, kind, headers)
 
@@ -49,8 +49,9 @@ def _has_it(since: str) -> bool:
         return False  # No date, or one without a time zone.
 
 
-def _takes_gzip(accept: str) -> bool:
-    for coding in accept.lower().split(","):
+def takes_gzip(http: HttpRequest) -> bool:
+    """Whether the client says so."""
+    for coding in http.headers.get("accept-encoding", "").lower().split(","):
         name, _, quality = coding.partition(";")
         if name.strip() in ("gzip", "x-gzip"):
             return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")

@@ -81,7 +81,7 @@ def _histogram(name: str, labels: Mapping[str, str], histogram: Histogram) -> It
     limits = [f"{limit:g}" for limit in histogram.limits] + ["+Inf"]
     for limit, count in zip(limits, accumulate(histogram.counts), strict=True):
         yield f"{name}_bucket{_labels({**labels, 'le': limit})} {count}"
-    yield f"{name}_sum{_labels(labels)} {histogram.sum:g}"
+    yield f"{name}_sum{_labels(labels)} {histogram.sum:.15g}"
     yield f"{name}_count{_labels(labels)} {histogram.count}"
 
 
