@@ -1,4 +1,4 @@
-"""What a codec costs in itself: bytes to array and array to bytes, against plain protobuf.
+"""What a codec costs, bytes to array and array to bytes, against plain protobuf, and what telemetry does.
 
 From the repository's root: `python -m bench.micro`. `--keep-memory` runs it with a malloc that keeps freed
 memory; as it comes, glibc's gives large blocks back to the kernel, and page faults are then most of what is
@@ -19,10 +19,13 @@ import numpy as np
 from bench import report
 from bench.payloads import Floats, infer_request, infer_response, tensor
 from bench.scenarios import IMAGE, KEEP_MEMORY, MIB, THREAD
-from triglot.core.types import InferenceResponse, OutputTensor
+from triglot.core.errors import Code
+from triglot.core.types import Call, InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec
 from triglot.protocols.kserve.templates import infer_decoder
+from triglot.telemetry.observation import Observation
+from triglot.telemetry.store import Endpoint, Telemetry
 
 SIZES = {"64 B": 16, "4 KiB": 1024, "602 kB": IMAGE, "16 MiB": 16 * MIB}
 BATCH = 0.02  # seconds that one timed batch takes at least
@@ -112,8 +115,27 @@ def lines(repeats: int) -> list[list[str]]:
     return table
 
 
+def observed(endpoint: Endpoint, call: Call) -> None:
+    """All that a call pays for being counted and timed."""
+    observation = Observation(endpoint, call, 64)
+    observation.decoded()
+    observation.answered()
+    observation.encoded(64)
+    observation.end(Code.OK)
+
+
+def telemetry_lines(repeats: int) -> list[list[str]]:
+    """A call of a model, of a kind that came before."""
+    endpoint = Telemetry().endpoint("kserve", "GRPC", "ModelInfer", inference=True)
+    call = Call()
+    call.model_name, call.model_version = THREAD, 1
+    call.batch_size, call.queue_seconds, call.compute_seconds = 1, 1e-5, 1e-4
+    timed = best_of(repeats, [partial(observed, endpoint, call)])
+    return [["telemetry", *(f"{seconds * 1e6:,.1f}" for seconds in timed[0])]]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.micro", description="Codecs against plain protobuf.")
+    parser = argparse.ArgumentParser(prog="python -m bench.micro", description="Codecs, telemetry.")
     parser.add_argument("--repeats", type=int, default=9, help="timed batches of each (default: %(default)s)")
     parser.add_argument("--keep-memory", action="store_true", help="with a malloc that keeps freed memory")
     arguments = parser.parse_args()
@@ -126,6 +148,7 @@ def main() -> None:
     header = ["µs per call", *(f"{one.name} {what}" for one in CODECS for what in ("min", "median"))]
     header += [f"{one.name} / protobuf" for one in CODECS[1:]]
     print(report.plain(header, lines(arguments.repeats)))
+    print("", report.plain(["µs per call", "min", "median"], telemetry_lines(arguments.repeats)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 
 from text_project import SERVER, inference, write_project
 from triglot import grps_cli
+from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.server_settings import ServerSettings
 from triglot.backends.grps.settings import ProjectSettings, read_project
 from triglot.config import Config, ConfigError
@@ -98,7 +99,7 @@ def test_both_spellings_of_the_files(tmp_path: Path) -> None:
 
 
 def models(read: ProjectSettings) -> tuple[list[tuple[str, int, str]], str]:
-    files, dag = project_models(read, Monitor())
+    files, dag = project_models(GrpsProject(read, Monitor()))
     assert all(one.backend == "grps" and one.make is not None for one in files)
     return [(one.name, one.version, one.label) for one in files], dag
 

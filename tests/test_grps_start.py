@@ -60,13 +60,15 @@ def test_an_archive(tmp_path: Path) -> None:
     framework.write_text("raise ImportError('needs flask, gunicorn and mpi4py')")
     with tarfile.open(tmp_path / "server.mar", "w:gz") as archive:
         archive.add(tmp_path / "project", ".")
-    with Triglot(
-        tmp_path / "server.mar", command="grps", environment=ANY_PORTS | {"TMPDIR": str(tmp_path)}
-    ) as server:
+    here = tmp_path / "here"
+    here.mkdir()
+    environment, before = ANY_PORTS | {"TMPDIR": str(tmp_path)}, f"import os; os.chdir({str(here)!r})"
+    with Triglot(tmp_path / "server.mar", command="grps", environment=environment, before=before) as server:
         assert predict(server, "?")["str_data"] == "text?"
         (unpacked,) = tmp_path.glob("triglot-*")
         server.stop()
     assert not unpacked.exists()
+    assert "asked for ?" in (here / "logs" / "grps_usr.log").read_text()
     (tmp_path / "wrong.mar").write_bytes(b"PK")
     ended = run_triglot("grps", tmp_path / "wrong.mar")
     assert ended.returncode == 1
@@ -123,7 +125,10 @@ def test_wrong_flags(arguments: list[str], text: str) -> None:
 def test_a_folder_that_is_no_project(tmp_path: Path) -> None:
     ended = run_triglot("grps", tmp_path)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"triglot: {tmp_path}/conf/server.yml: No such file or directory\n"
+    assert ended.stderr == (
+        f"triglot: {tmp_path}/conf/server.yml: No such file or directory; "
+        "a grps project has conf/server.yml and conf/inference.yml\n"
+    )
     ended = run_triglot("grps", "--online", tmp_path / "none")
     assert ended.returncode == 1
     assert ended.stderr == f"triglot: {tmp_path}/none: expected the folder of a grps project, found none\n"

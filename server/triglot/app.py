@@ -124,6 +124,8 @@ class Server:
         log.info("%s in %.2f s", " and ".join(doors), time.monotonic() - started)
         if self._http is not None and any(route.path == "/" for route in routes):
             log.info("the monitor page is at http://%s/", self.config.address(self.rest_port))
+        if self.config.first_protocol == "grps" and not self.config.grps_online:
+            log.info("grps' health is not ready before a call of Online; --online makes it ready from the start")
         if not _is_loopback(self.config.host):
             log.warning("whoever reaches %s can call the models: there is no authentication", self.config.host)
 

@@ -33,6 +33,10 @@ DEMO = Path(__file__).parent / "demo"
 FAILED, WRONG_USE = 1, 2
 
 
+def _nothing() -> None:
+    pass
+
+
 def _print(text: str) -> None:
     print(f"triglot: {text}", file=sys.stderr)
 
@@ -41,8 +45,8 @@ def _print(text: str) -> None:
 class Start:
     """What a command line asks for: models at paths, or `models`, and the file to follow that names them.
 
-    `around` is what all of it happens in, `test` is run in place of serving, and `fails` is told why there is no
-    server. See `Server` for `telemetry` and `about`.
+    `around` is what all of it happens in, `prepare` is called before anything else, `test` is run in place of
+    serving, and `fails` is told why there is no server. See `Server` for `telemetry` and `about`.
     """
 
     config: Config
@@ -55,6 +59,7 @@ class Start:
     telemetry: Telemetry | None = None
     about: str = ""
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+    prepare: Callable[[], object] = _nothing
     test: Callable[[], bool] | None = None
     fails: Callable[[str], object] = _print
 
@@ -140,16 +145,18 @@ def _start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environmen
 
 
 def _start_grps(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    project, telemetry = grps_cli.read(flags, others), Telemetry()
-    models, dag = grps_cli.project_models(project, telemetry.monitor)
+    settings, telemetry = grps_cli.read(flags, others), Telemetry()
+    project = grps_cli.project_of(settings, telemetry)
+    models, dag = grps_cli.project_models(project)
     return Start(
-        grps_cli.configuration(project.server, dag, flags, environment),
+        grps_cli.configuration(settings.server, dag, flags, environment),
         models=models,
-        warnings=project.warnings,
+        warnings=settings.warnings,
         telemetry=telemetry,
-        about=grps_cli.metadata(project),
-        around=partial(grps_cli.surroundings, project, telemetry),
-        test=partial(grps_cli.passes, project, flags["unittest"]) if "unittest" in flags else None,
+        about=grps_cli.metadata(settings),
+        around=partial(grps_cli.surroundings, settings, telemetry),
+        prepare=partial(grps_cli.load, project),
+        test=partial(grps_cli.passes, settings, flags["unittest"]) if "unittest" in flags else None,
         # The project's log has it as well (grps 5.2).
         fails=partial(log.critical, "%s"),
     )
@@ -173,6 +180,7 @@ def _run(start: Start) -> int:
     try:
         if start.test is not None:
             return 0 if start.test() else FAILED
+        start.prepare()
         return asyncio.run(_serve(start))
     except (ModelLoadError, OSError) as error:
         start.fails(str(error))

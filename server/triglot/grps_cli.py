@@ -29,7 +29,6 @@ from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectS
 from triglot.backends.grps.unit_test import DEFAULT_TEST, run_unittest
 from triglot.config import LOG_LEVELS, NO_PORT, OPTIONS, Config, ConfigError, load_config
 from triglot.core.errors import ModelLoadError
-from triglot.core.monitor import Monitor
 from triglot.repository.settings import NAME
 from triglot.repository.source import LAST_VERSION, ModelFiles
 from triglot.telemetry.store import Telemetry
@@ -41,6 +40,7 @@ MAX_MESSAGE = 1 << 30
 """Bytes; grps' own limit (grps 4)."""
 OPTION_OF_FLAG = {"online": "grps_online", "http_error_status": "grps_http_errors", "log_level": "log_level"}
 BACKEND = "grps"
+_unpacked_folders: set[Path] = set()
 _PIECES = re.compile(r"[0-9]+|[^0-9.]+")
 
 
@@ -105,6 +105,7 @@ def read(flags: Mapping[str, Any], others: Iterable[str]) -> ProjectSettings:
 def _unpacked(archive: Path) -> Path:
     """The project in an archive, in a folder that lasts as long as the process (grps 8)."""
     folder = Path(tempfile.mkdtemp(prefix="triglot-"))
+    _unpacked_folders.add(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
         with tarfile.open(archive, "r:gz") as opened:
@@ -154,12 +155,17 @@ def metadata(settings: ProjectSettings) -> str:
     return f"{settings.inference_text}\n{settings.server_text}"
 
 
-def project_models(settings: ProjectSettings, monitor: Monitor) -> tuple[list[ModelFiles], str]:
+def project_of(settings: ProjectSettings, telemetry: Telemetry) -> GrpsProject:
+    """The project, of which nothing is loaded yet; what its code measures goes to the telemetry."""
+    return GrpsProject(settings, telemetry.monitor)
+
+
+def project_models(project: GrpsProject) -> tuple[list[ModelFiles], str]:
     """The project's models, the DAG as the last one, and the DAG's name. Nothing is loaded yet.
 
     A version's text is a label: other protocols count versions, see `version_numbers`.
     """
-    project = GrpsProject(settings, monitor)
+    settings = project.settings
     file = settings.folder / INFERENCE_FILE
     versions: dict[str, list[str]] = {}
     for entry in settings.models:
@@ -221,6 +227,19 @@ def _free_name(dag: str, taken: Iterable[str]) -> str:
     return name
 
 
+def load(project: GrpsProject) -> None:
+    """Load the project's models where its code expects that: on the main thread. Raises `ModelLoadError`.
+
+    The trace of what the project's code raised is logged.
+    """
+    try:
+        project.load()
+    except ModelLoadError as error:
+        if error.__cause__ is not None:
+            log.error("the project cannot be loaded", exc_info=error.__cause__)
+        raise
+
+
 @contextmanager
 def surroundings(settings: ProjectSettings, telemetry: Telemetry) -> Iterator[None]:
     """What a project runs in: its folder is the current one, its logs are written, and its GPUs are looked at.
@@ -228,7 +247,11 @@ def surroundings(settings: ProjectSettings, telemetry: Telemetry) -> Iterator[No
     Raises `ModelLoadError` when the logs cannot be written.
     """
     with ExitStack() as stack:
-        telemetry.log_file = stack.enter_context(log_files(settings.folder, settings.server)) / MONITOR_FILE
+        # What was unpacked is removed in the end, and its logs are to stay.
+        base = Path.cwd() if settings.folder in _unpacked_folders else settings.folder
+        logs = stack.enter_context(log_files(base, settings.server))
+        log.info("logs are written to %s", logs)
+        telemetry.log_file = logs / MONITOR_FILE
         stack.enter_context(chdir(settings.folder))
         if settings.server.gpu is not None:
             stack.enter_context(GpuWatch(settings.server.gpu, telemetry.monitor))

@@ -101,6 +101,8 @@ def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest
 
 def _calls(model: ModelMetadata, config: Config) -> list[_SampleCall]:
     if model.signature.any_tensors:
+        if config.grps_customized_body:
+            return []  # What it takes, only its author knows.
         return [_grps_call({"str_data": "hello"})]
     # Of examples, and of JSON in JSON, no sample is right for every model.
     simple = model.signature.method == "predict" and not (model.decoupled or model.speaks_json)

@@ -12,6 +12,7 @@ import grpc.aio
 
 import triglot
 from triglot import grps_cli
+from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import ProjectSettings
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from triglot.telemetry.store import Telemetry
@@ -57,7 +58,7 @@ class Served:
 async def served(settings: ProjectSettings, **environment: str) -> AsyncIterator[Served]:
     """Serve the project; `environment` has options of ours, such as TRIGLOT_GRPS_HTTP_ERRORS."""
     telemetry = Telemetry()
-    models, dag = grps_cli.project_models(settings, telemetry.monitor)
+    models, dag = grps_cli.project_models(GrpsProject(settings, telemetry.monitor))
     config = grps_cli.configuration(settings.server, dag, {}, ANY_PORTS | environment)
     server = triglot.Server(config=config, models=models, telemetry=telemetry, about=grps_cli.metadata(settings))
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

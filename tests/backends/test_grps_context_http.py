@@ -79,17 +79,17 @@ def test_forms_and_files() -> None:
     [
         ("grün", HttpResponse("grün".encode(), 200, "text/plain")),
         (b"\x00\xff", HttpResponse(b"\x00\xff", 200, OCTETS)),
-        (("a", 201, {}), HttpResponse(b"a", 201, "text/html; charset=utf-8")),
+        (("a", 201, {}), HttpResponse(b"a", 201, "text/html; charset=utf-8", ())),
         ((b"a", HTTPStatus.IM_A_TEAPOT, {"content-type": "image/png", "X-N": 3}),
-         HttpResponse(b"a", 418, "image/png", {"X-N": "3"})),
+         HttpResponse(b"a", 418, "image/png", (("X-N", "3"),))),
         (("a", 500, {"Content-Type": "application/json", "Content-Length": "99"}),
-         HttpResponse(b"a", 500, "application/json")),
+         HttpResponse(b"a", 500, "application/json", ())),
         (flask.Response("a", 503, {"X-A": "b"}, content_type="text/plain"),
-         HttpResponse(b"a", 503, "text/plain", {"X-A": "b"})),
+         HttpResponse(b"a", 503, "text/plain", (("X-A", "b"),))),
         (flask.Response(iter([b"a", b"b"]), mimetype="text/csv"),
-         HttpResponse(b"ab", 200, "text/csv; charset=utf-8")),
+         HttpResponse(b"ab", 200, "text/csv; charset=utf-8", ())),
         (flask.Response(io.BytesIO(b"file"), direct_passthrough=True, content_type=OCTETS),
-         HttpResponse(b"file", 200, OCTETS)),
+         HttpResponse(b"file", 200, OCTETS, ())),
     ],
 )  # fmt: skip
 def test_what_may_be_answered(answer: Any, expected: HttpResponse) -> None:
@@ -105,6 +105,19 @@ def test_what_may_be_answered(answer: Any, expected: HttpResponse) -> None:
     )
 
 
+def test_headers_may_repeat() -> None:
+    response = flask.Response("a")
+    response.set_cookie("a", "1")
+    response.set_cookie("b", "2")
+    context = GrpsContext()
+    context.set_http_response(response)
+    assert context.response is not None
+    assert context.response.headers == (("Set-Cookie", "a=1; Path=/"), ("Set-Cookie", "b=2; Path=/"))
+    again = context.get_http_response()
+    assert again is not None
+    assert again.headers.getlist("Set-Cookie") == ["a=1; Path=/", "b=2; Path=/"]
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -117,6 +130,10 @@ def test_what_may_be_answered(answer: Any, expected: HttpResponse) -> None:
         ("a", 200, [("X-A", "b")]),
         ("a", 99, {}),
         ("a", 200, {"X-A": "b\r\nX-C: d"}),
+        ("a", 200, {"X-A": "b\0"}),
+        ("a", 200, {"X-A\r\nX-C: d": "b"}),
+        ("a", 200, {"X A": "b"}),
+        ("a", 200, {"": "b"}),
     ],
 )
 def test_what_may_not_be_answered(answer: Any) -> None:
@@ -242,7 +259,7 @@ converter_register.register("json", Json())
         call = GrpsCall(http=request(b'{"a": 1, "b": 2}', content_type="application/json"))
         assert model.infer({}, call) is None
         assert call.exchange is not None
-        assert call.exchange.http_response == HttpResponse(b"3", 200, "text/plain")
+        assert call.exchange.http_response == HttpResponse(b"3", 200, "text/plain", ())
         call = GrpsCall(http=request(b'{"a": 1}', content_type="application/json"))
         with pytest.raises(Internal, match="KeyError: 'b'"):
             model.infer({}, call)

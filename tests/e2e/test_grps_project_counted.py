@@ -73,7 +73,7 @@ def test_every_kind_of_call(tmp_path: Path) -> None:
     with serving(tmp_path) as (address, channel):
         predict(channel, GrpsMessage(str_data="x"))
         predict(channel, GrpsMessage(model="raise-1.0.0", str_data="x"))
-        predict(channel, GrpsMessage(model="set_err-1.0.0", str_data="x"))
+        failed = predict(channel, GrpsMessage(model="set_err-1.0.0", str_data="x"))
         predict(channel, GrpsMessage(model="nobody-1.0.0", str_data="x"))
         stream = channel.unary_stream(SERVICE + "PredictStreaming")
         answers = list(stream(GrpsMessage(model="stream2-1.0.0").SerializeToString(), timeout=SECONDS))
@@ -97,6 +97,7 @@ def test_every_kind_of_call(tmp_path: Path) -> None:
             ("predict", "stream_err", "1", "INTERNAL"): 1,
         }
         samples = samples_of(address)
+        assert total(samples, "triglot_response_bytes_total", model="set_err") == failed.ByteSize()
         for method, sent in ("PredictStreaming", b"".join(answers)), ("predict", chunks):
             labels = {"model": "stream2", "method": method}
             assert total(samples, "triglot_response_bytes_total", **labels) == len(sent)

@@ -98,7 +98,7 @@ class Visitor:
         models = shown["models"]
         protocols = list(shown["protocols"])
         return Numbers(
-            Count(first_number(shown["requests"], "since the start"), first_number(shown["failures"])),
+            Count(*(first_number(shown[tile], "since the start") for tile in ("requests", "failures"))),
             {name: count_of(row) for name, row in shown["protocols"].items()},
             {name: count_of(row) for name, row in models.items() if row["requests"]},
             {
@@ -118,8 +118,8 @@ def count_of(row: dict[str, int]) -> Count:
     return Count(row["requests"], row["failures"])
 
 
-def first_number(text: str, before: str = "") -> int:
-    """The first number that stands in a tile, or the one before a text."""
+def first_number(text: str, before: str) -> int:
+    """The number that stands in a tile before a text."""
     match = re.search(rf"([\d,]+)\s*{before}", text.partition("\n")[2])
     assert match is not None, text
     return int(match[1].replace(",", ""))

@@ -29,7 +29,7 @@ def encode(
 
 
 def parts(response: HttpResponse) -> tuple[Any, bytes]:
-    length = int(response.headers.get("Inference-Header-Content-Length", len(response.body)))
+    length = int(dict(response.headers).get("Inference-Header-Content-Length", len(response.body)))
     return json.loads(response.body[:length]), response.body[length:]
 
 

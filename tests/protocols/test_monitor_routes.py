@@ -180,7 +180,6 @@ async def test_the_overview(server: Live) -> None:
     assert sum(history["failures"]) == 2
     lists = [value for value in history.values() if isinstance(value, list)]
     assert {len(value) for value in [*lists, *history["requests"].values()]} == {history["seconds"]}
-    assert history["now"] >= history["seconds"]
     assert {"name": "*qps", "value": 4} in document["metrics"] or history["seconds"] > 1
 
 

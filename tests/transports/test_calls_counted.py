@@ -19,11 +19,13 @@ from live import Live, live, request
 import triglot
 from process import SECONDS
 from triglot.core.tensor import Array
+from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import inference_pb2, predict_pb2
 from triglot.telemetry.stats import CallStats
 
 FLOAT = b"\0\0\x80\x3f"
+GRPS = "/grps.protos.v1.GrpsService/"
 PREDICTION = "/tensorflow.serving.PredictionService/"
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
 Key = tuple[str, str, str, str, int, str]
@@ -318,6 +320,19 @@ async def test_a_stream_that_the_client_leaves(server: Server) -> None:
     assert not more
     assert one.compute is not None
     assert one.compute.sum > 0
+
+
+async def test_a_grps_stream_that_the_client_leaves(server: Server) -> None:
+    server.counts.go_on.set()
+    predict = server.live.channel.unary_stream(GRPS + "PredictStreaming")
+    message = grps_pb2.GrpsMessage(model="counts-1")
+    message.gtensors.tensors.add(dtype=grps_pb2.DT_FLOAT32, shape=[1], flat_float32=[1e9])
+    for _ in range(5):
+        call = predict(message.SerializeToString())
+        await call.read()
+        call.cancel()
+    key = ("grps", "GRPC", "PredictStreaming", "counts", 1, "CANCELLED")
+    assert await server.counted() == {key: 5}
 
 
 async def test_tensorflow_serving(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Metrics that a model's own code keeps: any thread adds values, the telemetry collects them once a second."""
+"""Metrics that a model's own code keeps: any thread adds values, the telemetry collects them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 log = logging.getLogger(__name__)
 
 Aggregation = Literal["avg", "max", "min", "inc", "cdf"]
-MAX_WAITING = 1000
-"""Values that wait to be collected; more are dropped (grps 7)."""
+MAX_WAITING = 10_000
+"""Values that wait to be collected, which happens several times a second; more are dropped (grps 7)."""
 
 
 class Monitor:
@@ -18,13 +18,18 @@ class Monitor:
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[str, Aggregation, float]] = deque()
+        self._full = False
 
     def add(self, name: str, aggregation: Aggregation, value: float) -> None:
         """One more value; never blocks. Raises `TypeError` for what is neither int nor float."""
         if type(value) not in (int, float):
             raise TypeError(f"{name}: expected an int or a float, got {type(value).__name__}")
         if len(self._waiting) >= MAX_WAITING:
-            log.warning("metric %s: more than %d values wait, one is dropped", name, MAX_WAITING)
+            if not self._full:
+                self._full = True
+                log.warning(
+                    "metric %s: %d values wait, more are dropped until they are collected", name, MAX_WAITING
+                )
             return
         self._waiting.append((name, aggregation, value))
 
@@ -33,4 +38,5 @@ class Monitor:
         values = []
         while self._waiting:
             values.append(self._waiting.popleft())
+        self._full = False
         return values

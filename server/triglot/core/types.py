@@ -207,6 +207,8 @@ class Call:
     def cancel(self) -> None:
         """Say that the caller is gone."""
         self._cancelled = True
+        # A stream and its call would keep each other.
+        self.respond, self.finish = _nobody_listens, _nothing
 
     def started(self, queued: float) -> None:
         """The model begins; since `queued`, an instant of `time.perf_counter`, the request has waited."""

@@ -146,6 +146,8 @@ class Servable:
             except asyncio.CancelledError:
                 self._queue.discard(execution)
                 raise
+            finally:
+                del execution  # It has the error, whose traceback has this frame.
         except BaseException as error:
             raise self._outcome(error, call) from None
 
@@ -196,7 +198,10 @@ class Servable:
             while not isinstance(item := await stream.get(), StreamEnd):
                 yield item
             if item.error is not None:
-                raise item.error
+                try:
+                    raise item.error
+                finally:
+                    del item  # It has the error, whose traceback has this frame.
         finally:
             stream.abandon()
             self._queue.discard(stream)

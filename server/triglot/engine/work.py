@@ -33,6 +33,12 @@ def reason_to_skip(call: Call) -> ServingError | None:
     return Cancelled("the caller left while the request waited in the queue")
 
 
+def _light(error: ServingError) -> ServingError:
+    """The error without the frames that it came through: they hold the request's data, and live as long as it."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
+
+
 class Execution:
     """One call of `infer`."""
 
@@ -54,7 +60,7 @@ class Execution:
             try:
                 self.result = function(self.inputs, self.call)
             except BaseException as error:  # A model that calls exit() fails this call, not the server.
-                self.error = explain(error)
+                self.error = _light(explain(error))
             self.call.ended()
 
     def deliver(self) -> None:
@@ -103,7 +109,7 @@ class Stream:
             try:
                 self._take(function(self.inputs, self.call))
             except BaseException as failure:
-                error = explain(failure)
+                error = _light(explain(failure))
             self.call.ended()
         if error is None and self.call.expired:
             error = DeadlineExceeded("the deadline passed while the model was streaming")

@@ -39,6 +39,7 @@ BACKEND_OF_SUFFIX = {
     ".bst": "xgboost",
     ".ubj": "xgboost",
 }
+GRPS_PROJECT = ("conf/inference.yml", "conf/server.yml")
 _FILES = f"{{{', '.join(BACKEND_OF_FILE)}}}"
 _EXPECTED = f"[VERSION/]{_FILES}, VERSION an integer like 1"
 _NUMBER = re.compile("[0-9]+")
@@ -66,7 +67,7 @@ class ModelFiles:
     make: Callable[[], Model] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.name} version {self.version}"
+        return f"{self.name} version {self.version}" + (f" ({self.label})" if self.label else "")
 
 
 Root = Path | ModelSettings | ModelFiles
@@ -131,6 +132,8 @@ def _find_path(path: Path, found: Found) -> None:
         _add(path, files.name, [files], found)
     elif not path.is_dir():
         raise ModelLoadError(f"{path}: no such file or folder")
+    elif all((path / file).is_file() for file in GRPS_PROJECT):
+        raise ModelLoadError(f"{path}: this is a grps project; to serve it, run: triglot grps {path}")
     elif versions := model_versions(path, found.warnings):
         _add(path, path.name, versions, found)
     else:

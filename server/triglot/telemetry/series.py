@@ -126,20 +126,21 @@ class Metrics:
     def __init__(self) -> None:
         self.by_name: dict[str, Metric] = {name: _metric(kind) for name, kind in BUILT_IN.items()}
         self._refused: set[str] = set()
+        self._came: dict[str, list[float]] = {}
 
-    def end_second(
-        self, built_in: Mapping[str, Sequence[float]], others: Iterable[tuple[str, Aggregation, float]]
-    ) -> None:
-        """A second has passed, in which these values came.
+    def collect(self, values: Iterable[tuple[str, Aggregation, float]]) -> None:
+        """Values of models that came in this second.
 
         A name keeps its first aggregation; values for it with another one are dropped (grps 7).
         """
-        came: dict[str, Sequence[float]] = dict(built_in)
-        theirs: dict[str, list[float]] = {}
-        for name, aggregation, value in others:
+        for name, aggregation, value in values:
             if self._accepts(name, aggregation):
-                theirs.setdefault(name, []).append(value)
-        came.update(theirs)
+                self._came.setdefault(name, []).append(value)
+
+    def end_second(self, built_in: Mapping[str, Sequence[float]]) -> None:
+        """A second has passed, with these values of the built-in metrics."""
+        came = {**built_in, **self._came}
+        self._came = {}
         for name, metric in self.by_name.items():
             metric.end_second(came.get(name, ()))
 

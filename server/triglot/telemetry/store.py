@@ -270,11 +270,12 @@ class Telemetry:
         """
         passed = int(now - self._ticked)
         if passed < 1:
+            self.metrics.collect(self.monitor.drain())
             return
         self._ticked += passed
         self.seconds += passed
         for _ in range(min(passed - 1, MAX_MISSED_SECONDS)):
-            self.metrics.end_second({}, ())
+            self.metrics.end_second({})
             self.history.append(Second(dict.fromkeys(self._traffic, 0)))
             for model in self._models.values():
                 model.end_second()
@@ -293,7 +294,8 @@ class Telemetry:
             executions += after[3] - before[3]
         for model in self._models.values():
             model.end_second()
-        self.metrics.end_second(self._built_in(sum(requests.values()), failures, latencies), self.monitor.drain())
+        self.metrics.collect(self.monitor.drain())
+        self.metrics.end_second(self._built_in(sum(requests.values()), failures, latencies))
         lag, self._worst_lag = self._worst_lag, None
         self.history.append(
             Second(

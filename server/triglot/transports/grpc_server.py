@@ -102,12 +102,7 @@ class GrpcServer:
                 if not isinstance(error, Exception):
                     observed.end(outcome(error))
                     raise
-                failure = as_serving_error(error, method.name)
-                # Before the client hears of it, so that who asks next finds it counted.
-                observed.end(failure.code)
-                if (told := method.told(failure)) is None:
-                    await _abort(context, failure, method.details)
-                return told
+                return await _tell(method, error, context, observed)
             observed.end(Code.OK)
             return encoded
 
@@ -174,12 +169,12 @@ class GrpcServer:
             task.uncancel()
             code = Code.UNAVAILABLE
             await _abort(context, Unavailable(SHUTTING_DOWN))
+        except grpc.aio.InternalError:
+            code = Code.CANCELLED  # Nothing can be sent any more: grpc.aio knows why, and cancels us only later.
+            raise
         except Exception as error:
-            failure = as_serving_error(error, method.name)
-            code = failure.code
-            if (told := method.told(failure)) is None:
-                await _abort(context, failure, method.details)
-            await context.write(told)
+            code = outcome(error)
+            await _tell_last(method, error, context, observed)
         finally:
             self._streams.discard(stream)
             if observed is not None:
@@ -221,6 +216,32 @@ def _call(context: Any) -> Call:
     remaining = context.time_remaining()
     deadline = None if remaining is None else time.monotonic() + remaining
     return Call(deadline, context.invocation_metadata)
+
+
+# Errors are handled in functions of their own: a frame that an error came through must not hold it, or what the frame
+# holds, the request among it, is left to the garbage collector.
+
+
+async def _tell(method: Method, error: Exception, context: Any, observed: Observation) -> bytes:
+    """The answer that tells of an error; without one the call ends here, with a status."""
+    failure = as_serving_error(error, method.name)
+    told = method.told(failure)
+    observed.sent(len(told or b""))
+    # Before the client hears of it, so that who asks next finds it counted.
+    observed.end(failure.code)
+    if told is None:
+        await _abort(context, failure, method.details)
+    return told
+
+
+async def _tell_last(method: Method, error: Exception, context: Any, observed: Observation | None) -> None:
+    """As `_tell`, for a stream, whose last answer it is."""
+    failure = as_serving_error(error, method.name)
+    if (told := method.told(failure)) is None:
+        await _abort(context, failure, method.details)
+    if observed is not None:
+        observed.sent(len(told))
+    await context.write(told)
 
 
 async def _abort(context: Any, error: ServingError, details: Callable[[str], str] = str) -> NoReturn:

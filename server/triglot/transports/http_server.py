@@ -27,6 +27,7 @@ from triglot.core.errors import (
     Unavailable,
     Unimplemented,
     as_serving_error,
+    outcome,
 )
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import Call
@@ -156,9 +157,8 @@ class HttpServer:
             response = await self._handle(route, http, headers, call, observed)
             code = Code.OK
         except Exception as error:
-            failure = as_serving_error(error, f"{route.verb} {route.path}")
-            code = failure.code
-            response = _failed(route, failure, observed)
+            code = outcome(error)
+            response = _told(route, error, observed)
         except asyncio.CancelledError:
             if not self._grace_is_over:
                 raise
@@ -319,6 +319,12 @@ async def _send_stream(
             http.transport.abort()  # Nothing else tells the client that this is not the end.
         raise
     return response
+
+
+def _told(route: Route, error: Exception, observed: Observation) -> web.Response:
+    """What the client is told of an error. A function of its own: a frame that the error came through must not hold
+    it, or what the frame holds, the request among it, is left to the garbage collector."""
+    return _failed(route, as_serving_error(error, f"{route.verb} {route.path}"), observed)
 
 
 def _failed(route: Route, error: ServingError, observed: Observation) -> web.Response:

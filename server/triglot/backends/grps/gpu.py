@@ -59,7 +59,9 @@ def nvml_reader(devices: Sequence[int], environment: Mapping[str, str]) -> Reade
     try:
         nvml = importlib.import_module("pynvml")
     except ModuleNotFoundError:
-        log.warning("gpu.devices: the load of GPUs is not shown without pynvml; run: pip install triglot[nvidia]")
+        log.warning(
+            "gpu.devices: the load of GPUs is not shown without pynvml; run: pip install 'triglot[nvidia]'"
+        )
         return None
     try:
         nvml.nvmlInit()
@@ -210,7 +212,7 @@ def _library(settings: GpuSettings, key: str, otherwise: str) -> Any | None:
     try:
         library = importlib.import_module(name)
     except ImportError as error:
-        log.warning("%s: %s: %s; run: pip install triglot[%s]", key, otherwise, error, name)
+        log.warning("%s: %s: %s; run: pip install 'triglot[%s]'", key, otherwise, error, name)
         return None
     devices = library.cuda.is_available() if name == "torch" else library.config.list_physical_devices("GPU")
     if not devices:

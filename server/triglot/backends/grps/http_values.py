@@ -124,7 +124,7 @@ def _response(body: bytes, status: int, fields: Iterable[tuple[str, str]]) -> Ht
             content_type = value
         elif name.lower() not in _OF_THE_CONNECTION:
             headers.append((name, value))
-    return HttpResponse(body, status, content_type, headers)
+    return HttpResponse(body, status, content_type, tuple(headers))
 
 
 def flask_response(response: HttpResponse) -> flask.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -15,6 +16,8 @@ from triglot.core.errors import Code, Internal
 from triglot.core.model import Model
 from triglot.core.tensor import Array
 from triglot.core.types import Call
+
+log = logging.getLogger(__name__)
 
 
 class GrpsModel(Model):
@@ -58,6 +61,8 @@ class GrpsModel(Model):
             context = GrpsContext.of(call)
             with closing(context):
                 answer = self._run(message, context)
+            if context.has_err():
+                log.error("%s: the project's code says: %s", self._model_id or "the DAG", context.get_err_msg())
             if exchange is not None and exchange.http is not None:
                 exchange.http_response = context.response
                 call.outcome = _outcome(context)

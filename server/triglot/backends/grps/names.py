@@ -18,6 +18,8 @@ from typing import Any
 from triglot.core.errors import ModelLoadError
 
 ROOT = "grps_framework"
+SPAWNED = str(Path(__file__).with_name("spawned"))
+"""Holds the package for spawned processes, which inherit the path; an archive may bring grps' own one."""
 TAKEN = (ROOT, "src", "test")
 """Top-level names that mean the project's own while it is loaded."""
 
@@ -69,10 +71,14 @@ class ImportNames:
             del sys.modules[name]
         self._modules = frozenset(sys.modules)
         self._path = list(sys.path)
+        self.provide_missing()
+        sys.path[:0] = [SPAWNED, str(self._folder)]
+        importlib.invalidate_caches()
+
+    def provide_missing(self) -> None:
+        """Provide what is not there yet, and leave everything else alone."""
         for name in [*self._table, *self._lazy]:
             self._provide(f"{ROOT}.{name}", self._table.get(name, {}), self._lazy.get(name, {}))
-        sys.path.insert(0, str(self._folder))
-        importlib.invalidate_caches()
 
     def _provide(self, name: str, names: Mapping[str, Any], lazy: Mapping[str, Lazy]) -> None:
         if name in sys.modules:
@@ -89,8 +95,9 @@ class ImportNames:
             if _top(name) in TAKEN or (name not in self._modules and self._is_own(module)):
                 del sys.modules[name]
         sys.modules.update(self._displaced)
-        if str(self._folder) in sys.path:
-            sys.path.remove(str(self._folder))
+        for entry in (str(self._folder), SPAWNED):
+            if entry in sys.path:
+                sys.path.remove(entry)
         sys.path[:] = [entry for entry in sys.path if entry in self._path or not self._is_below(entry)]
         importlib.invalidate_caches()
 

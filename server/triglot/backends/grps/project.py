@@ -15,7 +15,7 @@ from triglot.backends.grps.model import GrpsModel
 from triglot.backends.grps.names import ImportNames
 from triglot.backends.grps.runner import Failures, ModelRunner, Pool
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings
-from triglot.backends.grps.surface import Registers, import_names
+from triglot.backends.grps.surface import GlobalConf, Registers, import_names
 from triglot.core.errors import ModelLoadError
 from triglot.core.monitor import Monitor
 
@@ -50,6 +50,13 @@ class GrpsProject:
         """The DAG, its models loaded. Raises as `model`."""
         nodes = [model_id for _, model_id in self.settings.dag.nodes]
         return self._open(nodes, "", self.settings.inference_conf["dag"])
+
+    def load(self) -> None:
+        """Load all models on this thread, in the order of the file, and keep them. Raises as `model`."""
+        with self._lock:
+            self._users += 1
+            for entry in self.settings.models:
+                self.load_model(entry.id)
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
@@ -107,7 +114,8 @@ class GrpsProject:
                 key = "interface.customized_predict_http.customized_body"
                 require_flask(f"{settings.folder / SERVER_FILE}: {key}")
             registers = Registers()
-            names = import_names(settings, registers, self._monitor, self._own_names())
+            conf = GlobalConf(settings.server_conf, settings.inference_conf)
+            names = import_names(settings.folder, conf, registers, self._monitor, self._own_names())
             names.provide()
             self._names = names
             try:

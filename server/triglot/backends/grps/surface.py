@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from triglot.backends.grps.app_monitor import AppMonitor
@@ -15,7 +16,8 @@ from triglot.backends.grps.converter import Converter, ConverterRegister
 from triglot.backends.grps.inferer import ModelInferer, ModelInfererRegister
 from triglot.backends.grps.logs import SERVER_LOGGER, USER_LOGGER
 from triglot.backends.grps.names import ImportNames, Lazy
-from triglot.backends.grps.settings import ProjectSettings
+from triglot.backends.grps.settings import read_project
+from triglot.core.errors import ModelLoadError
 from triglot.core.monitor import Monitor
 from triglot.pb import service
 from triglot.pb.grps import grps_pb2
@@ -63,8 +65,25 @@ class GrpsServiceStub:
             setattr(self, method.name, call)
 
 
+def provide_in_child() -> None:
+    """Provide the names in a process that a project has started; its current folder is the project's.
+
+    What is registered or measured there stays there.
+    """
+    try:
+        settings = read_project(Path())
+        conf = GlobalConf(settings.server_conf, settings.inference_conf)
+    except ModelLoadError:
+        conf = GlobalConf({}, {}, loaded=False)
+    import_names(Path.cwd(), conf, Registers(), Monitor(), {}).provide_missing()
+
+
 def import_names(
-    settings: ProjectSettings, registers: Registers, monitor: Monitor, of_project: Mapping[str, Mapping[str, Lazy]]
+    folder: Path,
+    conf: GlobalConf,
+    registers: Registers,
+    monitor: Monitor,
+    of_project: Mapping[str, Mapping[str, Lazy]],
 ) -> ImportNames:
     """All that a project imports; `of_project` are names that know the loaded project."""
     inferers = {"ModelInferer": ModelInferer, "inferer_register": registers.inferers}
@@ -73,7 +92,7 @@ def import_names(
     table: dict[str, dict[str, Any]] = {
         "apis.grps_pb2": messages,
         "apis.grps_pb2_grpc": {"GrpsServiceStub": GrpsServiceStub},
-        "conf.conf": {"global_conf": GlobalConf(settings.server_conf, settings.inference_conf)},
+        "conf.conf": {"global_conf": conf},
         "context.context": {"GrpsContext": GrpsContext},
         "converter.converter": {**converters, "ConverterRegister": ConverterRegister},
         "logger.logger": {"logger": _logger(SERVER_LOGGER), "clogger": _logger(USER_LOGGER)},
@@ -83,7 +102,7 @@ def import_names(
     # The documentation has this name.
     table["model_inferer.inferer"] = table["model_infer.inferer"]
     lazy = {name: {path.partition(":")[2]: partial(built_in, path)} for name, path in _BUILT_IN.items()}
-    return ImportNames(settings.folder, table, {**lazy, **of_project})
+    return ImportNames(folder, table, {**lazy, **of_project})
 
 
 def _logger(name: str) -> logging.Logger:

@@ -9,6 +9,7 @@ from typing import Any
 
 from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import ProjectSettings
+from triglot.core.errors import ModelLoadError
 from triglot.core.monitor import Monitor
 
 DEFAULT_TEST = "test.MyTestCase.test_infer"
@@ -28,9 +29,15 @@ class GrpsTest(unittest.TestCase):
 def run_unittest(settings: ProjectSettings, name: str = DEFAULT_TEST) -> bool:
     """Run a project's test in its folder and print the result; whether it ran and passed.
 
-    `name` is a module, a class or a method, with dots between. Raises `ModelLoadError` when the project's modules
-    cannot be imported.
+    `name` is a module, a class or a method, with dots between. Raises `ModelLoadError` when there is no such
+    module in the project, or its other modules cannot be imported.
     """
+    module = settings.folder / name.partition(".")[0]
+    if not module.is_dir() and not module.with_suffix(".py").is_file():
+        # Python's own package of tests is called `test`, too.
+        raise ModelLoadError(
+            f"{settings.folder}: there is no {module.name}.py; expected the project's tests in it"
+        )
     with chdir(settings.folder), GrpsProject(settings, Monitor()).loaded():
         suite = unittest.defaultTestLoader.loadTestsFromName(name)
         result = unittest.TextTestRunner().run(suite)

@@ -30,7 +30,9 @@ def read_yaml(file: Path, texts: Collection[str]) -> tuple[str, dict[str, Any]]:
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise ModelLoadError(f"{file}: {error.strerror}") from None
+        raise ModelLoadError(
+            f"{file}: {error.strerror}; a grps project has conf/server.yml and conf/inference.yml"
+        ) from None
     except UnicodeDecodeError as error:
         raise ModelLoadError(f"{file}: expected UTF-8, got something else at byte {error.start}") from None
     try:

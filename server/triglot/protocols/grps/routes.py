@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
-from triglot.core.errors import InvalidArgument, ServingError, as_serving_error
+from triglot.core.errors import InvalidArgument, ServingError, as_serving_error, outcome
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import Call, HttpChunk
 from triglot.protocols import Operation, Route
@@ -116,12 +116,15 @@ class Http:
                 async for answer in answers:
                     yield answer
         except Exception as error:
-            told = as_serving_error(error, "a grps call")
-            call.outcome = told.code
-            if self._rules.customized_body:
-                yield HttpChunk(told.message.encode())
-            else:
-                yield Message(status=failure_of(told))
+            call.outcome = outcome(error)
+            yield self._told(error)
+
+    def _told(self, error: Exception) -> Message | HttpChunk:
+        """An error as the last answer of a stream."""
+        told = as_serving_error(error, "a grps call")
+        if self._rules.customized_body:
+            return HttpChunk(told.message.encode())
+        return Message(status=failure_of(told))
 
     def encode(self, reply: Reply, asked: Asked) -> HttpResponse | HttpStream:
         """The answer in the form that was asked for. Raises `Internal` for what is no ndarray."""

@@ -7,6 +7,7 @@ are told in the message: gRPC's own status stays OK.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from triglot.protocols.grps.mapping import answer_message, bind_message, tensors
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.metadata import model_text
 from triglot.protocols.wire import parse_control
+
+log = logging.getLogger(__name__)
 
 SERVICE = "grps.protos.v1.GrpsService"
 PROTOCOL = "grps"
@@ -79,11 +82,13 @@ class Grps:
 
     async def set_online(self, _: Any, __: Call) -> Status:
         """Health is ready from now on."""
+        log.info("online: grps' clients are told that the server is ready")
         self.online = True
         return OK
 
     async def set_offline(self, _: Any, __: Call) -> Status:
         """Health is not ready from now on; calls still run."""
+        log.info("offline: grps' clients are told that the server is not ready")
         self.online = False
         return OK
 

@@ -91,7 +91,6 @@ def _calls(model: ModelStats, calls: Iterable[tuple[str, CallStats]]) -> dict[st
 def _history(telemetry: Telemetry) -> dict[str, Any]:
     seconds = list(telemetry.history)
     return {
-        "now": telemetry.seconds,
         "seconds": len(seconds),
         "requests": {
             protocol: [second.requests.get(protocol, 0) for second in seconds] for protocol in telemetry.traffic()

@@ -183,8 +183,8 @@ def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[M
         family.add_metric(labels, list(zip(limits, accumulate(sizes.counts), strict=True)), sizes.sum)
     yield family
     runs = CounterMetricFamily("triglot_executions", "Executions, each of one batch of requests.", labels=BY_MODEL)
-    for labels, count in executions.items():
-        runs.add_metric(labels, round(count, 3))
+    for labels, number in executions.items():
+        runs.add_metric(labels, round(number, 3))
     yield runs
 
 
