@@ -61,7 +61,7 @@ class Failures:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if any(sign in text for sign in OOM_TEXTS):
             self._monitor.add(OOM_COUNT, "inc", 1)
-        log.error("the project's code failed: %s", text, exc_info=error)
+        log.error("the project's code failed", exc_info=error)
         return Internal(text)
 
 
