@@ -218,8 +218,8 @@ def _call(context: Any) -> Call:
     return Call(deadline, context.invocation_metadata)
 
 
-# Errors are handled in functions of their own: a frame that an error came through must not hold it, or what the frame
-# holds, the request among it, is left to the garbage collector.
+# Errors are handled in functions of their own: a frame that an error came through must not hold it, or what the
+# frame holds, the request among it, is left to the garbage collector.
 
 
 async def _tell(method: Method, error: Exception, context: Any, observed: Observation) -> bytes:

@@ -322,8 +322,9 @@ async def _send_stream(
 
 
 def _told(route: Route, error: Exception, observed: Observation) -> web.Response:
-    """What the client is told of an error. A function of its own: a frame that the error came through must not hold
-    it, or what the frame holds, the request among it, is left to the garbage collector."""
+    """What the client is told of an error."""
+    # A function of its own: a frame that the error came through must not hold it, or what the frame holds, the
+    # request among it, is left to the garbage collector.
     return _failed(route, as_serving_error(error, f"{route.verb} {route.path}"), observed)
 
 

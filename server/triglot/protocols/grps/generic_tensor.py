@@ -31,6 +31,8 @@ FEW_FIELDS = 64
 """A tensor with more fields than this has its elements one by one, and nothing to cut."""
 ELEMENT_WORK = 8
 """An integer or a text that is encoded takes as long as so many bytes of text."""
+LONGEST_KEPT = 256
+"""Characters of a name: clients may send any."""
 MAX_DIMS = Limit("dims in a shape", 32)
 """numpy's own limit."""
 _NAME, _SHAPE = 1, 3
@@ -123,8 +125,12 @@ def _elements(elements: Array, row: FlatList) -> bytes:
         raise InvalidArgument(f"{row.field} holds what is no text: {error}") from None
 
 
-@lru_cache(maxsize=1024)
 def _head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
+    """As `_make_head`; those of reasonable names are kept."""
+    return (_kept_head if len(name) <= LONGEST_KEPT else _make_head)(name, dtype, shape, float_bytes)
+
+
+def _make_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
     """All of a tensor but its elements, with what stands before packed floats: what a model's answers share."""
     encoded_name = utf8(name, "a tensor's name")
     pieces = [length_prefix(_NAME, len(encoded_name)), encoded_name] if encoded_name else []
@@ -132,6 +138,9 @@ def _head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> by
     if float_bytes:
         pieces.append(length_prefix(LISTS[dtype].number, float_bytes))
     return b"".join(pieces)
+
+
+_kept_head = lru_cache(maxsize=1024)(_make_head)
 
 
 def writing_size(tensor: GrpsTensor) -> int:

@@ -26,6 +26,8 @@ from triglot.protocols.json_text import read_body
 
 PREFIX = "/grps/v1"
 PREDICT = f"{PREFIX}/infer/predict"
+TEXT_PER_BYTE = 8
+"""What a byte of a serialized message becomes, about: many small tensors are much text."""
 READ = ("GET", "HEAD", "POST")
 JSON, BYTES, TEXT = "application/json", "application/octet-stream", "text/plain; charset=utf-8"
 
@@ -281,4 +283,4 @@ def _printing_size(answer: Answer) -> int:
     """What there is to print, in bytes, about; a project's message is not decoded for it."""
     if isinstance(answer, HttpChunk):
         return 0
-    return answer_size(answer) if isinstance(answer, Message) else len(answer or b"")
+    return answer_size(answer) if isinstance(answer, Message) else len(answer or b"") * TEXT_PER_BYTE
