@@ -21,7 +21,7 @@ from grps_folders import (
     write_project,
 )
 
-from triglot.core.errors import Cancelled, Internal
+from triglot.core.errors import Cancelled, DeadlineExceeded, Internal
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 
 NEVER = 10_000_000
@@ -271,6 +271,25 @@ def test_a_member_whose_caller_left_is_skipped(tmp_path: Path) -> None:
         with pytest.raises(Cancelled):
             result(gone)
         assert [answer_of(result(other)) for other in others] == ["a@2", "b@2"]
+
+
+class ExpiresInTheQueue(LeavesInTheQueue):
+    """Its deadline passes before its batch starts."""
+
+    __slots__ = ()
+
+    @property
+    def expired(self) -> bool:
+        return self.looks > 1
+
+
+def test_a_member_whose_deadline_passed_is_told_so(tmp_path: Path) -> None:
+    with one(tmp_path, SIZES, 2) as model, threads(2) as pool:
+        late = pool.submit(model.infer, {}, ExpiresInTheQueue())
+        other = pool.submit(model.infer, {}, GrpsCall(GrpsMessage(str_data="a")))
+        with pytest.raises(DeadlineExceeded, match="waited for its batch"):
+            result(late)
+        assert answer_of(result(other)) == "a@1"
 
 
 def test_nothing_runs_when_all_callers_left(tmp_path: Path) -> None:

@@ -14,12 +14,20 @@ from copy import copy
 from typing import Any
 
 from triglot.backends.grps.context import GrpsContext
-from triglot.core.errors import Cancelled, ServingError
+from triglot.core.errors import Cancelled, DeadlineExceeded, ServingError
+from triglot.core.types import Call
 
 Run = Callable[[list[Any], list[GrpsContext]], Any]
 """Messages and contexts in; a sequence with an output for each out. It may be shorter, and None is none at all."""
 Explain = Callable[[BaseException], ServingError]
 """What the callers are told of an exception of the project's code."""
+
+
+def reason_to_skip(call: Call, awaited: str) -> ServingError:
+    """Why nobody waits any more for a call that waited for `awaited`."""
+    if call.expired:
+        return DeadlineExceeded(f"the deadline passed while the request waited for {awaited}")
+    return Cancelled(f"the caller left while the request waited for {awaited}")
 
 
 class _Member:
@@ -83,8 +91,9 @@ class DynamicBatcher:
     def _execute(self, batch: list[_Member]) -> None:
         members = []
         for member in batch:
-            if member.context.if_disconnected():
-                member.error = Cancelled("the caller left while the request waited for its batch")
+            call = member.context.call
+            if call is not None and call.cancelled:
+                member.error = reason_to_skip(call, "its batch")
                 member.done.set()
             else:
                 members.append(member)

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from triglot.backends.grps.batching import DynamicBatcher
+from triglot.backends.grps.batching import DynamicBatcher, reason_to_skip
 from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.settings import Batching
-from triglot.core.errors import Cancelled, DeadlineExceeded, Internal, ServingError
+from triglot.core.errors import DeadlineExceeded, Internal, ServingError
 from triglot.core.monitor import Monitor
 from triglot.core.types import Call
 
@@ -37,10 +37,8 @@ class Pool:
         if not self._slots.acquire(timeout=call.remaining):
             raise DeadlineExceeded("the deadline passed while the request waited for its turn")
         try:
-            if call.expired:
-                raise DeadlineExceeded("the deadline passed while the request waited for its turn")
             if call.cancelled:
-                raise Cancelled("the caller left while the request waited for its turn")
+                raise reason_to_skip(call, "its turn")
             call.waited(since)
             call.batch_size = 1
             yield
