@@ -93,6 +93,7 @@ MAY_IMPORT = {
     "triglot.protocols.tfserving.model_config": CODEC
     | {"triglot.repository.settings", "triglot.repository.source"},
     "triglot.transports": CORE | {"triglot.config", "triglot.transports"},
+    "triglot.transports.inflate": {"triglot.protocols"},
     "triglot.transports.grpc_server": CORE
     | {
         "triglot.config",
@@ -107,6 +108,7 @@ MAY_IMPORT = {
         "triglot.config",
         "triglot.protocols",
         "triglot.telemetry",
+        "triglot.transports.inflate",
         "triglot.transports.off_loop",
         "triglot.transports.shutdown",
         "aiohttp",
@@ -152,6 +154,7 @@ ITSELF_ONLY = {
     "triglot.protocols.tfserving.model_config": {"triglot.backends"},
     "triglot.transports.grpc_server": {"triglot.protocols"},
     "triglot.transports.http_server": {"triglot.protocols"},
+    "triglot.transports.inflate": {"triglot.protocols"},
     "triglot.demo": {"triglot"},
 }
 # Codecs are functions of bytes: they neither wait nor talk.

@@ -94,7 +94,7 @@ def test_without_nvml_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> 
     (record,) = caplog.records
     assert (record.levelno, record.message) == (
         logging.WARNING,
-        "gpu.devices: the load of GPUs is not shown without pynvml; run: pip install triglot[nvidia]",
+        "gpu.devices: the load of GPUs is not shown without pynvml; run: pip install 'triglot[nvidia]'",
     )
     assert not monitor.drain()
 
@@ -112,7 +112,7 @@ def test_limits_without_the_library(library: str, caplog: pytest.LogCaptureFixtu
     limit_memory(GpuSettings((0,), library, 1024))
     assert [record.message for record in caplog.records] == [
         f"gpu.mem_limit_mib: memory is not limited: No module named '{library}'; "
-        f"run: pip install triglot[{library}]"
+        f"run: pip install 'triglot[{library}]'"
     ]
     caplog.clear()
     limit_memory(GpuSettings((0,), library, None))

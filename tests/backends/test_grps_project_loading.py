@@ -146,8 +146,8 @@ inferer_register.register("inferer", Seen())
     with opened(write_project(tmp_path, code, models=models, nodes=nodes)):
         assert own_module().seen == [
             ("./data/m.bin", "auto", {"n": [1]}),
-            (None, "cpu", None),
-            (None, "cpu", {}),
+            ("", "cpu", None),
+            ("", "cpu", {}),
         ]
 
 

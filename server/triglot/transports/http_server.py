@@ -7,7 +7,6 @@ import json
 import math
 import socket
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -31,9 +30,10 @@ from triglot.core.errors import (
 )
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import Call
-from triglot.protocols import DamagedBody, InflatedTooLarge, Operation, Route
+from triglot.protocols import Operation, Route
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
 from triglot.transports.off_loop import run_sized
 from triglot.transports.shutdown import SHUTTING_DOWN
 
@@ -41,16 +41,10 @@ CLEAN_UP_SECONDS = 1.0
 """What is left to write and close when the grace period is over."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
-WINDOW_BITS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""zlib's parameter for each content coding that is taken; 0: none is needed."""
-INFLATED_WORK = 32
-"""A compressed byte takes as long as so many bytes of text."""
 LONGEST_LINE = 64 * 1024
 """Bytes of a request's path, and of a header."""
 MODEL_VARIABLE = "model"
 """What a route's path calls the name of the model, known before the request is understood."""
-MAX_GZIP_MEMBERS = 16
-"""What follows a member is copied for each of them."""
 _STATUS = {
     Code.CANCELLED: 400,
     Code.UNKNOWN: 400,
@@ -218,7 +212,7 @@ class HttpServer:
         bits = WINDOW_BITS[coding]
         if bits and body:
             most = limit if route.inflate_limit is None else min(limit, route.inflate_limit)
-            body = await run_sized(len(body) * INFLATED_WORK, _inflate, body, bits, most)
+            body = await run_sized(len(body) * INFLATED_WORK, inflate, body, bits, most)
         return HttpRequest(http.match_info, headers, body, http.method, http.raw_path, http.remote or "")
 
 
@@ -244,30 +238,6 @@ def _too_large(limit: int) -> PayloadTooLarge:
         f"the request body is larger than {limit} bytes; send large tensors as binary data, and see the server's "
         "option max_message_size"
     )
-
-
-def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
-    """The body inflated. Raises `InflatedTooLarge` before more than `limit` bytes are made of it."""
-    parts: list[bytes] = []
-    size = 0
-    while body:
-        if len(parts) == MAX_GZIP_MEMBERS:
-            raise DamagedBody(f"the compressed request body has more than {MAX_GZIP_MEMBERS} members")
-        inflater = zlib.decompressobj(window_bits)
-        try:
-            part = inflater.decompress(body, limit - size + 1)
-        except zlib.error as error:
-            raise DamagedBody(f"the compressed request body is damaged: {error}") from None
-        size += len(part)
-        if size > limit:
-            raise InflatedTooLarge(f"the compressed request body holds more than {limit} bytes")
-        if not inflater.eof:
-            raise DamagedBody("the compressed request body is damaged: it ends too early")
-        parts.append(part)
-        body = inflater.unused_data  # gzip may come in several members.
-        if body and window_bits == WINDOW_BITS["deflate"]:
-            raise DamagedBody("the compressed request body is damaged: it goes on after its end")
-    return b"".join(parts)
 
 
 async def _wait(tasks: set[asyncio.Task[Any]], seconds: float) -> None:

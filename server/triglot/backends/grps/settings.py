@@ -160,11 +160,11 @@ def _model(entry: YamlMap, warnings: list[str]) -> ModelEntry:
         device=_device(entry, inferer_type),
         inferer_type=inferer_type,
         inferer_name=_part(entry, "inferer_name", inferer_type == "customized"),
-        inferer_path=_part(entry, "inferer_path", inferer_type in BUILT_IN),
+        inferer_path=_path(entry, "inferer_path", inferer_type in BUILT_IN),
         inferer_args=_arguments(entry, "inferer_args"),
         converter_type=converter_type,
         converter_name=_part(entry, "converter_name", converter_type == "customized"),
-        converter_path=_part(entry, "converter_path", False),
+        converter_path=_path(entry, "converter_path", False),
         converter_args=_arguments(entry, "converter_args"),
         batching=_batching(entry, warnings),
         entry=entry.values,
@@ -186,6 +186,11 @@ def _device(entry: YamlMap, inferer_type: str) -> str:
 
 def _part(entry: YamlMap, key: str, required: bool) -> str | None:
     return entry.text(key) if required or entry.has(key) else None
+
+
+def _path(entry: YamlMap, key: str, required: bool) -> str | None:
+    """Without the key it is "", and with nothing behind it None, as projects find it in grps."""
+    return _part(entry, key, required) if required or key in entry.values else ""
 
 
 def _arguments(entry: YamlMap, key: str) -> dict[str, Any] | None:
