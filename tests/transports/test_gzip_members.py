@@ -9,7 +9,7 @@ import pytest
 from live import live
 from scripted_models import Scripted
 
-from triglot.transports.http_server import MAX_GZIP_MEMBERS
+from triglot.transports.inflate import MAX_GZIP_MEMBERS
 
 BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[3]}]}'
 
