@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from triglot.core.errors import Internal, Unimplemented
@@ -96,7 +97,7 @@ class DataPlane:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
         call.model_name = request.model_name
         with self._manager.servable(request.model_name, request.model_version) as servable:
-            async with aclosing(self.infer_stream_on(servable, request, call)) as responses:
+            async with aclosing(await self.infer_stream_on(servable, request, call)) as responses:
                 async for response in responses:
                     yield response
 
@@ -112,9 +113,7 @@ class DataPlane:
         inputs = (
             await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
         )
-        async with aclosing(servable.stream(inputs, call)) as answers:
-            async for answer in answers:
-                yield _response(servable, signature, request, answer)
+        return servable.stream(inputs, call, partial(_response, servable, signature, request))
 
     async def exchange_on(self, servable: Servable, call: Call) -> Any:
         """What a model that takes messages answers to `call.exchange`. Raises `ServingError`."""

@@ -17,7 +17,7 @@ from triglot.core.signature import default_of, signatures_of
 from triglot.core.types import Call
 from triglot.engine.instance import Instance
 from triglot.engine.queue import RETRY_AFTER_SECONDS, WorkQueue
-from triglot.engine.work import Execution, Inputs, Stream, StreamEnd
+from triglot.engine.work import NOTHING, Execution, Inputs, Stream, StreamEnd
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,10 @@ def check_declarations(model: Model) -> None:
 
 def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], Any]:
     return lambda inputs, _: infer(inputs)
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
 
 
 def is_cancelled(error: BaseException) -> bool:
@@ -167,36 +171,47 @@ class Servable:
         if call.expired:
             raise DeadlineExceeded("the deadline passed before the request was started")
 
-    def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
-        """The answers of a decoupled model as it yields them, or the one answer of another model.
+    def stream(
+        self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _as_it_is
+    ) -> AsyncGenerator[Any, None]:
+        """The answers of a decoupled model as it yields them, or the one answer of another model, converted.
 
         A plain function may also send answers by `call.respond`. Closing the generator stops the model at its
         next answer. Raises as `infer`.
         """
-        return self._stream_on_loop(inputs, call) if self._on_loop else self._stream_from_thread(inputs, call)
+        stream = self._stream_on_loop if self._on_loop else self._stream_from_thread
+        return stream(inputs, call, convert)
 
-    async def _stream_on_loop(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+    async def _stream_on_loop(
+        self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
+    ) -> AsyncGenerator[Any, None]:
         self._admit_on_loop(call)
         call.started(time.perf_counter())
         try:
             if self.decoupled:
                 async with aclosing(self._function(inputs, call)) as answers:
                     async for answer in answers:
-                        yield answer
+                        yield convert(answer)
             else:
-                yield await self._function(inputs, call)
+                yield convert(await self._function(inputs, call))
         except BaseException as error:
             raise self._outcome(error, call) from None
         finally:
             call.ended()
             call.cancel()
 
-    async def _stream_from_thread(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+    async def _stream_from_thread(
+        self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
+    ) -> AsyncGenerator[Any, None]:
         stream = Stream(inputs, call, self._loop)
         self._queue.put(stream)
         try:
-            while not isinstance(item := await stream.get(), StreamEnd):
-                yield item
+            while True:
+                while (item := stream.take()) is NOTHING:
+                    await stream.arrival()
+                if isinstance(item, StreamEnd):
+                    break
+                yield convert(item)
             if item.error is not None:
                 try:
                     raise item.error

@@ -14,7 +14,7 @@ from triglot.core.errors import Cancelled, DeadlineExceeded, ServingError
 from triglot.core.tensor import Array
 from triglot.core.types import Call
 
-STREAM_BUFFER = 16
+STREAM_BUFFER = 32
 """Answers of a stream that may wait for a slow reader before the model is held up."""
 
 Inputs = Mapping[str, Array]
@@ -71,6 +71,10 @@ class Execution:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self.result)
+
+
+NOTHING = object()
+"""Where an answer may come later."""
 
 
 class StreamEnd:
@@ -172,13 +176,18 @@ class Stream:
             self._append(StreamEnd(error))
             self._call_parked()
 
-    async def get(self) -> Any:
-        """On the loop: the next answer, or a `StreamEnd`."""
+    async def arrival(self) -> None:
+        """On the loop: wait until there is something to `take`."""
         while not self._answers:
             reader = self._reader = self._loop.create_future()
             if self._answers:
-                break  # It came between the look and the waiting.
+                return  # It came between the look and the waiting.
             await reader
+
+    def take(self) -> Any:
+        """On the loop: the next answer, a `StreamEnd`, or `NOTHING`."""
+        if not self._answers:
+            return NOTHING
         answer = self._answers.popleft()
         if self._parked and len(self._answers) <= STREAM_BUFFER // 2:
             self._call_parked()

@@ -7,16 +7,20 @@ merge them, so that tensors need not be parsed with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import byte_length
+from triglot.core.types import OutputTensor
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.generic_tensor import (
     ELEMENT_WORK,
     FEW_FIELDS,
+    LONGEST_KEPT,
     read_tensor,
     reading_size,
+    tensor_head,
     tensor_of_message,
     tensor_pieces,
     writing_size,
@@ -31,7 +35,7 @@ from triglot.protocols.grps.message import (
     NDArray,
     Status,
 )
-from triglot.protocols.grps.tensors import utf8
+from triglot.protocols.grps.tensors import FLOATS, utf8
 from triglot.protocols.wire import (
     LENGTH,
     MAX_FIELDS,
@@ -254,6 +258,32 @@ def encode_message(message: Message) -> bytes:
     return b"".join(pieces)
 
 
+def encode_outputs(outputs: Sequence[OutputTensor]) -> bytes | None:
+    """A serialized GrpsMessage with the status OK, for one output of floats, which is most of what models answer.
+
+    None for any others: `encode_message` knows them all, and takes several times as long.
+    """
+    if len(outputs) != 1:
+        return None
+    output = outputs[0]
+    array, row = output.array, FLOATS.get(output.datatype)
+    if row is None or array.dtype is not row.wire or len(output.name) > LONGEST_KEPT:
+        return None
+    if not (array.size and array.flags.c_contiguous):
+        return None
+    pieces: list[Any] = [_outputs_head(output.name, row.dtype, array.shape, array.nbytes), array]
+    return b"".join(pieces)
+
+
+@lru_cache(maxsize=1024)
+def _outputs_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
+    """All that stands before the floats."""
+    head = tensor_head(name, dtype, shape, float_bytes)
+    size = len(head) + float_bytes
+    prefix = length_prefix(_TENSOR, size)
+    return b"".join([_SUCCESS, length_prefix(_TENSORS, len(prefix) + size), prefix, head])
+
+
 def _field(number: int, pieces: Sequence[Any]) -> list[Any]:
     return [length_prefix(number, sum(map(byte_length, pieces))), *pieces]
 
@@ -296,7 +326,7 @@ def encoding_size(message: Message) -> int:
     """What `encode_message` has to work through besides floats, in bytes of text, about."""
     data = message.data
     if isinstance(data, list):
-        return sum([writing_size(tensor) for tensor in data])
+        return writing_size(data[0]) if len(data) == 1 else sum([writing_size(tensor) for tensor in data])
     if isinstance(data, GrpsMap):
         return sum([len(getattr(data, name)) for name in _MAPS]) * ELEMENT_WORK
     return len(data) // COPY_WORK if isinstance(data, str | bytes) else 0

@@ -113,7 +113,7 @@ def tensor_pieces(tensor: GrpsTensor) -> tuple[Any, ...]:
         return _head(tensor.name, tensor.dtype, tensor.shape, 0), b""
     if row.number not in _PACKED:
         return _head(tensor.name, tensor.dtype, tensor.shape, 0), _elements(tensor.elements, row)
-    floats = native(tensor.elements.astype(row.wire, copy=False))
+    floats = native(tensor.elements if tensor.elements.dtype is row.wire else tensor.elements.astype(row.wire))
     return _head(tensor.name, tensor.dtype, tensor.shape, floats.nbytes), floats
 
 
@@ -126,11 +126,11 @@ def _elements(elements: Array, row: FlatList) -> bytes:
 
 
 def _head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
-    """As `_make_head`; those of reasonable names are kept."""
-    return (_kept_head if len(name) <= LONGEST_KEPT else _make_head)(name, dtype, shape, float_bytes)
+    """As `tensor_head`; those of reasonable names are kept."""
+    return (_kept_head if len(name) <= LONGEST_KEPT else tensor_head)(name, dtype, shape, float_bytes)
 
 
-def _make_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
+def tensor_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
     """All of a tensor but its elements, with what stands before packed floats: what a model's answers share."""
     encoded_name = utf8(name, "a tensor's name")
     pieces = [length_prefix(_NAME, len(encoded_name)), encoded_name] if encoded_name else []
@@ -140,7 +140,7 @@ def _make_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) 
     return b"".join(pieces)
 
 
-_kept_head = lru_cache(maxsize=1024)(_make_head)
+_kept_head = lru_cache(maxsize=1024)(tensor_head)
 
 
 def writing_size(tensor: GrpsTensor) -> int:

@@ -11,11 +11,12 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented
 from triglot.core.http import HttpRequest
-from triglot.core.types import Call, Exchange, HttpChunk, InferenceRequest
+from triglot.core.types import Call, Exchange, HttpChunk, InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable
 from triglot.pb.grps import grps_pb2 as pb
@@ -25,6 +26,7 @@ from triglot.protocols.grps.codec import (
     decode_message,
     decoding_size,
     encode_message,
+    encode_outputs,
     encoding_size,
     failure,
     is_failure,
@@ -63,8 +65,17 @@ class Undecodable(Internal):
     """The bytes are no message: an error of the call, not of the model (grps 4)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A serialized message that lacks nothing."""
+
+    data: bytes
+
+
 Answer = Message | bytes | None
 """A message, or a serialized one; None: customised HTTP, see `Exchange.http_response`."""
+Convert = Callable[[InferenceResponse, Message], Any]
+"""What makes an answer of a model's outputs and the message that asked for them."""
 
 
 class Grps:
@@ -154,8 +165,8 @@ class Grps:
             request.encoded, request.message = encode_message(message), None
         return request
 
-    async def predict(self, request: Request, call: Call) -> Answer:
-        """One answer. Raises `ServingError`."""
+    async def predict(self, request: Request, call: Call, convert: Convert = answer_message) -> Any:
+        """One answer; `convert` makes it of a tensor model's outputs. Raises `ServingError`."""
         with self._lease(request, call) as servable:
             if servable.model.takes_messages:
                 call.exchange = Exchange(_encoded(request), http=request.http)
@@ -168,10 +179,12 @@ class Grps:
                 raise Unimplemented(
                     f"model '{servable.name}' answers with a stream: call PredictStreaming, or ask for streaming"
                 ) from None
-        return answer_message(response, asked)
+        return convert(response, asked)
 
-    async def predict_stream(self, request: Request, call: Call) -> AsyncGenerator[Message | bytes, None]:
-        """The answers as the model gives them; an `HttpChunk` is no message. Raises `ServingError`."""
+    async def predict_stream(
+        self, request: Request, call: Call, convert: Convert = answer_message
+    ) -> AsyncGenerator[Any, None]:
+        """As `predict`, the answers as the model gives them; an `HttpChunk` is no message."""
         with self._lease(request, call) as servable:
             if servable.model.takes_messages:
                 call.exchange = Exchange(_encoded(request), streaming=True, http=request.http)
@@ -181,9 +194,9 @@ class Grps:
                 return
             asked = _message_for(servable, request)
             inference = _inference(servable, asked)
-            async with aclosing(self._dataplane.infer_stream_on(servable, inference, call)) as responses:
+            async with aclosing(await self._dataplane.infer_stream_on(servable, inference, call)) as responses:
                 async for response in responses:
-                    yield answer_message(response, asked)
+                    yield convert(response, asked)
 
     def _lease(self, request: Request, call: Call) -> Servable:
         """The version that a request goes to, for a `with` block; the call learns its name in any case.
@@ -219,7 +232,7 @@ class Grps:
                     Kind.UNARY,
                     infer,
                     self.understand,
-                    self.predict,
+                    partial(self.predict, convert=encoded_answer),
                     encode_answer,
                     answer_size,
                     decoding_size,
@@ -230,7 +243,7 @@ class Grps:
                     Kind.SERVER_STREAM,
                     infer,
                     self.understand,
-                    self.predict_stream,
+                    partial(self.predict_stream, convert=encoded_answer),
                     encode_item,
                     answer_size,
                     decoding_size,
@@ -287,19 +300,27 @@ def _told(error: ServingError) -> bytes | None:
     return None if isinstance(error, Undecodable) else encode_message(Message(status=failure_of(error)))
 
 
-def answer_size(answer: Answer) -> int:
+def encoded_answer(response: InferenceResponse, asked: Message) -> Encoded | Message:
+    """As `answer_message`, encoded at once where that is quick."""
+    data = encode_outputs(response.outputs)
+    return answer_message(response, asked) if data is None else Encoded(data)
+
+
+def answer_size(answer: Encoded | Answer) -> int:
     """What `encode_answer` has to work through, in bytes of text, about."""
     return encoding_size(answer) if isinstance(answer, Message) else 0
 
 
-def encode_answer(answer: Answer) -> bytes:
+def encode_answer(answer: Encoded | Answer) -> bytes:
     """A serialized GrpsMessage, with its status."""
+    if isinstance(answer, Encoded):
+        return answer.data
     if isinstance(answer, Message):
         return encode_message(answer)
     return with_success(answer or b"")
 
 
-def encode_item(answer: Message | bytes) -> bytes:
+def encode_item(answer: Encoded | Message | bytes) -> bytes:
     """As `encode_answer`, for one of a stream: a failure that a model sends stays one (grps 3.5)."""
     if isinstance(answer, HttpChunk):
         return failure(500, "customized_http_stream_respond is for customized HTTP only")

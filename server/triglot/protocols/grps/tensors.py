@@ -49,6 +49,8 @@ LISTS: dict[int, FlatList] = {
     )
 }
 """By the number of the DataType."""
+FLOATS = {row.datatype: row for row in LISTS.values() if row.datatype in ("FP32", "FP64")}
+"""By datatype, those whose elements travel as they are."""
 DTYPES: dict[str, int] = {row.datatype: row.dtype for row in LISTS.values()}
 """DataType numbers of the datatypes that grps has."""
 _WIDER = {"BOOL": "UINT8", "UINT16": "INT32", "UINT32": "INT64", "UINT64": "INT64", "BF16": "FP32"}
@@ -160,8 +162,10 @@ def tensor_of(name: str, datatype: str, array: Array) -> GrpsTensor:
             f"output '{name}' is UINT64 and holds {array.max()}: grps has nothing wider than DT_INT64, "
             f"which ends at {np.iinfo(np.int64).max}"
         )
-    elements = native(array).reshape(-1).astype(LISTS[dtype].wire, copy=False)
-    return GrpsTensor(name, dtype, array.shape, elements)
+    wire = LISTS[dtype].wire
+    # Most arrays are what the wire has; asking numpy to make sure of it costs more than to look.
+    elements = array if array.dtype is wire else native(array).astype(wire, copy=False)
+    return GrpsTensor(name, dtype, array.shape, elements.reshape(-1))
 
 
 def _texts(name: str, array: Array) -> Array:
