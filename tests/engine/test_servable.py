@@ -31,6 +31,27 @@ async def test_blocking_code_runs_on_the_instances_threads() -> None:
     await one.close()
 
 
+async def test_instances_are_started_when_there_is_work_for_them() -> None:
+    def threads() -> int:
+        return sum(thread.name.startswith("many/1#") for thread in threading.enumerate())
+
+    model = Scripted(instances=5, open_gate=False)
+    one = Servable("many", 1, model, max_queue_size=10)
+    assert threads() == 1
+    calls = []
+    for running in range(1, 4):
+        calls.append(asyncio.ensure_future(one.infer(number(0), Call())))
+        await model.wait_until_entered()
+        assert threads() == running
+    calls += [asyncio.ensure_future(one.infer(number(0), Call())) for _ in range(7)]
+    await model.wait_until_entered(2)
+    assert (threads(), one.queue_depth) == (5, 5)
+    model.gate.set()
+    await asyncio.gather(*calls)
+    await one.close()
+    assert threads() == 0
+
+
 async def test_async_code_runs_on_the_loop() -> None:
     async def infer(inputs: Inputs) -> dict[str, Any]:
         assert threading.get_ident() == here

@@ -23,12 +23,18 @@ class WorkQueue(Generic[T]):
     """First in, first out; `put` and `discard` belong to the loop, `take` to any number of threads.
 
     `defer` runs a function a little later on the loop. Threads are called through it, so that what one turn of
-    the loop puts is taken in one go.
+    the loop puts is taken in one go. `grow` is told how many more threads would have had something to do.
     """
 
-    def __init__(self, limit: int, defer: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        defer: Callable[[Callable[[], None]], object],
+        grow: Callable[[int], object] = lambda _: None,
+    ) -> None:
         self.limit = limit
         self._defer = defer
+        self._grow = grow
         self._calling = False
         self._waiting: deque[T] = deque()
         self._parked: deque[threading.Lock] = deque()
@@ -52,8 +58,11 @@ class WorkQueue(Generic[T]):
 
     def _call(self) -> None:
         self._calling = False
-        for _ in range(min(len(self._waiting), len(self._parked))):
+        waiting, parked = len(self._waiting), len(self._parked)
+        for _ in range(min(waiting, parked)):
             self._call_one()
+        if waiting > parked:
+            self._grow(waiting - parked)
 
     def _call_one(self) -> None:
         try:

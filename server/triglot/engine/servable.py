@@ -91,16 +91,21 @@ class Servable:
         self.decoupled = inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
         self._loop = asyncio.get_running_loop()
-        self._queue: WorkQueue[Execution | Stream] = WorkQueue(self._limit, self._loop.call_soon)
-        self._instances = [
-            Instance(f"{name}/{version}#{number}", self._queue, self._function, self._explain, self._loop)
-            for number in range(0 if self._on_loop else model.instances)
-        ]
+        self._queue: WorkQueue[Execution | Stream] = WorkQueue(self._limit, self._loop.call_soon, self._add_instances)
+        self._instances: list[Instance] = []
+        if not self._on_loop:
+            # The others are started when there is work for them: a thread that never runs is dear, too.
+            self._add_instances(1)
         self._leases = 0
         self._drained: asyncio.Event | None = None
 
     def __str__(self) -> str:
         return f"model '{self.name}' version {self.version}"
+
+    def _add_instances(self, wanted: int) -> None:
+        for _ in range(min(wanted, self.model.instances - len(self._instances))):
+            name = f"{self.name}/{self.version}#{len(self._instances)}"
+            self._instances.append(Instance(name, self._queue, self._function, self._explain, self._loop))
 
     @property
     def alive(self) -> bool:
