@@ -16,6 +16,7 @@ from scripted_models import Counting, CountingLoop, Inputs, Plain, Scripted, num
 
 from triglot import Call, Cancelled, InvalidArgument
 from triglot.core.errors import Code, DeadlineExceeded, Internal, QueueFull, ServingError
+from triglot.engine.servable import Servable
 from triglot.engine.work import STREAM_BUFFER
 
 
