@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,15 +10,13 @@ import grps_conf
 import pytest
 import yaml
 
-import environments
-from process import clean_environment
+from elsewhere import check_tests
 from triglot.backends.grps.project import GrpsProject
 from triglot.core.errors import MissingDependency
 from triglot.core.monitor import Monitor
 
 FOLDER = Path(__file__).parent
 FILES = sorted({*FOLDER.glob("test_grps_torch*.py")} - {Path(__file__)})
-RUN_SECONDS = 300
 INFERER = """
 from grps_framework.model_infer.inferer import ModelInferer, inferer_register
 
@@ -79,14 +76,4 @@ def test_the_error_says_what_to_install(tmp_path: Path, kind: str, library: str)
 @pytest.mark.newest
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_they_hold_with_torch(file: Path) -> None:
-    done = subprocess.run(
-        [str(environments.python("torch")), "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        env=clean_environment(),
-        cwd=environments.ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout
+    check_tests("torch", file)

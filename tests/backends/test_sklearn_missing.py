@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-import environments
-from process import clean_environment
+from elsewhere import check_tests
 from triglot import backends
 from triglot.core.errors import MissingDependency
 
 FOLDER = Path(__file__).parent
 FILES = sorted({*FOLDER.glob("test_sklearn*.py"), *FOLDER.glob("test_xgboost*.py")} - {Path(__file__)})
-RUN_SECONDS = 300
 
 without_libraries = pytest.mark.skipif(
     find_spec("sklearn") is not None, reason="this environment has the libraries"
@@ -42,14 +39,4 @@ def test_the_error_says_what_to_install(tmp_path: Path, backend: str, module: st
 @pytest.mark.newest
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_they_hold_with_the_libraries(file: Path) -> None:
-    done = subprocess.run(
-        [str(environments.python("ml")), "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        env=clean_environment(),
-        cwd=environments.ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout
+    check_tests("ml", file)

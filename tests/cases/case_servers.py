@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import grpc
+from lazy_servers import LazyServers
 
 from process import Triglot, grpc_channel, write_model
 
@@ -61,14 +58,6 @@ def write_python_models(folder: Path) -> Path:
     return folder
 
 
-def _check_end(server: Triglot) -> None:
-    """A clean end, and no error in the log but the prediction routine's."""
-    status = server.wait()
-    log = server.stderr.text()
-    errors = re.findall(r"^[\d:]{8} E .*", log, re.MULTILINE)
-    assert (status, [error for error in errors if f"'{ROUTINE}'" not in error]) == (0, []), log
-
-
 @dataclass(frozen=True)
 class Doors:
     """Where a server listens, and the folder of its models."""
@@ -78,7 +67,7 @@ class Doors:
     models: Path
 
 
-class Servers:
+class Servers(LazyServers[Doors]):
     """Servers of the models in `models` (NAME/VERSION/…), in the environment of `python`.
 
     - models, ml: all of them
@@ -88,45 +77,24 @@ class Servers:
     """
 
     def __init__(self, models: Path, folder: Path, python: str | Path = sys.executable) -> None:
+        super().__init__()
         self._models = models
         self._folder = folder
         self._python = python
-        self._doors: dict[str, Doors | AssertionError] = {}
-        self._servers: list[Triglot] = []
-        self._running = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # All at once: TensorFlow takes a while to leave.
-        for server in self._servers:
-            server.signal(signal.SIGTERM)
-        self._running.close()
-
-    def __getitem__(self, name: str) -> Doors:
-        """Raises `AssertionError` when the server does not start; it is started once all the same."""
-        if name not in self._doors:
-            try:
-                self._doors[name] = self._start(name)
-            except AssertionError as error:
-                self._doors[name] = error
-        doors = self._doors[name]
-        if isinstance(doors, AssertionError):
-            raise doors
-        return doors
 
     def _start(self, name: str) -> Doors:
         command, arguments = self._command(name)
-        server = self._running.enter_context(
+        grpc_port, rest_port = self._keep(
             Triglot(*arguments, command=command, environment=ENVIRONMENT[command], python=self._python)
         )
-        grpc_port, rest_port = server.ports()
-        self._servers.append(server)
-        self._running.callback(_check_end, server)
         return Doors(rest_port, self._running.enter_context(grpc_channel(grpc_port)), self._models)
+
+    def _check_end(self, server: Triglot) -> None:
+        """A clean end, and no error in the log but the prediction routine's."""
+        status = server.wait()
+        log = server.stderr.text()
+        errors = re.findall(r"^[\d:]{8} E .*", log, re.MULTILINE)
+        assert (status, [error for error in errors if f"'{ROUTINE}'" not in error]) == (0, []), log
 
     def _command(self, name: str) -> tuple[str, list[str]]:
         every = sorted(folder.name for folder in self._models.iterdir())

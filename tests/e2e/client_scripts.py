@@ -41,15 +41,11 @@ class ClientScript:
 
     def run(self, server: ServerProcess, *more: str) -> Report:
         """Run it against the server, in its environment; `more` are its last arguments."""
-        python = environments.python(self.environment)
-        command = [
-            str(python),
-            str(CLIENTS / self.file),
-            server.grpc_address,
-            server.rest_address,
-            *self.arguments,
-            *more,
-        ]
+        return self.run_with(server.grpc_address, server.rest_address, *self.arguments, *more)
+
+    def run_with(self, *arguments: str) -> Report:
+        """Run it in its environment."""
+        command = [str(environments.python(self.environment)), str(CLIENTS / self.file), *arguments]
         try:
             done = subprocess.run(
                 command, capture_output=True, timeout=RUN_SECONDS, env=clean_environment(), check=False

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-
 import pytest
-from client_scripts import CLIENTS, RUN_SECONDS, ClientScript
+from client_scripts import ClientScript
 
-import environments
 import saved_models
-from process import clean_environment
 
 # The script has libraries of its own: another environment of these tests changes nothing.
 pytestmark = pytest.mark.newest
@@ -22,16 +17,9 @@ SCRIPT = ClientScript("tensorflow", "tf_backend.py", shared=("tf_backend_loading
 def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each check found, in order; an empty text for one that held."""
     folder = saved_models.write(tmp_path_factory.mktemp("saved_models"))
-    done = subprocess.run(
-        [str(environments.python(SCRIPT.environment)), str(CLIENTS / SCRIPT.file), str(folder)],
-        capture_output=True,
-        timeout=RUN_SECONDS,
-        env=clean_environment(),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode(errors="replace")
-    results = [json.loads(line) for line in done.stdout.decode().splitlines()]
-    return {result["name"]: "" if result["ok"] else result["detail"] for result in results}
+    report = SCRIPT.run_with(str(folder))
+    assert report.end.startswith("exit status 0\n"), report.end
+    return report.findings
 
 
 @pytest.mark.parametrize("name", SCRIPT.check_names())

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-
 import pytest
-from client_scripts import CLIENTS, RUN_SECONDS, ClientScript
-
-import environments
-from process import clean_environment
+from client_scripts import ClientScript
 
 # The script has libraries of its own: another environment of these tests changes nothing.
 pytestmark = pytest.mark.newest
@@ -20,16 +14,9 @@ SCRIPT = ClientScript("tensorflow", "tf_grps.py")
 @pytest.fixture(scope="module")
 def findings() -> dict[str, str]:
     """What each check found, in order; an empty text for one that held."""
-    done = subprocess.run(
-        [str(environments.python(SCRIPT.environment)), str(CLIENTS / SCRIPT.file)],
-        capture_output=True,
-        timeout=RUN_SECONDS,
-        env=clean_environment(),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode(errors="replace")
-    results = [json.loads(line) for line in done.stdout.decode().splitlines()]
-    return {result["name"]: "" if result["ok"] else result["detail"] for result in results}
+    report = SCRIPT.run_with()
+    assert report.end.startswith("exit status 0\n"), report.end
+    return report.findings
 
 
 @pytest.mark.parametrize("name", SCRIPT.check_names())

@@ -7,12 +7,12 @@ taken, never both, so `discard` can promise that discarded work is not started.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from triglot.core.errors import QueueFull, Unavailable
+from triglot.engine.parking import Parking
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class WorkQueue(Generic[T]):
         self._grow = grow
         self._calling = False
         self._waiting: deque[T] = deque()
-        self._parked: deque[threading.Lock] = deque()
+        self._parked = Parking()
         self._closed = False
 
     def __len__(self) -> int:
@@ -59,16 +59,9 @@ class WorkQueue(Generic[T]):
     def _call(self) -> None:
         self._calling = False
         waiting, parked = len(self._waiting), len(self._parked)
-        for _ in range(min(waiting, parked)):
-            self._call_one()
+        self._parked.call(min(waiting, parked))
         if waiting > parked:
             self._grow(waiting - parked)
-
-    def _call_one(self) -> None:
-        try:
-            self._parked.pop().release()
-        except IndexError:
-            pass  # Every thread is busy: the first to finish finds the work.
 
     def take_nowait(self) -> T | None:
         """The oldest work, or None."""
@@ -83,21 +76,7 @@ class WorkQueue(Generic[T]):
             work = self.take_nowait()
             if work is not None or self._closed:
                 return work
-            self._park()
-
-    def _park(self) -> None:
-        called = threading.Lock()
-        called.acquire()
-        self._parked.append(called)
-        if self._waiting or self._closed:
-            # Work came between the look and the parking; its `put` may have called this thread or not.
-            try:
-                self._parked.remove(called)
-            except ValueError:
-                pass
-            else:
-                return
-        called.acquire()
+            self._parked.wait(unless=lambda: self._waiting or self._closed)
 
     def discard(self, work: T) -> bool:
         """Take `work` out again; False when a thread has it already."""
@@ -110,5 +89,4 @@ class WorkQueue(Generic[T]):
     def close(self) -> None:
         """Let the threads finish what waits, and then end."""
         self._closed = True
-        for _ in range(len(self._parked)):
-            self._call_one()
+        self._parked.call_all()

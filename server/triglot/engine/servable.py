@@ -91,7 +91,9 @@ class Servable:
         self.decoupled = inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
         self._loop = asyncio.get_running_loop()
-        self._queue: WorkQueue[Execution | Stream] = WorkQueue(self._limit, self._loop.call_soon, self._add_instances)
+        self._queue: WorkQueue[Execution | Stream] = WorkQueue(
+            self._limit, self._loop.call_soon, self._add_instances
+        )
         self._instances: list[Instance] = []
         if not self._on_loop:
             # The others are started when there is work for them: a thread that never runs is dear, too.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from triglot.core.errors import Cancelled, DeadlineExceeded, ServingError
 from triglot.core.tensor import Array
 from triglot.core.types import Call
+from triglot.engine.parking import Parking
 
 STREAM_BUFFER = 32
 """Answers of a stream that may wait for a slow reader before the model is held up."""
@@ -98,7 +98,7 @@ class Stream:
         self._queued = time.perf_counter()
         self._loop = loop
         self._answers: deque[Any] = deque()
-        self._parked: deque[threading.Lock] = deque()
+        self._parked = Parking()
         self._reader: asyncio.Future[None] | None = None
         self._woken: asyncio.Future[None] | None = None
         self._closed = False
@@ -130,7 +130,7 @@ class Stream:
 
     def _put(self, answer: Any) -> bool:
         while len(self._answers) >= STREAM_BUFFER and not self._closed:
-            self._park()
+            self._parked.wait(unless=lambda: self._closed or len(self._answers) <= STREAM_BUFFER // 2)
         if self._closed or self.call.cancelled:
             return False
         self._append(answer)
@@ -148,33 +148,11 @@ class Stream:
             except RuntimeError:
                 pass  # The loop is closed: the server has stopped without waiting for this call.
 
-    def _park(self) -> None:
-        """Wait until half of the answers are read, or nothing is taken any more."""
-        called = threading.Lock()
-        called.acquire()
-        self._parked.append(called)
-        if self._closed or len(self._answers) <= STREAM_BUFFER // 2:
-            # They were read between the look and the parking, and nobody may call.
-            try:
-                self._parked.remove(called)
-            except ValueError:
-                pass
-            else:
-                return
-        called.acquire()
-
-    def _call_parked(self) -> None:
-        while self._parked:
-            try:
-                self._parked.popleft().release()
-            except IndexError:
-                return  # It has removed itself just now.
-
     def _finish(self, error: ServingError | None = None) -> None:
         if not self._closed:
             self._closed = True
             self._append(StreamEnd(error))
-            self._call_parked()
+            self._parked.call_all()
 
     async def arrival(self) -> None:
         """On the loop: wait until there is something to `take`."""
@@ -190,14 +168,14 @@ class Stream:
             return NOTHING
         answer = self._answers.popleft()
         if self._parked and len(self._answers) <= STREAM_BUFFER // 2:
-            self._call_parked()
+            self._parked.call_all()
         return answer
 
     def abandon(self) -> None:
         """On the loop: the reader is gone; let the threads go on to notice it."""
         self.call.cancel()
         self._closed = True
-        self._call_parked()
+        self._parked.call_all()
 
 
 def _wake(reader: asyncio.Future[None]) -> None:

@@ -1,0 +1,49 @@
+"""Threads that wait until there is something to do."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+
+class Parking:
+    """Threads `wait`, anybody may `call` them; the one that waits for the shortest time is called first.
+
+    Neither side takes a lock to look or to call, since `deque` is atomic: a thread parks on a lock of its own.
+    """
+
+    __slots__ = ("_parked",)
+
+    def __init__(self) -> None:
+        self._parked: deque[threading.Lock] = deque()
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def wait(self, unless: Callable[[], object]) -> None:
+        """Block until called. `unless` is asked once more, now that a call cannot be missed."""
+        called = threading.Lock()
+        called.acquire()
+        self._parked.append(called)
+        if unless():
+            # Whoever brought that about may have called this thread or not.
+            try:
+                self._parked.remove(called)
+            except ValueError:
+                pass
+            else:
+                return
+        called.acquire()
+
+    def call(self, most: int) -> None:
+        """Let so many threads go on, or as many as wait."""
+        for _ in range(most):
+            try:
+                self._parked.pop().release()
+            except IndexError:
+                return  # It has left by itself just now.
+
+    def call_all(self) -> None:
+        """Let everybody go on."""
+        self.call(len(self._parked))

@@ -1,0 +1,26 @@
+"""Files of tests that run in another environment, which has their libraries."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import environments
+from process import clean_environment
+
+RUN_SECONDS = 300
+
+
+def check_tests(environment: str, file: Path) -> None:
+    """Run a file of tests there. Raises `AssertionError` unless all of them hold, and none is skipped."""
+    done = subprocess.run(
+        [str(environments.python(environment)), "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        env=clean_environment(),
+        cwd=environments.ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
