@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     for scenario in scenarios:
         subjects = measure(scenario, settings)
         results.append((scenario, subjects))
-        table = report.plain(report.COLUMNS, report.rows(subjects))
+        table = report.plain(report.columns(scenario), report.rows(scenario, subjects))
         print(f"\n{scenario.name}: {scenario.title}\n{table}", flush=True)
     print(f"\n{report.LEGEND}")
     whole = not arguments.only and not arguments.aa

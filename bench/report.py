@@ -15,13 +15,13 @@ from bench.servers import ROOT
 
 COLUMNS = (
     "server",
-    "calls/s",
+    "{what}s/s",
     "x bare",
     "(min-max)",
     "p50 ms",
     "p99 ms",
     "first ms",
-    "server CPU µs/call",
+    "server CPU µs/{what}",
     "x bare",
     "peak MiB",
     "client busy",
@@ -31,7 +31,7 @@ LEGEND = f"""\
 Medians over rounds; the servers of a scenario are loaded in turn, one at a time, round by round. "x bare" is
 the median of the rounds' own ratios to the first line (and, in brackets, their range), so a machine that
 speeds up or slows down between rounds does not enter. Calls/s: more is better; CPU per call: less is better.
-"First ms" is the median time to the first bytes of a reply (gRPC only). A call of a stream is all of its messages.
+"First ms" is the median time to the first bytes of a reply (gRPC only), p50 and p99 are of whole streams.
 CPU covers user and kernel time of all threads and child processes. Peak memory is the server's since its
 start, all models of the scenario together. "client busy" is the share of one core that the load client used;
 above {CLIENT_BOUND:.0%}, marked with !, the client was the limit: calls/s and latency are then the client's,
@@ -40,12 +40,18 @@ freed memory back to the kernel: with large messages, two equal bare servers wit
 of up to two, by chance, from start to start."""
 
 
-def rows(subjects: Sequence[Subject]) -> list[list[str]]:
+def columns(scenario: Scenario) -> list[str]:
+    """The header: of calls, or of a stream's messages."""
+    what = "message" if scenario.messages > 1 else "call"
+    return [column.format(what=what) for column in COLUMNS]
+
+
+def rows(scenario: Scenario, subjects: Sequence[Subject]) -> list[list[str]]:
     """One line per subject, the first one being the baseline."""
-    return [_row(subject, subjects[0]) for subject in subjects]
+    return [_row(subject, subjects[0], scenario.messages) for subject in subjects]
 
 
-def _row(subject: Subject, baseline: Subject) -> list[str]:
+def _row(subject: Subject, baseline: Subject, messages: int) -> list[str]:
     def median(value: Callable[[Round], float]) -> float:
         return statistics.median(value(one) for one in subject.rounds)
 
@@ -55,17 +61,16 @@ def _row(subject: Subject, baseline: Subject) -> list[str]:
     cpu = [one.cpu for one in subject.rounds if one.cpu is not None]
     firsts = [one.first for one in subject.rounds if one.first is not None]
     busy = median(lambda one: one.client_busy)
+    rate = median(lambda one: one.rate) * messages
     return [
         subject.name,
-        f"{median(lambda one: one.rate):,.0f}"
-        if median(lambda one: one.rate) >= 100
-        else f"{median(lambda one: one.rate):.1f}",
+        f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
         f"{statistics.median(rates):.2f}",
         f"({min(rates):.2f}-{max(rates):.2f})",
         f"{median(lambda one: one.p50) * 1e3:.3g}",
         f"{median(lambda one: one.p99) * 1e3:.3g}",
         f"{statistics.median(firsts) * 1e3:.3g}" if firsts else "n/a",
-        f"{statistics.median(cpu) * 1e6:,.0f}" if cpu else "n/a",
+        f"{statistics.median(cpu) / messages * 1e6:,.0f}" if cpu else "n/a",
         f"{statistics.median(costs):.2f}" if costs else "n/a",
         f"{subject.peak / 2**20:,.0f}" if subject.peak is not None else "n/a",
         f"{busy:.0%}{' !' if busy > CLIENT_BOUND else ''}",
@@ -126,5 +131,5 @@ def page(results: Iterable[tuple[Scenario, Sequence[Subject]]], settings: Sequen
     """The results page."""
     parts = ["# Load bench", "\n".join(f"- {line}" for line in (*machine(), *settings)), LEGEND]
     for scenario, subjects in results:
-        parts += [f"## {scenario.name}", scenario.title, markdown(COLUMNS, rows(subjects))]
+        parts += [f"## {scenario.name}", scenario.title, markdown(columns(scenario), rows(scenario, subjects))]
     return "\n\n".join(parts) + "\n"

@@ -38,6 +38,7 @@ from triglot.protocols.grps.lookup import find_servable
 from triglot.protocols.grps.mapping import answer_message, bind_message, tensors_of
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.metadata import model_text
+from triglot.protocols.grps.templates import message_decoder
 from triglot.protocols.wire import parse_control
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class Grps:
         self._default_model = default_model
         self._server_text = server_text
         self.online = online
+        self._decode = message_decoder()
 
     # --- health and metadata ---
 
@@ -146,7 +148,7 @@ class Grps:
             if self._find(request).model.takes_messages:
                 check_tensors(encoded)
             else:
-                request.message = decode_message(encoded)
+                request.message = self._decode(encoded)
         except ServingError as error:
             request.error = error
         return request
