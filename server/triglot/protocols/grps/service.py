@@ -1,7 +1,7 @@
 """grps' calls, and the rows that offer them over gRPC (grps 1, 4).
 
-Strategy: a grps project is given the message as it was sent, and what it answers leaves as it is, with a status in
-front. For every other model the message's tensors become the inputs, and its outputs a message. Errors of a call
+Strategy: a grps project is given the message as it was sent, and what it answers leaves as it is, with a status
+added. For every other model the message's tensors become the inputs, and its outputs a message. Errors of a call
 are told in the message: gRPC's own status stays OK.
 """
 
