@@ -147,6 +147,10 @@ class DataPlane:
         """Whether the model is wanted, ready or not."""
         return self._manager.knows(name)
 
+    def first_version(self, name: str) -> str:
+        """The version of this model that its configuration names first; "" where none lists them one by one."""
+        return self._manager.first_version(name)
+
     def model_names(self) -> list[str]:
         """Every model that is wanted, ready or not."""
         return self._manager.names()

@@ -111,6 +111,11 @@ class Manager(Registry):
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
 
+    def first_version(self, name: str) -> str:
+        """The version of this model that its configuration names first; "" where none lists them one by one."""
+        listed = (str(root.version) for root in self._roots if isinstance(root, ModelFiles) and root.name == name)
+        return next(listed, "")
+
     def platforms(self) -> dict[str, str]:
         """What the configuration calls the kind of each model that it names."""
         return {root.name: root.platform for root in self._roots if isinstance(root, ModelSettings)}

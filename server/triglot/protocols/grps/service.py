@@ -126,7 +126,8 @@ class Grps:
             raise BadRequest("No model name.")
         try:
             if self._dataplane.knows(name):
-                servable = self._dataplane.servable(name)
+                # Of a project's versions the first that it lists (grps 3.7).
+                servable = self._dataplane.servable(name, self._dataplane.first_version(name))
             else:
                 servable = find_servable(self._dataplane, name or "-", "")
         except ServingError:
