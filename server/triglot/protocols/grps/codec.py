@@ -333,7 +333,7 @@ def encoding_size(message: Message) -> int:
 
 
 def _status_field(status: Status) -> bytes:
-    message = pb.Status(code=status.code, msg=status.msg, status=status.status)  # type: ignore[arg-type]
+    message = pb.Status(code=status.code, msg=status.msg, status=status.status)  # type: ignore[arg-type]  # Any number.
     return serialize(pb.GrpsMessage(status=message))
 
 

@@ -134,7 +134,7 @@ def tensor_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int)
     """All of a tensor but its elements, with what stands before packed floats: what a model's answers share."""
     encoded_name = utf8(name, "a tensor's name")
     pieces = [length_prefix(_NAME, len(encoded_name)), encoded_name] if encoded_name else []
-    pieces.append(serialize(pb.GenericTensor(dtype=dtype, shape=shape)))  # type: ignore[arg-type]
+    pieces.append(serialize(pb.GenericTensor(dtype=dtype, shape=shape)))  # type: ignore[arg-type]  # Any number.
     if float_bytes:
         pieces.append(length_prefix(LISTS[dtype].number, float_bytes))
     return b"".join(pieces)
