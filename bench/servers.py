@@ -167,7 +167,7 @@ def _await_ready(server: Server, ready: Callable[[], bool]) -> None:
             raise BenchError(f"{server.name} ended at its start:\n{server.tail()}")
         if time.monotonic() > limit:
             raise BenchError(f"{server.name} was not ready within {START_LIMIT:.0f} s:\n{server.tail()}")
-        time.sleep(0.05)
+        time.sleep(0.05)  # Nothing tells when another process is ready.
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

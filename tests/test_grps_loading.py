@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tarfile
 from pathlib import Path
 
 from process import Triglot, run_triglot
@@ -93,3 +94,13 @@ def test_a_test_that_does_not_exist(tmp_path: Path) -> None:
     ended = run_triglot("grps", tmp_path, "--unittest")
     assert ended.returncode == 1
     assert f"{tmp_path}: there is no test.py; expected the project's tests in it" in ended.stderr
+
+
+def test_the_log_of_an_archive_that_cannot_be_loaded_stays(tmp_path: Path) -> None:
+    write_project(tmp_path / "project", models="models: []\ndag: {}\n")
+    with tarfile.open(tmp_path / "server.mar", "w:gz") as archive:
+        archive.add(tmp_path / "project", ".")
+    before = f"import os; os.chdir({str(tmp_path)!r})"
+    ended = run_triglot("grps", tmp_path / "server.mar", before=before, environment=ANY_PORTS)
+    assert ended.returncode == 1
+    assert " CRITICAL] " in (tmp_path / "logs" / "grps_server.log").read_text()

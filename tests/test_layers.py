@@ -13,7 +13,15 @@ PACKAGE = Path(__file__).resolve().parents[1] / "server" / "triglot"
 
 CORE = {"triglot.core"}
 DATA_PLANE = CORE | {"triglot.dataplane"}
-CODEC = CORE | {"triglot.pb", "triglot.protocols", "numpy", "orjson", "simdjson", "google.protobuf"}
+CODEC = CORE | {
+    "triglot.grps_types",
+    "triglot.pb",
+    "triglot.protocols",
+    "numpy",
+    "orjson",
+    "simdjson",
+    "google.protobuf",
+}
 SERVICE = DATA_PLANE | {
     "triglot.engine.servable",
     "triglot.pb",
@@ -29,10 +37,10 @@ SERVICE = DATA_PLANE | {
 BACKEND = CORE | {"numpy"}
 GRPS_BACKEND = BACKEND | {
     "triglot.backends",
+    "triglot.grps_types",
     "triglot.pb",
     "flask",
     "google.protobuf",
-    "ml_dtypes",
     "werkzeug",
     "yaml",
 }
@@ -51,6 +59,7 @@ MAY_IMPORT = {
     "triglot.version": set(),
     "triglot.telemetry": CORE | {"triglot.telemetry"},
     "triglot.telemetry.process": {"psutil"},
+    "triglot.grps_types": {"triglot.pb", "numpy"},
     "triglot.tf_example": CORE | {"triglot.pb", "numpy", "google.protobuf"},
     "triglot.config": set(),
     "triglot.core": CORE | {"numpy", "ml_dtypes"},

@@ -145,7 +145,8 @@ def _start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environmen
 
 
 def _start_grps(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    settings, telemetry = grps_cli.read(flags, others), Telemetry()
+    telemetry = Telemetry()
+    settings, logs_in = grps_cli.read(flags, others)
     project = grps_cli.project_of(settings, telemetry)
     models, dag = grps_cli.project_models(project)
     return Start(
@@ -154,7 +155,7 @@ def _start_grps(flags: Mapping[str, Any], others: Iterable[str], environment: Ma
         warnings=settings.warnings,
         telemetry=telemetry,
         about=grps_cli.metadata(settings),
-        around=partial(grps_cli.surroundings, settings, telemetry),
+        around=partial(grps_cli.surroundings, settings, logs_in, telemetry),
         prepare=partial(grps_cli.load, project),
         test=partial(grps_cli.passes, settings, flags["unittest"]) if "unittest" in flags else None,
         # The project's log has it as well (grps 5.2).

@@ -40,7 +40,6 @@ MAX_MESSAGE = 1 << 30
 """Bytes; grps' own limit (grps 4)."""
 OPTION_OF_FLAG = {"online": "grps_online", "http_error_status": "grps_http_errors", "log_level": "log_level"}
 BACKEND = "grps"
-_unpacked_folders: set[Path] = set()
 _PIECES = re.compile(r"[0-9]+|[^0-9.]+")
 
 
@@ -83,9 +82,10 @@ def flag_names() -> list[str]:
     return [*(f"--{flag}" for flag in flags), "--server_conf", "--inference_conf"]
 
 
-def read(flags: Mapping[str, Any], others: Iterable[str]) -> ProjectSettings:
-    """The settings of the project that the flags, and the arguments beside them, name.
+def read(flags: Mapping[str, Any], others: Iterable[str]) -> tuple[ProjectSettings, Path]:
+    """The settings of the project that the flags, and the arguments beside them, name; where its log_dir lies.
 
+    That is its folder, and for an archive the current one: what is unpacked is removed in the end.
     Raises `ConfigError` for more than one project, and `ModelLoadError` for what is wrong with it, which the
     project's log then has, too.
     """
@@ -93,19 +93,19 @@ def read(flags: Mapping[str, Any], others: Iterable[str]) -> ProjectSettings:
     if len(paths) > 1:
         raise ConfigError(f"expected one project, got {' and '.join(map(str, paths))}")
     path = paths[0] if paths else Path()
-    folder = _unpacked(path) if path.is_file() else path
+    folder, logs_in = (_unpacked(path), Path.cwd()) if path.is_file() else (path, path.absolute())
     server_file = flags.get("server_conf", folder / SERVER_FILE)
     try:
-        return read_project(folder, server_conf=server_file, inference_conf=flags.get("inference_conf"))
+        settings = read_project(folder, server_conf=server_file, inference_conf=flags.get("inference_conf"))
     except ModelLoadError as error:
-        _log_failure(folder, server_file, error)
+        _log_failure(folder, logs_in, server_file, error)
         raise
+    return settings, logs_in
 
 
 def _unpacked(archive: Path) -> Path:
     """The project in an archive, in a folder that lasts as long as the process (grps 8)."""
     folder = Path(tempfile.mkdtemp(prefix="triglot-"))
-    _unpacked_folders.add(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
         with tarfile.open(archive, "r:gz") as opened:
@@ -115,11 +115,11 @@ def _unpacked(archive: Path) -> Path:
     return folder
 
 
-def _log_failure(folder: Path, server_file: Path, error: ModelLoadError) -> None:
+def _log_failure(folder: Path, logs_in: Path, server_file: Path, error: ModelLoadError) -> None:
     """Start scripts look into the log for CRITICAL (grps 5.2); if it can be found."""
     try:
         settings = read_server(folder, server_file, [])[2]
-        with log_files(folder, settings):
+        with log_files(logs_in, settings):
             log.critical("%s", error)
     except ModelLoadError:
         pass  # The file that names the log is wrong itself; the error goes to whoever started the process.
@@ -241,15 +241,13 @@ def load(project: GrpsProject) -> None:
 
 
 @contextmanager
-def surroundings(settings: ProjectSettings, telemetry: Telemetry) -> Iterator[None]:
+def surroundings(settings: ProjectSettings, logs_in: Path, telemetry: Telemetry) -> Iterator[None]:
     """What a project runs in: its folder is the current one, its logs are written, and its GPUs are looked at.
 
-    Raises `ModelLoadError` when the logs cannot be written.
+    `log_dir` lies in `logs_in`. Raises `ModelLoadError` when the logs cannot be written.
     """
     with ExitStack() as stack:
-        # What was unpacked is removed in the end, and its logs are to stay.
-        base = Path.cwd() if settings.folder in _unpacked_folders else settings.folder
-        logs = stack.enter_context(log_files(base, settings.server))
+        logs = stack.enter_context(log_files(logs_in, settings.server))
         log.info("logs are written to %s", logs)
         telemetry.log_file = logs / MONITOR_FILE
         stack.enter_context(chdir(settings.folder))

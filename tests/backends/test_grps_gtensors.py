@@ -118,7 +118,7 @@ def test_halves_are_rounded_and_overflow_to_infinity() -> None:
 )
 def test_elements_out_of_range(dtype: pb.DataType, values: list[int], found: int) -> None:
     field = NUMBERS[dtype][1]
-    tensor = pb.GenericTensor(dtype=dtype, shape=[len(values)], **{field: values})  # type: ignore[arg-type]
+    tensor = pb.GenericTensor(dtype=dtype, shape=[len(values)], **{field: values})  # type: ignore[arg-type]  # Any list.
     with pytest.raises(ValueError, match=f"^{pb.DataType.Name(dtype)} cannot hold {found}, which is in {field}$"):
         to_array(tensor)
 

@@ -12,9 +12,9 @@ from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES, Array
 from triglot.core.types import InferenceRequest, TensorSpec
 from triglot.core.validation import InvalidRequest, bind_inputs
+from triglot.grps_types import LISTS
 from triglot.protocols.grps.mapping import bind_message
 from triglot.protocols.grps.message import Data, GrpsTensor, Message
-from triglot.protocols.grps.tensors import LISTS
 
 
 def tensor(dtype: int, elements: Any, shape: tuple[int, ...] | None = None, name: str = "") -> GrpsTensor:

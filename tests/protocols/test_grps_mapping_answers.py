@@ -13,7 +13,7 @@ from triglot.core.tensor import Array, datatype_of
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.codec import decode_message, encode_message
-from triglot.protocols.grps.mapping import answer_message, message_of
+from triglot.protocols.grps.mapping import answer_message
 from triglot.protocols.grps.message import OK, Data, GrpsMap, GrpsTensor, Message
 
 
@@ -95,9 +95,9 @@ def tensors_in(data: Data) -> list[GrpsTensor]:
     ids=lambda value: str(value.dtype) if isinstance(value, np.ndarray) else "",
 )
 def test_every_datatype(array: Array, dtype: int, elements: list[Any]) -> None:
-    for message in (answer_message(response(y=array), Message()), message_of({"y": array})):
-        (tensor,) = tensors_in(decode_message(encode_message(message)).data)
-        assert (tensor.dtype, tensor.shape, tensor.elements.tolist()) == (dtype, array.shape, elements)
+    message = answer_message(response(y=array), Message())
+    (tensor,) = tensors_in(decode_message(encode_message(message)).data)
+    assert (tensor.dtype, tensor.shape, tensor.elements.tolist()) == (dtype, array.shape, elements)
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,6 @@ def test_outputs_that_grps_cannot_carry(array: Array, kind: type[ServingError], 
     with pytest.raises(kind) as caught:
         answer_message(response(y=array), Message(data=[]))
     assert caught.value.message.startswith(text)
-    with pytest.raises(kind):
-        message_of({"y": array})
-
-
-def test_arrays_by_name() -> None:
-    message = message_of({"a": np.array([[1.5]], "f4"), "b": words("x")})
-    assert message.status is None
-    assert [(one.name, one.shape) for one in tensors_in(message.data)] == [("a", (1, 1)), ("b", (1,))]
-    with pytest.raises(Internal, match="output 'd': numpy dtype datetime64"):
-        message_of({"d": np.array(["2020-01-01"], "M8[D]")})
 
 
 def test_floats_of_an_output_are_not_copied_before_they_are_joined() -> None:

@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from triglot.core.tensor import Array, bytes_elements, native, object_array
+from triglot.core.tensor import DATATYPES, Array, bytes_elements, native, object_array
+from triglot.grps_types import LISTS, WIDER, FlatList
 from triglot.pb.grps import grps_pb2 as pb
 
 PACKED = 2
 """The wire type of a flat list of numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A DataType, the flat list that it chooses, that list's dtype, and the tensor's own."""
+_BY_DTYPE = {DATATYPES[row.datatype].dtype: row for row in LISTS.values()}
+_WIDENED = {DATATYPES[narrow].dtype: DATATYPES[wide].dtype for narrow, wide in WIDER.items() if narrow != "UINT64"}
+"""What grps has no DataType for, and the dtype that holds all its values; nothing holds those of UINT64."""
 
-    number: Any
-    field: str
-    wire: np.dtype[Any]
-    dtype: np.dtype[Any]
-
-
-def _row(number: Any, field: str, wire: Any, dtype: Any = None) -> _Row:
-    return _Row(number, field, np.dtype(wire), np.dtype(dtype or wire))
-
-
-_STRING = _row(pb.DT_STRING, "flat_string", "O")
-_ROWS = (
-    _row(pb.DT_UINT8, "flat_uint8", "u4", "u1"),
-    _row(pb.DT_INT8, "flat_int8", "i4", "i1"),
-    _row(pb.DT_INT16, "flat_int16", "i4", "i2"),
-    _row(pb.DT_INT32, "flat_int32", "i4"),
-    _row(pb.DT_INT64, "flat_int64", "i8"),
-    _row(pb.DT_FLOAT16, "flat_float16", "f4", "f2"),
-    _row(pb.DT_FLOAT32, "flat_float32", "f4"),
-    _row(pb.DT_FLOAT64, "flat_float64", "f8"),
-    _STRING,
-)
-_BY_NUMBER: dict[int, _Row] = {row.number: row for row in _ROWS}
-_BY_DTYPE = {row.dtype: row for row in _ROWS}
-_WIDENED = {
-    np.dtype(narrow): np.dtype(wide)
-    for narrow, wide in (("?", "u1"), ("u2", "i4"), ("u4", "i8"), (ml_dtypes.bfloat16, "f4"))
-}
-"""What grps has no DataType for, and the dtype that holds all its values."""
-
-DTYPES = frozenset(_BY_NUMBER)
+DTYPES = frozenset(LISTS)
 """The DataTypes that a tensor can have."""
 
 
 def dtype_name(number: int) -> str:
     """DT_FLOAT32, …; a number that has no name as digits."""
-    return pb.DataType.Name(_BY_NUMBER[number].number) if number in _BY_NUMBER else str(number)
+    return LISTS[number].name if number in LISTS else str(number)
 
 
 def to_array(tensor: Any) -> Array:
@@ -65,7 +34,7 @@ def to_array(tensor: Any) -> Array:
     Raises `ValueError` for a dtype without tensors, for a flat list that does not fit the shape, and for elements
     that the dtype cannot hold.
     """
-    row = _BY_NUMBER.get(tensor.dtype)
+    row = LISTS.get(tensor.dtype)
     if row is None:
         raise ValueError(f"expected dtype {', '.join(map(dtype_name, sorted(DTYPES)))}, got {tensor.dtype}")
     shape = tuple(tensor.shape)
@@ -74,23 +43,24 @@ def to_array(tensor: Any) -> Array:
         raise ValueError(
             f"expected {math.prod(shape)} elements for the shape {list(shape)}, got {len(elements)} in {row.field}"
         )
-    if row is _STRING:
+    if row.wire.hasobject:
         return object_array([element.encode() for element in elements], shape)
     return _narrowed(np.array(elements, row.wire), row).reshape(shape)
 
 
-def _narrowed(array: Array, row: _Row) -> Array:
-    if row.dtype == row.wire:
+def _narrowed(array: Array, row: FlatList) -> Array:
+    dtype = DATATYPES[row.datatype].dtype
+    if dtype == row.wire:
         return array
-    if row.dtype.kind == "f":
+    if dtype.kind == "f":
         # What is too large for a half is infinite, as IEEE 754 rounds it.
         with np.errstate(over="ignore"):
-            return array.astype(row.dtype)
-    limits = np.iinfo(row.dtype)
+            return array.astype(dtype)
+    limits = np.iinfo(dtype)
     for extreme in (array.min(initial=0), array.max(initial=0)):
         if not limits.min <= extreme <= limits.max:
-            raise ValueError(f"{dtype_name(row.number)} cannot hold {extreme}, which is in {row.field}")
-    return array.astype(row.dtype)
+            raise ValueError(f"{row.name} cannot hold {extreme}, which is in {row.field}")
+    return array.astype(dtype)
 
 
 def fill(tensor: Any, array: Array) -> None:
@@ -102,16 +72,16 @@ def fill(tensor: Any, array: Array) -> None:
     array = native(array)
     if array.dtype in _WIDENED:
         array = array.astype(_WIDENED[array.dtype])
-    row = _STRING if array.dtype.kind in "OSUT" else _BY_DTYPE.get(array.dtype)
+    row = LISTS[pb.DT_STRING] if array.dtype.kind in "OSUT" else _BY_DTYPE.get(array.dtype)
     if row is None:
         raise ValueError(f"grps has no dtype for {array.dtype}")
-    if row is _STRING:
+    if row.wire.hasobject:
         tensor.flat_string.extend(_texts(array))
     elif row.wire.kind == "f":
         _merge_floats(tensor, row, array)
     else:
         getattr(tensor, row.field).extend(array.ravel().tolist())
-    tensor.dtype = row.number
+    tensor.dtype = row.dtype
     tensor.shape.extend(array.shape)
 
 
@@ -122,10 +92,10 @@ def _texts(array: Array) -> list[str]:
         raise ValueError(f"DT_STRING takes UTF-8 only, got {error.object[:32]!r}") from None
 
 
-def _merge_floats(tensor: Any, row: _Row, array: Array) -> None:
+def _merge_floats(tensor: Any, row: FlatList, array: Array) -> None:
     """Sets the flat list by parsing its packed form, the array's memory: a hundred times as quick as a list."""
-    content = array.astype(row.wire.newbyteorder("<"), copy=False).tobytes()
-    tag = tensor.DESCRIPTOR.fields_by_name[row.field].number << 3 | PACKED
+    content = array.astype(row.wire, copy=False).tobytes()
+    tag = row.number << 3 | PACKED
     tensor.MergeFromString(b"".join([bytes([tag]), _varint(len(content)), content]))
 
 

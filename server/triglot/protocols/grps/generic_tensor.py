@@ -13,9 +13,10 @@ import numpy as np
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array, array_over, native
+from triglot.grps_types import LISTS, PACKED_FLOATS, FlatList
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.message import GrpsTensor
-from triglot.protocols.grps.tensors import LISTS, FlatList, utf8
+from triglot.protocols.grps.tensors import utf8
 from triglot.protocols.wire import (
     Limit,
     MessageRules,
@@ -36,8 +37,7 @@ LONGEST_KEPT = 256
 MAX_DIMS = Limit("dims in a shape", 32)
 """numpy's own limit."""
 _NAME, _SHAPE = 1, 3
-_PACKED = {row.number: row.wire for row in LISTS.values() if row.wire.kind == "f"}
-_RULES = MessageRules(cut=frozenset(_PACKED), varints={_SHAPE: MAX_DIMS})
+_RULES = MessageRules(cut=frozenset(PACKED_FLOATS), varints={_SHAPE: MAX_DIMS})
 _EMPTY = np.empty(0, np.float32)
 
 
@@ -52,7 +52,7 @@ def read_tensor(data: memoryview) -> GrpsTensor:
         return tensor_of_message(parse(pb.GenericTensor, bytes(data)))
     lists: dict[int, list[Array]] = {}
     for number, payload in cuts:
-        lists.setdefault(number, []).append(_floats(payload, _PACKED[number]))
+        lists.setdefault(number, []).append(_floats(payload, PACKED_FLOATS[number].wire))
     message = parse(pb.GenericTensor, rest)
     row = LISTS.get(message.dtype)
     packed = lists.get(row.number) if row else None
@@ -111,7 +111,7 @@ def tensor_pieces(tensor: GrpsTensor) -> tuple[Any, ...]:
     row = LISTS.get(tensor.dtype)
     if row is None or not tensor.elements.size:
         return _head(tensor.name, tensor.dtype, tensor.shape, 0), b""
-    if row.number not in _PACKED:
+    if row.number not in PACKED_FLOATS:
         return _head(tensor.name, tensor.dtype, tensor.shape, 0), _elements(tensor.elements, row)
     floats = native(tensor.elements if tensor.elements.dtype is row.wire else tensor.elements.astype(row.wire))
     return _head(tensor.name, tensor.dtype, tensor.shape, floats.nbytes), floats
@@ -146,4 +146,4 @@ _kept_head = lru_cache(maxsize=1024)(tensor_head)
 def writing_size(tensor: GrpsTensor) -> int:
     """What `tensor_pieces` has to work through element by element, in bytes of text, about."""
     row = LISTS.get(tensor.dtype)
-    return 0 if row is None or row.number in _PACKED else tensor.elements.size * ELEMENT_WORK
+    return 0 if row is None or row.number in PACKED_FLOATS else tensor.elements.size * ELEMENT_WORK

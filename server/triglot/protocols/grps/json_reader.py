@@ -18,6 +18,7 @@ import numpy as np
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
+from triglot.grps_types import LISTS
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.codec import MAX_ENTRIES, MAX_TENSORS
 from triglot.protocols.grps.generic_tensor import MAX_DIMS
@@ -34,7 +35,6 @@ from triglot.protocols.grps.json_numbers import (
     read_text,
 )
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message
-from triglot.protocols.grps.tensors import LISTS
 from triglot.protocols.json_text import LargeArray, read_body, type_name
 from triglot.protocols.wire import limit_error
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.errors import InvalidArgument
 from triglot.core.signature import Signature, shape_text
 from triglot.core.tensor import (
     DATATYPES,
@@ -219,18 +219,3 @@ def _single_text(outputs: list[OutputTensor]) -> bytes | None:
     if len(outputs) == 1 and outputs[0].datatype == "BYTES" and outputs[0].array.size == 1:
         return bytes_elements(outputs[0].array)[0]
     return None
-
-
-def message_of(outputs: Mapping[str, Array]) -> Message:
-    """Arrays by name as gtensors, without a status.
-
-    Raises as `tensors.tensor_of`, and `Internal` for a dtype that has no datatype.
-    """
-    tensors = []
-    for name, array in outputs.items():
-        try:
-            datatype = datatype_of(array)
-        except TypeError as error:
-            raise Internal(f"output '{name}': {error}") from None
-        tensors.append(tensor_of(name, datatype, array))
-    return Message(data=tensors)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triglot.core.tensor import array_over
+from triglot.grps_types import LISTS, PACKED_FLOATS
 from triglot.protocols.grps.codec import SCAN_FROM_BYTES, decode_message
 from triglot.protocols.grps.message import GrpsTensor, Message
-from triglot.protocols.grps.tensors import LISTS
 from triglot.protocols.templates import TemplateDecoder, Variables
 from triglot.protocols.wire import LENGTH, fields
 
 _GTENSORS, _TENSOR = 5, 1
-_FLOATS = {row.number: row for row in LISTS.values() if row.wire.kind == "f"}
 
 
 def message_decoder() -> TemplateDecoder[Message]:
@@ -29,7 +28,7 @@ def _find(data: bytes, message: Message) -> Variables[Message] | None:
         for gtensors in _places(data, _GTENSORS, slice(0, len(data)))
         for tensor in _places(data, _TENSOR, gtensors)
         for number, wire_type, start, end in fields(data, tensor.start, tensor.stop)
-        if wire_type == LENGTH and number in _FLOATS
+        if wire_type == LENGTH and number in PACKED_FLOATS
     ]
     # One list for each tensor, the one that its dtype chooses, so that nothing is merged or left out.
     expected = [(_number_of(tensor), tensor.elements.nbytes) for tensor in tensors]
@@ -60,4 +59,4 @@ def _places(data: bytes, wanted: int, within: slice) -> Iterator[slice]:
 
 def _number_of(tensor: GrpsTensor) -> int:
     row = LISTS.get(tensor.dtype)
-    return row.number if row is not None and row.number in _FLOATS and tensor.elements.size else 0
+    return row.number if row is not None and row.number in PACKED_FLOATS and tensor.elements.size else 0

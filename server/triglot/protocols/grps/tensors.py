@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,50 +10,14 @@ from triglot.core.errors import Internal, InvalidArgument, Unimplemented
 from triglot.core.signature import shape_text
 from triglot.core.tensor import DATATYPES, Array, bytes_elements, element_count, native, object_array
 from triglot.core.types import InputTensor
+from triglot.grps_types import LISTS, WIDER, FlatList
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.message import GrpsTensor
 
-
-@dataclass(frozen=True, slots=True)
-class FlatList:
-    """The list of a tensor that a DataType chooses.
-
-    `wire` is how its elements travel, `datatype` what they are.
-    """
-
-    dtype: int
-    field: str
-    number: int
-    wire: np.dtype[Any]
-    datatype: str
-
-    @property
-    def name(self) -> str:
-        """The DataType's own name, such as "DT_INT8"."""
-        return pb.DataType.Name(self.dtype)
-
-
-LISTS: dict[int, FlatList] = {
-    row.dtype: row
-    for row in (
-        FlatList(pb.DT_UINT8, "flat_uint8", 4, np.dtype("<u4"), "UINT8"),
-        FlatList(pb.DT_INT8, "flat_int8", 5, np.dtype("<i4"), "INT8"),
-        FlatList(pb.DT_INT16, "flat_int16", 6, np.dtype("<i4"), "INT16"),
-        FlatList(pb.DT_INT32, "flat_int32", 7, np.dtype("<i4"), "INT32"),
-        FlatList(pb.DT_INT64, "flat_int64", 8, np.dtype("<i8"), "INT64"),
-        FlatList(pb.DT_FLOAT16, "flat_float16", 9, np.dtype("<f4"), "FP16"),
-        FlatList(pb.DT_FLOAT32, "flat_float32", 10, np.dtype("<f4"), "FP32"),
-        FlatList(pb.DT_FLOAT64, "flat_float64", 11, np.dtype("<f8"), "FP64"),
-        FlatList(pb.DT_STRING, "flat_string", 12, np.dtype("O"), "BYTES"),
-    )
-}
-"""By the number of the DataType."""
 FLOATS = {row.datatype: row for row in LISTS.values() if row.datatype in ("FP32", "FP64")}
 """By datatype, those whose elements travel as they are."""
 DTYPES: dict[str, int] = {row.datatype: row.dtype for row in LISTS.values()}
 """DataType numbers of the datatypes that grps has."""
-_WIDER = {"BOOL": "UINT8", "UINT16": "INT32", "UINT32": "INT64", "UINT64": "INT64", "BF16": "FP32"}
-"""What an output travels as when grps lacks its datatype."""
 
 
 def dtype_text(dtype: int) -> str:
@@ -151,7 +114,7 @@ def tensor_of(name: str, datatype: str, array: Array) -> GrpsTensor:
     Raises `InvalidArgument` for BYTES that are not UTF-8, `Internal` for a UINT64 beyond INT64, and
     `Unimplemented` for complex numbers.
     """
-    travels = _WIDER.get(datatype, datatype)
+    travels = WIDER.get(datatype, datatype)
     dtype = DTYPES.get(travels)
     if dtype is None:
         raise Unimplemented(f"output '{name}' is {datatype}, for which grps has no DataType")

@@ -205,7 +205,7 @@ class _Parser:
     def _string(self) -> bytes:
         start = self._at + 1
         text = self._text
-        end = _PLAIN.match(text, start).end()  # type: ignore[union-attr]
+        end = _PLAIN.match(text, start).end()  # type: ignore[union-attr]  # Nothing matches, too.
         if text[end] == 0x22:
             self._at = end + 1
             return text[start:end]
@@ -216,7 +216,7 @@ class _Parser:
             self._at = end
             pieces.append(self._escape())
             start = self._at
-            end = _PLAIN.match(text, start).end()  # type: ignore[union-attr]
+            end = _PLAIN.match(text, start).end()  # type: ignore[union-attr]  # Nothing matches, too.
             pieces.append(text[start:end])
         self._at = end + 1
         return b"".join(pieces)
@@ -256,7 +256,7 @@ class _Parser:
 
     def _skip_space(self) -> None:
         if self._text[self._at] <= 0x20:
-            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]  # Nothing matches, too.
 
     def _fail(self, what: str, at: int) -> NoReturn:
         raise InvalidArgument(f"JSON Parse error: {what} at offset: {at}")
