@@ -14,7 +14,8 @@ import triglot
 from process import run_triglot
 from triglot import tfserving_cli
 from triglot.config import Config, ConfigError
-from triglot.repository.settings import ALL, ModelSettings
+from triglot.core.model_config import ALL
+from triglot.repository.settings import ModelSettings
 from triglot.tfserving_cli import FLAGS, REFUSED, TUNING, configuration, models, warnings
 
 # The flags of tensorflow_model_server, as its users write them.

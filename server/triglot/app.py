@@ -17,6 +17,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.dataplane import DataPlane, ModelMetadata
 from triglot.doors import rows
 from triglot.engine.servable import Servable
+from triglot.engine.warm_up import warm_up as run_warm_up
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
 from triglot.repository.loader import Load
@@ -62,7 +63,10 @@ class Server:
             max_queue_size=self.config.max_queue_size,
             skip_missing_dependencies=skip_missing_dependencies,
             warm=self._warm_up if self.config.warm_up else None,
-            poll_interval=self.config.poll_interval,
+            poll_interval=self.config.poll_interval if self.config.model_control_mode == "poll" else 0.0,
+            explicit=self.config.models_to_load if self.config.model_control_mode == "explicit" else None,
+            allow_symlinks=self.config.allow_symlinks,
+            load_timeout=self.config.load_timeout,
             labels_before_load=self.config.labels_before_load,
         )
         self.dataplane = DataPlane(self.manager)
@@ -105,6 +109,7 @@ class Server:
             raise
 
     async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:
+        await run_warm_up(servable)
         recorded = await asyncio.to_thread(read_warm_up, files.file.parent)
         await warm_up(self._predictions, servable, recorded)
 

@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+POLL: Mapping[str, Any] = {"model_control_mode": "poll"}
+WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "watch": ("follow the file system: short for --model-control-mode poll", POLL),
+    "reload": (
+        "while you write a model: --watch with two looks a second; code that does not load leaves the old one "
+        "serving",
+        {**POLL, "poll_interval": 0.5},
+    ),
+}
+"""Flags of `serve` that stand for options: their help, and the options."""
 DEMO = Path(__file__).parent / "demo"
 FAILED, WRONG_USE = 1, 2
 
@@ -82,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         "without one, the embedded demo models",
     )
     serve.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with the options below as keys")
+    for name, (help_text, _) in WATCHING.items():
+        serve.add_argument(f"--{name}", action="store_true", help=help_text)
     for name, option in OPTIONS.items():
         flag = flag_of(name)
         text = f"{option.metadata['help']} (default: {option.default})"
@@ -96,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _flags() -> list[str]:
     negated = [flag_of(f"no_{name}") for name in OPTIONS if option_type(name) is bool]
-    return ["--config", "--help", *map(flag_of, OPTIONS), *negated]
+    watching = [f"--{name}" for name in WATCHING]
+    return ["--config", "--help", *watching, *map(flag_of, OPTIONS), *negated]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,9 +135,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
-    config = load_config(
-        flags["config"], environment, {name: value for name, value in flags.items() if name in OPTIONS}
-    )
+    options = {name: value for name, value in flags.items() if name in OPTIONS}
+    for name, (_, meant) in WATCHING.items():
+        if flags[name]:
+            if (mode := options.get("model_control_mode", "poll")) != "poll":
+                raise ConfigError(f"--{name}: needs --model-control-mode poll, got {mode}")
+            options = {**meant, **options}
+    config = load_config(flags["config"], environment, options)
     # argparse leaves paths that stand behind an option to us.
     paths = [*flags["paths"], *map(Path, others)]
     if not paths and (folder := vertex_model(environment)):

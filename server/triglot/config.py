@@ -40,6 +40,8 @@ def _option(
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PROTOCOLS = ("kserve", "tfserving", "grps")
+CONTROL_MODES = ("none", "poll", "explicit")
+POLL_SECONDS = 5.0
 STREAMING_MODES = ("query_param", "header_param", "body_param")
 LAST_PORT = 65535
 NO_PORT = -1
@@ -74,9 +76,22 @@ class Config:
     tensor_content: bool = _option(
         False, "answer TensorFlow Serving's Predict with tensor_content instead of typed fields"
     )
-    poll_interval: float = _option(
-        0.0, "seconds between two looks for new or removed versions; 0 looks when the server starts, and not again"
+    model_control_mode: str = _option(
+        "none",
+        "which models are served: none, those found at the start; poll, those found every poll_interval seconds; "
+        "explicit, those of load_model, and what clients load and unload",
+        choices=CONTROL_MODES,
     )
+    poll_interval: float = _option(
+        POLL_SECONDS,
+        "seconds between two looks for new, changed or removed versions, with model_control_mode poll; 0 looks "
+        "when the server starts, and not again",
+    )
+    load_model: str = _option(
+        "", "models to load at the start, with commas, * for all; with model_control_mode explicit"
+    )
+    load_timeout: float = _option(600.0, "seconds that loading a version may take; 0 sets no limit")
+    allow_symlinks: bool = _option(False, "let symbolic links in a repository lead out of it")
     labels_before_load: bool = _option(
         False, "let a new version label point to a version that is not available yet"
     )
@@ -132,6 +147,14 @@ class Config:
             raise ConfigError(
                 "grpc_port and rest_port are both -1, and there is no grpc_socket; expected one of them"
             )
+        for name, value, mode in (
+            ("poll_interval", self.poll_interval != POLL_SECONDS, "poll"),
+            ("load_model", bool(self.load_model), "explicit"),
+        ):
+            if value and self.model_control_mode != mode:
+                raise ConfigError(
+                    f"{name}: only with model_control_mode {mode}, and that is {self.model_control_mode}"
+                )
         for name in self.protocol_names:
             if name not in PROTOCOLS:
                 raise ConfigError(
@@ -142,6 +165,11 @@ class Config:
     def protocol_names(self) -> frozenset[str]:
         """The protocols that are served."""
         return frozenset(name.strip() for name in self.protocols.split(","))
+
+    @property
+    def models_to_load(self) -> tuple[str, ...]:
+        """The names in `load_model`."""
+        return tuple(name.strip() for name in self.load_model.split(",") if name.strip())
 
     @property
     def first_protocol(self) -> str:

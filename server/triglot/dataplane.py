@@ -22,6 +22,7 @@ from triglot.core.validation import (
     check_shapes,
 )
 from triglot.engine.servable import Servable
+from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.manager import Manager
 from triglot.repository.plan import Version
 from triglot.repository.settings import ModelSettings
@@ -174,6 +175,18 @@ class DataPlane:
     async def reload(self, models: Sequence[ModelSettings]) -> None:
         """Serve these models, and no others. Raises `ServingError` as `Manager.reload`."""
         await self._manager.reload(models)
+
+    async def load_model(self, name: str, override: pb.ModelConfig | None = None) -> None:
+        """Load a model, or load it again. Raises `ServingError` as `Manager.load_model`."""
+        await self._manager.load_model(name, override)
+
+    def unload_model(self, name: str) -> None:
+        """Raises as `Manager.unload_model`."""
+        self._manager.unload_model(name)
+
+    async def never_loaded(self) -> list[str]:
+        """The models that could be loaded, and never were."""
+        return await self._manager.never_loaded()
 
     def queue_depth(self) -> int:
         """Requests that wait, of all models."""

@@ -19,7 +19,8 @@ from triglot.config import ANY_HOST, NO_PORT, Config, ConfigError, check_option,
 from triglot.core.errors import InvalidArgument, ModelLoadError, as_serving_error
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.pb.tfserving import option_files_pb2
-from triglot.protocols.tfserving.model_config import TENSORFLOW, model_settings, parse_text
+from triglot.protocols.tfserving.model_config import TENSORFLOW, model_settings
+from triglot.repository.proto_text import parse_text
 from triglot.repository.settings import ModelSettings
 from triglot.version import __version__
 
@@ -30,6 +31,7 @@ DEFAULTS = {
     "grpc_port": 8500,
     "rest_port": NO_PORT,
     "rest_timeout": 30.0,
+    "model_control_mode": "poll",
     "poll_interval": 1.0,
     "protocols": "tfserving",
 }

@@ -8,9 +8,10 @@ import pytest
 
 from triglot.backends import BACKENDS
 from triglot.core.errors import InvalidArgument
+from triglot.core.model_config import ALL, LATEST, VersionPolicy
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.protocols.tfserving.model_config import model_settings, parse_text
-from triglot.repository.settings import ALL, LATEST, NAME_RULE, ModelSettings, VersionPolicy
+from triglot.repository.settings import NAME_RULE, ModelSettings
 
 FILE = """
 # The models of the shop.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from triglot import Call, Model, ModelLoadError, TensorSpec
+from triglot.core.model_config import ModelConfig
 from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager
 from triglot.repository.plan import State
@@ -73,7 +74,7 @@ class Loads:
         self.closed: Counter[str] = Counter()
         self._gates: defaultdict[str, threading.Event] = defaultdict(_open_gate)
 
-    def __call__(self, backend: str, file: Path) -> Model:
+    def __call__(self, backend: str, file: Path, config: ModelConfig) -> Model:
         name = f"{file.parent.parent.name}/{file.parent.name}"
         self.begun.append(name)
         assert self._gates[f"load {name}"].wait(SECONDS)

@@ -9,9 +9,10 @@ import pytest
 from scripted_loads import Loads, ask, look_twice, managing, put, states, until
 
 from triglot.core.errors import Code, FailedPrecondition, InvalidArgument, ModelNotFound, ServingError, Unavailable
+from triglot.core.model_config import ALL, LATEST, VersionPolicy
 from triglot.repository.manager import Manager
 from triglot.repository.registry import UnknownLabel
-from triglot.repository.settings import ALL, LATEST, ModelSettings, VersionPolicy
+from triglot.repository.settings import ModelSettings
 from triglot.repository.source import BACKEND_OF_FILE
 
 

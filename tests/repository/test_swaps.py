@@ -17,9 +17,10 @@ from scripted_loads import SECONDS, Blocking, Loads, Numbered, OnLoop, look_twic
 
 import triglot
 from process import SERVICE, answer_value, infer_request
+from triglot.core.model_config import ALL
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.repository.manager import Manager
-from triglot.repository.settings import ALL, ModelSettings
+from triglot.repository.settings import ModelSettings
 
 CLIENTS = 8
 SWAPS = 25

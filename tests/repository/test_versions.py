@@ -12,10 +12,11 @@ from scripted_loads import Loads, ask, look_twice, managing, put, states, until
 
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelLoadError, ModelNotFound, Unavailable
 from triglot.core.model import Model
+from triglot.core.model_config import ALL, LATEST, ModelConfig, VersionPolicy
 from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager
 from triglot.repository.registry import ENDED_KEPT
-from triglot.repository.settings import ALL, LATEST, ModelSettings, VersionPolicy
+from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles
 
 
@@ -285,7 +286,7 @@ async def test_a_warm_up_that_fails(tmp_path: Path, load: Loads, raised: Excepti
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(3)])
 async def test_whatever_a_load_raises_is_an_error_of_that_model(tmp_path: Path, error: BaseException) -> None:
-    def load(backend: str, file: Path) -> Model:
+    def load(backend: str, file: Path, config: ModelConfig) -> Model:
         raise error
 
     put(tmp_path / "1")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from triglot.repository.settings import ALL, LATEST, ModelSettings, VersionPolicy
+from triglot.core.model_config import ALL, LATEST, VersionPolicy
+from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles, Root
 from triglot.repository.watch import Look, Watch
 

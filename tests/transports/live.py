@@ -45,7 +45,7 @@ async def live(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIter
         server = triglot.Server(
             [Path(folder)],
             triglot.Config(grpc_port=0, rest_port=0, **options),
-            load=lambda _, file: models[file.parent.name],
+            load=lambda _, file, __: models[file.parent.name],
         )
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         async with (

@@ -9,29 +9,34 @@ from pathlib import Path
 
 from triglot.core.errors import MissingDependency, ModelLoadError
 from triglot.core.model import Model
+from triglot.core.model_config import NO_CONFIG, ModelConfig
 
+Backend = Callable[[Path, ModelConfig], Model]
 BACKENDS = {
     "onnx": "triglot.backends.onnx:load",
     "predictor": "triglot.backends.predictor:load",
     "python": "triglot.backends.python:load",
     "sklearn": "triglot.backends.sklearn:load",
     "tensorflow": "triglot.backends.tensorflow:load",
+    "torch": "triglot.backends.torch:load",
     "xgboost": "triglot.backends.xgboost:load",
 }
-"""Name → "module:function"; the function makes a loaded `Model` of a model's file."""
+"""Name → "module:function"; the function makes a loaded `Model` of a model's file and configuration."""
 PACKAGES = {"joblib": "scikit-learn", "sklearn": "scikit-learn"}
 """What to install for a module, where that has another name or comes with it."""
 
 
-def load(backend: str, file: Path) -> Model:
-    """The loaded model of `file`.
+def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
+    """The loaded model of `file`; what `config` says of its devices and parameters is done.
 
     Raises `MissingDependency` when the backend's library is not installed, and `ModelLoadError` for
     everything else that keeps the model from loading.
     """
     module_name, function_name = BACKENDS[backend].split(":")
     try:
-        function: Callable[[Path], Model] = getattr(importlib.import_module(module_name), function_name)
+        function: Callable[[Path, ModelConfig], Model] = getattr(
+            importlib.import_module(module_name), function_name
+        )
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("triglot"):
             raise
@@ -39,7 +44,7 @@ def load(backend: str, file: Path) -> Model:
     except ImportError as error:
         raise ModelLoadError(f"{file}: the {backend} backend cannot be imported: {error}") from error
     try:
-        return function(file)
+        return function(file, config)
     except ModelLoadError:
         raise
     except (Exception, SystemExit) as error:

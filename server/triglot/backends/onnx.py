@@ -1,8 +1,15 @@
-"""ONNX models, run by onnxruntime; everything about their tensors is read from the model."""
+"""ONNX models, run by onnxruntime; everything about their tensors is read from the model.
+
+Strategy: onnxruntime cannot say how many GPUs there are, so NVIDIA's driver is asked, which onnxruntime needs for
+them anyway. Both number the same ones, those of CUDA_VISIBLE_DEVICES, and no further package is needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+import logging
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +17,22 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument as OnnxInvalidArgument
 
+from triglot.backends.placement import Placement, devices_of
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.model import Model
+from triglot.core.model_config import Device, ModelConfig
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
+
+log = logging.getLogger(__name__)
+
+CPU = "CPUExecutionProvider"
+GPU = "CUDAExecutionProvider"
+NO_PROVIDER = f"; onnxruntime has no {GPU} here, run: pip install onnxruntime-gpu"
+THREAD_COUNTS = {"intra_op_thread_count": "intra_op_num_threads", "inter_op_thread_count": "inter_op_num_threads"}
+"""Parameters of Triton's onnxruntime backend, and what onnxruntime calls them; 0: as it likes."""
+EXECUTION_MODE = "execution_mode"
+EXECUTION_MODES = {"0": onnxruntime.ExecutionMode.ORT_SEQUENTIAL, "1": onnxruntime.ExecutionMode.ORT_PARALLEL}
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -32,30 +51,94 @@ _DATATYPES = {
 }
 
 
-def load(file: Path) -> Model:
-    """The model of `file`. Raises `ModelLoadError` for tensors that the protocol cannot carry."""
-    return OnnxModel(file)
+def load(file: Path, config: ModelConfig) -> Model:
+    """The model of `file` on the devices of `config`, with its parameters.
+
+    Raises `ModelLoadError` for tensors that the protocol cannot carry, for a device that is not there and for a
+    parameter's wrong value. Parameters that are not known here are named in the log.
+    """
+    hint = "" if GPU in onnxruntime.get_available_providers() else NO_PROVIDER
+    return OnnxModel(file, devices_of(file, config, gpu_count, hint), _options(file, config))
+
+
+def gpu_count() -> int:
+    """How many GPUs onnxruntime can use: 0 without its CUDA provider, without a driver and without a GPU."""
+    if GPU not in onnxruntime.get_available_providers():
+        return 0
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0  # Each answers with an error's number.
+    return count.value
 
 
 class OnnxModel(Model):
-    """One onnxruntime session; its dynamic dims, the batch among them, are -1 in the signature."""
+    """An onnxruntime session for each device, which the instances there share; without devices one on the CPU.
+
+    Dynamic dims, the batch among them, are -1 in the signature. A device of kind MODEL is the CPU.
+    """
 
     platform = "onnxruntime_onnx"
 
-    def __init__(self, file: Path) -> None:
-        self._session: Any = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-        self.inputs = [_spec(file, node) for node in self._session.get_inputs()]
-        self.outputs = [_spec(file, node) for node in self._session.get_outputs()]
+    def __init__(self, file: Path, devices: Sequence[Device] = (), options: Any = None) -> None:
+        if devices:
+            self.instances = len(devices)
+            self.places_instances = True
+        gpus = [device.id if device.kind == "GPU" else None for device in devices] or [None]
+        sessions = {gpu: _session(file, gpu, options) for gpu in dict.fromkeys(gpus)}
+        self._placement = Placement([sessions[gpu] for gpu in gpus])
+        session = sessions[gpus[0]]
+        self.inputs = [_spec(file, node) for node in session.get_inputs()]
+        self.outputs = [_spec(file, node) for node in session.get_outputs()]
         self._output_names = [spec.name for spec in self.outputs]
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Runs the session. Raises `InvalidArgument` for inputs that it refuses and text that is not UTF-8."""
         feed = {name: _feedable(name, array) for name, array in inputs.items()}
         try:
-            outputs = self._session.run(self._output_names, feed)
+            outputs = self._placement.mine().run(self._output_names, feed)
         except OnnxInvalidArgument as error:
             raise InvalidArgument(str(error)) from None
         return dict(zip(self._output_names, outputs, strict=True))
+
+
+def _session(file: Path, gpu: int | None, options: Any) -> Any:
+    """A session on a GPU, or on the CPU. Raises `ModelLoadError` when onnxruntime takes the CPU for a GPU."""
+    providers: list[Any] = [CPU] if gpu is None else [(GPU, {"device_id": gpu}), CPU]
+    session = onnxruntime.InferenceSession(str(file), options, providers=providers)
+    wanted, found = CPU if gpu is None else GPU, session.get_providers()
+    if found[0] != wanted:
+        raise ModelLoadError(
+            f"{file}: onnxruntime cannot run on GPU {gpu}: expected a session of {wanted}, got one of "
+            f"{', '.join(found)}; what it lacks (CUDA, cuDNN) is on standard error"
+        )
+    # After an error of the GPU's it would go on with the CPU, and say nothing.
+    session.disable_fallback()
+    return session
+
+
+def _options(file: Path, config: ModelConfig) -> Any:
+    """Raises `ModelLoadError` for a value that its parameter does not have."""
+    options = onnxruntime.SessionOptions()
+    source = config.source or file
+    for key, value in config.parameters.items():
+        if key in THREAD_COUNTS:
+            if not value.isdecimal():
+                raise ModelLoadError(f"{source}: parameters: {key}: expected a number of threads, got {value!r}")
+            setattr(options, THREAD_COUNTS[key], int(value))
+        elif key == EXECUTION_MODE:
+            if value not in EXECUTION_MODES:
+                raise ModelLoadError(
+                    f"{source}: parameters: {key}: expected 0 (sequential) or 1 (parallel), got {value!r}"
+                )
+            options.execution_mode = EXECUTION_MODES[value]
+        else:
+            known = ", ".join([*THREAD_COUNTS, EXECUTION_MODE])
+            log.warning("%s: parameters: %s is ignored; the onnx backend has %s", source, key, known)
+    return options
 
 
 def _spec(file: Path, node: Any) -> TensorSpec:

@@ -31,6 +31,7 @@ import orjson
 from triglot.backends.model_modules import ModelModules
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import TensorSpec
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 _ONLY_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
-def load(file: Path) -> Model:
+def load(file: Path, _: ModelConfig) -> Model:
     """The predictor that `file` names.
 
     Raises `ModelLoadError` for what is wrong with the file, the packages or the class.

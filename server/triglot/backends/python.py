@@ -11,11 +11,12 @@ from types import ModuleType
 
 from triglot.core.errors import ModelLoadError
 from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig
 
 _numbers = itertools.count()
 
 
-def load(file: Path) -> Model:
+def load(file: Path, config: ModelConfig) -> Model:
     """The model class of `file`, instantiated and loaded.
 
     The file is found by its location and never through `sys.path`, so its name cannot shadow a package; its
@@ -24,6 +25,7 @@ def load(file: Path) -> Model:
     Raises `ModelLoadError` when there is no model class, or more than one.
     """
     model = _model_class(_import(file))()
+    model.config = config
     model.load(file.parent)
     return model
 

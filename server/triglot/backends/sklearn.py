@@ -27,6 +27,7 @@ from triglot.backends.error_text import error_text
 from triglot.backends.features import Layout, layouts, numbers
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import DATATYPES, Array, datatype_of
 from triglot.core.types import Call, TensorSpec
@@ -38,7 +39,7 @@ METHODS = ("predict", "predict_proba", "transform")
 MLServer has the same three, by the same names."""
 
 
-def load(file: Path) -> Model:
+def load(file: Path, _: ModelConfig) -> Model:
     """The model of the object in `file`; its type says whose it is (tfs 7.4).
 
     Raises `ModelLoadError` for any other object and for what cannot be predicted with, `MissingDependency` for

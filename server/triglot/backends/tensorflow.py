@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.framework.ops import dismantle_graph
 from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
+from triglot.backends.placement import Placement, devices_of
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
 from triglot.core.model import Model
+from triglot.core.model_config import Device, ModelConfig
 from triglot.core.signature import Signature
 from triglot.core.tensor import Array
 from triglot.core.types import Call, TensorSpec
@@ -63,12 +65,20 @@ _DATATYPES = {
 }
 
 
-def load(file: Path) -> Model:
-    """The SavedModel whose `saved_model.pb` is `file`.
+AS_SAVED = Device("MODEL")
+"""Each operation where the model's author has put it, or else where TensorFlow likes it."""
 
-    Raises `ModelLoadError` when it cannot be read or restored, and when none of its signatures can be called.
+
+def load(file: Path, config: ModelConfig) -> Model:
+    """The SavedModel whose `saved_model.pb` is `file`, on the devices of `config`.
+
+    Raises `ModelLoadError` when it cannot be read or restored, when none of its signatures can be called, and for
+    a device that is not there. Parameters are named in the log: there are none here.
     """
-    return SavedModel(file.parent)
+    for key in config.parameters:
+        log.warning("%s: parameters: %s is ignored; the tensorflow backend has none", config.source or file, key)
+    devices = devices_of(file, config, lambda: len(tf.config.list_physical_devices("GPU")))
+    return PlacedSavedModel(file.parent, devices) if devices else SavedModel(file.parent)
 
 
 class SavedModel(Model):
@@ -76,10 +86,10 @@ class SavedModel(Model):
 
     platform = "tensorflow_savedmodel"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: Device = AS_SAVED) -> None:
         # A session takes any number of calls at a time; more than there are processors gain nothing.
         self.instances = os.cpu_count() or 1
-        self._session, definitions = _restored(folder)
+        self._session, definitions = _restored(folder, device)
         self.signature_defs = {name: definition.SerializeToString() for name, definition in definitions.items()}
         self.signatures = dict(_signatures(folder, definitions))
         if not self.signatures:
@@ -107,6 +117,38 @@ class SavedModel(Model):
         for name in graph.collections:
             graph.clear_collection(name)
         dismantle_graph(graph)
+
+
+class PlacedSavedModel(Model):
+    """The SavedModel once on each of its instances' devices; the instances of a device share it.
+
+    Each has variables of its own: what a call changes, it changes on its instance's device.
+    """
+
+    platform = SavedModel.platform
+    places_instances = True
+
+    def __init__(self, folder: Path, devices: Sequence[Device]) -> None:
+        self.instances = len(devices)
+        self._models: dict[Device, SavedModel] = {}
+        try:
+            for device in dict.fromkeys(devices):
+                self._models[device] = SavedModel(folder, device)
+        except BaseException:
+            self.close()
+            raise
+        self._placement = Placement([self._models[device] for device in devices])
+        first = self._models[devices[0]]
+        self.signature_defs, self.signatures = first.signature_defs, first.signatures
+
+    def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
+        """What the model on the instance's device answers; raises as it does."""
+        return self._placement.mine().infer(inputs, call)
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for model in self._models.values():
+            model.close()
 
 
 class _Run:
@@ -156,24 +198,37 @@ class _Run:
         return np.array(value, object if isinstance(value, bytes) else None)
 
 
-def _restored(folder: Path) -> tuple[Any, Mapping[str, Any]]:
+def _restored(folder: Path, device: Device) -> tuple[Any, Mapping[str, Any]]:
     """A session with the variables and tables of the SavedModel, and its SignatureDefs.
 
     Raises `ModelLoadError`.
     """
     graph = tf.Graph()
     # A model saved on a machine with other devices runs on those of this one.
-    session = tf.compat.v1.Session(graph=graph, config=config_pb2.ConfigProto(allow_soft_placement=True))
+    options = config_pb2.ConfigProto(allow_soft_placement=True)
+    if device.kind == "CPU":
+        options.device_count["GPU"] = 0
+    session = tf.compat.v1.Session(graph=graph, config=options)
     try:
         loader = SavedModelLoader(os.fspath(folder))
-        definitions = loader.get_meta_graph_def_from_tags(TAGS).signature_def
-        saver, _ = loader.load_graph(graph, TAGS)
+        definition = loader.get_meta_graph_def_from_tags(TAGS)
+        if device.kind == "GPU":
+            _clear_devices(definition.graph_def)
+        with graph.as_default(), graph.device(f"/device:GPU:{device.id}" if device.kind == "GPU" else None):
+            saver, _ = loader.load_graph(graph, TAGS)
         loader.restore_variables(session, saver)
         loader.run_init_ops(session, TAGS)
     except Exception as error:
         session.close()
         raise ModelLoadError(f"{folder}: the SavedModel cannot be loaded: {_own_text(error)}") from error
-    return session, definitions
+    return session, definition.signature_def
+
+
+def _clear_devices(graph: Any) -> None:
+    """Forget where the model's author has put its operations, those of its functions too."""
+    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+        for node in nodes:
+            node.device = ""
 
 
 def _own_text(error: BaseException) -> str:

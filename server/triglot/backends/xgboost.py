@@ -11,11 +11,12 @@ import xgboost
 from triglot.backends.error_text import error_text
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 
 
-def load(file: Path) -> Model:
+def load(file: Path, _: ModelConfig) -> Model:
     """The booster of `file`, in any format that xgboost reads; the content says which it is.
 
     Raises `ModelLoadError`, for the binary format of old releases too when this one has given it up.

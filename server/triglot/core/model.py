@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from triglot.core.model_config import NO_CONFIG, ModelConfig
 from triglot.core.signature import Signature
 from triglot.core.types import TensorSpec
 
@@ -48,6 +49,13 @@ class Model:
     """How many threads call `infer` at the same time (plain functions and generators)."""
     max_queue_size: int | None = None
     """Requests that may wait; None: the server's `max_queue_size`."""
+    places_instances: bool = False
+    """Whether it has put its instances on the devices of its configuration, and says how many `instances` these
+    are."""
+    example: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()
+    """Inputs by name, of one call or of several, which run on every instance before the model takes calls."""
+    config: ModelConfig = NO_CONFIG
+    """Its configuration: `config.parameters` are free settings, texts by name. Set before `load`."""
     platform: ClassVar[str] = "python"
     """What metadata calls the model's platform."""
     infer: Callable[..., Any]

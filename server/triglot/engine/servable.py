@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -17,7 +18,17 @@ from triglot.core.signature import default_of, signatures_of
 from triglot.core.types import Call
 from triglot.engine.instance import Instance
 from triglot.engine.queue import RETRY_AFTER_SECONDS, WorkQueue
-from triglot.engine.work import NOTHING, Execution, Inputs, Stream, StreamEnd
+from triglot.engine.work import (
+    NOTHING,
+    Around,
+    Execution,
+    Explain,
+    Function,
+    Inputs,
+    InstanceExecution,
+    Stream,
+    StreamEnd,
+)
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +83,8 @@ def is_cancelled(error: BaseException) -> bool:
 class Servable:
     """Runs one model. Made, used and closed on the event loop; the model is loaded already.
 
-    Blocking code runs on the threads of the instances, `async def` code on the loop. Work that nobody waits
-    for any more is never started.
+    Blocking code runs on the threads of the instances, `async def` code on the loop, which `on_loop` says. Work
+    that nobody waits for any more is never started.
     """
 
     def __init__(self, name: str, version: int, model: Model, *, max_queue_size: int) -> None:
@@ -86,8 +97,8 @@ class Servable:
         self.default_signature = default_of(self.signatures)
         self.signature = self.signatures[self.default_signature]
         infer = model.infer
-        self._function: Callable[[Inputs, Call], Any] = infer if takes_call(infer) else _without_call(infer)
-        self._on_loop = inspect.iscoroutinefunction(infer) or inspect.isasyncgenfunction(infer)
+        self.function: Function = infer if takes_call(infer) else _without_call(infer)
+        self.on_loop = inspect.iscoroutinefunction(infer) or inspect.isasyncgenfunction(infer)
         self.decoupled = inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
         self._loop = asyncio.get_running_loop()
@@ -95,7 +106,7 @@ class Servable:
             self._limit, self._loop.call_soon, self._add_instances
         )
         self._instances: list[Instance] = []
-        if not self._on_loop:
+        if not self.on_loop:
             # The others are started when there is work for them: a thread that never runs is dear, too.
             self._add_instances(1)
         self._leases = 0
@@ -107,12 +118,12 @@ class Servable:
     def _add_instances(self, wanted: int) -> None:
         for _ in range(min(wanted, self.model.instances - len(self._instances))):
             name = f"{self.name}/{self.version}#{len(self._instances)}"
-            self._instances.append(Instance(name, self._queue, self._function, self._explain, self._loop))
+            self._instances.append(Instance(name, self._queue, self.function, self._explain, self._loop))
 
     @property
     def alive(self) -> bool:
         """Whether an instance is there to run the next request."""
-        return self._on_loop or any(instance.alive for instance in self._instances)
+        return self.on_loop or any(instance.alive for instance in self._instances)
 
     @property
     def queue_depth(self) -> int:
@@ -146,7 +157,7 @@ class Servable:
         Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`.
         """
         try:
-            if self._on_loop:
+            if self.on_loop:
                 if self._leases > self._limit or call.deadline is not None:
                     self._admit_on_loop(call)
                 return await self._run_on_loop(inputs, call)
@@ -165,7 +176,7 @@ class Servable:
     async def _run_on_loop(self, inputs: Inputs, call: Call) -> Any:
         call.started(time.perf_counter())
         try:
-            return await self._function(inputs, call)
+            return await self.function(inputs, call)
         finally:
             call.ended()
 
@@ -186,7 +197,7 @@ class Servable:
         A plain function may also send answers by `call.respond`. Closing the generator stops the model at its
         next answer. Raises as `infer`.
         """
-        stream = self._stream_on_loop if self._on_loop else self._stream_from_thread
+        stream = self._stream_on_loop if self.on_loop else self._stream_from_thread
         return stream(inputs, call, convert)
 
     async def _stream_on_loop(
@@ -196,11 +207,11 @@ class Servable:
         call.started(time.perf_counter())
         try:
             if self.decoupled:
-                async with aclosing(self._function(inputs, call)) as answers:
+                async with aclosing(self.function(inputs, call)) as answers:
                     async for answer in answers:
                         yield convert(answer)
             else:
-                yield convert(await self._function(inputs, call))
+                yield convert(await self.function(inputs, call))
         except BaseException as error:
             raise self._outcome(error, call) from None
         finally:
@@ -227,6 +238,36 @@ class Servable:
         finally:
             stream.abandon()
             self._queue.discard(stream)
+
+    async def on_every_instance(self, inputs: Inputs, around: Around, explain: Explain) -> None:
+        """Have `around` call blocking code once on each instance's thread, on all of them at the same time.
+
+        All instances are started for it; the queue's limit does not hold. Raises the first error, as `explain`
+        says it; then, and when this is cancelled, what still runs sees that its call is cancelled.
+        """
+        self._add_instances(self.model.instances)
+        together = threading.Barrier(len(self._instances))
+        executions = [
+            InstanceExecution(inputs, self._loop.create_future(), together, around, explain)
+            for _ in self._instances
+        ]
+        try:
+            self._put_beyond_limit(executions)
+            await asyncio.gather(*[execution.future for execution in executions])
+        finally:
+            for execution in executions:
+                execution.call.cancel()
+                self._queue.discard(execution)
+            together.abort()
+
+    def _put_beyond_limit(self, executions: Sequence[Execution]) -> None:
+        # Nobody else puts before this returns.
+        limit, self._queue.limit = self._queue.limit, sys.maxsize
+        try:
+            for execution in executions:
+                self._queue.put(execution)
+        finally:
+            self._queue.limit = limit
 
     def _outcome(self, error: BaseException, call: Call) -> BaseException:
         """What leaves a call on the loop: its own cancellation as it is, everything else explained.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from triglot.core.errors import Cancelled, DeadlineExceeded, ServingError
@@ -22,6 +24,8 @@ Function = Callable[[Inputs, Call], Any]
 """A model's `infer`."""
 Explain = Callable[[BaseException], ServingError]
 """What the client is told of an exception of the model's."""
+Around = Callable[[Function, Inputs, Call], Any]
+"""Calls a model's `infer` and sees to what it answers."""
 
 
 def reason_to_skip(call: Call) -> ServingError | None:
@@ -71,6 +75,38 @@ class Execution:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self.result)
+
+
+class InstanceExecution(Execution):
+    """One of as many executions as there are instances; each instance runs exactly one of them.
+
+    Strategy: whoever has taken one waits until all are taken, so nobody takes two. `together` counts them, and is
+    aborted when they are given up.
+    """
+
+    __slots__ = ("_around", "_explain", "_together")
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        future: asyncio.Future[Any],
+        together: threading.Barrier,
+        around: Around,
+        explain: Explain,
+    ) -> None:
+        super().__init__(inputs, Call(), future)
+        self._together = together
+        self._around = around
+        self._explain = explain
+
+    def run(self, function: Function, explain: Explain) -> None:
+        """On the instance's thread."""
+        try:
+            self._together.wait()
+        except threading.BrokenBarrierError:
+            self.error = Cancelled("given up before every instance was there")
+            return
+        super().run(partial(self._around, function), self._explain)
 
 
 NOTHING = object()

@@ -7,14 +7,16 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from triglot.core.errors import ModelLoadError, ServingError
+from triglot.core.configure import configure
+from triglot.core.errors import Code, ModelLoadError, ServingError
 from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig
 from triglot.engine.servable import Servable
 from triglot.repository.source import ModelFiles
 from triglot.repository.thread import in_thread
 
-Load = Callable[[str, Path], Model]
-"""Makes a loaded model of (backend, file); blocks."""
+Load = Callable[[str, Path, ModelConfig], Model]
+"""Makes a loaded model of (backend, file, configuration); blocks."""
 Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
 """Runs on a version before it takes calls; what it raises keeps the version from serving."""
 
@@ -48,11 +50,19 @@ class Loader:
 
     def _load_model(self, files: ModelFiles) -> Model:
         try:
-            return files.make() if files.make is not None else self._load(files.backend, files.file)
+            if files.make is not None:
+                return files.make()
+            model = self._load(files.backend, files.file, files.config)
         except ModelLoadError:
             raise
         except BaseException as error:  # SystemExit too: it would end the server.
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
+        try:
+            configure(model, files.config)
+        except ValueError as error:
+            _close(model)
+            raise ModelLoadError(f"{files.config.source}: {error}", Code.INVALID_ARGUMENT) from error
+        return model
 
 
 def _close(model: Model) -> None:

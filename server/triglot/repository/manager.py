@@ -1,50 +1,56 @@
-"""Brings the models to what is wanted: loads, swaps, drains, and looks at the disk again.
+"""What is wanted: at the start, when the disk changes, and when a client says so.
 
-Strategy: what is wanted comes from a look at the disk and replaces what was wanted before (`Registry.want`). Then
-each model is brought there by a worker of its own, which asks `plan` for the next step until there is none. No
-look waits for a worker, and a later one changes what it does next. Everything here runs on the event loop;
-code that blocks runs on threads. Loading is one at a time: large libraries do not bear being imported by two.
+Strategy: what is wanted comes from a look at the disk and replaces what was wanted before; the `Reconciler`
+brings the models there. No look waits for that, and a later one changes what is done next. Models come and go in
+one of three ways: by looking again and again (`poll_interval`), one by one as clients say (`explicit`), or as a
+whole list (`reload`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection, Sequence
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 
 from triglot.core.errors import (
     FailedPrecondition,
+    Internal,
     InvalidArgument,
-    MissingDependency,
     ModelLoadError,
     ServingError,
     Unavailable,
 )
-from triglot.engine.servable import Servable
-from triglot.repository.loader import Load, Loader, Warm
-from triglot.repository.plan import State, Version, plan
-from triglot.repository.registry import Registry
+from triglot.pb.kserve import model_config_pb2 as pb
+from triglot.repository.loader import Load, Warm
+from triglot.repository.plan import State
+from triglot.repository.reconciler import DRAIN_SECONDS, Reconciler
 from triglot.repository.settings import ModelSettings, check_names
-from triglot.repository.source import ModelFiles, Root
+from triglot.repository.source import ModelFiles, NothingFound, Overrides, Root
 from triglot.repository.thread import in_thread
 from triglot.repository.watch import AtOnce, Look, Wanted, Watch
 
 log = logging.getLogger(__name__)
 
-DRAIN_SECONDS = 60.0
-"""How long the calls of a version that goes have to end, while the server runs."""
+NO_OVERRIDES: Overrides = MappingProxyType({})
 SETTLE_SECONDS = 5.0
 """How long a new version's files have to stay as they are, unless looks are more frequent."""
+EVERY_MODEL = "*"
+NOT_EXPLICIT = (
+    "explicit model load / unload is not allowed if polling is enabled; the models are those that the server was "
+    "started with, or that it finds: start it with --model-control-mode explicit"
+)
 
 
-class Manager(Registry):
+class Manager(Reconciler):
     """Loads the models at some roots and finds the servable for a request.
 
-    `skip_missing_dependencies`: leave out, with a warning, models whose backend is not installed.
-    `warm` runs on each version before it takes calls. `poll_interval`: seconds between two looks at the disk;
-    0 looks once. `labels_before_load`: a new label may point to a version that is not available yet.
+    `poll_interval`: seconds between two looks at the disk; 0 looks once. `explicit`: the models to load at the
+    start, "*" for all; others then come and go by `load_model` and `unload_model`. None: all that there are.
+    `allow_symlinks`: links may lead out of the root that they are found in. For the others see `Reconciler` and
+    `Registry`.
     """
 
     def __init__(
@@ -56,33 +62,37 @@ class Manager(Registry):
         skip_missing_dependencies: bool = False,
         warm: Warm | None = None,
         poll_interval: float = 0.0,
+        explicit: Collection[str] | None = None,
+        allow_symlinks: bool = False,
         labels_before_load: bool = False,
+        load_timeout: float = 0.0,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
-        super().__init__(labels_before_load=labels_before_load)
+        super().__init__(
+            load,
+            warm,
+            max_queue_size=max_queue_size,
+            skip_missing_dependencies=skip_missing_dependencies,
+            load_timeout=load_timeout,
+            drain_seconds=drain_seconds,
+            labels_before_load=labels_before_load,
+            may_be_empty=explicit is not None,
+        )
         self._roots = tuple(roots)
-        self._loader = Loader(load, warm, max_queue_size)
-        self._skip_missing_dependencies = skip_missing_dependencies
         self._poll_interval = poll_interval
-        self._drain_seconds = drain_seconds
+        self._explicit = explicit
+        self._overrides: Overrides = {}
         self._settle_seconds = min(poll_interval, SETTLE_SECONDS)
-        self._watch = Watch(self._settle_seconds)
-        self._left_out: set[ModelFiles] = set()
-        self._workers: dict[str, asyncio.Task[None]] = {}
-        self._drains: set[asyncio.Task[None]] = set()
+        self._watch = Watch(self._settle_seconds, allow_symlinks=allow_symlinks)
         self._polling: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
         self._looking = asyncio.Lock()
         self._reloading = asyncio.Lock()
-        self._turn = asyncio.Lock()
-
-    # --- what is wanted ---
 
     async def load_all(self) -> list[ModelLoadError]:
         """Load what is wanted; what could not be is logged and returned. Then look again, if so configured.
 
         A label for a version that is not available afterwards is an error, too. Raises `ModelLoadError` when the
-        paths themselves, or a model's name, are wrong.
+        paths themselves, a model's name, or one that is to be loaded explicitly are wrong.
         """
         models = [root for root in self._roots if isinstance(root, ModelSettings)]
         try:
@@ -91,15 +101,14 @@ class Manager(Registry):
             raise ModelLoadError(error.message) from None
         async with self._looking:
             look = await self._look(self._roots, lambda _: True)
-            if look.problems and not models:
-                raise next(iter(look.problems.values()))
+            wanted = self._at_start(look, models)
             self._labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
-            self.want(look.wanted)
-        await self._wait_for(look.wanted)
+            self.want(wanted)
+        await self.wait_for(wanted)
         errors = [
             ModelLoadError(version.error.message) for version in self.versions() if version.error is not None
         ]
-        others = [str(problem) for problem in look.problems.values()]
+        others = [str(problem) for problem in look.problems.values()] if self._explicit is None else []
         try:
             self.label(models)
         except FailedPrecondition as error:
@@ -110,6 +119,25 @@ class Manager(Registry):
         if self._poll_interval > 0:
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
+
+    def _at_start(self, look: Look, models: Sequence[ModelSettings]) -> Wanted:
+        """What is wanted at the start of what was found. Raises `ModelLoadError`."""
+        problems = [
+            # A repository that is looked at again may be empty at first.
+            problem
+            for problem in look.problems.values()
+            if not (self._poll_interval and isinstance(problem, NothingFound))
+        ]
+        if self._explicit is None:
+            if problems and not models:
+                raise problems[0]
+            return look.wanted
+        if EVERY_MODEL in self._explicit:
+            return look.wanted
+        for name in self._explicit:
+            if not look.wanted.get(name):
+                raise ModelLoadError(_not_found(name, look))
+        return {name: look.wanted[name] for name in self._explicit}
 
     def first_version(self, name: str) -> str:
         """The version of this model that its configuration names first; "" where none lists them one by one."""
@@ -143,7 +171,7 @@ class Manager(Registry):
                 new = look.wanted.keys() - self.names()
                 self.want(look.wanted)
                 tried = {name for name in look.wanted if name in self._workers and name not in self._default}
-            await self._wait_for(new | tried)
+            await self.wait_for(new | tried)
             if self._closing.is_set():
                 raise Unavailable("the server is shutting down")
             failed = [name for name in look.wanted if name in new | tried and name not in self._default]
@@ -176,7 +204,9 @@ class Manager(Registry):
             self.want(look.wanted)
             return look.unsettled
 
-    async def _look(self, roots: Sequence[Root], at_once: AtOnce = lambda _: False) -> Look:
+    async def _look(
+        self, roots: Sequence[Root], at_once: AtOnce = lambda _: False, overrides: Overrides = NO_OVERRIDES
+    ) -> Look:
         held = self._wanted
         loaded = [
             version.files
@@ -184,7 +214,7 @@ class Manager(Registry):
             for version in versions.values()
             if version.state in (State.LOADING, State.READY)
         ]
-        return await in_thread(partial(self._watch.look, roots, held, loaded, at_once))
+        return await in_thread(partial(self._watch.look, roots, held, loaded, at_once, overrides))
 
     async def _poll(self) -> None:
         delay = self._poll_interval
@@ -196,117 +226,74 @@ class Manager(Registry):
             except Exception:
                 log.exception("the models' folders could not be looked at")
 
-    # --- getting there ---
+    # --- one by one ---
 
-    def want(self, wanted: Wanted) -> None:
-        """As `Registry.want`, and start what follows from it. A closed manager wants nothing."""
-        super().want({} if self._closing.is_set() else self._without_left_out(wanted))
-        for name in self._versions:
-            if self._next(name) is not None and name not in self._workers:
-                self._workers[name] = asyncio.create_task(self._work(name))
+    async def load_model(self, name: str, override: pb.ModelConfig | None = None) -> None:
+        """Load the model of this name, or again if its files or its configuration have changed (spec 3.9).
 
-    def _without_left_out(self, wanted: Wanted) -> Wanted:
-        if not self._left_out:
-            return wanted
-        kept = {
-            name: {number: files for number, files in versions.items() if files not in self._left_out}
-            for name, versions in wanted.items()
-        }
-        return {name: versions for name, versions in kept.items() if versions}
+        Returns when its versions serve. `override` stands in place of its config.pbtxt until the next call.
+        Raises `Unavailable` unless the models are controlled explicitly, `InvalidArgument` for a wrong name and
+        for a model that cannot be loaded, and `Internal` for one that is not there. What served goes on then.
+        """
+        self._require_explicit(name)
+        async with self._looking:
+            overrides = {key: value for key, value in self._overrides.items() if key != name}
+            if override is not None:
+                overrides[name] = override
+            look = await self._look(self._roots, lambda found: found == name, overrides)
+            chosen = look.wanted.get(name)
+            if not chosen:
+                raise Internal(_not_found(name, look))
+            self._overrides = overrides
+            self.retry(name)
+            self.want({**self._wanted, name: chosen})
+        await self.wait_for([name])
+        if self._wanted.get(name) != chosen:
+            raise Unavailable(f"model '{name}' was unloaded, or loaded again, while it was loaded")
+        failed = [
+            version
+            for version in self.statuses(name)
+            if version.error is not None and version.files.version in chosen
+        ]
+        if failed:
+            reasons = " ".join(
+                f"version {version.files.version} is at {version.state.value} state: {version.error};"
+                for version in reversed(failed)
+            )
+            raise InvalidArgument(f"load failed for model '{name}': {reasons}")
 
-    def _next(self, name: str) -> ModelFiles | None:
-        """Retire what is to go now; the files to load next."""
-        known = self._versions[name]
-        step = plan(known, self._wanted.get(name, {}))
-        for number in step.retire:
-            self._retire(known[number])
-        return step.load
+    def unload_model(self, name: str) -> None:
+        """Unload the model; it takes no calls any more, and those that run come to their end (spec 3.9).
 
-    async def _work(self, name: str) -> None:
-        try:
-            while (files := self._next(name)) is not None:
-                async with self._turn:
-                    if self._next(name) == files:
-                        await self._load(files)
-        finally:
-            del self._workers[name]
+        A name that was never loaded is no error. Raises `Unavailable` as `load_model`, and `InvalidArgument`.
+        """
+        self._require_explicit(name)
+        self._overrides = {key: value for key, value in self._overrides.items() if key != name}
+        if name in self._wanted:
+            self.want({**self._wanted, name: {}})
 
-    async def _wait_for(self, names: Collection[str]) -> None:
-        """Wait until the workers of these models have nothing to do; they go on when this is cancelled."""
-        workers = [worker for name, worker in self._workers.items() if name in names]
-        if workers:
-            await asyncio.wait(workers)
+    def _require_explicit(self, name: str) -> None:
+        if self._explicit is None:
+            raise Unavailable(NOT_EXPLICIT)
+        check_names([name])
 
-    async def _load(self, files: ModelFiles) -> None:
-        known = self._versions[files.name]
-        version = known.get(files.version)
-        if version is None or version.gone:
-            version = known[files.version] = Version(files)
-        if version.state is not State.READY:
-            version.state = State.LOADING
-        version.files = files
-        started = time.monotonic()
-        try:
-            servable = await self._loader.open(files)
-        except ModelLoadError as error:
-            self._failed(version, error)
-            return
-        log.info("loaded %s (%s) in %.2f s", files, files.backend, time.monotonic() - started)
-        former, version.servable = version.servable, servable
-        version.state, version.error = State.READY, None
-        self.update(files.name)
-        if former is not None:
-            self._spawn_drain(former)
-
-    def _failed(self, version: Version, error: ModelLoadError) -> None:
-        if isinstance(error, MissingDependency) and self._skip_missing_dependencies:
-            log.warning("%s is left out: %s", version.files, error)
-            self._left_out.add(version.files)
-            self.want(self._wanted)
-        else:
-            log.error("%s", error)
-            log.debug("where it came from:", exc_info=error)
-        version.error = ServingError(str(error), code=error.code)
-        if version.state is not State.READY:
-            version.state = State.UNAVAILABLE
-        self.update(version.files.name)
-
-    def _retire(self, version: Version) -> None:
-        """Let the version take no new calls, and unload it when those that run have ended."""
-        servable = version.servable
-        version.state = State.UNAVAILABLE if servable is None else State.UNLOADING
-        self.update(version.files.name)
-        if servable is not None:
-            self._spawn_drain(servable, version)
-
-    def _spawn_drain(self, servable: Servable, version: Version | None = None) -> None:
-        drain = asyncio.create_task(self._drain(servable, version))
-        self._drains.add(drain)
-        drain.add_done_callback(self._drains.discard)
-
-    async def _drain(self, servable: Servable, version: Version | None) -> None:
-        ends = [asyncio.ensure_future(servable.drained()), asyncio.ensure_future(self._closing.wait())]
-        await asyncio.wait(ends, timeout=self._drain_seconds, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
-        if servable.leases and not self._closing.is_set():
-            log.warning("%s: %d calls did not end within %.0f s", servable, servable.leases, self._drain_seconds)
-        await servable.close()
-        if not self._closing.is_set():
-            log.info("unloaded %s", servable)
-        if version is not None:
-            version.state, version.servable = State.UNAVAILABLE, None
-            self.on_change()
+    async def never_loaded(self) -> list[str]:
+        """The models that could be loaded, and never were; none unless models are controlled explicitly."""
+        if self._explicit is None:
+            return []
+        names = await in_thread(partial(self._watch.names, self._roots))
+        return [name for name in names if name not in self._wanted]
 
     async def close(self) -> None:
-        """Close every servable. The transports have stopped; a call that still runs is not waited for."""
-        self._closing.set()
-        tasks = [*self._workers.values(), *([self._polling] if self._polling else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self.want({})
-        await asyncio.gather(*self._drains)
+        """As `Reconciler.close`."""
+        if self._polling is not None:
+            self._polling.cancel()
+        await super().close()
+
+
+def _not_found(name: str, look: Look) -> str:
+    why = [f": {problem}" for key, problem in look.problems.items() if Path(key).name == name]
+    return f"failed to load '{name}', failed to poll from model repository{''.join(why)}"
 
 
 def _own_labels(roots: Sequence[Root]) -> dict[str, dict[str, int]]:

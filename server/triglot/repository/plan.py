@@ -2,7 +2,8 @@
 
 Strategy: availability is preserved (tfs 6.1). The highest new version is loaded first, one at a time; versions
 that are not wanted any more go only when a wanted one serves, or when none is wanted. So what serves stays until
-its successor serves, and when its successor cannot be loaded.
+its successor serves, and when its successor cannot be loaded. The next one is loaded when what was replaced has
+left the memory, so that there is never more than one version too many in it.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class State(enum.Enum):
 class Version:
     """One version: its files, its state and, while it is READY or UNLOADING, its servable.
 
-    `error`: why it could not be loaded, or, of a READY one, why other files for it could not.
+    `files`: those that were tried last. `error`: why these could not be loaded; of a READY one, which serves its
+    former files then, too. `retry`: they are to be tried again.
     """
 
     files: ModelFiles
     state: State = State.START
     error: ServingError | None = None
     servable: Servable | None = None
+    retry: bool = False
 
     @property
     def ready(self) -> bool:
@@ -60,14 +63,18 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The versions to retire now, and the one to load next."""
+    """The versions to retire now, and the one to load next; `wait`: when what drains now is gone."""
 
     retire: Sequence[int]
     load: ModelFiles | None
+    wait: bool = False
 
 
-def plan(versions: Mapping[int, Version], wanted: Mapping[int, ModelFiles]) -> Plan:
-    """What to do next about a model of which these versions are known and those are wanted."""
+def plan(versions: Mapping[int, Version], wanted: Mapping[int, ModelFiles], *, draining: bool = False) -> Plan:
+    """What to do next about a model of which these versions are known and those are wanted.
+
+    `draining`: something that was replaced or retired still runs calls.
+    """
     serving = {number for number, version in versions.items() if version.state is State.READY}
     retire = [
         number
@@ -77,17 +84,19 @@ def plan(versions: Mapping[int, Version], wanted: Mapping[int, ModelFiles]) -> P
     if not wanted or serving & wanted.keys():
         retire += sorted(serving - wanted.keys())
     load = [files for number, files in sorted(wanted.items()) if needs_load(versions.get(number), files)]
-    return Plan(retire, load[-1] if load else None)
+    staying = serving.difference(retire)
+    # Where nothing serves, memory has to give way.
+    wait = bool(load and staying) and (draining or staying != serving)
+    return Plan(retire, load[-1] if load else None, wait)
 
 
 def needs_load(version: Version | None, files: ModelFiles) -> bool:
     """Whether a wanted version is to be loaded from these files.
 
-    One that failed has its next try when its files have changed; one that serves stays as it is unless its
-    files lie somewhere else now.
+    One that failed has its next try when its files have changed, or somebody asks for it.
     """
-    if version is None or version.state in (State.START, State.UNLOADING):
+    if version is None or version.retry or version.state in (State.START, State.UNLOADING):
         return True
     if version.state is State.READY:
-        return version.files.file != files.file
+        return version.files != files
     return version.state is State.UNAVAILABLE and (version.error is None or version.files != files)

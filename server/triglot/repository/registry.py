@@ -22,13 +22,15 @@ class UnknownLabel(InvalidArgument):
 class Registry:
     """Every model version that was ever wanted, and the labels. Nothing here waits.
 
-    `labels_before_load`: a new label may point to a version that is not available yet.
+    `labels_before_load`: a new label may point to a version that is not available yet. `may_be_empty`: without a
+    wanted model everything is ready, too.
     """
 
-    def __init__(self, *, labels_before_load: bool) -> None:
+    def __init__(self, *, labels_before_load: bool, may_be_empty: bool) -> None:
         self.on_change: Callable[[], object] = lambda: None
         """Called when readiness may have changed."""
         self._labels_before_load = labels_before_load
+        self._may_be_empty = may_be_empty
         self._wanted: Wanted = {}
         self._versions: dict[str, dict[int, Version]] = {}
         self._default: dict[str, Servable] = {}
@@ -84,8 +86,9 @@ class Registry:
         return self._versions[name]
 
     def _is_current(self, version: Version) -> bool:
-        files = version.files
-        return version.state is not State.UNAVAILABLE or files.version in self._wanted[files.name]
+        wanted = self._wanted[version.files.name]
+        # Of a model that was unloaded, what it had is remembered.
+        return version.state is not State.UNAVAILABLE or not wanted or version.files.version in wanted
 
     def knows(self, name: str) -> bool:
         """Whether the model is wanted, ready or not."""
@@ -115,7 +118,8 @@ class Registry:
         So a version or a model that comes later does not take readiness away while it loads, nor when it fails.
         """
         serving = [version for version in self.versions() if version.state is State.READY]
-        return self._complete and bool(serving) and all(version.ready for version in serving)
+        empty = self._may_be_empty and not any(self._wanted.values())
+        return self._complete and (bool(serving) or empty) and all(version.ready for version in serving)
 
     def versions(self) -> Iterable[Version]:
         """Every version of the wanted models that is wanted or still there, ascending."""
@@ -155,6 +159,12 @@ class Registry:
             for number in ended[:-ENDED_KEPT]:
                 del known[number]
             self.update(name)
+        self._complete = self._complete or all(map(self._is_complete, wanted))
+
+    def retry(self, name: str) -> None:
+        """Have what failed of a model tried again when it is wanted next."""
+        for version in self._versions.get(name, {}).values():
+            version.retry = version.error is not None
 
     def update(self, name: str) -> None:
         """Choose the model's default version; to be called after each change of a state."""

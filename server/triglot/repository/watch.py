@@ -2,7 +2,8 @@
 
 Strategy: a version that appears while the server runs may still be written. It exists for us when two looks,
 some time apart, find the same names, sizes and times in its folder (`stamp_of`); what somebody asks for by name is
-taken at once. Versions that serve or load are not looked into. What cannot be read keeps what it had: a mount that
+taken at once. The same goes for a version that serves, when its files or its configuration change; TensorFlow
+Serving's versions never change, and are not looked into again. What cannot be read keeps what it had: a mount that
 went away is no reason to stop serving, and no reason to forget the other models.
 """
 
@@ -13,10 +14,20 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from triglot.core.errors import ModelLoadError
-from triglot.repository.settings import ALL, ModelSettings, VersionPolicy
-from triglot.repository.source import Found, ModelFiles, NothingFound, Root, find_models, stamp_of
+from triglot.core.model_config import VersionPolicy
+from triglot.repository.settings import ModelSettings
+from triglot.repository.source import (
+    Found,
+    ModelFiles,
+    NothingFound,
+    Overrides,
+    Root,
+    find_models,
+    stamp_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +55,7 @@ class Sights:
 
     def settled(self, files: ModelFiles, *, at_once: bool) -> ModelFiles | None:
         """The files with their stamp; None for those that changed, or appeared, a short time ago."""
-        stamp, now = stamp_of(files.file), time.monotonic()
+        stamp, now = stamp_of(files), time.monotonic()
         known_stamp, since = self._seen.get(files, (None, 0.0))
         if at_once:
             since = -math.inf
@@ -62,12 +73,18 @@ class Sights:
 class Watch:
     """Remembers what it saw; its looks block.
 
-    `settle_seconds`: how long the files of a version have to stay as they are.
+    `settle_seconds`: how long the files of a version have to stay as they are. `allow_symlinks`: links may lead
+    out of the root that they are found in.
     """
 
-    def __init__(self, settle_seconds: float) -> None:
+    def __init__(self, settle_seconds: float, *, allow_symlinks: bool = False) -> None:
         self._sights = Sights(settle_seconds)
+        self._allow_symlinks = allow_symlinks
         self._said: set[str] = set()
+
+    def names(self, roots: Sequence[Root]) -> list[str]:
+        """The names of all models at the roots, loaded or not."""
+        return list(find_models(roots, allow_symlinks=self._allow_symlinks).models)
 
     def look(
         self,
@@ -75,30 +92,32 @@ class Watch:
         held: Wanted,
         loaded: Collection[ModelFiles],
         at_once: AtOnce = lambda _: False,
+        overrides: Overrides = MappingProxyType({}),
     ) -> Look:
         """Look at the roots.
 
         `held`: what was wanted so far. `loaded`: the versions that serve or load. A warning is logged once, and
         again when it comes back; so is a problem, except of what is taken at once.
         """
-        found = find_models(roots)
+        found = find_models(roots, overrides, allow_symlinks=self._allow_symlinks)
+        policies = {root.name: root.policy for root in roots if isinstance(root, ModelSettings)}
         self._sights.keep(files for versions in found.models.values() for files in versions)
         in_use = {(files.name, files.version): files for files in loaded}
         unsettled: set[ModelFiles] = set()
 
         def whole(files: ModelFiles) -> ModelFiles | None:
             used = in_use.get((files.name, files.version))
-            if used is not None and used.file == files.file:
+            if used is not None and used.file == files.file and files.name in policies:
                 return used
             settled = self._sights.settled(files, at_once=at_once(files.name))
             if settled is None:
                 unsettled.add(files)
             return settled or used
 
-        policies = {root.name: root.policy for root in roots if isinstance(root, ModelSettings)}
         wanted: dict[str, Mapping[int, ModelFiles]] = {name: {} for name in policies}
         for name, versions in found.models.items():
-            chosen = _choose(versions, policies.get(name, ALL), whole)
+            policy = policies.get(name) or versions[0].config.version_policy
+            chosen = _choose(versions, policy, whole)
             if chosen or name in policies:
                 wanted[name] = chosen
         for key, problem in found.problems.items():

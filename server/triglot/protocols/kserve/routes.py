@@ -50,12 +50,13 @@ def kserve_routes(service: KServe) -> list[Route]:
     rows.append(
         Route("POST", "/v2/repository/index", inspect, _decode_index, service.repository_index, _encode_index)
     )
-    for verb, request_class in (
-        ("load", pb.RepositoryModelLoadRequest),
-        ("unload", pb.RepositoryModelUnloadRequest),
+    for verb, request_class, change in (
+        ("load", pb.RepositoryModelLoadRequest, service.load_model),
+        ("unload", pb.RepositoryModelUnloadRequest, service.unload_model),
     ):
-        path, change = f"{REPOSITORY_MODEL}/{verb}", partial(_change, request_class)
-        rows.append(Route("POST", path, Operation.ADMINISTER, change, service.repository_change, _encode_none))
+        decode_change = partial(_decode_change, request_class)
+        path = f"{REPOSITORY_MODEL}/{verb}"
+        rows.append(Route("POST", path, Operation.ADMINISTER, decode_change, change, _encode_none))
     for path in (MODEL, VERSION):
         ready_of, metadata_of = (
             partial(_named, pb.ModelReadyRequest),
@@ -108,8 +109,20 @@ def _encode_index(reply: pb.RepositoryIndexResponse, _: Any) -> HttpResponse:
     return HttpResponse(orjson.dumps([{key: value for key, value in model.items() if value} for model in models]))
 
 
-def _change(request_class: Any, http: HttpRequest) -> Any:
-    return request_class(model_name=http.path["model"])
+def _decode_change(request_class: Any, http: HttpRequest) -> Any:
+    """Raises `InvalidArgument` for parameters that are no texts and no truth values."""
+    request = request_class(model_name=http.path["model"])
+    parameters = read_body(bytes(http.body) or b"{}", "", lambda body: body.get("parameters", {}))
+    if not isinstance(parameters, dict):
+        raise InvalidArgument(f"'parameters' must be an object, got {type_name(parameters)}")
+    for key, value in parameters.items():
+        if isinstance(value, bool):
+            request.parameters[key].bool_param = value
+        elif isinstance(value, str):
+            request.parameters[key].string_param = value
+        else:
+            raise InvalidArgument(f"parameter '{key}' must be a string or a boolean, got {type_name(value)}")
+    return request
 
 
 def _encode_none(_: Any, __: Any) -> HttpResponse:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from triglot.core.errors import InvalidArgument, ModelNotFound, ServingError, Unavailable, Unimplemented
 from triglot.core.types import Call, InferenceRequest, InferenceResponse, TensorSpec
@@ -16,13 +16,17 @@ from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.templates import infer_decoder
 from triglot.protocols.wire import parse_control, serialize
+from triglot.repository.model_config import parse_override
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
 
 SERVICE = "inference.GRPCInferenceService"
 PROTOCOL = "kserve"
 RepositoryChange = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
-EXTENSIONS = ("binary_tensor_data", "parameters")
+EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
+CONFIG = "config"
+FILE_PREFIX = "file:"
+UNLOAD_DEPENDENTS = "unload_dependents"
 
 
 class KServe:
@@ -95,7 +99,7 @@ class KServe:
         return InferStream(self._dataplane, call, self._streamed, end_on_error=end_on_error).run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, _: Call) -> pb.RepositoryIndexResponse:
-        """Every version of every wanted model with its state (spec 3.9)."""
+        """Every version of every wanted model with its state, and what could be loaded (spec 3.9)."""
         _refuse_repository(request.repository_name)
         response = pb.RepositoryIndexResponse()
         for entry in self._dataplane.versions():
@@ -104,24 +108,38 @@ class KServe:
                 response.models.add(
                     name=files.name, version=str(files.version), state=entry.state.value, reason=entry.reason
                 )
+        for name in [] if request.ready else await self._dataplane.never_loaded():
+            response.models.add(name=name)
         return response
 
-    async def repository_change(self, request: RepositoryChange, _: Call) -> NoReturn:
-        """Load and unload. What is served is fixed when the server starts, so this raises `Unavailable`."""
-        if request.model_name:
-            _refuse_repository(request.repository_name)
-        elif not request.repository_name:
-            raise InvalidArgument("the request names no model")
-        # KServe's own stubs send the model's name in the place of the repository's (spec 0.15).
-        raise Unavailable(
-            "explicit model load / unload is not allowed if polling is enabled; the models are those that the "
-            "server was started with"
-        )
+    async def load_model(self, request: pb.RepositoryModelLoadRequest, _: Call) -> pb.RepositoryModelLoadResponse:
+        """Returns when the model serves (spec 3.9). Raises `ServingError`: see `Manager.load_model`."""
+        name = _model_to_change(request)
+        override = None
+        for key in request.parameters:
+            if key != CONFIG:
+                raise InvalidArgument(_unexpected(key, f"'{CONFIG}'"))
+            text = _parameter(request.parameters, key, "string_param")
+            override = parse_override(text, name)
+        await self._dataplane.load_model(name, override)
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload_model(
+        self, request: pb.RepositoryModelUnloadRequest, _: Call
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Returns when the model takes no calls any more (spec 3.9). Raises as `Manager.unload_model`."""
+        name = _model_to_change(request)
+        for key in request.parameters:
+            if key != UNLOAD_DEPENDENTS:
+                raise InvalidArgument(_unexpected(key, f"'{UNLOAD_DEPENDENTS}'"))
+            _parameter(request.parameters, key, "bool_param")
+        self._dataplane.unload_model(name)
+        return pb.RepositoryModelUnloadResponse()
 
     def grpc_service(self) -> Service:
         """The rows of GRPCInferenceService; an RPC without one answers UNIMPLEMENTED."""
         health, inspect, infer = Operation.HEALTH, Operation.INSPECT, Operation.INFER
-        administer, change = Operation.ADMINISTER, self.repository_change
+        administer = Operation.ADMINISTER
         unary_infer = partial(self.infer, "ModelInfer RPC")
         return Service(
             SERVICE,
@@ -150,11 +168,36 @@ class KServe:
                     bytes,
                 ),
                 _unary("RepositoryIndex", inspect, pb.RepositoryIndexRequest, self.repository_index),
-                _unary("RepositoryModelLoad", administer, pb.RepositoryModelLoadRequest, change),
-                _unary("RepositoryModelUnload", administer, pb.RepositoryModelUnloadRequest, change),
+                _unary("RepositoryModelLoad", administer, pb.RepositoryModelLoadRequest, self.load_model),
+                _unary("RepositoryModelUnload", administer, pb.RepositoryModelUnloadRequest, self.unload_model),
             ),
             PROTOCOL,
         )
+
+
+def _model_to_change(request: RepositoryChange) -> str:
+    """The model that is to be loaded or unloaded. Raises `InvalidArgument` or `Unimplemented`."""
+    if request.model_name:
+        _refuse_repository(request.repository_name)
+        return request.model_name
+    if not request.repository_name:
+        raise InvalidArgument("the request names no model")
+    # KServe's own stubs send the model's name in the place of the repository's (spec 0.15).
+    return request.repository_name
+
+
+def _parameter(parameters: Mapping[str, pb.ModelRepositoryParameter], key: str, field: str) -> Any:
+    """Raises `InvalidArgument` for a value of another kind."""
+    kind = parameters[key].WhichOneof("parameter_choice")
+    if kind != field:
+        raise InvalidArgument(f"parameter '{key}': expected {field}, got {kind or 'nothing'}")
+    return getattr(parameters[key], field)
+
+
+def _unexpected(key: str, expected: str) -> str:
+    if key.startswith(FILE_PREFIX):
+        return f"parameter '{key}': models are loaded from the repository, never from a request's files"
+    return f"unexpected parameter '{key}', expected {expected}"
 
 
 def _refuse_repository(name: str) -> None:

@@ -9,18 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
-
-from google.protobuf import text_format
-from google.protobuf.message import Message
 
 from triglot.core.errors import InvalidArgument
-from triglot.pb import POOL
+from triglot.core.model_config import ALL, VersionPolicy
 from triglot.pb.tfserving import model_server_config_pb2 as pb
-from triglot.repository.settings import ALL, ModelSettings, VersionPolicy, check_names
+from triglot.repository.proto_text import parse_text
+from triglot.repository.settings import ModelSettings, check_names
 from triglot.repository.source import BACKEND_OF_FILE
 
-M = TypeVar("M", bound=Message)
+__all__ = ["PLATFORMS", "TENSORFLOW", "model_settings", "parse_text"]
 
 TENSORFLOW = "tensorflow"
 """TensorFlow Serving's only platform. The names of our backends are platforms too, and all mean the same: the
@@ -47,14 +44,6 @@ def model_settings(
     for model in models:
         _check_platform(model, (platforms or {}).get(model.name, ""))
     return [_settings(model, base_path) for model, base_path in zip(models, base_paths, strict=True)]
-
-
-def parse_text(text: bytes, name: str, message_class: type[M]) -> M:
-    """A message in protobuf's text format. Raises `InvalidArgument`, which says where in file `name`."""
-    try:
-        return text_format.Parse(text.decode(), message_class(), descriptor_pool=POOL)
-    except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"Invalid protobuf file: '{name}': {error}") from None
 
 
 def _settings(model: pb.ModelConfig, base_path: Path) -> ModelSettings:

@@ -1,0 +1,366 @@
+"""Triton's model configuration: `config.pbtxt` in a model's folder, or the JSON of a load request (spec 1.4, 3.9).
+
+Strategy: what is understood stands in one table of fields. The message is walked against it, so that whatever else
+is set, at any depth, is named in a warning. A value that cannot be meant is an error, as it is in Triton.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from triglot.core.errors import InvalidArgument, ModelLoadError
+from triglot.core.model_config import (
+    NO_CONFIG,
+    ModelConfig,
+)
+from triglot.pb.kserve import model_config_pb2 as pb
+from triglot.repository.proto_text import parse_text
+
+CONFIG_FILE = "config.pbtxt"
+WARM_UP_FOLDER = "warmup"
+
+BACKEND_OF_NAME = {
+    "libtorch": "torch",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxruntime_onnx": "onnx",
+    "predictor": "predictor",
+    "python": "python",
+    "pytorch": "torch",
+    "pytorch_libtorch": "torch",
+    "sklearn": "sklearn",
+    "tensorflow": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+    "torch": "torch",
+    "xgboost": "xgboost",
+}
+"""What a configuration may call our backends, as `backend` and as `platform`."""
+
+_UNDERSTOOD = (
+    {"name", "platform", "backend", "version_policy", "max_batch_size", "parameters", "model_warmup"}
+    | {"default_model_filename", "model_transaction_policy"}
+    | {"input.name", "input.data_type", "input.dims"}
+    | {"output.name", "output.data_type", "output.dims", "output.label_filename"}
+    | {"instance_group.name", "instance_group.count", "instance_group.kind", "instance_group.gpus"}
+)
+"""Fields, each with all that is below it."""
+_WITHOUT_EFFECT_YET = {
+    "dynamic_batching": "without effect yet: requests are run one by one",
+    "sequence_batching": "without effect yet: requests are run one by one",
+    "response_cache.enable": "without effect yet: responses are not cached",
+}
+_KNOWN = (*_UNDERSTOOD, *_WITHOUT_EFFECT_YET)
+_BOOLEANS = ("int32_false_true", "fp32_false_true", "bool_false_true")
+_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
+
+
+def read_config(folder: Path, warnings: list[str]) -> ModelConfig:
+    """The configuration in a model's folder; `NO_CONFIG` without a file. What has no effect is added to `warnings`.
+
+    Raises `ModelLoadError`, which names the file and the key.
+    """
+    file = folder / CONFIG_FILE
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not file.is_symlink():
+            return NO_CONFIG
+        raise ModelLoadError(f"{file}: {error.strerror}") from None
+    try:
+        message = parse_text(text, str(file), pb.ModelConfig)
+    except InvalidArgument as error:
+        raise ModelLoadError(error.message) from None
+    if message.name not in ("", folder.name):
+        raise ModelLoadError(f"{file}: name: expected {folder.name!r}, as the folder, got {message.name!r}")
+    return config_of(message, folder, str(file), warnings)
+
+
+def parse_override(text: str, name: str) -> pb.ModelConfig:
+    """The JSON of a load request of model `name`; 64-bit numbers may be texts, and any part may be left out.
+
+    Raises `InvalidArgument` for what is no such JSON, and for another model's name.
+    """
+    what = f"the configuration in the request to load model '{name}'"
+    if not text.lstrip(" \t\r\n").startswith("{"):
+        raise InvalidArgument(f"{what}: expected a JSON object")
+    try:
+        message = json_format.Parse(text, pb.ModelConfig())
+    except (json_format.Error, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        # The lines below the first list what there is, in another spelling.
+        raise InvalidArgument(f"{what}: {str(error).partition(chr(10))[0]}") from None
+    if message.name not in ("", name):
+        raise InvalidArgument(f"{what}: name: expected {name!r}, got {message.name!r}")
+    return message
+
+
+def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list[str]) -> ModelConfig:
+    """What a message says of the model in `folder`; `source` is what errors and warnings call it.
+
+    Raises `ModelLoadError`, which names the key.
+    """
+    notes = list(_without_effect(message))
+    try:
+        _check_enums(message)
+        _check_scheduling(message)
+        config = ModelConfig(
+            backend=_backend(message),
+            file_name=_file_name(message, folder),
+            version_policy=_version_policy(message.version_policy),
+            max_batch_size=_not_negative("max_batch_size", message.max_batch_size),
+            inputs=_tensors("input", message.input, folder),
+            outputs=_tensors("output", message.output, folder),
+            instance_groups=tuple(_groups(message)),
+            decoupled=_decoupled(message),
+            parameters={name: value.string_value for name, value in sorted(message.parameters.items())},
+            warm_up=tuple(_warm_up(message, folder, notes)),
+            source=source,
+        )
+    except (ValueError, ModelLoadError) as error:
+        raise ModelLoadError(f"{source}: {error}") from None
+    warnings += [f"{source}: {note}" for note in notes]
+    return config
+
+
+# --- every field, whichever it is ---
+
+
+def _items(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A field's value, or each of its elements, by key."""
+    if isinstance(value, Mapping):
+        yield from ((f"{key}[{name}]", value[name]) for name in sorted(value))
+    elif isinstance(value, MutableSequence):
+        yield from ((f"{key}[{at}]", item) for at, item in enumerate(value))
+    else:
+        yield key, value
+
+
+def _without_effect(message: Message, key: str = "", path: str = "") -> Iterator[str]:
+    """A note for each field that is set and not understood."""
+    for field, value in message.ListFields():
+        inner_path = path + field.name
+        if inner_path in _UNDERSTOOD:
+            continue
+        if any(known.startswith(inner_path + ".") for known in _KNOWN):
+            for inner_key, item in _items(key + field.name, value):
+                yield from _without_effect(item, inner_key + ".", inner_path + ".")
+        else:
+            yield f"{key}{field.name}: {_WITHOUT_EFFECT_YET.get(inner_path, 'without effect here')}"
+
+
+def _check_enums(message: Message, key: str = "") -> None:
+    """A number that no value of its enum has is kept by protobuf. Raises `ValueError`."""
+    for field, value in message.ListFields():
+        for inner_key, item in _items(key + field.name, value):
+            if isinstance(item, Message):
+                _check_enums(item, inner_key + ".")
+            elif field.enum_type is not None and item not in field.enum_type.values_by_number:
+                raise ValueError(f"{inner_key}: expected {_either(field.enum_type.values_by_name)}, got {item}")
+
+
+def _either(names: Iterable[str]) -> str:
+    return f"one of {', '.join(names)}"
+
+
+# --- what is understood; each raises `ValueError` with the key ---
+
+
+def _not_negative(key: str, number: int) -> int:
+    if number < 0:
+        raise ValueError(f"{key}: expected at least 0, got {number}")
+    return number
+
+
+def _backend(message: pb.ModelConfig) -> str:
+    named = {key: getattr(message, key) for key in ("backend", "platform") if getattr(message, key)}
+    for key, name in named.items():
+        if name not in BACKEND_OF_NAME:
+            raise ValueError(f"{key}: expected {_either(BACKEND_OF_NAME)}, got {name!r}")
+    backends = [BACKEND_OF_NAME[name] for name in named.values()]
+    if len(set(backends)) > 1:
+        raise ValueError(f"platform: expected one of backend {message.backend!r}, got {message.platform!r}")
+    return backends[0] if backends else ""
+
+
+def _file_name(message: pb.ModelConfig, folder: Path) -> str:
+    inside(folder / "VERSION", message.default_model_filename, "default_model_filename")
+    return message.default_model_filename
+
+
+def _version_policy(policy: pb.ModelVersionPolicy) -> VersionPolicy:
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        return ALL
+    if choice == "latest":
+        if not policy.latest.num_versions:
+            raise ValueError("version_policy.latest.num_versions: expected at least 1, got 0")
+        return VersionPolicy(latest=policy.latest.num_versions)
+    if choice is None:
+        return LATEST
+    for at, version in enumerate(policy.specific.versions):
+        _not_negative(f"version_policy.specific.versions[{at}]", version)
+    if not policy.specific.versions:
+        raise ValueError("version_policy.specific.versions: expected at least one version, got none")
+    return VersionPolicy(specific=frozenset(policy.specific.versions))
+
+
+def _tensors(
+    kind: str, tensors: Sequence[pb.ModelInput] | Sequence[pb.ModelOutput], folder: Path
+) -> tuple[TensorConfig, ...]:
+    configs: dict[str, TensorConfig] = {}
+    for at, tensor in enumerate(tensors):
+        key = f"{kind}[{at}]"
+        _check_name(f"{key}.name", tensor.name, configs)
+        datatype = _datatype(f"{key}.data_type", tensor.data_type)
+        if not tensor.dims or any(dim < 1 and dim != -1 for dim in tensor.dims):
+            raise ValueError(
+                f"{key}.dims: expected at least one dim, each 1 or more, or -1 for any size, "
+                f"got {list(tensor.dims)}"
+            )
+        label_file = None
+        if isinstance(tensor, pb.ModelOutput) and tensor.label_filename:
+            label_file = _existing(folder, tensor.label_filename, f"{key}.label_filename")
+        configs[tensor.name] = TensorConfig(tensor.name, datatype, tuple(tensor.dims), label_file)
+    return tuple(configs.values())
+
+
+def _check_name(key: str, name: str, others: Container[str]) -> None:
+    if not name:
+        raise ValueError(f"{key}: expected a name, got none")
+    if name in others:
+        raise ValueError(f"{key}: expected different names, got {name!r} twice")
+
+
+def _datatype(key: str, number: int) -> str:
+    if number == pb.TYPE_INVALID:
+        raise ValueError(f"{key}: expected {_either(pb.DataType.keys()[1:])}, got none")
+    return "BYTES" if number == pb.TYPE_STRING else pb.DataType.Name(number).removeprefix("TYPE_")
+
+
+def _existing(folder: Path, name: str, key: str) -> Path:
+    path = inside(folder, name, key)
+    if not os.path.isfile(path):  # Unlike Path.is_file, false for a name that is too long.
+        raise ValueError(f"{key}: expected a file in {folder}, got {name!r}")
+    return path
+
+
+def _groups(message: pb.ModelConfig) -> Iterator[InstanceGroup]:
+    for at, group in enumerate(message.instance_group):
+        key = f"instance_group[{at}]"
+        kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
+        if group.gpus and kind in ("KIND_CPU", "KIND_MODEL"):
+            raise ValueError(f"{key}.gpus: expected none with {kind}, got {list(group.gpus)}")
+        if any(gpu < 0 for gpu in group.gpus):
+            raise ValueError(f"{key}.gpus: expected numbers from 0, got {list(group.gpus)}")
+        count = _not_negative(f"{key}.count", group.count) or 1
+        yield InstanceGroup(kind.removeprefix("KIND_"), count, tuple(group.gpus))
+
+
+def _decoupled(message: pb.ModelConfig) -> bool | None:
+    said = message.HasField("model_transaction_policy")
+    return message.model_transaction_policy.decoupled if said else None
+
+
+def _warm_up(message: pb.ModelConfig, folder: Path, notes: list[str]) -> Iterator[WarmUpRequest]:
+    """Without batching, Triton sends a request `batch_size` times; with a `batch_size` of 0, none (spec 5.6)."""
+    for at, request in enumerate(message.model_warmup):
+        key = f"model_warmup[{at}]"
+        inputs = {
+            name: _warm_up_input(f"{key}.inputs[{name}]", request.inputs[name], folder / WARM_UP_FOLDER)
+            for name in sorted(request.inputs)
+        }
+        size, count = request.batch_size, request.count or 1
+        if not message.max_batch_size:
+            size, count = 0, size * count
+        elif size > message.max_batch_size:
+            raise ValueError(
+                f"{key}.batch_size: expected at most the max_batch_size {message.max_batch_size}, got {size}"
+            )
+        if request.batch_size:
+            yield WarmUpRequest(request.name, inputs, size, count)
+        else:
+            notes.append(f"{key}.batch_size: 0, so that the request is never run")
+
+
+def _warm_up_input(key: str, tensor: pb.ModelWarmup.Input, folder: Path) -> WarmUpInput:
+    datatype = _datatype(f"{key}.data_type", tensor.data_type)
+    for at, dim in enumerate(tensor.dims):
+        _not_negative(f"{key}.dims[{at}]", dim)
+    choice = tensor.WhichOneof("input_data_type")
+    if choice is None:
+        raise ValueError(f"{key}: expected zero_data, random_data or input_data_file, got none")
+    file = None
+    if choice == "input_data_file":
+        file = _existing(folder, tensor.input_data_file, f"{key}.input_data_file")
+    return WarmUpInput(datatype, tuple(tensor.dims), choice == "random_data", file)
+
+
+# --- what is checked only: it has no effect yet ---
+
+
+def _check_scheduling(message: pb.ModelConfig) -> None:
+    """Raises `ValueError` for what Triton's schedulers and its cache refuse."""
+    _check_dynamic(message.dynamic_batching, message.max_batch_size)
+    _check_sequence(message.sequence_batching, message.max_batch_size)
+    if message.response_cache.enable:
+        for key in ("sequence_batching", "model_transaction_policy.decoupled"):
+            if _decoupled(message) if "." in key else message.HasField(key):
+                raise ValueError(f"response_cache.enable: expected false with {key}, got true")
+
+
+def _check_sizes(key: str, sizes: Iterable[int], largest: int) -> None:
+    for at, size in enumerate(sizes):
+        # Without a max_batch_size, the model's own may be larger.
+        if size < 1 or size > largest > 0:
+            expected = f"1 to the max_batch_size {largest}" if largest > 0 else "at least 1"
+            raise ValueError(f"{key}[{at}]: expected {expected}, got {size}")
+
+
+def _check_dynamic(batching: pb.ModelDynamicBatching, largest: int) -> None:
+    key = "dynamic_batching"
+    _check_sizes(f"{key}.preferred_batch_size", batching.preferred_batch_size, largest)
+    levels, policies = batching.priority_levels, batching.priority_queue_policy
+    if levels:
+        wanted = {f"{key}.priority_queue_policy[{level}]": level for level in sorted(policies)}
+        for name, level in {f"{key}.default_priority_level": batching.default_priority_level, **wanted}.items():
+            if not 1 <= level <= levels:
+                raise ValueError(f"{name}: expected a level from 1 to priority_levels {levels}, got {level}")
+    if not batching.preserve_ordering:
+        return
+    if levels > 1:
+        raise ValueError(f"{key}.priority_levels: expected at most 1 with preserve_ordering, got {levels}")
+    for policy in (batching.default_queue_policy, *policies.values()):
+        if policy.default_timeout_microseconds and policy.timeout_action == pb.ModelQueuePolicy.DELAY:
+            raise ValueError(f"{key}: expected timeout_action REJECT with preserve_ordering, got DELAY")
+
+
+def _check_sequence(batching: pb.ModelSequenceBatching, largest: int) -> None:
+    key = "sequence_batching"
+    _check_sizes(f"{key}.oldest.preferred_batch_size", batching.oldest.preferred_batch_size, largest)
+    share = batching.direct.minimum_slot_utilization
+    if not 0 <= share <= 1:
+        raise ValueError(f"{key}.direct.minimum_slot_utilization: expected 0 to 1, got {share:g}")
+    names: set[str] = set()
+    kinds: set[int] = set()
+    for number, tensor in enumerate(batching.control_input):
+        at = f"{key}.control_input[{number}]"
+        _check_name(f"{at}.name", tensor.name, names)
+        names.add(tensor.name)
+        for place, control in enumerate(tensor.control):
+            if control.kind in kinds:
+                kind = pb.ModelSequenceBatching.Control.Kind.Name(control.kind)
+                raise ValueError(f"{at}.control[{place}].kind: expected each kind once, got {kind} twice")
+            kinds.add(control.kind)
+            _check_control(f"{at}.control[{place}]", control)
+
+
+def _check_control(key: str, control: pb.ModelSequenceBatching.Control) -> None:
+    pairs = {name: list(getattr(control, name)) for name in _BOOLEANS if getattr(control, name)}
+    if control.kind != pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID:
+        if [len(pair) for pair in pairs.values()] != [2]:
+            raise ValueError(f"{key}: expected two values in {_either(_BOOLEANS)}, got {pairs or 'none'}")
+    elif pairs:
+        raise ValueError(f"{key}: expected a data_type for CONTROL_SEQUENCE_CORRID, got {', '.join(pairs)}")
+    elif (name := pb.DataType.Name(control.data_type)) not in _ID_TYPES:
+        raise ValueError(f"{key}.data_type: expected {_either(_ID_TYPES)}, got {name}")

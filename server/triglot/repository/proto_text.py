@@ -1,0 +1,21 @@
+"""Protobuf's text format, which configuration files are written in."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from triglot.core.errors import InvalidArgument
+from triglot.pb import POOL
+
+M = TypeVar("M", bound=Message)
+
+
+def parse_text(text: bytes, name: str, message_class: type[M]) -> M:
+    """A message in protobuf's text format. Raises `InvalidArgument`, which says where in file `name`."""
+    try:
+        return text_format.Parse(text.decode(), message_class(), descriptor_pool=POOL)
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"Invalid protobuf file: '{name}': {error}") from None
