@@ -304,3 +304,27 @@ def test_a_model_of_vertex_ai_that_is_elsewhere(uri: str) -> None:
 )
 def test_what_kubernetes_sets_for_a_service_of_this_name_is_no_option(variable: str, text: str) -> None:
     assert load_config(None, {variable: text}, {}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"poll_interval": 2.0}, "poll_interval: only with model_control_mode poll, and that is none"),
+        (
+            {"poll_interval": 2.0, "model_control_mode": "explicit"},
+            "poll_interval: only with model_control_mode poll, and that is explicit",
+        ),
+        ({"load_model": "*"}, "load_model: only with model_control_mode explicit, and that is none"),
+        ({"model_control_mode": "often"}, "model_control_mode: expected none, poll or explicit, got 'often'"),
+    ],
+)
+def test_options_of_another_control_mode(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(**options)
+    assert str(caught.value) == text
+
+
+def test_the_models_to_load_at_the_start() -> None:
+    assert Config().models_to_load == ()
+    config = Config(model_control_mode="explicit", load_model=" half_plus_two, resnet ,")
+    assert config.models_to_load == ("half_plus_two", "resnet")

@@ -27,6 +27,7 @@ SERVICE = DATA_PLANE | {
     "triglot.pb",
     "triglot.protocols",
     "triglot.repository.manager",
+    "triglot.repository.model_config",
     "triglot.repository.plan",
     "triglot.repository.registry",
     "triglot.telemetry",
@@ -44,6 +45,8 @@ GRPS_BACKEND = BACKEND | {
     "werkzeug",
     "yaml",
 }
+# Configurations are protobuf messages.
+PROTO_REPOSITORY = CORE | {"triglot.pb", "triglot.repository", "google.protobuf"}
 DOWN = CORE | {
     "triglot.backends",
     "triglot.config",
@@ -66,6 +69,9 @@ MAY_IMPORT = {
     "triglot.pb": {"triglot.pb", "google.protobuf"},
     "triglot.engine": CORE | {"triglot.engine"},
     "triglot.repository": CORE | {"triglot.engine", "triglot.repository"},
+    "triglot.repository.model_config": PROTO_REPOSITORY,
+    "triglot.repository.proto_text": PROTO_REPOSITORY,
+    "triglot.repository.scheduling": PROTO_REPOSITORY,
     "triglot.backends": CORE,
     "triglot.backends.features": BACKEND | {"triglot.backends"},
     # What a project imports is ours to provide, messages among it.
@@ -100,7 +106,7 @@ MAY_IMPORT = {
     "triglot.protocols.tfserving.warmup": SERVICE,
     "triglot.protocols.tfserving.ai_platform": SERVICE,
     "triglot.protocols.tfserving.model_config": CODEC
-    | {"triglot.repository.settings", "triglot.repository.source"},
+    | {"triglot.repository.proto_text", "triglot.repository.settings", "triglot.repository.source"},
     "triglot.transports": CORE | {"triglot.config", "triglot.transports"},
     "triglot.transports.inflate": {"triglot.protocols"},
     "triglot.transports.grpc_server": CORE
@@ -122,7 +128,14 @@ MAY_IMPORT = {
         "triglot.transports.shutdown",
         "aiohttp",
     },
-    "triglot.app": DOWN | {"triglot.doors", "triglot.engine.servable", "triglot.telemetry", "triglot.transports"},
+    "triglot.app": DOWN
+    | {
+        "triglot.doors",
+        "triglot.engine.servable",
+        "triglot.engine.warm_up",
+        "triglot.telemetry",
+        "triglot.transports",
+    },
     "triglot.doors": CORE | {"triglot.config", "triglot.dataplane", "triglot.protocols", "triglot.telemetry"},
     "triglot.hints": {"triglot.config", "triglot.core.signature", "triglot.dataplane"},
     "triglot.cli": CORE
@@ -151,6 +164,7 @@ MAY_IMPORT = {
         "triglot.config",
         "triglot.pb",
         "triglot.protocols.tfserving.model_config",
+        "triglot.repository.proto_text",
         "triglot.repository.settings",
         "triglot.version",
     },
@@ -235,6 +249,8 @@ def test_only_transports_know_a_network_library() -> None:
         ("triglot.protocols.kserve.codec", "triglot.dataplane"),
         ("triglot.transports.http_server", "triglot.protocols.kserve.rest"),
         ("triglot.transports.http_server", "grpc"),
+        ("triglot.repository.source", "triglot.pb"),
+        ("triglot.repository.settings", "google.protobuf"),
         ("triglot.backends.python", "onnxruntime"),
         ("triglot.demo.half_plus_two.model", "triglot.core.types"),
         ("triglot.somewhere_new", "triglot.core"),

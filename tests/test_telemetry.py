@@ -13,9 +13,10 @@ from triglot.core.errors import Code
 from triglot.core.monitor import Monitor
 from triglot.core.types import Call
 from triglot.protocols.tfserving.metrics import print_metrics
-from triglot.telemetry import store
-from triglot.telemetry.stats import RECENT_CALLS, RECENT_SECONDS
-from triglot.telemetry.store import LONGEST_NAME, MAX_MODEL_NAMES, Endpoint, Telemetry
+from triglot.telemetry import kinds
+from triglot.telemetry.kinds import ENDED_KEPT, LONGEST_NAME, MAX_MODEL_NAMES
+from triglot.telemetry.stats import ENDED, RECENT_CALLS, RECENT_SECONDS
+from triglot.telemetry.store import Endpoint, Telemetry
 
 
 def call_of(model: str, version: int = 0, batch: int = 0, queue: float = 0.0, compute: float = 0.0) -> Call:
@@ -104,18 +105,18 @@ def test_made_up_names_are_bounded() -> None:
 
 
 def test_what_is_long_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MAX_KINDS", 100)
+    monkeypatch.setattr(kinds, "MAX_KINDS", 100)
     telemetry = Telemetry()
     endpoint, other = predict(telemetry), telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True)
     other.record(call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)
     for version in range(1, 301):
         endpoint.record(call_of("m", version), Code.OK, 1.0, 0.0, 0, 0)
         other.record(call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)
-    kinds = [kind for _, kind, _ in telemetry.calls()]
-    assert telemetry.kinds == len(kinds) <= 100
-    assert ("m", 300, Code.OK) in kinds
-    assert ("m", 1, Code.OK) not in kinds
-    assert set(telemetry.models()) == {(kind.model, kind.version) for kind in kinds}
+    kept = [kind for _, kind, _ in telemetry.calls()]
+    assert telemetry.kinds == len(kept) <= 100
+    assert ("m", 300, Code.OK) in kept
+    assert ("m", 1, Code.OK) not in kept
+    assert set(telemetry.models()) == {(kind.model, kind.version) for kind in kept}
     assert telemetry.models()["steady", 1].requests == 301
     assert telemetry.traffic()["tfserving"].requests == 300
 

@@ -82,6 +82,7 @@ def test_the_defaults_are_tensorflow_servings() -> None:
         grpc_port=8500,
         rest_port=-1,
         rest_timeout=30.0,
+        model_control_mode="poll",
         poll_interval=1.0,
         protocols="tfserving",
     )

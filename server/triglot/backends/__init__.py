@@ -22,8 +22,17 @@ BACKENDS = {
     "xgboost": "triglot.backends.xgboost:load",
 }
 """Name → "module:function"; the function makes a loaded `Model` of a model's file and configuration."""
-PACKAGES = {"joblib": "scikit-learn", "sklearn": "scikit-learn"}
-"""What to install for a module, where that has another name or comes with it."""
+EXTRAS = {
+    "flask": "grps",
+    "joblib": "sklearn",
+    "onnxruntime": "onnx",
+    "pynvml": "nvidia",
+    "sklearn": "sklearn",
+    "tensorflow": "tensorflow",
+    "torch": "torch",
+    "xgboost": "xgboost",
+}
+"""The extra of this distribution that a module comes with."""
 
 
 def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
@@ -48,15 +57,24 @@ def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
     except ModelLoadError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelLoadError(f"{_place(file, error)}: {type(error).__name__}: {error}") from error
+        raise ModelLoadError(_described(file, error)) from error
 
 
 def missing_dependency(file: Path, what: str, error: ModuleNotFoundError) -> MissingDependency:
     """The error for a model that needs a module: what to install."""
     module = (error.name or str(error)).partition(".")[0]
-    return MissingDependency(
-        f"{file}: {what} needs {module}, which is not installed; run: pip install {PACKAGES.get(module, module)}"
-    )
+    package = f"'triglot[{EXTRAS[module]}]'" if module in EXTRAS else module
+    return MissingDependency(f"{file}: {what} needs {module}, which is not installed; run: pip install {package}")
+
+
+def _described(file: Path, error: BaseException) -> str:
+    """What a model's own code has raised, and where."""
+    kind = type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename and _is_own(file, error.filename):
+        place = f"{error.filename}:{error.lineno}" if error.lineno else error.filename
+        line = f": {error.text.strip()!r}" if error.text else ""
+        return f"{place}: {kind}: {error.msg}{line}"
+    return f"{_place(file, error)}: {kind}: {error}"
 
 
 def _place(file: Path, error: BaseException) -> str:
@@ -64,6 +82,10 @@ def _place(file: Path, error: BaseException) -> str:
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).is_relative_to(file.parent)
+        if _is_own(file, frame.filename)
     ]
     return lines[-1] if lines else str(file)
+
+
+def _is_own(file: Path, other: str) -> bool:
+    return Path(other).is_relative_to(file.parent.absolute())

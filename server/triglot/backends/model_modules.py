@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import itertools
+import os
 import pkgutil
 import sys
 import threading
@@ -22,40 +23,86 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 _numbers = itertools.count()
 _plain_names = threading.RLock()
 """Held while a model's modules go by their plain names."""
 
 
-class ModelModules(MetaPathFinder):
+class FreshLoader(SourceFileLoader):
+    """Compiles the source whenever it is loaded.
+
+    Python takes a cached file for current if the source has the same size and was written in the same second: a
+    model that is changed and reloaded would be the former one.
+    """
+
+    def path_stats(self, path: str) -> NoReturn:
+        """Raises `OSError`: no cached file is read, and none is written."""
+        raise OSError(f"{path}: the source itself is compiled")
+
+
+class OwnFinder(MetaPathFinder):
+    """Finds what lies below the module `name` in `folders`, from when it is made to `close()`."""
+
+    def __init__(self, name: str, folders: Sequence[str]) -> None:
+        self.name = name
+        self._folders = folders
+        sys.meta_path.insert(0, self)
+
+    def close(self) -> None:
+        """Forget the modules. Code of theirs that still runs cannot import any more of them."""
+        try:
+            sys.meta_path.remove(self)
+        except ValueError:
+            return  # They have been forgotten.
+        # Other threads import meanwhile: the names are copied in one step.
+        for name in list(sys.modules):
+            if name == self.name or name.startswith(f"{self.name}."):
+                sys.modules.pop(name, None)
+        for path in list(sys.path_importer_cache):
+            if any(path == folder or path.startswith(folder + os.sep) for folder in self._folders):
+                sys.path_importer_cache.pop(path, None)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Finds what lies below the folders."""
+        if not fullname.startswith(f"{self.name}."):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        return None if spec is None else self.adopted(spec)
+
+    def adopted(self, spec: ModuleSpec) -> ModuleSpec:
+        """`spec`; a source is loaded by our own loader."""
+        if isinstance(spec.loader, SourceFileLoader):
+            spec.loader = self._loader(spec.loader.name, spec.loader.path)
+        return spec
+
+    def _loader(self, name: str, path: str) -> Loader:
+        return FreshLoader(name, path)
+
+
+class ModelModules(OwnFinder):
     """The modules and packages right in some folders, until `close()`.
 
     A package has an `__init__.py`. Names of the standard library stay the standard library's.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        self.name = f"triglot_modules_{next(_numbers)}"
         paths = [str(folder) for folder in folders]
         self._own = {module.name for module in pkgutil.iter_modules(paths)} - sys.stdlib_module_names
         self.builtins = vars(builtins) | {"__import__": self.import_from_own}
+        super().__init__(f"triglot_modules_{next(_numbers)}", paths)
         package = ModuleType(self.name)
         package.__path__ = paths
         sys.modules[self.name] = package
-        sys.meta_path.insert(0, self)
 
     def __contains__(self, name: str) -> bool:
         return name.partition(".")[0] in self._own
 
     def __str__(self) -> str:
         return ", ".join(sorted(self._own)) or "none"
-
-    def close(self) -> None:
-        """Forget the modules. Code of theirs that still runs cannot import any more of them."""
-        sys.meta_path.remove(self)
-        for name in [name for name in sys.modules if name == self.name or name.startswith(f"{self.name}.")]:
-            del sys.modules[name]
 
     def import_module(self, name: str) -> ModuleType:
         """The module of that name: the model's, or else anybody's. Raises as `importlib.import_module`."""
@@ -78,16 +125,8 @@ class ModelModules(MetaPathFinder):
                 for name in aliases.given:
                     sys.modules.pop(name, None)
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Finds what lies below the folders; the loader lets it import its neighbours."""
-        if not fullname.startswith(f"{self.name}."):
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _SourceLoader(spec.loader.name, spec.loader.path, self)
-        return spec
+    def _loader(self, name: str, path: str) -> Loader:
+        return _SourceLoader(name, path, self)
 
     def import_from_own(
         self,
@@ -106,7 +145,7 @@ class ModelModules(MetaPathFinder):
         return module if fromlist else sys.modules[self.real_name(name.partition(".")[0])]
 
 
-class _SourceLoader(SourceFileLoader):
+class _SourceLoader(FreshLoader):
     """Runs a module with an `__import__` of its model's."""
 
     def __init__(self, name: str, path: str, modules: ModelModules) -> None:

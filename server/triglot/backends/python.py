@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import itertools
 import sys
+import weakref
 from pathlib import Path
 from types import ModuleType
 
+from triglot.backends.model_modules import OwnFinder
 from triglot.core.errors import ModelLoadError
 from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
+from triglot.core.model_config import NO_CONFIG, ModelConfig
 
 _numbers = itertools.count()
 
@@ -20,30 +23,53 @@ def load(file: Path, config: ModelConfig) -> Model:
     """The model class of `file`, instantiated and loaded.
 
     The file is found by its location and never through `sys.path`, so its name cannot shadow a package; its
-    neighbours are imported relatively (`from . import helper`).
+    neighbours are imported relatively (`from . import helper`). All of these modules are forgotten with the model:
+    code of theirs that runs on after its `close` cannot import any more of them.
 
     Raises `ModelLoadError` when there is no model class, or more than one.
     """
-    model = _model_class(_import(file))()
-    model.config = config
-    model.load(file.parent)
+    own = OwnFinder(f"triglot_model_{next(_numbers)}_{file.stem}", [str(file.parent)])
+    try:
+        model_class = _model_class(_import(file, own))
+        model = model_class()
+        _forget_with(model, model_class, own)
+        # A model may have a `config` of its own.
+        if inspect.getattr_static(model, "config") is NO_CONFIG:
+            vars(model)["config"] = config
+        model.load(file.parent)
+    except BaseException:
+        own.close()
+        raise
     return model
 
 
-def _import(file: Path) -> ModuleType:
-    name = f"triglot_model_{next(_numbers)}_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(file.parent)])
+def _import(file: Path, own: OwnFinder) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(own.name, file, submodule_search_locations=[str(file.parent)])
     if spec is None or spec.loader is None:
         raise ModelLoadError(f"{file}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(own.adopted(spec))
     # Dataclasses and relative imports look the module up by its name.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    sys.modules[own.name] = module
+    spec.loader.exec_module(module)
     return module
+
+
+def _forget_with(model: Model, model_class: type[Model], own: OwnFinder) -> None:
+    """Forgets its modules after the model has been closed, or once it is gone without that."""
+    weakref.finalize(model, own.close).atexit = False
+    # Its modules may refer to the model, and would keep it. Its own `close` need not call ours.
+    close = inspect.getattr_static(model_class, "close")
+    served = weakref.ref(model)
+
+    @functools.wraps(model_class.close)
+    def close_and_forget(self: Model) -> None:
+        try:
+            close.__get__(self, model_class)()
+        finally:
+            if self is served():
+                own.close()
+
+    model_class.close = close_and_forget  # type: ignore[method-assign]
 
 
 def _model_class(module: ModuleType) -> type[Model]:

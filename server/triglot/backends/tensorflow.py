@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -212,9 +213,11 @@ def _restored(folder: Path, device: Device) -> tuple[Any, Mapping[str, Any]]:
     try:
         loader = SavedModelLoader(os.fspath(folder))
         definition = loader.get_meta_graph_def_from_tags(TAGS)
+        place: AbstractContextManager[Any] = nullcontext()
         if device.kind == "GPU":
             _clear_devices(definition.graph_def)
-        with graph.as_default(), graph.device(f"/device:GPU:{device.id}" if device.kind == "GPU" else None):
+            place = graph.device(f"/device:GPU:{device.id}")
+        with graph.as_default(), place:
             saver, _ = loader.load_graph(graph, TAGS)
         loader.restore_variables(session, saver)
         loader.run_init_ops(session, TAGS)

@@ -101,14 +101,17 @@ class Manager(Reconciler):
             raise ModelLoadError(error.message) from None
         async with self._looking:
             look = await self._look(self._roots, lambda _: True)
-            wanted = self._at_start(look, models)
+            problems = self._problems_at_start(look)
+            if problems and not models:
+                raise problems[0]
+            wanted = self._wanted_at_start(look)
             self._labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
             self.want(wanted)
         await self.wait_for(wanted)
         errors = [
             ModelLoadError(version.error.message) for version in self.versions() if version.error is not None
         ]
-        others = [str(problem) for problem in look.problems.values()] if self._explicit is None else []
+        others = list(map(str, problems))
         try:
             self.label(models)
         except FailedPrecondition as error:
@@ -120,19 +123,21 @@ class Manager(Reconciler):
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
 
-    def _at_start(self, look: Look, models: Sequence[ModelSettings]) -> Wanted:
-        """What is wanted at the start of what was found. Raises `ModelLoadError`."""
-        problems = [
-            # A repository that is looked at again may be empty at first.
+    def _problems_at_start(self, look: Look) -> list[ModelLoadError]:
+        """What is wrong with the roots, or with one of the models that are loaded at the start."""
+        paths = {str(root.absolute()) for root in self._roots if isinstance(root, Path)}
+        later = self._explicit is not None or self._poll_interval > 0
+        return [
             problem
-            for problem in look.problems.values()
-            if not (self._poll_interval and isinstance(problem, NothingFound))
+            for key, problem in look.problems.items()
+            # A repository may be empty at first when more is to come.
+            if not (key in paths and later and isinstance(problem, NothingFound))
+            and (self._explicit is None or key in paths)
         ]
-        if self._explicit is None:
-            if problems and not models:
-                raise problems[0]
-            return look.wanted
-        if EVERY_MODEL in self._explicit:
+
+    def _wanted_at_start(self, look: Look) -> Wanted:
+        """Raises `ModelLoadError` for a model that is to be loaded and is not there."""
+        if self._explicit is None or EVERY_MODEL in self._explicit:
             return look.wanted
         for name in self._explicit:
             if not look.wanted.get(name):

@@ -6,17 +6,29 @@ is set, at any depth, is named in a warning. A value that cannot be meant is an 
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import json_format
+from google.protobuf.message import Message
 
-from triglot.core.errors import InvalidArgument, ModelLoadError
+from triglot.core.errors import Code, InvalidArgument, ModelLoadError
 from triglot.core.model_config import (
+    ALL,
+    LATEST,
     NO_CONFIG,
+    InstanceGroup,
     ModelConfig,
+    TensorConfig,
+    VersionPolicy,
+    WarmUpInput,
+    WarmUpRequest,
 )
 from triglot.pb.kserve import model_config_pb2 as pb
+from triglot.repository.paths import inside
 from triglot.repository.proto_text import parse_text
+from triglot.repository.scheduling import check_scheduling
 
 CONFIG_FILE = "config.pbtxt"
 WARM_UP_FOLDER = "warmup"
@@ -51,29 +63,29 @@ _WITHOUT_EFFECT_YET = {
     "sequence_batching": "without effect yet: requests are run one by one",
     "response_cache.enable": "without effect yet: responses are not cached",
 }
+"""What is checked only, and what a warning says of it."""
 _KNOWN = (*_UNDERSTOOD, *_WITHOUT_EFFECT_YET)
-_BOOLEANS = ("int32_false_true", "fp32_false_true", "bool_false_true")
-_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
 def read_config(folder: Path, warnings: list[str]) -> ModelConfig:
-    """The configuration in a model's folder; `NO_CONFIG` without a file. What has no effect is added to `warnings`.
+    """The configuration in a model's folder; `NO_CONFIG` without a file. `warnings` get what has no effect.
 
     Raises `ModelLoadError`, which names the file and the key.
     """
     file = folder / CONFIG_FILE
     try:
-        text = file.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not file.is_symlink():
             return NO_CONFIG
         raise ModelLoadError(f"{file}: {error.strerror}") from None
     try:
-        message = parse_text(text, str(file), pb.ModelConfig)
+        message = parse_text(content, str(file), pb.ModelConfig)
     except InvalidArgument as error:
-        raise ModelLoadError(error.message) from None
+        raise ModelLoadError(error.message, error.code) from None
     if message.name not in ("", folder.name):
-        raise ModelLoadError(f"{file}: name: expected {folder.name!r}, as the folder, got {message.name!r}")
+        text = f"{file}: name: expected {folder.name!r}, as the folder is called, got {message.name!r}"
+        raise ModelLoadError(text, Code.INVALID_ARGUMENT)
     return config_of(message, folder, str(file), warnings)
 
 
@@ -87,7 +99,7 @@ def parse_override(text: str, name: str) -> pb.ModelConfig:
         raise InvalidArgument(f"{what}: expected a JSON object")
     try:
         message = json_format.Parse(text, pb.ModelConfig())
-    except (json_format.Error, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+    except Exception as error:  # Some of its releases let through what a conversion raises.
         # The lines below the first list what there is, in another spelling.
         raise InvalidArgument(f"{what}: {str(error).partition(chr(10))[0]}") from None
     if message.name not in ("", name):
@@ -100,10 +112,9 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
 
     Raises `ModelLoadError`, which names the key.
     """
-    notes = list(_without_effect(message))
     try:
         _check_enums(message)
-        _check_scheduling(message)
+        check_scheduling(message)
         config = ModelConfig(
             backend=_backend(message),
             file_name=_file_name(message, folder),
@@ -114,12 +125,12 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
             instance_groups=tuple(_groups(message)),
             decoupled=_decoupled(message),
             parameters={name: value.string_value for name, value in sorted(message.parameters.items())},
-            warm_up=tuple(_warm_up(message, folder, notes)),
+            warm_up=tuple(_warm_up(message, folder)),
             source=source,
         )
     except (ValueError, ModelLoadError) as error:
-        raise ModelLoadError(f"{source}: {error}") from None
-    warnings += [f"{source}: {note}" for note in notes]
+        raise ModelLoadError(f"{source}: {error}", Code.INVALID_ARGUMENT) from None
+    warnings += [f"{source}: {note}" for note in _without_effect(message)]
     return config
 
 
@@ -206,7 +217,7 @@ def _version_policy(policy: pb.ModelVersionPolicy) -> VersionPolicy:
 
 
 def _tensors(
-    kind: str, tensors: Sequence[pb.ModelInput] | Sequence[pb.ModelOutput], folder: Path
+    kind: str, tensors: Sequence[pb.ModelInput | pb.ModelOutput], folder: Path
 ) -> tuple[TensorConfig, ...]:
     configs: dict[str, TensorConfig] = {}
     for at, tensor in enumerate(tensors):
@@ -240,7 +251,11 @@ def _datatype(key: str, number: int) -> str:
 
 def _existing(folder: Path, name: str, key: str) -> Path:
     path = inside(folder, name, key)
-    if not os.path.isfile(path):  # Unlike Path.is_file, false for a name that is too long.
+    try:
+        found = path.is_file()
+    except OSError:  # A name that no file can have, for one.
+        found = False
+    if not found:
         raise ValueError(f"{key}: expected a file in {folder}, got {name!r}")
     return path
 
@@ -262,25 +277,19 @@ def _decoupled(message: pb.ModelConfig) -> bool | None:
     return message.model_transaction_policy.decoupled if said else None
 
 
-def _warm_up(message: pb.ModelConfig, folder: Path, notes: list[str]) -> Iterator[WarmUpRequest]:
-    """Without batching, Triton sends a request `batch_size` times; with a `batch_size` of 0, none (spec 5.6)."""
+def _warm_up(message: pb.ModelConfig, folder: Path) -> Iterator[WarmUpRequest]:
+    largest = message.max_batch_size
     for at, request in enumerate(message.model_warmup):
         key = f"model_warmup[{at}]"
+        # Without a max_batch_size, the model may have its own.
+        if request.batch_size > largest > 0:
+            expected = f"at most the max_batch_size {largest}"
+            raise ValueError(f"{key}.batch_size: expected {expected}, got {request.batch_size}")
         inputs = {
             name: _warm_up_input(f"{key}.inputs[{name}]", request.inputs[name], folder / WARM_UP_FOLDER)
             for name in sorted(request.inputs)
         }
-        size, count = request.batch_size, request.count or 1
-        if not message.max_batch_size:
-            size, count = 0, size * count
-        elif size > message.max_batch_size:
-            raise ValueError(
-                f"{key}.batch_size: expected at most the max_batch_size {message.max_batch_size}, got {size}"
-            )
-        if request.batch_size:
-            yield WarmUpRequest(request.name, inputs, size, count)
-        else:
-            notes.append(f"{key}.batch_size: 0, so that the request is never run")
+        yield WarmUpRequest(request.name, inputs, request.batch_size, request.count or 1)
 
 
 def _warm_up_input(key: str, tensor: pb.ModelWarmup.Input, folder: Path) -> WarmUpInput:
@@ -294,73 +303,3 @@ def _warm_up_input(key: str, tensor: pb.ModelWarmup.Input, folder: Path) -> Warm
     if choice == "input_data_file":
         file = _existing(folder, tensor.input_data_file, f"{key}.input_data_file")
     return WarmUpInput(datatype, tuple(tensor.dims), choice == "random_data", file)
-
-
-# --- what is checked only: it has no effect yet ---
-
-
-def _check_scheduling(message: pb.ModelConfig) -> None:
-    """Raises `ValueError` for what Triton's schedulers and its cache refuse."""
-    _check_dynamic(message.dynamic_batching, message.max_batch_size)
-    _check_sequence(message.sequence_batching, message.max_batch_size)
-    if message.response_cache.enable:
-        for key in ("sequence_batching", "model_transaction_policy.decoupled"):
-            if _decoupled(message) if "." in key else message.HasField(key):
-                raise ValueError(f"response_cache.enable: expected false with {key}, got true")
-
-
-def _check_sizes(key: str, sizes: Iterable[int], largest: int) -> None:
-    for at, size in enumerate(sizes):
-        # Without a max_batch_size, the model's own may be larger.
-        if size < 1 or size > largest > 0:
-            expected = f"1 to the max_batch_size {largest}" if largest > 0 else "at least 1"
-            raise ValueError(f"{key}[{at}]: expected {expected}, got {size}")
-
-
-def _check_dynamic(batching: pb.ModelDynamicBatching, largest: int) -> None:
-    key = "dynamic_batching"
-    _check_sizes(f"{key}.preferred_batch_size", batching.preferred_batch_size, largest)
-    levels, policies = batching.priority_levels, batching.priority_queue_policy
-    if levels:
-        wanted = {f"{key}.priority_queue_policy[{level}]": level for level in sorted(policies)}
-        for name, level in {f"{key}.default_priority_level": batching.default_priority_level, **wanted}.items():
-            if not 1 <= level <= levels:
-                raise ValueError(f"{name}: expected a level from 1 to priority_levels {levels}, got {level}")
-    if not batching.preserve_ordering:
-        return
-    if levels > 1:
-        raise ValueError(f"{key}.priority_levels: expected at most 1 with preserve_ordering, got {levels}")
-    for policy in (batching.default_queue_policy, *policies.values()):
-        if policy.default_timeout_microseconds and policy.timeout_action == pb.ModelQueuePolicy.DELAY:
-            raise ValueError(f"{key}: expected timeout_action REJECT with preserve_ordering, got DELAY")
-
-
-def _check_sequence(batching: pb.ModelSequenceBatching, largest: int) -> None:
-    key = "sequence_batching"
-    _check_sizes(f"{key}.oldest.preferred_batch_size", batching.oldest.preferred_batch_size, largest)
-    share = batching.direct.minimum_slot_utilization
-    if not 0 <= share <= 1:
-        raise ValueError(f"{key}.direct.minimum_slot_utilization: expected 0 to 1, got {share:g}")
-    names: set[str] = set()
-    kinds: set[int] = set()
-    for number, tensor in enumerate(batching.control_input):
-        at = f"{key}.control_input[{number}]"
-        _check_name(f"{at}.name", tensor.name, names)
-        names.add(tensor.name)
-        for place, control in enumerate(tensor.control):
-            if control.kind in kinds:
-                kind = pb.ModelSequenceBatching.Control.Kind.Name(control.kind)
-                raise ValueError(f"{at}.control[{place}].kind: expected each kind once, got {kind} twice")
-            kinds.add(control.kind)
-            _check_control(f"{at}.control[{place}]", control)
-
-
-def _check_control(key: str, control: pb.ModelSequenceBatching.Control) -> None:
-    pairs = {name: list(getattr(control, name)) for name in _BOOLEANS if getattr(control, name)}
-    if control.kind != pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID:
-        if [len(pair) for pair in pairs.values()] != [2]:
-            raise ValueError(f"{key}: expected two values in {_either(_BOOLEANS)}, got {pairs or 'none'}")
-    elif pairs:
-        raise ValueError(f"{key}: expected a data_type for CONTROL_SEQUENCE_CORRID, got {', '.join(pairs)}")
-    elif (name := pb.DataType.Name(control.data_type)) not in _ID_TYPES:
-        raise ValueError(f"{key}.data_type: expected {_either(_ID_TYPES)}, got {name}")

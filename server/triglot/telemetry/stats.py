@@ -9,13 +9,15 @@ from typing import NamedTuple
 from triglot.core.errors import Code
 from triglot.telemetry.histogram import Histogram, rank
 
+ENDED = -1
+"""Stands for the versions of a model that have ended and are not told apart any more."""
 RECENT_SECONDS = 10
 RECENT_CALLS = 1000
 """A model's recent calls: of so many seconds, and of their latencies at most so many."""
 
 
 class Kind(NamedTuple):
-    """What the calls of an endpoint are told apart by; version 0: no version was found."""
+    """What the calls of an endpoint are told apart by; version 0: no version was found, or `ENDED`."""
 
     model: str
     version: int
@@ -50,6 +52,22 @@ class CallStats:
         self.compute.add(compute_seconds * 1e6)
         self.batches[size] = self.batches.get(size, 0) + 1
 
+    def merge(self, other: CallStats) -> None:
+        """Take in the calls of another one of the same endpoint."""
+        self.latency.merge(other.latency)
+        if self.codec is not None and other.codec is not None:
+            self.codec.merge(other.codec)
+        if other.queue is not None and other.compute is not None:
+            if self.queue is None or self.compute is None:
+                self.queue, self.compute = Histogram(), Histogram()
+            self.queue.merge(other.queue)
+            self.compute.merge(other.compute)
+        for size, count in other.batches.items():
+            self.batches[size] = self.batches.get(size, 0) + count
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
+        self.used = max(self.used, other.used)
+
 
 class Traffic:
     """Inference calls since the start: those that ended, failed, and were executed, and the executions."""
@@ -63,6 +81,13 @@ class Traffic:
     def sums(self) -> tuple[int, int, int, float]:
         """Requests, failures, executed, executions."""
         return self.requests, self.failures, self.executed, self.executions
+
+    def merge(self, other: Traffic) -> None:
+        """Take in the calls of another one."""
+        self.requests += other.requests
+        self.failures += other.failures
+        self.executed += other.executed
+        self.executions += other.executions
 
 
 class ModelStats(Traffic):
@@ -80,6 +105,11 @@ class ModelStats(Traffic):
     def end_second(self) -> None:
         """A second has passed."""
         self._ends.append(self.sums())
+
+    def merge(self, other: Traffic) -> None:
+        """Take in the calls of another one, as calls of long ago."""
+        super().merge(other)
+        self._ends = deque([self.sums()], RECENT_SECONDS + 1)
 
     @property
     def request_rate(self) -> float:

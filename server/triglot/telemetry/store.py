@@ -11,24 +11,21 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from triglot.core.errors import Code
 from triglot.core.monitor import Monitor
 from triglot.core.types import Call
 from triglot.telemetry.histogram import Histogram
+from triglot.telemetry.kinds import Kinds
 from triglot.telemetry.monitor_log import MonitorLog
 from triglot.telemetry.process import ProcessUsage
 from triglot.telemetry.series import Metric, Metrics
-from triglot.telemetry.stats import CallStats, Kind, ModelStats, Second, Traffic, milliseconds
+from triglot.telemetry.stats import ENDED, CallStats, Kind, ModelStats, Second, Traffic, milliseconds
 
 log = logging.getLogger(__name__)
 
-MAX_MODEL_NAMES, LONGEST_NAME = 200, 128
-"""Names that clients make up are told apart up to this number, and to this length in characters."""
-MAX_KINDS = 20_000
-"""Kinds of calls that are kept. When there are more, those that were not used for longest are forgotten."""
 MAX_LATENCIES = 20_000
 """Latencies that are kept of one second: percentiles are exact up to here, and of its last calls beyond."""
 HISTORY_SECONDS = 300
@@ -47,8 +44,8 @@ class Endpoint:
 
     __slots__ = (
         "_calls",
+        "_kinds",
         "_latencies",
-        "_store",
         "_traffic",
         "door",
         "in_flight",
@@ -59,7 +56,7 @@ class Endpoint:
 
     def __init__(
         self,
-        store: Telemetry,
+        kinds: Kinds,
         protocol: str,
         door: str,
         method: str,
@@ -71,7 +68,7 @@ class Endpoint:
         self.method = method
         self.inference = traffic is not None
         self.in_flight = 0
-        self._store = store
+        self._kinds = kinds
         self._traffic = traffic
         self._latencies = latencies
         self._calls: dict[tuple[str, int, Code], CallStats] = {}
@@ -110,11 +107,11 @@ class Endpoint:
             model.executions += share
 
     def _stats(self, call: Call, code: Code) -> CallStats:
-        kind = self._store.kind(call.model_name, call.model_version, code)
+        kind = self._kinds.kind(call.model_name, call.model_version, code)
         stats = self._calls.get(kind)
         if stats is None:
-            self._store.make_room()
-            stats = CallStats(self._store.model(kind.model, kind.version), inference=self.inference)
+            self._kinds.make_room()
+            stats = CallStats(self._kinds.model(kind.model, kind.version), inference=self.inference)
             self._calls[kind] = stats
         return stats
 
@@ -126,17 +123,35 @@ class Endpoint:
         """Keep nothing of this kind of call any more."""
         del self._calls[kind]
 
+    def fold(self, versions: Collection[tuple[str, int]]) -> int:
+        """Count the calls of these versions as their models' `ENDED` ones; by how many kinds that makes fewer."""
+        doomed = [kind for kind in self._calls if kind[:2] in versions]
+        if not doomed:
+            return 0
+        # Put in place at once: a reader on another thread finds no call twice.
+        before, calls = len(self._calls), dict(self._calls)
+        for name, version, code in doomed:
+            ended = CallStats(self._kinds.model(name, ENDED), inference=self.inference)
+            for number in (ENDED, version):
+                if (stats := calls.pop((name, number, code), None)) is not None:
+                    ended.merge(stats)
+            calls[name, ENDED, code] = ended
+        self._calls = calls
+        return before - len(calls)
+
 
 class Telemetry:
     """What happened since the start. `monitor`: the metrics of models; `clock` gives seconds.
 
-    `queue_depth` says how many requests wait at the moment. `log_file` is rewritten every second with the metrics
+    `queue_depth` says how many requests wait at the moment, and `loaded` which versions are loaded, by model and
+    number; None where nobody knows. `log_file` is rewritten every second with the metrics
     (grps 7).
     """
 
     def __init__(self, monitor: Monitor | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.monitor = Monitor() if monitor is None else monitor
         self.queue_depth: Callable[[], int] = lambda: 0
+        self.loaded: Callable[[], Collection[tuple[str, int]] | None] = lambda: None
         self.log_file: Path | None = None
         self.metrics = Metrics()
         self.loop_lag = Histogram()
@@ -152,9 +167,7 @@ class Telemetry:
         self._traffic: dict[str, Traffic] = {}
         self._ends: dict[str, tuple[int, int, int, float]] = {}
         self._latencies: deque[float] = deque(maxlen=MAX_LATENCIES)
-        self._models: dict[tuple[str, int], ModelStats] = {}
-        self._made_up: set[str] = set()
-        self._kinds = 0
+        self._kinds = Kinds(self._endpoints)
 
     def endpoint(self, protocol: str, door: str, method: str, *, inference: bool) -> Endpoint:
         """The endpoint for `method` of `protocol` ("kserve", ...) at `door` ("GRPC" or "REST").
@@ -168,39 +181,10 @@ class Telemetry:
             if inference:
                 traffic = self._traffic.setdefault(protocol, Traffic())
                 self._ends.setdefault(protocol, traffic.sums())
-            endpoint = self._endpoints[key] = Endpoint(self, protocol, door, method, traffic, self._latencies)
+            endpoint = self._endpoints[key] = Endpoint(
+                self._kinds, protocol, door, method, traffic, self._latencies
+            )
         return endpoint
-
-    # --- what is kept, and its bounds ---
-
-    def kind(self, model: str, version: int, code: Code) -> Kind:
-        """The kind that a call is counted under; without a version, the name may be a client's invention."""
-        if not version and model not in self._made_up:
-            if len(self._made_up) >= MAX_MODEL_NAMES or len(model) > LONGEST_NAME:
-                model = ""
-            self._made_up.add(model)
-        return Kind(model, version, code)
-
-    def model(self, name: str, version: int) -> ModelStats:
-        """The calls of a version; those that found none are counted together."""
-        key = (name, version) if version else ("", 0)
-        return self._models.setdefault(key, ModelStats())
-
-    def make_room(self) -> None:
-        """For one more kind of call: when there is none, forget what was not used for longest."""
-        self._kinds += 1
-        if self._kinds <= MAX_KINDS:
-            return
-        used = sorted((stats.used, at, kind) for at, (_, kind, stats) in enumerate(self.calls()))
-        doomed = {at for _, at, _ in used[: MAX_KINDS // 10]}
-        kept = set()
-        for at, (endpoint, kind, stats) in enumerate(self.calls()):
-            if at in doomed:
-                endpoint.forget(kind)
-            else:
-                kept.add(id(stats.model))
-        self._models = {key: model for key, model in self._models.items() if id(model) in kept}
-        self._kinds -= len(doomed)
 
     # --- reading ---
 
@@ -212,7 +196,7 @@ class Telemetry:
     @property
     def kinds(self) -> int:
         """How many kinds of calls are kept."""
-        return self._kinds
+        return self._kinds.count
 
     def endpoints(self) -> list[Endpoint]:
         """All that is called."""
@@ -225,8 +209,8 @@ class Telemetry:
                 yield endpoint, kind, stats
 
     def models(self) -> dict[tuple[str, int], ModelStats]:
-        """The inference calls of each version of each model, by name and version."""
-        return dict(self._models)
+        """The inference calls of each version of each model, by name and version, and of its `ENDED` ones."""
+        return dict(self._kinds.models)
 
     def traffic(self) -> dict[str, Traffic]:
         """The inference calls of each protocol."""
@@ -277,9 +261,12 @@ class Telemetry:
         for _ in range(min(passed - 1, MAX_MISSED_SECONDS)):
             self.metrics.end_second({})
             self.history.append(Second(dict.fromkeys(self._traffic, 0)))
-            for model in self._models.values():
+            for model in self._kinds.models.values():
                 model.end_second()
         self._end_second()
+        loaded = self.loaded()
+        if loaded is not None:
+            self._kinds.fold(loaded)
 
     def _end_second(self) -> None:
         latencies = sorted(self._latencies)
@@ -292,7 +279,7 @@ class Telemetry:
             failures += after[1] - before[1]
             executed += after[2] - before[2]
             executions += after[3] - before[3]
-        for model in self._models.values():
+        for model in self._kinds.models.values():
             model.end_second()
         self.metrics.collect(self.monitor.drain())
         self.metrics.end_second(self._built_in(sum(requests.values()), failures, latencies))

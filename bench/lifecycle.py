@@ -1,0 +1,247 @@
+"""How long a new version takes to serve, and what its loading does to the calls of another model.
+
+From the repository's root: `python -m bench.lifecycle --help`. One model takes calls all the time; of the other
+one a new version is renamed into place, again and again, and served by polling or by RepositoryModelLoad.
+"""
+
+import argparse
+import asyncio
+import http.client
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench import h2client, report, servers
+from bench.payloads import framed, grpc_exchange, tensor
+from bench.tally import BenchError, drive
+
+MODELS = Path(__file__).parent / "models"
+STEADY, CHANGING = "identity_fp32", "changing"
+SLICE_SECONDS = 0.25
+LOAD_LIMIT = 60.0
+LOOK_SECONDS = 0.005
+"""How often the server is asked whether the new version serves; the times of polling are as exact as this."""
+
+MODEL = """
+from pathlib import Path
+
+import numpy as np
+import triglot
+
+
+class Changing(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "FP32", [-1, 16])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1, 16])]
+
+    def load(self, folder: Path) -> None:
+        self.weights = np.load(folder / "weights.npy")
+
+    def infer(self, inputs):
+        return {"y": inputs["x"] + self.weights[0]}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A way to have a new version served: the server's flags, and what follows the renaming."""
+
+    name: str
+    flags: Sequence[str]
+    serve: Callable[[int, int], Awaitable[None]]
+    """Returns when that version serves, of the server at that REST port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one way: seconds from the renaming until the version serves, and the other model's latencies."""
+
+    control: str
+    served: list[float]
+    before: list[float]
+    during: list[float]
+    after: list[float]
+    cpu: float | None
+    """The server's CPU seconds per load, without those of the calls meanwhile."""
+
+
+def _ask(port: int, method: str, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LOAD_LIMIT)
+    try:
+        connection.request(method, path)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    finally:
+        connection.close()
+
+
+async def _polled(port: int, version: int) -> None:
+    path = f"/v2/models/{CHANGING}/versions/{version}/ready"
+    limit = time.monotonic() + LOAD_LIMIT
+    while (await asyncio.to_thread(_ask, port, "GET", path))[0] != 200:
+        if time.monotonic() > limit:
+            raise BenchError(f"version {version} did not serve within {LOAD_LIMIT:.0f} s")
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _loaded(port: int, version: int) -> None:
+    status, body = await asyncio.to_thread(_ask, port, "POST", f"/v2/repository/models/{CHANGING}/load")
+    if status != 200:
+        raise BenchError(f"load of version {version} answered {status}: {body.decode(errors='replace')}")
+
+
+CONTROLS = (
+    Control("poll, looking every 0.5 s", ("--watch", "--poll-interval", "0.5"), _polled),
+    Control("explicit", ("--model-control-mode", "explicit", "--load-model", "*"), _loaded),
+)
+
+
+class Repository:
+    """The two models; versions of the changing one are made beside it and renamed into place."""
+
+    def __init__(self, folder: Path, megabytes: int) -> None:
+        self.root = folder / "models"
+        self._beside = folder / "beside"
+        self._weights = np.ones((megabytes * 2**20 // 64, 16), np.float32)
+        shutil.copytree(MODELS / STEADY, self.root / STEADY)
+        (self.root / CHANGING).mkdir()
+        (self.root / CHANGING / "config.pbtxt").write_text("version_policy { latest { num_versions: 1 } }\n")
+        self.put(self.make(1), 1)
+
+    def make(self, version: int) -> Path:
+        """A whole version, where nobody looks for it yet."""
+        folder = self._beside / str(version)
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(MODEL)
+        np.save(folder / "weights.npy", self._weights)
+        return folder
+
+    def put(self, made: Path, version: int) -> None:
+        """The version is there from now on, and the one before the last no more."""
+        made.rename(self.root / CHANGING / str(version))
+        shutil.rmtree(self.root / CHANGING / str(version - 2), ignore_errors=True)
+
+
+async def _latencies(port: int, seconds: float, work: Callable[[], Awaitable[None]] | None = None) -> list[float]:
+    """Of calls of the steady model, one at a time, for so many seconds, or until the work is done."""
+    exchange = grpc_exchange(STEADY, tensor(1, 16))
+    latencies: list[float] = []
+    connections = await h2client.connect(port, exchange.path, exchange.body, 1)
+    try:
+        working = None if work is None else asyncio.ensure_future(work())
+        limit = time.monotonic() + seconds
+        while (time.monotonic() < limit) if working is None else not working.done():
+            latencies += (await drive(connections, SLICE_SECONDS, framed([exchange.reply]))).latencies
+        if working is not None:
+            await working
+    finally:
+        for connection in connections:
+            connection.close()
+        await asyncio.sleep(0)  # lets the transports close their sockets
+    return latencies
+
+
+async def _measure(
+    control: Control, repository: Repository, server: servers.Server, ports: tuple[int, int], loads: int
+) -> Result:
+    grpc_port, rest_port = ports
+    served: list[float] = []
+
+    async def change() -> None:
+        for version in range(2, loads + 2):
+            made = await asyncio.to_thread(repository.make, version)
+            started = time.perf_counter()
+            repository.put(made, version)
+            await control.serve(rest_port, version)
+            served.append(time.perf_counter() - started)
+
+    await _latencies(grpc_port, 1.0)  # not counted: a cold start
+    before = await _latencies(grpc_port, 4.0)
+    calm = server.cpu_seconds()
+    during = await _latencies(grpc_port, 0.0, change)
+    busy = server.cpu_seconds()
+    after = await _latencies(grpc_port, 4.0)
+    end = server.cpu_seconds()
+    cpu = None
+    if calm is not None and busy is not None and end is not None:
+        cpu = ((busy - calm) - (end - busy) / len(after) * len(during)) / loads
+    return Result(control.name, served, before, during, after, cpu)
+
+
+@contextmanager
+def _serving(
+    control: Control, repository: Repository, core: int | None
+) -> Iterator[tuple[servers.Server, int, int]]:
+    grpc_port, rest_port = servers.free_port(), servers.free_port()
+    command = [sys.executable, "-m", "triglot", "serve", str(repository.root), *control.flags]
+    command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
+    with servers.started(
+        "triglot",
+        command,
+        lambda: servers.answers_ready(rest_port),
+        core=core,
+        log=repository.root.parent / "log",
+        environment={},
+    ) as server:
+        yield server, grpc_port, rest_port
+
+
+def measure(control: Control, megabytes: int, loads: int, core: int | None) -> Result:
+    """One server, one way of control."""
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as folder:
+        repository = Repository(Path(folder), megabytes)
+        with _serving(control, repository, core) as (server, grpc_port, rest_port):
+            try:
+                return asyncio.run(_measure(control, repository, server, (grpc_port, rest_port), loads))
+            except (BenchError, OSError) as error:
+                raise BenchError(f"{control.name}: {error}\n{server.tail()}") from error
+
+
+def lines(result: Result) -> Iterator[str]:
+    """What is printed of a result."""
+    milliseconds = np.array(result.served) * 1e3
+    median, worst = np.median(milliseconds), milliseconds.max()
+    cpu = "" if result.cpu is None else f", {result.cpu * 1e3:.0f} ms of the server's CPU time each"
+    yield f"{result.control}: {len(result.served)} loads"
+    yield f"  renamed into place → served: median {median:.0f} ms, longest {worst:.0f} ms{cpu}"
+    calm = float(np.percentile(result.before, 99))
+    for name, latencies in (("before", result.before), ("during", result.during), ("after", result.after)):
+        p50, p99 = np.percentile(latencies, (50, 99))
+        yield (
+            f"  the other model {name:>6}: p50 {p50 * 1e3:5.2f} ms, p99 {p99 * 1e3:5.2f} ms "
+            f"({p99 / calm:.2f} of before), longest {max(latencies) * 1e3:.0f} ms, {len(latencies)} calls"
+        )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 when something went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m bench.lifecycle", description=__doc__.splitlines()[0])
+    parser.add_argument("--loads", type=int, default=20, help="versions to load (default: %(default)s)")
+    parser.add_argument("--megabytes", type=int, default=64, help="weights of a version (default: %(default)s)")
+    arguments = parser.parse_args(words)
+    cores = servers.choose_cores()
+    servers.pin(cores.client)
+    what = f"versions of {arguments.megabytes} MiB; calls of another model, 1×16, one at a time; {cores.note}"
+    print(*report.machine(), what, sep="\n", flush=True)
+    try:
+        for control in CONTROLS:
+            print(
+                "",
+                *lines(measure(control, arguments.megabytes, arguments.loads, cores.server)),
+                sep="\n",
+                flush=True,
+            )
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

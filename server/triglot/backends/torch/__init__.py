@@ -1,0 +1,44 @@
+"""Programs of PyTorch: TorchScript (`model.pt`) and torch.export (`model.pt2`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from triglot.backends.torch import exported, script
+from triglot.backends.torch.archive import Kind, kind_of
+from triglot.backends.torch.model import Program, TorchModel
+from triglot.core.errors import ModelLoadError
+from triglot.core.model import Model
+from triglot.core.model_config import Device, ModelConfig
+
+
+def load(file: Path, config: ModelConfig) -> Model:
+    """The program of `file`; what the file holds says which kind it is, whatever its name.
+
+    Its instances are on the devices of `config`, or one on each GPU, or one on the CPU where there is none.
+    Raises `ModelLoadError` for any other file, for a device that there is not, and for tensors that cannot be
+    named as `config` does.
+    """
+    read = exported.read if kind_of(file) is Kind.EXPORTED else script.read
+    devices = _devices(config)
+    programs: dict[Device, Program] = {
+        device: read(file, _torch_device(device)) for device in dict.fromkeys(devices)
+    }
+    return TorchModel(file, config, [programs[device] for device in devices])
+
+
+def _devices(config: ModelConfig) -> list[Device]:
+    try:
+        devices = config.devices(torch.cuda.device_count)
+    except ValueError as error:
+        raise ModelLoadError(f"{config.source}: {error}") from None
+    return devices or [Device("GPU", number) for number in range(torch.cuda.device_count())] or [Device("CPU")]
+
+
+def _torch_device(device: Device) -> torch.device | None:
+    """None for a program that stays where it was saved."""
+    if device.kind == "MODEL":
+        return None
+    return torch.device("cuda", device.id) if device.kind == "GPU" else torch.device("cpu")

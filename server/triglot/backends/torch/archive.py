@@ -1,0 +1,104 @@
+"""What kind of file PyTorch wrote: each is a zip archive, and the members tell.
+
+Strategy: a pickle can run any code, so none is loaded but for those of tensors, which torch has a reader of its
+own for. TorchScript needs none. torch.export falls back to pickles by itself: they are looked at before it reads.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triglot.core.errors import ModelLoadError
+
+EXPECTED = "expected a TorchScript program (torch.jit.save) or an exported one (torch.export.save)"
+_AHEAD_OF_TIME = "data/aotinductor/"
+_OLD_EXPORT = "serialized_exported_program.json"
+
+
+class Kind(enum.Enum):
+    """What a program was saved by."""
+
+    SCRIPT = "torch.jit.save"
+    EXPORTED = "torch.export.save"
+
+
+def kind_of(file: Path) -> Kind:
+    """The kind of program that the file holds.
+
+    Raises `ModelLoadError`, which says what else it is.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = {_inner(name) for name in archive.namelist()}
+    except zipfile.BadZipFile:
+        with file.open("rb") as stream:
+            pickled = stream.read(1) == pickle.PROTO
+        what = "a pickle, as torch.save wrote before PyTorch 1.6" if pickled else "no archive of PyTorch's"
+        raise ModelLoadError(f"{file}: this is {what}; {EXPECTED}") from None
+    programs = sorted(
+        name.removeprefix("models/").removesuffix(".json") for name in members if name.startswith("models/")
+    )
+    if any(name.startswith(_AHEAD_OF_TIME) for name in members):
+        raise ModelLoadError(f"{file}: this is a package that AOTInductor compiled; {EXPECTED}")
+    if programs and programs != ["model"]:
+        raise ModelLoadError(f"{file}: expected one exported program, called model, got {', '.join(programs)}")
+    if programs or _OLD_EXPORT in members:
+        return Kind.EXPORTED
+    if "constants.pkl" in members:
+        return Kind.SCRIPT
+    what = "a state dict or pickled module (torch.save)" if "data.pkl" in members else "some other zip archive"
+    raise ModelLoadError(f"{file}: this is {what}; {EXPECTED}")
+
+
+def check_pickles(file: Path) -> None:
+    """Raises `ModelLoadError` when a pickle in an exported program holds anything but tensors."""
+    with zipfile.ZipFile(file) as archive:
+        names = {_inner(name): name for name in archive.namelist()}
+        for member in _pickles(archive, names):
+            if member in names and not _holds_tensors(archive.read(names[member])):
+                raise ModelLoadError(
+                    f"{file}: {member} is a pickle of other objects than tensors; it could run any code when "
+                    f"loaded; expected a program without such constants and example inputs"
+                )
+
+
+def _pickles(archive: zipfile.ZipFile, names: dict[str, str]) -> Iterator[str]:
+    """The members that `torch.export.load` unpickles."""
+    for member, name in names.items():
+        if member.endswith(".pt"):
+            yield member
+        elif member.endswith("_config.json"):
+            folder = member.rpartition("/")[0]
+            for entry in _entries(archive.read(name)):
+                path = str(entry.get("path_name"))
+                if entry.get("use_pickle") and not path.startswith("custom_obj_"):
+                    yield f"{folder}/{path}"
+
+
+def _entries(text: bytes) -> Collection[Any]:
+    """A description of the tensors in a folder: an object with one for each."""
+    config = json.loads(text).get("config")
+    return config.values() if isinstance(config, dict) else ()
+
+
+def _holds_tensors(data: bytes) -> bool:
+    try:
+        if data:
+            torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError):
+        return False
+    return True
+
+
+def _inner(name: str) -> str:
+    """A member's name without the folder that holds them all, which has the file's first name."""
+    return name.partition("/")[2] or name

@@ -1,0 +1,147 @@
+"""Programs of torch.export."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from triglot.backends.torch.archive import check_pickles
+from triglot.backends.torch.model import RefusedInputs
+from triglot.backends.torch.names import ProgramTensor, output_name
+from triglot.backends.torch.tensors import DATATYPE_OF, EXPECTED
+from triglot.core.errors import ModelLoadError
+from triglot.core.types import TensorSpec
+
+_GUARDS = ("Guard failed: ", "Expected input at ")
+"""How the texts of torch's own checks of shapes begin: since 2.8, and before."""
+
+
+def read(file: Path, device: torch.device | None) -> ExportedProgram:
+    """The program of `file`, moved to `device`; None leaves it where it was saved.
+
+    Raises `ModelLoadError` for what torch cannot load or move, and for inputs and outputs that we cannot carry.
+    """
+    check_pickles(file)
+    try:
+        with file.open("rb") as stream:
+            # Of a file with another name torch warns.
+            program = torch.export.load(str(file) if file.suffix == ".pt2" else stream)
+        if device is not None and _devices(program) - {device}:
+            program = _moved(program, device)
+        return ExportedProgram(program)
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        raise ModelLoadError(f"{file}: the exported program cannot be loaded: {error}") from error
+
+
+class ExportedProgram:
+    """A graph, which says everything about its tensors.
+
+    Inputs are called as the arguments; those in a dict or list are called after it: `d_key`, `l_0`. Outputs are
+    called by the keys of a dict, or `OUTPUT__0`, `OUTPUT__1`, … in the order of a result's tensors.
+    Raises `ValueError` for inputs and outputs that are neither tensors nor constants, and for their datatypes.
+    """
+
+    def __init__(self, program: Any) -> None:
+        nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
+        self._leaves = [
+            _leaf(spec.arg, nodes)
+            for spec in program.graph_signature.input_specs
+            if spec.kind is InputKind.USER_INPUT
+        ]
+        self._in_spec = program.call_spec.in_spec
+        self.inputs = [ProgramTensor(leaf.name, leaf.spec(leaf.name)) for leaf in self._leaves if leaf.name]
+        self._results = _results(program, nodes)
+        self.outputs = [tensor for tensor in self._results if tensor is not None]
+        self._module = program.module()
+        state = [*self._module.parameters(), *self._module.buffers(), *program.constants.values()]
+        self._memory = {
+            tensor.untyped_storage().data_ptr() for tensor in state if isinstance(tensor, torch.Tensor)
+        }
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Runs the graph. Raises `RefusedInputs` for shapes that it was not exported for."""
+        leaves = [
+            leaf.value if not leaf.name else tensors[leaf.name].to(leaf.value.device) for leaf in self._leaves
+        ]
+        arguments, named = tree_unflatten(leaves, self._in_spec)
+        try:
+            result = self._module(*arguments, **named)
+        except (AssertionError, RuntimeError) as error:
+            if str(error).startswith(_GUARDS):
+                raise RefusedInputs(str(error)) from None
+            raise
+        tensors_out = zip(self._results, tree_flatten(result)[0], strict=True)
+        return {known.name: tensor for known, tensor in tensors_out if known is not None}
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a parameter, a buffer or a constant of the program, or part of one."""
+        return tensor.untyped_storage().data_ptr() in self._memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A tensor in what goes in or comes out: its node's name and value; or a constant, which has no name."""
+
+    name: str
+    value: Any
+
+    def spec(self, name: str) -> TensorSpec:
+        """Raises `ValueError` for a datatype that we have no name for."""
+        if self.value.dtype not in DATATYPE_OF:
+            raise ValueError(f"'{name}' is {self.value.dtype}; {EXPECTED}")
+        shape = [dim if isinstance(dim, int) else -1 for dim in self.value.shape]
+        return TensorSpec(name, DATATYPE_OF[self.value.dtype], shape)
+
+
+def _leaf(argument: Any, nodes: Mapping[str, Any]) -> _Leaf:
+    if isinstance(argument, TensorArgument):
+        return _Leaf(argument.name, nodes[argument.name])
+    if isinstance(argument, ConstantArgument):
+        return _Leaf("", argument.value)
+    raise ValueError(f"{argument.name!r} is {type(argument).__name__}; expected tensors and constants")
+
+
+def _results(program: Any, nodes: Mapping[str, Any]) -> list[ProgramTensor | None]:
+    """The tensors of a result, and None for each None in it. Raises `ValueError` for anything else."""
+    specs = program.graph_signature.output_specs
+    leaves = [_leaf(spec.arg, nodes) for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
+    if others := [leaf.value for leaf in leaves if not leaf.name and leaf.value is not None]:
+        raise ValueError(f"a part of its result is {type(others[0]).__name__}; expected tensors")
+    names = _names(tree_unflatten(list(range(len(leaves))), program.call_spec.out_spec), len(leaves))
+    return [
+        ProgramTensor(name, leaf.spec(name)) if leaf.name else None
+        for name, leaf in zip(names, leaves, strict=True)
+    ]
+
+
+def _names(tree: Any, count: int) -> list[str]:
+    """Names of the leaves of a result whose leaves are their own positions."""
+    if isinstance(tree, Mapping) and all(isinstance(position, int) for position in tree.values()):
+        keys = {position: key for key, position in tree.items()}
+        if all(isinstance(key, str) for key in keys.values()):
+            return [keys[position] for position in range(count)]
+    return [output_name(position) for position in range(count)]
+
+
+def _devices(program: Any) -> set[torch.device]:
+    """Where the graph's tensors are."""
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    return {leaf.device for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)}
+
+
+def _moved(program: Any, device: torch.device) -> Any:
+    """The program on `device`. Raises `ValueError` where torch cannot do that."""
+    try:
+        passes = importlib.import_module("torch.export.passes")
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"torch {torch.__version__} cannot move it to {device}; expected a newer torch, or KIND_MODEL"
+        ) from None
+    return passes.move_to_device_pass(program, device)

@@ -1,0 +1,205 @@
+"""A program of either kind as a `Model`: its names, its instances and what it answers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from triglot.backends.placement import Placement
+from triglot.backends.torch.names import ProgramTensor, assign, missing, output_name, positional
+from triglot.backends.torch.tensors import EXPECTED, KNOWN, array_of, tensor_of
+from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
+from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig, TensorConfig
+from triglot.core.tensor import Array
+from triglot.core.types import TensorSpec
+
+log = logging.getLogger(__name__)
+
+_SCRIPT_ERROR = re.compile(r"^[\w.]+: (.*)", re.MULTILINE)
+
+
+class RefusedInputs(Exception):
+    """A program's own check of its inputs failed; the text says which."""
+
+
+class Program(Protocol):
+    """A program on one device.
+
+    `inputs` are None where it takes any names, `outputs` are None where each result says what they are: names of
+    their own, or `OUTPUT__0`, `OUTPUT__1` and so on.
+    """
+
+    @property
+    def inputs(self) -> Sequence[ProgramTensor] | None:
+        """What it takes."""
+
+    @property
+    def outputs(self) -> Sequence[ProgramTensor] | None:
+        """What it gives."""
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The outputs, of tensors on the CPU. Raises `RefusedInputs`, and whatever the program raises."""
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's memory may be the program's own, which the next call may change."""
+
+
+class TorchModel(Model):
+    """A program, one instance for each of `programs`.
+
+    It declares what the program says of its tensors, or else the configuration; where neither does, it takes any.
+    """
+
+    platform = "pytorch_libtorch"
+
+    def __init__(self, file: Path, config: ModelConfig, programs: Sequence[Program]) -> None:
+        self._file = file
+        self.instances = len(programs)
+        self.places_instances = bool(config.instance_groups)
+        self._programs: Placement[Program] | None = Placement(programs)
+        program = programs[0]
+        self._inputs = program.inputs
+        try:
+            self._input_names = _input_names(config.inputs, program.inputs)
+            self._renames = _Renames(config.outputs, program.outputs)
+            self._declare(config, program)
+        except ValueError as error:
+            raise ModelLoadError(f"{config.source or file}: {error}") from None
+
+    def _declare(self, config: ModelConfig, program: Program) -> None:
+        inputs, outputs = _specs(program.inputs), _specs(program.outputs)
+        if outputs:
+            self.inputs = _renamed(self._input_names, inputs)
+            self.outputs = _renamed(self._renames.of(list(outputs)), outputs)
+        elif config.inputs and config.outputs:
+            self.inputs = [_spec("input", tensor, config) for tensor in config.inputs]
+            self.outputs = [_spec("output", tensor, config) for tensor in config.outputs]
+        else:
+            self.any_tensors = True
+
+    def infer(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """Runs the program of the calling thread's instance.
+
+        Raises `InvalidArgument` for inputs that it does not take, and `Internal` with torch's own reason when it
+        fails.
+        """
+        assert self._programs is not None, "the model is closed"
+        program = self._programs.mine()
+        names = self._bound(inputs)
+        # Entered first: a tensor made outside could not be changed in place by the program.
+        with torch.inference_mode():
+            tensors = {names[name]: tensor_of(name, array) for name, array in inputs.items()}
+            try:
+                outputs = program(tensors)
+            except RefusedInputs as error:
+                raise InvalidArgument(str(error)) from None
+            except Exception as error:  # Programs raise what they like.
+                log.warning("%s: %s", self._file, error)
+                raise Internal(f"PyTorch execute failure: {_reason(error)}") from None
+            return self._arrays(program, outputs)
+
+    def _arrays(self, program: Program, outputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+        try:
+            renames = self._renames.of(list(outputs))
+        except ValueError as error:
+            raise Internal(f"the configuration does not fit what the program gave: {error}") from None
+        arrays = {name: array_of(name, outputs[own]) for name, own in renames.items() if own in outputs}
+        return {
+            name: array.copy() if program.keeps(outputs[renames[name]]) else array
+            for name, array in arrays.items()
+        }
+
+    def _bound(self, inputs: Mapping[str, Array]) -> Mapping[str, str]:
+        """The program's own names of a call's inputs."""
+        given = list(inputs)
+        if self._input_names:
+            if inputs.keys() == self._input_names.keys():
+                return self._input_names
+        elif self._inputs is None:
+            return {name: name for name in given}
+        else:
+            try:
+                own = assign(positional(given), [tensor.name for tensor in self._inputs]).values()
+                if not missing(self._inputs, own):
+                    return dict(zip(given, own, strict=True))
+            except ValueError:
+                pass  # Names that mean nothing here.
+        wanted = self._input_names or map(str, self._inputs or ())
+        raise InvalidArgument(f"expected the inputs {', '.join(wanted)}; got {', '.join(given) or 'none'}")
+
+    def close(self) -> None:
+        """Lets go of the programs."""
+        self._programs = None
+
+
+class _Renames:
+    """The configured names of outputs, and the program's own."""
+
+    def __init__(self, configured: Sequence[TensorConfig], known: Sequence[ProgramTensor] | None) -> None:
+        self._configured = [tensor.name for tensor in configured]
+        self._known = None if known is None else self._make([tensor.name for tensor in known])
+
+    def of(self, own: Sequence[str]) -> Mapping[str, str]:
+        """The program's own name by the configured one. Raises `ValueError` when they do not fit."""
+        return self._make(own) if self._known is None else self._known
+
+    def _make(self, own: Sequence[str]) -> Mapping[str, str]:
+        if not self._configured:
+            return {name: name for name in own}
+        numbered = list(own) == [output_name(position) for position in range(len(own))]
+        try:
+            return assign(self._configured, own, in_order=numbered or len(own) == len(self._configured) == 1)
+        except ValueError as error:
+            raise ValueError(
+                f"output: expected the program's {', '.join(own)}; got {', '.join(self._configured)}: {error}"
+            ) from None
+
+
+def _input_names(configured: Sequence[TensorConfig], inputs: Sequence[ProgramTensor] | None) -> Mapping[str, str]:
+    """The program's own name by the one that a client uses; empty when nothing says what clients use.
+
+    Raises `ValueError`.
+    """
+    names = [tensor.name for tensor in configured]
+    if not configured:
+        return {name: name for name in _specs(inputs)}
+    if inputs is None:
+        return {name: name for name in names}
+    try:
+        assigned = assign(names, [tensor.name for tensor in inputs], in_order=True)
+        if left := missing(inputs, assigned.values()):
+            raise ValueError(f"none is {', '.join(left)}")
+    except ValueError as error:
+        wanted = ", ".join(map(str, inputs))
+        raise ValueError(f"input: expected the program's {wanted}; got {', '.join(names)}: {error}") from None
+    return assigned
+
+
+def _specs(tensors: Sequence[ProgramTensor] | None) -> dict[str, TensorSpec]:
+    return {tensor.name: tensor.spec for tensor in tensors or () if tensor.spec}
+
+
+def _renamed(names: Mapping[str, str], specs: Mapping[str, TensorSpec]) -> list[TensorSpec]:
+    return [TensorSpec(name, specs[own].datatype, specs[own].shape) for name, own in names.items()]
+
+
+def _spec(kind: str, tensor: TensorConfig, config: ModelConfig) -> TensorSpec:
+    if tensor.datatype not in KNOWN:
+        raise ValueError(f"{kind} '{tensor.name}': torch has no tensors of {tensor.datatype}; {EXPECTED}")
+    batch = (-1,) if config.max_batch_size > 0 else ()
+    return TensorSpec(tensor.name, tensor.datatype, (*batch, *tensor.dims))
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what torch says was wrong, without TorchScript's trace of the program before it."""
+    text = str(error)
+    trace, here, rest = text.rpartition("<--- HERE")
+    match = _SCRIPT_ERROR.search(rest) if here and "Traceback of TorchScript" in trace else None
+    lines = (match[1] if match else text).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

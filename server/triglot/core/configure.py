@@ -1,0 +1,151 @@
+"""A loaded model and its configuration: each completes the other, and they must agree (spec 1.4)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig, TensorConfig
+from triglot.core.signature import Signature, default_of, shape_text, signatures_of
+from triglot.core.types import TensorSpec
+
+
+def configure(model: Model, config: ModelConfig) -> None:
+    """Completes a loaded model, before it serves, by its configuration.
+
+    Raises `ValueError`, which names the key, for what the model contradicts.
+    """
+    _check_decoupled(model, config)
+    if config.max_batch_size and model.max_batch_size not in (0, config.max_batch_size):
+        raise ValueError(
+            f"max_batch_size: the configuration says {config.max_batch_size}, the model has {model.max_batch_size}"
+        )
+    if model.any_tensors or not (model.inputs or model.outputs or model.signatures):
+        _declare(model, config)
+    elif config.max_batch_size or config.inputs or config.outputs:
+        _narrow(model, config)
+    if config.max_batch_size:
+        model.max_batch_size = config.max_batch_size
+    _set_instances(model, config)
+    model.config = config
+
+
+def _check_decoupled(model: Model, config: ModelConfig) -> None:
+    if config.decoupled is None or model.takes_messages:
+        return
+    decoupled = inspect.isgeneratorfunction(model.infer) or inspect.isasyncgenfunction(model.infer)
+    if config.decoupled != decoupled:
+        raise ValueError(
+            f"model_transaction_policy.decoupled: the configuration says {str(config.decoupled).lower()}, "
+            f"the model's infer {'yields its answers' if decoupled else 'returns one answer'}"
+        )
+
+
+def _set_instances(model: Model, config: ModelConfig) -> None:
+    if model.places_instances or not config.instance_groups:
+        return
+    # A Python model's own code uses a GPU or does not.
+    on_gpu = "python" in (model.platform, config.backend)
+    instances = 0
+    for at, group in enumerate(config.instance_groups):
+        if group.kind == "GPU" and not on_gpu:
+            raise ValueError(f"instance_group[{at}].kind: KIND_GPU, and {model.platform} models run on CPUs only")
+        instances += group.count * (len(group.gpus) or 1 if group.kind == "GPU" else 1)
+    model.instances = instances
+
+
+# --- inputs and outputs ---
+
+
+def _shape(tensor: TensorConfig, config: ModelConfig) -> tuple[int, ...]:
+    return (-1, *tensor.dims) if config.max_batch_size else tuple(tensor.dims)
+
+
+def _declare(model: Model, config: ModelConfig) -> None:
+    """Gives a model the inputs and outputs that it does not declare itself."""
+    if not config.inputs and not config.outputs:
+        return
+    if model.any_tensors and not (config.inputs and config.outputs):
+        missing, given = ("output", "input") if config.inputs else ("input", "output")
+        raise ValueError(f"{missing}: expected the {missing}s, too, where the {given}s are configured, got none")
+    model.any_tensors = False
+    model.inputs, model.outputs = (
+        tuple(TensorSpec(tensor.name, tensor.datatype, _shape(tensor, config)) for tensor in tensors)
+        for tensors in (config.inputs, config.outputs)
+    )
+
+
+def _narrow(model: Model, config: ModelConfig) -> None:
+    """Sets the shapes of the default signature to what is configured; the other signatures stay."""
+    signatures = signatures_of(model)
+    name = default_of(signatures)
+    if config.max_batch_size:
+        _check_batch_dims(signatures, name, config)
+    inputs = _narrowed("input", signatures[name].inputs, config.inputs, model, config)
+    outputs = _narrowed("output", signatures[name].outputs, config.outputs, model, config)
+    if name in model.signatures:
+        narrowed = replace(signatures[name], inputs=inputs, outputs=outputs)
+        model.signatures = {**model.signatures, name: narrowed}
+    else:
+        model.inputs, model.outputs = inputs, outputs
+
+
+def _check_batch_dims(signatures: Mapping[str, Signature], default: str, config: ModelConfig) -> None:
+    configured = {("input", tensor.name) for tensor in config.inputs}
+    configured |= {("output", tensor.name) for tensor in config.outputs}
+    for name, signature in signatures.items():
+        for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
+            for spec in specs:
+                if spec.shape is None and name == default and (kind, spec.name) in configured:
+                    continue  # The configuration says which rank.
+                if not spec.shape or spec.shape[0] != -1:
+                    where = "" if name == default else f" in signature {name!r}"
+                    raise ValueError(
+                        f"max_batch_size: the configuration says {config.max_batch_size}, so every shape must "
+                        f"begin with -1 (the batch), the model's {kind} {spec.name!r}{where} has "
+                        f"{shape_text(spec.shape)}"
+                    )
+
+
+def _narrowed(
+    kind: str, specs: Sequence[TensorSpec], tensors: Sequence[TensorConfig], model: Model, config: ModelConfig
+) -> tuple[TensorSpec, ...]:
+    """The model's tensors, those among them that are configured with the configured shapes."""
+    narrowed = {spec.name: spec for spec in specs}
+    for at, tensor in enumerate(tensors):
+        key = f"{kind}[{at}]"
+        spec = narrowed.get(tensor.name)
+        if spec is None:
+            has = ", ".join(repr(name) for name in narrowed) or "none"
+            raise ValueError(f"{key}.name: the configuration says {tensor.name!r}, the model has {has}")
+        if tensor.datatype != spec.datatype:
+            said = f"TYPE_{'STRING' if tensor.datatype == 'BYTES' else tensor.datatype} ({tensor.datatype})"
+            raise ValueError(f"{key}.data_type: the configuration says {said}, the model has {spec.datatype}")
+        _check_shape(f"{key}.dims", tensor, spec, model, config)
+        narrowed[tensor.name] = replace(spec, shape=_shape(tensor, config))
+    return tuple(narrowed.values())
+
+
+def _check_shape(key: str, tensor: TensorConfig, spec: TensorSpec, model: Model, config: ModelConfig) -> None:
+    shape = _shape(tensor, config)
+    fits = spec.shape is None or (
+        len(shape) == len(spec.shape)
+        and all(dim in (-1, wanted) for dim, wanted in zip(spec.shape, shape, strict=True))
+    )
+    batch = f", {shape_text(shape)} with the batch" if config.max_batch_size else ""
+    if not fits:
+        has_batch = (
+            spec.shape is not None and not batch and spec.shape[:1] == (-1,) and len(shape) < len(spec.shape)
+        )
+        hint = " (only with a max_batch_size do dims leave the batch out)" if has_batch else ""
+        raise ValueError(
+            f"{key}: the configuration says {shape_text(tensor.dims)}{batch}, "
+            f"the model has {shape_text(spec.shape)}{hint}"
+        )
+    if model.max_batch_size and shape[:1] != (-1,):
+        raise ValueError(
+            f"{key}: the model's max_batch_size is {model.max_batch_size}, so the shape must begin with -1 "
+            f"(the batch), the configuration says {shape_text(shape)}"
+        )

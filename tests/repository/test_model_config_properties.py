@@ -1,0 +1,150 @@
+"""Triton's model configurations: what holds for all of them, and for what is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format, text_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triglot.core.errors import InvalidArgument, ModelLoadError
+from triglot.pb.kserve import model_config_pb2 as pb
+from triglot.repository.model_config import BACKEND_OF_NAME, CONFIG_FILE, config_of, parse_override, read_config
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8)
+DIMS = st.lists(st.sampled_from((-1, 1, 2, 2**40)), min_size=1, max_size=4)
+DATATYPES = st.sampled_from(pb.DataType.values()[1:])
+TENSORS = st.lists(st.tuples(NAMES, DATATYPES, DIMS), max_size=3, unique_by=lambda tensor: tensor[0])
+GROUPS = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 9), st.sampled_from((0, 1)), st.lists(st.integers(0, 7), max_size=3)),
+        st.tuples(st.integers(0, 9), st.sampled_from((2, 3)), st.just([])),
+    ),
+    max_size=3,
+)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Any:
+    """Configurations of model `m`, of which everything is understood."""
+    message = pb.ModelConfig(
+        name=draw(st.sampled_from(("", "m"))),
+        backend=draw(st.sampled_from(("", *BACKEND_OF_NAME))),
+        max_batch_size=draw(st.integers(0, 2**31 - 1)),
+    )
+    for field, tensors in ((message.input, draw(TENSORS)), (message.output, draw(TENSORS))):
+        for name, datatype, dims in tensors:
+            field.add(name=name, data_type=datatype, dims=dims)
+    for count, kind, gpus in draw(GROUPS):
+        message.instance_group.add(count=count, kind=kind, gpus=gpus)
+    for name, text in draw(st.dictionaries(NAMES, NAMES, max_size=3)).items():
+        message.parameters[name].string_value = text
+    match draw(st.sampled_from(("latest", "all", "specific", "none"))):
+        case "latest":
+            message.version_policy.latest.num_versions = draw(st.integers(1, 2**32 - 1))
+        case "all":
+            message.version_policy.all.SetInParent()
+        case "specific":
+            versions = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3)
+            message.version_policy.specific.versions.extend(draw(versions))
+    if draw(st.booleans()):
+        message.model_transaction_policy.decoupled = draw(st.booleans())
+    for name, datatype, dims in draw(TENSORS):
+        warm_up = message.model_warmup.add(name=name, count=draw(st.integers(0, 3)))
+        warm_up.inputs[name].data_type = datatype
+        warm_up.inputs[name].dims.extend(dim for dim in dims if dim > 0)
+        setattr(warm_up.inputs[name], draw(st.sampled_from(("zero_data", "random_data"))), True)
+    return message
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "m"
+    folder.mkdir()
+    return folder
+
+
+@given(message=messages())
+def test_a_file_says_what_its_message_says(folder: Path, message: Any) -> None:
+    warnings: list[str] = []
+    expected = config_of(message, folder, "", warnings)
+    (folder / CONFIG_FILE).write_text(text_format.MessageToString(message, as_utf8=True))
+    assert read_config(folder, warnings) == expected
+    assert warnings == []
+    assert [(one.name, list(one.dims)) for one in expected.inputs] == [
+        (one.name, one.dims) for one in message.input
+    ]
+    assert [one.count for one in expected.instance_groups] == [one.count or 1 for one in message.instance_group]
+
+
+def _with_texts(value: Any) -> Any:
+    """JSON with texts in place of numbers."""
+    if isinstance(value, dict):
+        return {key: _with_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(item) for item in value]
+    return str(value) if type(value) is int else value
+
+
+def _with_numbers(value: Any) -> Any:
+    """JSON with numbers in place of texts of dims and versions, which protobuf writes as texts."""
+    if isinstance(value, dict):
+        return {
+            key: [int(item) for item in value[key]] if key in ("dims", "versions") else _with_numbers(value[key])
+            for key in value
+        }
+    return [_with_numbers(item) for item in value] if isinstance(value, list) else value
+
+
+@given(message=messages(), snake=st.booleans())
+def test_numbers_of_a_load_request_may_be_texts(message: Any, snake: bool) -> None:
+    said = _with_numbers(json_format.MessageToDict(message, preserving_proto_field_name=snake))
+    assert parse_override(json.dumps(said), "m") == message
+    assert parse_override(json.dumps(_with_texts(said)), "m") == message
+
+
+TOKENS = "{ } [ ] < > : , ; # 1 -1 0x10 1e9 inf true 99 TYPE_FP32 KIND_GPU 'x' \"y\" '../x' '/' 'a\\0b' '\\xff' '"
+KEYS = "name data_type dims kind count gpus key value inputs zero_data input_data_file label_filename all latest"
+WORDS = [
+    *(field.name for field in pb.ModelConfig.DESCRIPTOR.fields),
+    *KEYS.split(),
+    *TOKENS.split(),
+    f"'{'n' * 300}'",
+]
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=16).map(" ".join)
+
+
+@settings(max_examples=300)
+@given(content=st.binary(max_size=200) | TEXTS.map(str.encode))
+def test_whatever_a_file_holds_is_a_configuration_or_an_error(folder: Path, content: bytes) -> None:
+    file = str(folder / CONFIG_FILE)
+    (folder / CONFIG_FILE).write_bytes(content)
+    try:
+        said = read_config(folder, []).source
+    except ModelLoadError as error:
+        said = str(error)
+    assert file in said
+
+
+JSON_KEYS = st.sampled_from(["@type", "[a.b]", *WORDS]) | st.text(max_size=3)
+JSON_LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS) | st.text(max_size=3)
+)
+
+
+def json_values(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner, max_size=3) | st.dictionaries(JSON_KEYS, inner, max_size=3)
+
+
+@given(text=st.text(max_size=100) | st.recursive(JSON_LEAVES, json_values).map(json.dumps))
+def test_whatever_a_load_request_holds_is_a_configuration_or_an_error(text: str) -> None:
+    try:
+        name = parse_override(text, "m").name
+    except InvalidArgument as error:
+        assert error.message.startswith("the configuration in the request to load model 'm': ")
+    else:
+        assert name in ("", "m")
