@@ -25,8 +25,9 @@ codegen:  ## Regenerate what `make check` compares.
 	@python="$(call environment,dev)" && set -ex && \
 	"$$python" codegen/generate.py && "$$python" codegen/image_classifier.py && "$$python" codegen/readme.py
 
-bench:  ## Measure, and write bench/micro.txt and bench/results.md.
-	@python="$(call environment,dev)" && set -ex && "$$python" -m bench.micro | tee bench/micro.txt && "$$python" -m bench.load
+bench:  ## Measure, and write bench/micro.txt, bench/lifecycle.txt and bench/results.md.
+	@python="$(call environment,dev)" && set -ex && "$$python" -m bench.micro | tee bench/micro.txt && \
+	"$$python" -m bench.lifecycle | tee bench/lifecycle.txt && "$$python" -m bench.load
 
 clean:  ## Remove the virtual environments and caches.
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

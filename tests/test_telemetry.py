@@ -14,8 +14,8 @@ from triglot.core.monitor import Monitor
 from triglot.core.types import Call
 from triglot.protocols.tfserving.metrics import print_metrics
 from triglot.telemetry import kinds
-from triglot.telemetry.kinds import ENDED_KEPT, LONGEST_NAME, MAX_MODEL_NAMES
-from triglot.telemetry.stats import ENDED, RECENT_CALLS, RECENT_SECONDS
+from triglot.telemetry.kinds import LONGEST_NAME, MAX_MODEL_NAMES
+from triglot.telemetry.stats import RECENT_CALLS, RECENT_SECONDS
 from triglot.telemetry.store import Endpoint, Telemetry
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import triglot
 from process import IDENTITY, SECONDS, SERVICE, answer_value, infer_request, write_model
 from triglot import backends
 from triglot.core.errors import ModelLoadError
+from triglot.core.model_config import ModelConfig
 from triglot.pb.kserve import inference_pb2 as pb
 
 HEAD = """
@@ -118,9 +120,34 @@ def test_a_model_may_be_a_dataclass(tmp_path: Path) -> None:
     assert run(load(tmp_path, DATACLASS)) == 3
 
 
-def test_a_file_that_fails_leaves_no_module_behind(tmp_path: Path) -> None:
-    load_error(tmp_path, "1 / 0")
-    assert not [name for name, module in sys.modules.items() if str(tmp_path) in str(module)]
+@pytest.mark.parametrize("cached", ["model.py", "helper.py", "package/inner.py"])
+def test_a_file_that_was_changed_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: str
+) -> None:
+    """Python would take the code that it has compiled before: the file has the same size and time."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (tmp_path / "package").mkdir()
+    files = {
+        "model.py": "from . import helper\nfrom .package import inner\nA = 1\n"
+        + model_of("[A, helper.A, inner.A]"),
+        "helper.py": "A = 1",
+        "package/inner.py": "A = 1",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert run(backends.load("python", tmp_path / "model.py")) == [1, 1, 1]
+    file = tmp_path / cached
+    time = file.stat().st_mtime_ns
+    file.write_text(file.read_text().replace("A = 1", "A = 2"))
+    os.utime(file, ns=(time, time))
+    assert run(backends.load("python", tmp_path / "model.py")) == [1 + (name == cached) for name in files]
+
+
+def test_nothing_is_written_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (tmp_path / "helper.py").write_text("VALUE = 3")
+    load(tmp_path, "from .helper import VALUE\n" + model_of("VALUE"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["helper.py", "model.py"]
 
 
 # --- the class ---
@@ -175,7 +202,6 @@ def test_no_class(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("def f(:", "SyntaxError: "),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         (model_of("1") + "    def __init__(self, size): ...\n", "TypeError: "),
@@ -195,6 +221,60 @@ def test_no_class(tmp_path: Path, text: str) -> None:
 )
 def test_load_errors_name_file_and_reason(tmp_path: Path, text: str, reason: str) -> None:
     assert reason in load_error(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "import triglot\n\n  \nclass Mine(triglot.Model):\n    def infer(self inputs):\n        return 1\n",
+            ":5: SyntaxError: invalid syntax: 'def infer(self inputs):'",
+        ),
+        ("x = 1\n  y = 2\n", ":2: IndentationError: unexpected indent: 'y = 2'"),
+        ("# coding: nope\n", ": SyntaxError: unknown encoding: nope"),
+        ("\nexec('1 +')\n", ":2: SyntaxError: invalid syntax (<string>, line 1)"),
+    ],
+)
+def test_a_mistake_in_the_syntax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str) -> None:
+    assert load_error(tmp_path, text) == f"{tmp_path / 'model.py'}{reason}"
+    (tmp_path / "helper.py").write_text(text)
+    (tmp_path / "model.py").write_text("\nfrom .helper import VALUE\n")
+    for folder in (tmp_path, Path()):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ModelLoadError) as caught:
+            backends.load("python", folder / "model.py")
+        assert str(caught.value) == f"{tmp_path / 'helper.py'}{reason}"
+
+
+# --- its configuration ---
+
+CONFIG = ModelConfig(parameters={"unit": "km"})
+SETS_UNIT = "    def load(self, folder):\n        self.unit = self.config.parameters.get('unit')\n"
+
+
+def test_parameters_are_there_when_it_loads(tmp_path: Path) -> None:
+    file = write_model(tmp_path, model_of("self.unit") + SETS_UNIT)
+    assert run(backends.load("python", file, CONFIG)) == "km"
+    assert run(backends.load("python", file)) is None
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "    config = {'own': 1}\n",
+        "    def __init__(self):\n        self.config = {'own': 1}\n",
+        "    @property\n    def config(self):\n        return {'own': 1}\n",
+    ],
+)
+def test_a_model_may_have_a_config_of_its_own(tmp_path: Path, own: str) -> None:
+    assert run(backends.load("python", write_model(tmp_path, model_of("self.config") + own), CONFIG)) == {"own": 1}
+
+
+def test_a_frozen_dataclass_has_its_configuration(tmp_path: Path) -> None:
+    text = DATACLASS.replace("@dataclass", "@dataclass(frozen=True)").replace(
+        "self.value", "self.config.parameters"
+    )
+    assert run(backends.load("python", write_model(tmp_path, text), CONFIG)) == {"unit": "km"}
 
 
 @asynccontextmanager

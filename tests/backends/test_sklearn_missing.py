@@ -13,7 +13,8 @@ from triglot import backends
 from triglot.core.errors import MissingDependency
 
 FOLDER = Path(__file__).parent
-FILES = sorted({*FOLDER.glob("test_sklearn*.py"), *FOLDER.glob("test_xgboost*.py")} - {Path(__file__)})
+OWN = {*FOLDER.glob("test_sklearn*.py"), *FOLDER.glob("test_xgboost*.py")} - {Path(__file__)}
+FILES = sorted(OWN | {FOLDER / "test_freed_modules.py"})
 
 without_libraries = pytest.mark.skipif(
     find_spec("sklearn") is not None, reason="this environment has the libraries"
@@ -22,14 +23,16 @@ without_libraries = pytest.mark.skipif(
 
 @without_libraries
 @pytest.mark.parametrize(
-    ("backend", "module", "package"),
-    [("sklearn", "joblib", "scikit-learn"), ("xgboost", "xgboost", "xgboost")],
+    ("backend", "module"),
+    [("sklearn", "joblib"), ("xgboost", "xgboost")],
 )
-def test_the_error_says_what_to_install(tmp_path: Path, backend: str, module: str, package: str) -> None:
+def test_the_error_says_what_to_install(tmp_path: Path, backend: str, module: str) -> None:
     for _ in range(2):
         with pytest.raises(MissingDependency) as caught:
             backends.load(backend, tmp_path / "model")
-        text = f"the {backend} backend needs {module}, which is not installed; run: pip install {package}"
+        text = (
+            f"the {backend} backend needs {module}, which is not installed; run: pip install 'triglot[{backend}]'"
+        )
         assert str(caught.value) == f"{tmp_path / 'model'}: {text}"
         assert f"triglot.backends.{backend}" not in sys.modules
 

@@ -20,6 +20,8 @@ def test_the_error_says_what_to_install(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(MissingDependency) as caught:
             backends.load("tensorflow", file)
-        text = "the tensorflow backend needs tensorflow, which is not installed; run: pip install tensorflow"
-        assert str(caught.value) == f"{file}: {text}"
+        assert str(caught.value) == (
+            f"{file}: the tensorflow backend needs tensorflow, which is not installed; "
+            "run: pip install 'triglot[tensorflow]'"
+        )
     assert "triglot.backends.tensorflow" not in sys.modules

@@ -1,4 +1,4 @@
-"""What is to be done about one model, as tables, and by any course of events."""
+"""What is to be done about one model, as tables; test_plan_machine.py has any course of events."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from triglot.core.errors import ServingError
 from triglot.repository.plan import Plan, State, Version, needs_load, plan
@@ -79,7 +77,8 @@ def test_the_next_step(known: Known, wanted: list[int], retire: list[int], load:
         (FAILED, files(1), False),
         (FAILED, files(1, stamp=5), True),
         (FAILED, files(1, place="elsewhere"), True),
-        (READY, files(1, stamp=5), False),
+        (READY, files(1), False),
+        (READY, files(1, stamp=5), True),
         (READY, files(1, place="elsewhere"), True),
         (LOADING, files(1, place="elsewhere"), False),
     ],
@@ -89,69 +88,48 @@ def test_files_that_changed(state: State | str, found: ModelFiles, *, needed: bo
     assert plan({1: version(1, state)}, {1: found}) == Plan([], found if needed else None)
 
 
-EVENTS = st.lists(
-    st.one_of(
-        st.frozensets(st.integers(1, 5)),  # What is wanted changes.
-        st.booleans(),  # A load ends well or not.
-        st.none(),  # A version has drained.
-    ),
-    max_size=40,
+@pytest.mark.parametrize("state", [FAILED, READY])
+def test_what_is_tried_again(state: State | str) -> None:
+    again = version(1, state)
+    again.retry = True
+    assert plan({1: again}, {1: files(1)}) == Plan([], files(1))
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "draining", "wait"),
+    [
+        # Beside what serves, one more.
+        ({1: READY}, [2], 0, False),
+        ({1: READY}, [2], 1, True),
+        ({1: READY, 2: READY}, [3], 1, True),
+        ({1: READY}, [1, 2], 0, False),
+        ({1: READY}, [1, 2], 1, False),
+        ({1: READY}, [1, 2], 2, True),
+        # What is retired just now is in memory, too.
+        ({1: READY, 2: READY, 3: READY}, [3, 4], 0, True),
+        ({1: READY, 2: READY, 3: READY}, [3, 4, 5], 0, False),
+        # Where nothing serves, one more than are wanted.
+        ({1: FAILED}, [2], 0, False),
+        ({1: UNLOADING}, [2], 1, False),
+        ({1: UNLOADING, 2: UNLOADING}, [3], 2, True),
+        # Without a load nothing waits.
+        ({1: READY, 2: UNLOADING}, [1], 1, False),
+    ],
 )
+def test_a_load_waits_until_there_is_room(known: Known, wanted: list[int], draining: int, *, wait: bool) -> None:
+    versions = {number: version(number, state) for number, state in known.items()}
+    assert plan(versions, {number: files(number) for number in wanted}, draining=draining).wait is wait
 
 
-class Model:
-    """Does what the plan says, and checks it."""
-
-    def __init__(self) -> None:
-        self.known: dict[int, Version] = {}
-        self.wanted: frozenset[int] = frozenset()
-        self.loading: Version | None = None
-
-    def numbers(self, state: State) -> set[int]:
-        return {number for number, one in self.known.items() if one.state is state}
-
-    def step(self) -> None:
-        served = self.numbers(READY)
-        step = plan(self.known, {number: files(number) for number in self.wanted})
-        for number in step.retire:
-            assert number not in self.wanted
-            known = self.known[number]
-            known.state = UNLOADING if known.state is READY else ENDED
-        if self.wanted and served:
-            assert self.numbers(READY), "somebody serves as long as anything is wanted"
-        if step.load is not None and self.loading is None:
-            assert step.load.version in self.wanted
-            assert step.load.version not in self.numbers(READY) | self.numbers(LOADING)
-            self.loading = self.known[step.load.version] = Version(step.load, LOADING)
-
-    def finish(self, *, well: bool) -> None:
-        if self.loading is not None:
-            self.loading.state = READY if well else ENDED
-            self.loading.error = None if well else ServingError("no disk")
-            self.loading = None
-
-    def happen(self, event: frozenset[int] | bool | None) -> None:
-        if isinstance(event, bool):
-            self.finish(well=event)
-        elif event is None:
-            for number in sorted(self.numbers(UNLOADING))[:1]:
-                self.known[number].state = ENDED
-        else:
-            self.wanted = event
-
-
-@given(EVENTS)
-def test_any_course_of_events(events: list[frozenset[int] | bool | None]) -> None:
-    model = Model()
-    for event in events:
-        model.happen(event)
-        model.step()
-    # With loads that end well it comes to rest, and serves what is wanted and did not fail.
-    for _ in range(12):
-        model.finish(well=True)
-        model.step()
-    failed = {number for number, one in model.known.items() if one.error is not None}
-    assert model.loading is None
-    assert model.wanted - failed == model.wanted & model.numbers(READY)
-    if model.wanted - failed or not model.wanted:
-        assert model.numbers(READY) == model.wanted - failed
+@pytest.mark.parametrize(
+    ("state", "error", "reason"),
+    [
+        (READY, None, ""),
+        (READY, "no disk", "no disk"),
+        (ENDED, "no disk", "no disk"),
+        (ENDED, None, "unloaded"),
+        (UNLOADING, None, ""),
+    ],
+)
+def test_the_reason_of_a_state(state: State, error: str | None, reason: str) -> None:
+    assert Version(files(1), state, None if error is None else ServingError(error)).reason == reason

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ class _Runner:
 
     def __init__(self, servable: Servable) -> None:
         self._servable = servable
-        self._told = False
+        self._telling = threading.Lock()
 
     async def run(self, sample: _Sample) -> None:
         """Raises `ServingError`."""
@@ -150,8 +151,7 @@ class _Runner:
         """For the server's operator, so with the model's own words."""
         if isinstance(error, ServingError):
             return error
-        if not self._told:  # Instances tend to fail alike.
-            self._told = True
+        if self._telling.acquire(blocking=False):  # Once: instances tend to fail alike.
             log.error("%s failed in its warm-up", self._servable, exc_info=error)
         return Internal(f"{type(error).__name__}: {error}")
 

@@ -42,10 +42,11 @@ class Loader:
                 await self._warm(servable, files)
         except BaseException as error:
             await servable.close()
-            if isinstance(error, ModelLoadError) or not isinstance(error, Exception):
+            if isinstance(error, ModelLoadError) or not isinstance(error, Exception | SystemExit):
                 raise
-            text = error.message if isinstance(error, ServingError) else f"{type(error).__name__}: {error}"
-            raise ModelLoadError(text) from error
+            if isinstance(error, ServingError):
+                raise ModelLoadError(error.message, error.code) from error
+            raise ModelLoadError(f"{type(error).__name__}: {error}") from error
         return servable
 
     def _load_model(self, files: ModelFiles) -> Model:
@@ -62,9 +63,12 @@ class Loader:
         except ValueError as error:
             _close(model)
             raise ModelLoadError(f"{files.config.source}: {error}", Code.INVALID_ARGUMENT) from error
+        except Exception as error:  # What a user's class declares can be anything.
+            _close(model)
+            raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         return model
 
 
 def _close(model: Model) -> None:
-    with suppress(Exception):
+    with suppress(Exception, SystemExit):
         model.close()

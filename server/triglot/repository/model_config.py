@@ -30,6 +30,8 @@ from triglot.repository.paths import inside
 from triglot.repository.proto_text import parse_text
 from triglot.repository.scheduling import check_scheduling
 
+Override = pb.ModelConfig
+"""A configuration that stands in place of a model's file."""
 CONFIG_FILE = "config.pbtxt"
 WARM_UP_FOLDER = "warmup"
 
@@ -204,9 +206,7 @@ def _version_policy(policy: pb.ModelVersionPolicy) -> VersionPolicy:
     if choice == "all":
         return ALL
     if choice == "latest":
-        if not policy.latest.num_versions:
-            raise ValueError("version_policy.latest.num_versions: expected at least 1, got 0")
-        return VersionPolicy(latest=policy.latest.num_versions)
+        return VersionPolicy(latest=policy.latest.num_versions or 1)
     if choice is None:
         return LATEST
     for at, version in enumerate(policy.specific.versions):

@@ -1,10 +1,20 @@
-"""Whether a path stays in its repository."""
+"""Whether a path stays in its repository, and what lies below a folder.
+
+Strategy: a name never leads out, a symbolic link only where that is allowed. Links are followed once when they are
+checked, and again when the model is loaded: whoever can change them in between can change the model itself.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from triglot.core.errors import ModelLoadError
+
+VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
+"""The file that makes a folder one."""
 
 
 def inside(folder: Path, name: str, key: str) -> Path:
@@ -16,9 +26,45 @@ def inside(folder: Path, name: str, key: str) -> Path:
 
 
 def check_links(path: Path, root: Path) -> None:
-    """Raises `ModelLoadError` when a symbolic link on the way to `path` leads out of `root`."""
-    resolved = path.resolve()
-    if not resolved.is_relative_to(root.resolve()):
+    """Raises `ModelLoadError` when a symbolic link on the way to `path` leads out of `root`, itself a link or not."""
+    resolved = os.path.realpath(path)  # Unlike Path.resolve, it bears links that lead to themselves.
+    if not Path(resolved).is_relative_to(os.path.realpath(root)):
         raise ModelLoadError(
-            f"{path}: a symbolic link leads out of {root}, to {resolved}; --allow-symlinks allows that"
+            f"{path}: a symbolic link leads out of {root}, to {resolved}; --allow-symlinks, or "
+            "TRIGLOT_ALLOW_SYMLINKS=true, allows that"
         )
+
+
+def check_links_below(folder: Path, root: Path) -> None:
+    """As `check_links`, for what lies in a folder and one level deeper."""
+    for entry in below(folder, levels=2):
+        if entry.is_symlink():
+            check_links(Path(entry.path), root)
+
+
+def below(folder: Path, levels: float = math.inf) -> Iterator[os.DirEntry[str]]:
+    """The files and folders below a folder, `levels` deep.
+
+    Of a linked folder only what lies right in it, and nothing of hidden folders, of virtual environments, of what
+    Python and editors leave behind, and of what cannot be read.
+    """
+    pending = [(os.fspath(folder), levels)]
+    while pending:
+        path, left = pending.pop()
+        try:
+            with os.scandir(path) as found:
+                entries = [entry for entry in found if not _is_aside(entry.name)]
+        except OSError:
+            continue
+        if path != os.fspath(folder) and any(entry.name == VIRTUAL_ENVIRONMENT for entry in entries):
+            continue
+        for entry in entries:
+            yield entry
+            linked = entry.is_symlink()
+            is_folder = os.path.isdir(entry.path) if linked else entry.is_dir()
+            if is_folder and left > 1 and not entry.name.startswith("."):
+                pending.append((entry.path, 1 if linked else left - 1))
+
+
+def _is_aside(name: str) -> bool:
+    return name == "__pycache__" or name.endswith((".swp", ".swx", "~"))

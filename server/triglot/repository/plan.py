@@ -2,8 +2,12 @@
 
 Strategy: availability is preserved (tfs 6.1). The highest new version is loaded first, one at a time; versions
 that are not wanted any more go only when a wanted one serves, or when none is wanted. So what serves stays until
-its successor serves, and when its successor cannot be loaded. The next one is loaded when what was replaced has
-left the memory, so that there is never more than one version too many in it.
+its successor serves, and when its successor cannot be loaded.
+
+In memory are the versions that serve, those that drain, and the one that loads. A load begins when these are, with
+it, at most one more than serve or than are wanted, whichever is more; until then it waits for drains to end.
+Nothing but the begin of a load makes them more, and what serves is either wanted or not replaced yet. So there is
+never more than one version more in memory than were wanted at the same time.
 """
 
 from __future__ import annotations
@@ -55,39 +59,37 @@ class Version:
 
     @property
     def reason(self) -> str:
-        """Why it is UNAVAILABLE."""
-        if self.state is not State.UNAVAILABLE:
-            return ""
-        return "unloaded" if self.error is None else self.error.message
+        """Why it is UNAVAILABLE, or why a READY one still serves its former files (spec 3.9)."""
+        if self.error is not None:
+            return self.error.message
+        return "unloaded" if self.state is State.UNAVAILABLE else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The versions to retire now, and the one to load next; `wait`: when what drains now is gone."""
+    """The versions to retire now, and the one to load next; `wait`: only when something that drains has gone."""
 
     retire: Sequence[int]
     load: ModelFiles | None
     wait: bool = False
 
 
-def plan(versions: Mapping[int, Version], wanted: Mapping[int, ModelFiles], *, draining: bool = False) -> Plan:
+def plan(versions: Mapping[int, Version], wanted: Mapping[int, ModelFiles], *, draining: int = 0) -> Plan:
     """What to do next about a model of which these versions are known and those are wanted.
 
-    `draining`: something that was replaced or retired still runs calls.
+    `draining`: how many that were replaced or retired are still in memory.
     """
     serving = {number for number, version in versions.items() if version.state is State.READY}
-    retire = [
-        number
-        for number, version in sorted(versions.items())
-        if number not in wanted and version.state is State.START
-    ]
+    never_begun = {number for number, version in versions.items() if version.state is State.START}
+    retire = sorted(never_begun - wanted.keys())
     if not wanted or serving & wanted.keys():
         retire += sorted(serving - wanted.keys())
     load = [files for number, files in sorted(wanted.items()) if needs_load(versions.get(number), files)]
+    if not load:
+        return Plan(retire, None)
     staying = serving.difference(retire)
-    # Where nothing serves, memory has to give way.
-    wait = bool(load and staying) and (draining or staying != serving)
-    return Plan(retire, load[-1] if load else None, wait)
+    leaving = draining
+    return Plan(retire, load[-1], wait=leaving > max(len(wanted) - len(staying), 0))
 
 
 def needs_load(version: Version | None, files: ModelFiles) -> bool:

@@ -12,7 +12,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
+from functools import partial
+from typing import Any
 
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, ServingError
 from triglot.engine.servable import Servable
@@ -29,13 +31,16 @@ DRAIN_SECONDS = 60.0
 """How long the calls of a version that goes have to end, while the server runs."""
 LOAD_PATIENCE_SECONDS = 10.0
 """How long a version that loads keeps the others from being loaded."""
+GIVE_UP_SECONDS = 5.0
+"""How long a load that was given up has to end; after that nobody waits for it, and it counts no more."""
 
 
 class Reconciler(Registry):
     """Loads what is wanted, and unloads the rest.
 
-    `skip_missing_dependencies`: leave out, with a warning, models whose backend is not installed. `warm` runs on
-    each version before it takes calls. `load_timeout`: seconds after which a load has failed; 0 sets no limit.
+    `skip_missing_dependencies`: leave out, with a warning, what needs a library that is not installed, unless the
+    model serves or somebody asks for it. `warm` runs on each version before it takes calls. `load_timeout`:
+    seconds after which a load has failed; 0 sets no limit.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Reconciler(Registry):
         drain_seconds: float,
         labels_before_load: bool,
         may_be_empty: bool,
+        load_patience: float = LOAD_PATIENCE_SECONDS,
     ) -> None:
         super().__init__(labels_before_load=labels_before_load, may_be_empty=may_be_empty)
         self._loader = Loader(load, warm, max_queue_size)
@@ -56,17 +62,26 @@ class Reconciler(Registry):
         self._load_timeout = load_timeout or None
         self._drain_seconds = drain_seconds
         self._left_out: set[ModelFiles] = set()
+        self._asked_for: set[str] = set()
         self._workers: dict[str, asyncio.Task[None]] = {}
-        self._drains: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
+        self._drains: defaultdict[str, set[asyncio.Task[object]]] = defaultdict(set)
+        self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._closing = asyncio.Event()
-        self._turns = Turns(LOAD_PATIENCE_SECONDS)
+        self._turns = Turns(load_patience)
 
     def want(self, wanted: Wanted) -> None:
         """As `Registry.want`, and start what follows from it. What is closed wants nothing."""
         super().want({} if self._closing.is_set() else self._without_left_out(wanted))
         for name in self._versions:
+            self._news[name].set()
             if self._next(name).load is not None and name not in self._workers:
                 self._workers[name] = asyncio.create_task(self._work(name))
+
+    def retry(self, name: str) -> None:
+        """As `Registry.retry`; what was left out of the model is tried, too."""
+        super().retry(name)
+        self._asked_for.add(name)
+        self._left_out = {files for files in self._left_out if files.name != name}
 
     def _without_left_out(self, wanted: Wanted) -> Wanted:
         if not self._left_out:
@@ -80,7 +95,7 @@ class Reconciler(Registry):
     def _next(self, name: str) -> Plan:
         """Retire what is to go now; what is to be done next."""
         known = self._versions[name]
-        step = plan(known, self._wanted.get(name, {}), draining=bool(self._drains[name]))
+        step = plan(known, self._wanted.get(name, {}), draining=len(self._drains[name]))
         for number in step.retire:
             self._retire(known[number])
         return step
@@ -89,11 +104,13 @@ class Reconciler(Registry):
         try:
             while (step := self._next(name)).load is not None:
                 if step.wait:
-                    await asyncio.wait(self._drains[name], return_when=asyncio.FIRST_COMPLETED)
+                    self._news[name].clear()
+                    await self._news[name].wait()
                     continue
                 async with self._turns.take():
-                    now = self._next(name)
-                    if now.load == step.load and not now.wait:
+                    # What is wanted may have changed while it waited for its turn.
+                    step = self._next(name)
+                    if step.load is not None and not step.wait:
                         await self._load(step.load)
         finally:
             del self._workers[name]
@@ -109,26 +126,59 @@ class Reconciler(Registry):
         version = known.get(files.version)
         if version is None or version.gone:
             version = known[files.version] = Version(files)
+        before, version.files, version.retry = version.files, files, False
         if version.state is not State.READY:
             version.state = State.LOADING
             self.on_change()
-        version.files, version.retry = files, False
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._load_timeout):
-                servable = await self._loader.open(files)
-        except TimeoutError:
-            text = f"{files.file}: it was not loaded within {self._load_timeout:g} s"
-            self._failed(version, ModelLoadError(text, Code.DEADLINE_EXCEEDED))
-        except ModelLoadError as error:
-            self._failed(version, error)
+            outcome = await self._outcome(files)
+        except asyncio.CancelledError:
+            self._superseded(version, before)
+            raise
+        if self._wanted.get(files.name, {}).get(files.version) != files:
+            log.info("%s is not wanted any more", files)
+            self._superseded(version, before)
+            if isinstance(outcome, Servable):
+                self._drain(outcome)
+            return
+        # Another entry when it was not wanted for a while.
+        version = known[files.version]
+        if isinstance(outcome, Servable):
+            log.info("loaded %s (%s) in %.2f s", files, files.backend, time.monotonic() - started)
+            self._serve(version, outcome)
         else:
-            wanted = self._wanted.get(files.name, {}).get(files.version)
-            if wanted == files and known.get(files.version) is version:
-                log.info("loaded %s (%s) in %.2f s", files, files.backend, time.monotonic() - started)
-                self._serve(version, servable)
-            else:
-                self._drop(version, servable)
+            self._failed(version, outcome)
+
+    async def _outcome(self, files: ModelFiles) -> Servable | ModelLoadError:
+        """The loaded version, or why there is none. If cancelled, gives the load up."""
+        opening = asyncio.create_task(self._loader.open(files))
+        try:
+            await asyncio.wait([opening], timeout=self._load_timeout)
+        except asyncio.CancelledError:
+            self._give_up(files.name, opening)
+            raise
+        if not opening.done():
+            self._give_up(files.name, opening)
+            text = f"{files.file}: it was not loaded within {self._load_timeout:g} s"
+            return ModelLoadError(text, Code.DEADLINE_EXCEEDED)
+        try:
+            return opening.result()
+        except ModelLoadError as error:
+            return error
+        except (Exception, asyncio.CancelledError) as error:
+            return ModelLoadError(f"{files.file}: {type(error).__name__}: {error}")
+
+    def _give_up(self, name: str, opening: asyncio.Task[Servable]) -> None:
+        """Cancel a load; what it closes counts as draining meanwhile."""
+        opening.cancel()
+        # Code that runs on the loop may not care, and go on to its end.
+        opening.add_done_callback(self._close_late)
+        self._drains_until(name, asyncio.wait([opening], timeout=GIVE_UP_SECONDS))
+
+    def _close_late(self, opening: asyncio.Task[Servable]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self._drain(opening.result())
 
     def _serve(self, version: Version, servable: Servable) -> None:
         former, version.servable = version.servable, servable
@@ -137,41 +187,57 @@ class Reconciler(Registry):
         if former is not None:
             self._drain(former)
 
-    def _drop(self, version: Version, servable: Servable) -> None:
-        """Close what was not wanted any more when it was loaded."""
-        log.info("%s is not wanted any more", version.files)
-        if version.state is State.LOADING:
+    def _superseded(self, version: Version, before: ModelFiles) -> None:
+        """Forget a load that nobody waits for any more."""
+        if version.state is State.READY:
+            version.files = before
+        elif version.state is State.LOADING:
             wanted = version.files.version in self._wanted.get(version.files.name, {})
             version.state = State.START if wanted else State.UNAVAILABLE
-        self._drain(servable)
         self.update(version.files.name)
 
     def _failed(self, version: Version, error: ModelLoadError) -> None:
-        if isinstance(error, MissingDependency) and self._skip_missing_dependencies:
-            log.warning("%s is left out: %s", version.files, error)
-            self._left_out.add(version.files)
+        files = version.files
+        version.error = ServingError(str(error), code=error.code)
+        if version.state is not State.READY:
+            version.state = State.UNAVAILABLE
+        if self._can_be_left_out(files.name, error):
+            log.warning("%s is left out: %s", files, error)
+            self._left_out.add(files)
             self.want(self._wanted)
         else:
             log.error("%s", error)
             log.debug("where it came from:", exc_info=error)
-        version.error = ServingError(str(error), code=error.code)
-        if version.state is not State.READY:
-            version.state = State.UNAVAILABLE
-        self.update(version.files.name)
+            self.update(files.name)
+
+    def _can_be_left_out(self, name: str, error: ModelLoadError) -> bool:
+        if not (isinstance(error, MissingDependency) and self._skip_missing_dependencies):
+            return False
+        # What serves would not be wanted any more.
+        serves = any(version.state is State.READY for version in self._versions[name].values())
+        return not serves and name not in self._asked_for
 
     def _retire(self, version: Version) -> None:
         """Let the version take no new calls, and unload it when those that run have ended."""
         servable = version.servable
         version.state = State.UNAVAILABLE if servable is None else State.UNLOADING
+        version.error = None
         self.update(version.files.name)
         if servable is not None:
             self._drain(servable, version)
 
     def _drain(self, servable: Servable, version: Version | None = None) -> None:
-        drains = self._drains[servable.name]
-        drain = asyncio.create_task(self._drained(servable, version))
-        drains.add(drain)
-        drain.add_done_callback(drains.discard)
+        self._drains_until(servable.name, self._drained(servable, version))
+
+    def _drains_until(self, name: str, end: Coroutine[Any, Any, object]) -> None:
+        """Something of this model is in memory until `end` has run."""
+        drain = asyncio.create_task(end)
+        self._drains[name].add(drain)
+        drain.add_done_callback(partial(self._has_drained, name))
+
+    def _has_drained(self, name: str, drain: asyncio.Task[object]) -> None:
+        self._drains[name].discard(drain)
+        self._news[name].set()
 
     async def _drained(self, servable: Servable, version: Version | None) -> None:
         ends = [asyncio.ensure_future(servable.drained()), asyncio.ensure_future(self._closing.wait())]
@@ -195,4 +261,5 @@ class Reconciler(Registry):
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
         self.want({})
-        await asyncio.gather(*(drain for drains in self._drains.values() for drain in drains))
+        while drains := [drain for drains in self._drains.values() for drain in drains]:
+            await asyncio.wait(drains)

@@ -150,6 +150,8 @@ class Registry:
                 forgiven = number not in before.get(name, {})
                 if entry is None or (entry.gone and (forgiven or needs_load(entry, files))):
                     known[number] = Version(files)
+                elif forgiven:
+                    entry.retry = entry.error is not None
         for name, known in self._versions.items():
             ended = sorted(
                 number

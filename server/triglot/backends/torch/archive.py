@@ -22,6 +22,7 @@ from triglot.core.errors import ModelLoadError
 EXPECTED = "expected a TorchScript program (torch.jit.save) or an exported one (torch.export.save)"
 _AHEAD_OF_TIME = "data/aotinductor/"
 _OLD_EXPORT = "serialized_exported_program.json"
+_OLD_PICKLES = ("serialized_state_dict.json", "serialized_constants.json")
 
 
 class Kind(enum.Enum):
@@ -74,7 +75,7 @@ def check_pickles(file: Path) -> None:
 def _pickles(archive: zipfile.ZipFile, names: dict[str, str]) -> Iterator[str]:
     """The members that `torch.export.load` unpickles."""
     for member, name in names.items():
-        if member.endswith(".pt"):
+        if member.endswith(".pt") or member in _OLD_PICKLES:
             yield member
         elif member.endswith("_config.json"):
             folder = member.rpartition("/")[0]

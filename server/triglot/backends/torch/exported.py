@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from triglot.core.types import TensorSpec
 
 _GUARDS = ("Guard failed: ", "Expected input at ")
 """How the texts of torch's own checks of shapes begin: since 2.8, and before."""
+_loading = threading.Lock()
+"""torch.export reads one program at a time: it keeps what it is at in a global variable."""
 
 
 def read(file: Path, device: torch.device | None) -> ExportedProgram:
@@ -28,14 +31,14 @@ def read(file: Path, device: torch.device | None) -> ExportedProgram:
 
     Raises `ModelLoadError` for what torch cannot load or move, and for inputs and outputs that we cannot carry.
     """
-    check_pickles(file)
     try:
-        with file.open("rb") as stream:
+        check_pickles(file)
+        with _loading, file.open("rb") as stream:
             # Of a file with another name torch warns.
             program = torch.export.load(str(file) if file.suffix == ".pt2" else stream)
-        if device is not None and _devices(program) - {device}:
-            program = _moved(program, device)
-        return ExportedProgram(program)
+            if device is not None and _devices(program) - {device}:
+                program = _moved(program, device)
+            return ExportedProgram(program)
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         raise ModelLoadError(f"{file}: the exported program cannot be loaded: {error}") from error
 
@@ -57,8 +60,11 @@ class ExportedProgram:
         ]
         self._in_spec = program.call_spec.in_spec
         self.inputs = [ProgramTensor(leaf.name, leaf.spec(leaf.name)) for leaf in self._leaves if leaf.name]
+        # They may be on several, when it stays where it was saved.
+        self.device = next((leaf.value.device for leaf in self._leaves if leaf.name), torch.device("cpu"))
         self._results = _results(program, nodes)
         self.outputs = [tensor for tensor in self._results if tensor is not None]
+        self._program = program
         self._module = program.module()
         state = [*self._module.parameters(), *self._module.buffers(), *program.constants.values()]
         self._memory = {
@@ -83,6 +89,14 @@ class ExportedProgram:
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Whether it is a parameter, a buffer or a constant of the program, or part of one."""
         return tensor.untyped_storage().data_ptr() in self._memory
+
+    def close(self) -> None:
+        """Frees the memory of the weights."""
+        # Program and graph refer to themselves: the memory would stay until Python happens to look for that.
+        self._program.state_dict.clear()
+        self._program.constants.clear()
+        for module in [*self._module.modules()]:
+            vars(module).clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,18 @@ class Program(Protocol):
     def outputs(self) -> Sequence[ProgramTensor] | None:
         """What it gives."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where it runs, or where it begins to."""
+
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The outputs, of tensors on the CPU. Raises `RefusedInputs`, and whatever the program raises."""
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's memory may be the program's own, which the next call may change."""
+
+    def close(self) -> None:
+        """Called once, after the last call."""
 
 
 class TorchModel(Model):
@@ -62,7 +69,8 @@ class TorchModel(Model):
         self._file = file
         self.instances = len(programs)
         self.places_instances = bool(config.instance_groups)
-        self._programs: Placement[Program] | None = Placement(programs)
+        self._programs = programs
+        self._placement = Placement(programs)
         program = programs[0]
         self._inputs = program.inputs
         try:
@@ -89,11 +97,11 @@ class TorchModel(Model):
         Raises `InvalidArgument` for inputs that it does not take, and `Internal` with torch's own reason when it
         fails.
         """
-        assert self._programs is not None, "the model is closed"
-        program = self._programs.mine()
+        program = self._placement.mine()
         names = self._bound(inputs)
-        # Entered first: a tensor made outside could not be changed in place by the program.
-        with torch.inference_mode():
+        gpu = program.device.index if program.device.type == "cuda" else -1
+        # Tensors are made inside: one that is made outside cannot be changed in place by the program.
+        with torch.inference_mode(), torch.cuda.device(gpu):
             tensors = {names[name]: tensor_of(name, array) for name, array in inputs.items()}
             try:
                 outputs = program(tensors)
@@ -134,8 +142,12 @@ class TorchModel(Model):
         raise InvalidArgument(f"expected the inputs {', '.join(wanted)}; got {', '.join(given) or 'none'}")
 
     def close(self) -> None:
-        """Lets go of the programs."""
-        self._programs = None
+        """Frees the programs' memory."""
+        for program in set(self._programs):
+            program.close()
+        if torch.cuda.is_initialized():
+            # What other models use is not touched.
+            torch.cuda.empty_cache()
 
 
 class _Renames:

@@ -19,7 +19,7 @@ _UNNAMED = re.compile(r"input_([0-9]{1,6})")
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
-    """An input or output of a program. `optional`: may be left out; `spec`: None where the program says nothing."""
+    """An input or output of a program. `optional`: may be left out; `spec`: None where it does not say."""
 
     name: str
     spec: TensorSpec | None = None

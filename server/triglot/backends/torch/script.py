@@ -47,7 +47,7 @@ class ScriptProgram:
         self.outputs = _outputs(schema.returns[0].type)
         state = [*module.named_parameters(), *module.named_buffers()]
         first = state[0][1].device if state else torch.device("cpu")
-        self._device = first if device is None else device
+        self.device = first if device is None else device
         self._memory = {tensor.untyped_storage().data_ptr() for _, tensor in state}
         graph = str(module.inlined_graph)
         known = {name.rpartition(".")[2] for name, _ in state}
@@ -55,12 +55,16 @@ class ScriptProgram:
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Calls `forward`. Raises what it raises, and `TypeError` for a result that is no tensors."""
-        placed = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         return _named(self._module(placed) if self.inputs is None else self._module(**placed))
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Whether it may be a parameter, a buffer or any attribute of the module, or part of one."""
         return self._keeps_any or tensor.untyped_storage().data_ptr() in self._memory
+
+    def close(self) -> None:
+        """Lets go of the module."""
+        self._module = None
 
 
 def _inputs(arguments: Sequence[Any]) -> Sequence[ProgramTensor] | None:

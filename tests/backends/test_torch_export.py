@@ -1,0 +1,383 @@
+"""Programs of torch.export, called without a server."""
+
+# ruff: noqa: E402 — without the library there is nothing to import.
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import weakref
+import zipfile
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from triglot.core.configure import configure
+from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.model_config import InstanceGroup, ModelConfig
+from triglot.core.tensor import DATATYPES
+from triglot.core.types import TensorSpec
+
+torch = pytest.importorskip("torch", reason="the torch environment has it")
+
+from torch_files import ON_CPU, SAMPLES, WHERE_SAVED, config, export, fp32, in_a_thread, lists, load, refused
+
+THREADS = 6
+ROUNDS = 10
+ROWS = torch.export.Dim("rows", min=1, max=16)
+
+
+class Program(torch.nn.Module):  # type: ignore[misc]
+    """Gives what a function of its inputs gives; `count` is a buffer, `offset` a constant."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("count", torch.zeros(1))
+        self.offset = torch.ones(1)
+
+    def forward(self, x: Any, **named: Any) -> Any:
+        return self.function(self, x, **named)
+
+
+class Pair(torch.nn.Module):  # type: ignore[misc]
+    def forward(self, a: Any, b: Any, *, scale: int = 1, bias: Any = None) -> Any:
+        result = (a - b) * scale
+        return result if bias is None else result + bias
+
+
+def specs(tensors: Any) -> list[tuple[str, str, Any]]:
+    return [(spec.name, spec.datatype, list(spec.shape)) for spec in tensors]
+
+
+# --- what a program says of itself ---
+
+
+def test_a_batch(tmp_path: Path) -> None:
+    linear = torch.nn.Linear(3, 2)
+    model = load(export(tmp_path / "model.pt2", linear, torch.rand(4, 3), dims=({0: ROWS},)))
+    assert model.platform == "pytorch_libtorch"
+    assert not model.any_tensors
+    assert specs(model.inputs) == [("input", "FP32", [-1, 3])]
+    assert specs(model.outputs) == [("OUTPUT__0", "FP32", [-1, 2])]
+    for rows in (1, 2, 16):
+        x = torch.rand(rows, 3)
+        np.testing.assert_allclose(model.infer({"input": x.numpy()})["OUTPUT__0"], linear(x).detach(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("datatype", SAMPLES)
+def test_every_datatype(tmp_path: Path, datatype: str) -> None:
+    array = SAMPLES[datatype]
+    dtype = load_dtype(array)
+    model = load(export(tmp_path / "model.pt2", Program(lambda _, x: x.clone()), torch.zeros(3, dtype=dtype)))
+    assert specs(model.inputs) == [("x", datatype, [3])]
+    assert specs(model.outputs) == [("OUTPUT__0", datatype, [3])]
+    answer = model.infer({"x": array})["OUTPUT__0"]
+    assert answer.dtype == DATATYPES[datatype].dtype
+    assert answer.tobytes() == array.tobytes()
+
+
+def load_dtype(array: Any) -> Any:
+    return torch.bfloat16 if array.dtype.kind == "V" else torch.from_numpy(array.copy()).dtype
+
+
+def test_a_scalar(tmp_path: Path) -> None:
+    model = load(export(tmp_path / "model.pt2", Program(lambda _, x: x.sum()), torch.tensor(2.5)))
+    assert specs((*model.inputs, *model.outputs)) == [("x", "FP32", []), ("OUTPUT__0", "FP32", [])]
+    assert lists(model.infer({"x": np.array(4, "f4")})) == {"OUTPUT__0": 4}
+
+
+A, B = torch.zeros(1), torch.ones(1)
+Both = namedtuple("Both", "first second")
+
+
+@pytest.mark.parametrize(
+    ("result", "answer"),
+    [
+        (lambda x: x + 1, {"OUTPUT__0": [1]}),
+        (lambda x: (x + 1,), {"OUTPUT__0": [1]}),
+        (lambda x: (x + 1, x.clone()), {"OUTPUT__0": [1], "OUTPUT__1": [0]}),
+        (lambda x: [x + 1, None, x.clone()], {"OUTPUT__0": [1], "OUTPUT__2": [0]}),
+        (lambda x: {"b": x + 1, "a": x.clone()}, {"b": [1], "a": [0]}),
+        (lambda x: {"b": None, "a": x.clone()}, {"a": [0]}),
+        (lambda x: {"a": (x + 1, x.clone())}, {"OUTPUT__0": [1], "OUTPUT__1": [0]}),
+        (lambda x: (x + 1, {"a": [x.clone()]}), {"OUTPUT__0": [1], "OUTPUT__1": [0]}),
+        (lambda x: {0: x + 1}, {"OUTPUT__0": [1]}),
+    ],
+)
+def test_names_of_outputs(tmp_path: Path, result: Any, answer: dict[str, Any]) -> None:
+    model = load(export(tmp_path / "model.pt2", Program(lambda _, x: result(x)), A))
+    assert [spec.name for spec in model.outputs] == list(answer)
+    assert lists(model.infer({"x": fp32(0)})) == answer
+
+
+@pytest.mark.parametrize(
+    ("named", "inputs", "answer"),
+    [
+        ({}, {"a": fp32(3), "b": fp32(1)}, [2]),
+        ({"bias": B}, {"bias": fp32(10), "b": fp32(1), "a": fp32(3)}, [12]),
+        # What is no tensor is as it was in the example.
+        ({"scale": 5}, {"a": fp32(3), "b": fp32(1)}, [10]),
+        ({"scale": 5, "bias": B}, {"a": fp32(3), "b": fp32(1), "bias": fp32(10)}, [20]),
+        ({"bias": None}, {"a": fp32(3), "b": fp32(1)}, [2]),
+    ],
+)
+def test_names_of_inputs(tmp_path: Path, named: Any, inputs: dict[str, Any], answer: list[float]) -> None:
+    model = load(export(tmp_path / "model.pt2", Pair(), A, B, **named))
+    assert {spec.name for spec in model.inputs} == inputs.keys()
+    assert lists(model.infer(inputs)) == {"OUTPUT__0": answer}
+
+
+def test_inputs_in_dicts_and_lists(tmp_path: Path) -> None:
+    program = Program(lambda _, x: x["k"] - x["l"][0] * x["l"][1])
+    model = load(export(tmp_path / "model.pt2", program, {"k": A, "l": [A, B]}))
+    assert [spec.name for spec in model.inputs] == ["x_k", "x_l_0", "x_l_1"]
+    assert lists(model.infer({"x_k": fp32(9), "x_l_0": fp32(2), "x_l_1": fp32(4)})) == {"OUTPUT__0": [1]}
+
+
+# --- memory ---
+
+
+def test_inputs_that_the_program_changes(tmp_path: Path) -> None:
+    model = load(export(tmp_path / "model.pt2", Program(lambda _, x: x.mul_(2) + 1), A))
+    data = np.float32(7).tobytes()
+    assert lists(model.infer({"x": np.frombuffer(data, "f4")})) == {"OUTPUT__0": [15]}
+    assert data == np.float32(7).tobytes()
+
+
+def test_an_answer_stays_when_the_next_call_changes_the_program(tmp_path: Path) -> None:
+    model = load(export(tmp_path / "model.pt2", Program(lambda self, x: (self.count.add_(x), self.offset)), B))
+    answers = [model.infer({"x": fp32(1)}) for _ in range(3)]
+    assert [lists(answer) for answer in answers] == [
+        {"OUTPUT__0": [count], "OUTPUT__1": [1]} for count in (1, 2, 3)
+    ]
+
+
+def test_closing_frees_the_program(tmp_path: Path) -> None:
+    model = load(export(tmp_path / "model.pt2", torch.nn.Linear(1, 1), B))
+    in_a_thread(lambda: model.infer({"input": fp32(1)}))
+    program = model._programs[0]  # type: ignore[attr-defined]
+    weights = [weakref.ref(weight) for weight in program._module.parameters()]
+    assert all(weight() is not None for weight in weights)
+    gc.disable()
+    try:
+        model.close()
+        assert [weight() for weight in weights] == [None, None]
+    finally:
+        gc.enable()
+
+
+# --- configurations ---
+
+
+def test_configured_names_and_shapes(tmp_path: Path) -> None:
+    linear = torch.nn.Linear(3, 2)
+    file = export(tmp_path / "model.pt2", linear, torch.rand(4, 3), dims=({0: ROWS},))
+    for inputs, outputs in ((["input"], ["OUTPUT__0"]), (["x"], ["y"]), (["INPUT__0"], ["y__0"]), ([], [])):
+        configured = ModelConfig(inputs=config(inputs).inputs, outputs=config([], outputs).outputs)
+        model = load(file, configured)
+        assert specs(model.inputs) == [(inputs[0] if inputs else "input", "FP32", [-1, 3])]
+        assert specs(model.outputs) == [(outputs[0] if outputs else "OUTPUT__0", "FP32", [-1, 2])]
+        answer = model.infer({model.inputs[0].name: np.ones((2, 3), "f4")})
+        assert list(answer) == [spec.name for spec in model.outputs]
+
+
+def test_a_batch_size(tmp_path: Path) -> None:
+    file = export(tmp_path / "model.pt2", torch.nn.Linear(3, 2), torch.rand(4, 3), dims=({0: ROWS},))
+    configured = ModelConfig(max_batch_size=4)
+    model = load(file, configured)
+    configure(model, configured)
+    assert model.max_batch_size == 4
+    assert list(model.inputs) == [TensorSpec("input", "FP32", (-1, 3))]
+
+
+def test_configured_names_that_do_not_fit(tmp_path: Path) -> None:
+    file = export(tmp_path / "model.pt2", Program(lambda _, x: {"b": x + 1, "a": x + 2}), A)
+    assert refused(file, config(["x", "y"])) == "input: expected the program's x; got x, y: there are only 1"
+    assert refused(file, config([], ["a", "c"])) == (
+        "output: expected the program's b, a; got a, c: neither its own names nor all of them <name>__<index>"
+    )
+
+
+# --- failures ---
+
+
+@pytest.mark.parametrize("shape", [(17, 3), (2, 4), (0, 3)])
+def test_shapes_that_it_was_not_exported_for(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    module = torch.nn.Linear(3, 2)
+    model = load(export(tmp_path / "model.pt2", module, torch.rand(4, 3), dims=({0: ROWS},)))
+    with pytest.raises(InvalidArgument, match=r"^Guard failed: input\.size\(\)"):
+        model.infer({"input": np.zeros(shape, "f4")})
+
+
+def test_dims_that_contradict_each_other(tmp_path: Path) -> None:
+    dims = {"a": {0: ROWS}, "b": {0: ROWS}}
+    model = load(export(tmp_path / "model.pt2", Pair(), torch.ones(4), torch.ones(4), dims=dims))
+    with pytest.raises(InvalidArgument, match=r"^Guard failed: "):
+        model.infer({"a": fp32(1, 2), "b": fp32(1, 2, 3)})
+    assert lists(model.infer({"a": fp32(1, 2), "b": fp32(1, 2)})) == {"OUTPUT__0": [0, 0]}
+
+
+def test_missing_inputs(tmp_path: Path) -> None:
+    model = load(export(tmp_path / "model.pt2", Pair(), A, B))
+    with pytest.raises(InvalidArgument, match=r"^expected the inputs a, b; got a$"):
+        model.infer({"a": fp32(1)})
+
+
+def test_the_reason_of_a_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index = torch.zeros(1, dtype=torch.int64)
+    model = load(export(tmp_path / "model.pt2", Program(lambda self, x: self.offset[x]), index))
+    with pytest.raises(Internal, match=r"^PyTorch execute failure: index 7 is out of bounds .*size 1$"):
+        model.infer({"x": np.array([7])})
+    assert str(tmp_path / "model.pt2") in caplog.text
+    assert lists(model.infer({"x": np.array([0])})) == {"OUTPUT__0": [1]}
+
+
+# --- instances and devices ---
+
+
+@pytest.mark.parametrize("group", [ON_CPU, WHERE_SAVED, InstanceGroup("AUTO")])
+def test_devices(tmp_path: Path, group: InstanceGroup) -> None:
+    model = load(export(tmp_path / "model.pt2", Pair(), A, B), config(groups=[group, group]))
+    assert (model.instances, model.places_instances) == (2 * max(1, torch.cuda.device_count()), True)
+    assert lists(model.infer({"a": fp32(3), "b": fp32(1)})) == {"OUTPUT__0": [2]}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_there_is_not(tmp_path: Path) -> None:
+    text = refused(export(tmp_path / "model.pt2", Pair(), A, B), config(groups=[InstanceGroup("GPU")]))
+    assert text == "instance_group[0].kind: KIND_GPU, and there is no GPU that the backend could use"
+
+
+def test_programs_that_load_and_run_at_the_same_time(tmp_path: Path) -> None:
+    """torch itself can load only one at a time."""
+    file = export(tmp_path / "model.pt2", Pair(), A, B)
+    wrong: list[Any] = []
+
+    def call(number: int) -> None:
+        try:
+            for round_ in range(ROUNDS):
+                model = load(file)
+                answer = lists(model.infer({"a": fp32(number), "b": fp32(round_)}))
+                model.close()
+                if answer != {"OUTPUT__0": [number - round_]}:
+                    wrong.append(answer)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call, args=[number]) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("name", ["model.pt", "program", "other.pt2"])
+def test_a_file_of_another_name(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(export(tmp_path / name, Pair(), A, B))
+    assert lists(model.infer({"a": fp32(3), "b": fp32(1)})) == {"OUTPUT__0": [2]}
+    assert caplog.text == ""
+
+
+def test_programs_that_cannot_be_served(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt2"
+    for function, text in (
+        (lambda _, x: x.to(torch.float8_e4m3fn), "'OUTPUT__0' is torch.float8_e4m3fn; expected one of BOOL, "),
+        (lambda _, x: (x + 1, 3), "a part of its result is int; expected tensors"),
+    ):
+        found = refused(export(file, Program(function), A))
+        assert found.startswith(f"the exported program cannot be loaded: {text}")
+    export(file, Program(lambda _, x: (x + 1, x.shape[0])), torch.ones(4), dims={"x": {0: ROWS}, "named": {}})
+    assert "is SymIntArgument; expected tensors and constants" in refused(file)
+
+
+WANTED = "expected a TorchScript program (torch.jit.save) or an exported one (torch.export.save)"
+
+
+def rewritten(file: Path, change: Any) -> Path:
+    """The archive with each member's name and bytes as `change` gives them; None leaves it out."""
+    with zipfile.ZipFile(file) as archive:
+        members = [(name, archive.read(name)) for name in archive.namelist()]
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members:
+            if (changed := change(name, data)) is not None:
+                archive.writestr(*changed)
+    return file
+
+
+class Marking:
+    """Pickled, it makes a file of its name when it is loaded."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickles_of_other_objects_are_not_loaded(tmp_path: Path, zipped: bool) -> None:
+    mark, example = tmp_path / "mark", tmp_path / "example"
+    torch.save((Marking(mark), {}), example, _use_new_zipfile_serialization=zipped)
+    file = export(tmp_path / "model.pt2", Pair(), A, B)
+    member = "data/sample_inputs/model.pt"
+    rewritten(file, lambda name, data: (name, example.read_bytes() if name.endswith(member) else data))
+    assert refused(file).startswith(
+        f"{member} is a pickle of other objects than tensors; it could run any code when"
+    )
+    assert not mark.exists()
+    # It would have been made.
+    torch.load(example, weights_only=False)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("member", ["weight_0", "opaque_obj_0"])
+def test_pickled_weights_are_looked_at(tmp_path: Path, member: str) -> None:
+    mark = tmp_path / "mark"
+    file = export(tmp_path / "model.pt2", torch.nn.Linear(1, 1), B)
+
+    def change(name: str, data: bytes) -> tuple[str, bytes]:
+        if name.endswith("weights/model_weights_config.json"):
+            data = data.replace(b'"use_pickle": false', b'"use_pickle": true').replace(
+                b"weight_0", member.encode()
+            )
+        if name.endswith("/weight_0"):
+            return name.replace("weight_0", member), pickle.dumps(Marking(mark))
+        return name, data
+
+    assert refused(rewritten(file, change)).startswith(f"data/weights/{member} is a pickle of other objects than")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        (
+            "models/model.json",
+            "data/aotinductor/model/x.so",
+            f"this is a package that AOTInductor compiled; {WANTED}",
+        ),
+        ("models/model.json", "models/other.json", "expected one exported program, called model, got other"),
+        ("models/model.json", "some/model.json", f"this is some other zip archive; {WANTED}"),
+    ],
+)
+def test_other_archives(tmp_path: Path, old: str, new: str, text: str) -> None:
+    file = export(tmp_path / "model.pt2", Pair(), A, B)
+    assert refused(rewritten(file, lambda name, data: (name.replace(old, new), data))) == text
+
+
+def test_a_broken_program(tmp_path: Path) -> None:
+    file = export(tmp_path / "model.pt2", torch.nn.Linear(1, 1), B)
+    rewritten(file, lambda name, data: (name, data[:20] if name.endswith("models/model.json") else data))
+    assert refused(file)
+    export(file, torch.nn.Linear(1, 1), B)
+    rewritten(file, lambda name, data: None if name.endswith("weight_0") else (name, data))
+    assert refused(file).startswith("the exported program cannot be loaded: ")
