@@ -109,7 +109,7 @@ class Server:
             raise
 
     async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:
-        await run_warm_up(servable)
+        await run_warm_up(servable, files.config.warm_up)
         recorded = await asyncio.to_thread(read_warm_up, files.file.parent)
         await warm_up(self._predictions, servable, recorded)
 

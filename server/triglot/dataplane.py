@@ -22,7 +22,6 @@ from triglot.core.validation import (
     check_shapes,
 )
 from triglot.engine.servable import Servable
-from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.manager import Manager
 from triglot.repository.plan import Version
 from triglot.repository.settings import ModelSettings
@@ -153,11 +152,15 @@ class DataPlane:
         return self._manager.first_version(name)
 
     def model_names(self) -> list[str]:
-        """Every model that is wanted, ready or not."""
+        """Every model that is wanted, ready or not; not what was unloaded."""
+        return self._manager.served()
+
+    def known_names(self) -> list[str]:
+        """As `model_names`, and what was unloaded."""
         return self._manager.names()
 
     def versions(self) -> list[Version]:
-        """Every version of every wanted model."""
+        """Every version that is wanted or still there, those of unloaded models too."""
         return list(self._manager.versions())
 
     def labelled(self, name: str, label: str) -> int:
@@ -176,9 +179,9 @@ class DataPlane:
         """Serve these models, and no others. Raises `ServingError` as `Manager.reload`."""
         await self._manager.reload(models)
 
-    async def load_model(self, name: str, override: pb.ModelConfig | None = None) -> None:
+    async def load_model(self, name: str, config: str | None = None) -> None:
         """Load a model, or load it again. Raises `ServingError` as `Manager.load_model`."""
-        await self._manager.load_model(name, override)
+        await self._manager.load_model(name, config)
 
     def unload_model(self, name: str) -> None:
         """Raises as `Manager.unload_model`."""

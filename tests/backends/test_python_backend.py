@@ -249,7 +249,7 @@ def test_a_mistake_in_the_syntax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # --- its configuration ---
 
 CONFIG = ModelConfig(parameters={"unit": "km"})
-SETS_UNIT = "    def load(self, folder):\n        self.unit = self.config.parameters.get('unit')\n"
+SETS_UNIT = "    def load(self, folder):\n        self.unit = self.model_config.parameters.get('unit')\n"
 
 
 def test_parameters_are_there_when_it_loads(tmp_path: Path) -> None:
@@ -258,21 +258,16 @@ def test_parameters_are_there_when_it_loads(tmp_path: Path) -> None:
     assert run(backends.load("python", file)) is None
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        "    config = {'own': 1}\n",
-        "    def __init__(self):\n        self.config = {'own': 1}\n",
-        "    @property\n    def config(self):\n        return {'own': 1}\n",
-    ],
-)
-def test_a_model_may_have_a_config_of_its_own(tmp_path: Path, own: str) -> None:
-    assert run(backends.load("python", write_model(tmp_path, model_of("self.config") + own), CONFIG)) == {"own": 1}
+def test_a_model_may_have_a_config_of_its_own(tmp_path: Path) -> None:
+    own = "    def load(self, folder):\n        self.config = {'own': 1}\n"
+    model = backends.load("python", write_model(tmp_path, model_of("self.config") + own), CONFIG)
+    assert run(model) == {"own": 1}
+    assert model.model_config is CONFIG
 
 
 def test_a_frozen_dataclass_has_its_configuration(tmp_path: Path) -> None:
     text = DATACLASS.replace("@dataclass", "@dataclass(frozen=True)").replace(
-        "self.value", "self.config.parameters"
+        "self.value", "self.model_config.parameters"
     )
     assert run(backends.load("python", write_model(tmp_path, text), CONFIG)) == {"unit": "km"}
 

@@ -24,7 +24,19 @@ from triglot.core.tensor import object_array
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
 from grps_torch_scripts import IDENTITY, SUM, script, trace
-from torch_files import ON_CPU, SAMPLES, WHERE_SAVED, config, forward, fp32, in_a_thread, lists, load, refused
+from torch_files import (
+    ON_CPU,
+    SAMPLES,
+    WHERE_SAVED,
+    Counter,
+    config,
+    forward,
+    fp32,
+    in_a_thread,
+    lists,
+    load,
+    refused,
+)
 
 A = fp32(1)
 THREADS = 8
@@ -128,15 +140,6 @@ def test_an_answer_stays_when_the_next_call_changes_the_program(tmp_path: Path, 
 
 
 def test_a_tensor_that_is_no_buffer(tmp_path: Path) -> None:
-    class Counter(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.count = torch.zeros(1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.count.add_(x)
-            return self.count
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.script(Counter()).save(str(tmp_path / "model.pt"))

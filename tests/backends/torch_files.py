@@ -40,6 +40,44 @@ ON_CPU = InstanceGroup("CPU")
 WHERE_SAVED = InstanceGroup("MODEL")
 
 
+class Program(torch.nn.Module):  # type: ignore[misc]
+    """Gives what a function of itself and its input gives; `count` is a buffer, `offset` a constant."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("count", torch.zeros(1))
+        self.offset = torch.ones(1)
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x)
+
+
+class Pair(torch.nn.Module):  # type: ignore[misc]
+    def forward(self, a: Any, b: Any, *, scale: int = 1, bias: Any = None) -> Any:
+        result = (a - b) * scale
+        return result if bias is None else result + bias
+
+
+class Scores(torch.nn.Module):  # type: ignore[misc]
+    """Gives a dict."""
+
+    def forward(self, x: Any) -> Any:
+        return {"score": x.sum(1), "best": x.argmax(1)}
+
+
+class Counter(torch.nn.Module):  # type: ignore[misc]
+    """Changes a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.zeros(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(x)
+        return self.count
+
+
 def forward(arguments: str, body: str) -> str:
     """The source of a method, for `grps_torch_scripts.script`."""
     return f"def forward(self, {arguments}):\n    {body}"

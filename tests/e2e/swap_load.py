@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ STREAM = "kserve stream"
 Answer = tuple[float, ...]
 """What the model's output `y` holds: the number of its folder, and the one that stands in its file."""
 Ask = Callable[[], Awaitable[Answer]]
+Check = Callable[[], Awaitable[None]]
 
 
 class Reply(NamedTuple):
@@ -152,33 +153,51 @@ GRPC_ASKS: Mapping[str, Callable[[grpc.aio.Channel], Ask]] = {
 }
 
 
-class Load:
-    """Asks at every door, over a connection each, until the `async with` block ends; raises what goes wrong."""
+def readiness(session: aiohttp.ClientSession, address: str) -> Check:
+    async def check() -> None:
+        for path in ("/v2/health/ready", f"/v2/models/{MODEL}/ready"):
+            async with session.get(f"http://{address}{path}") as response:
+                assert response.status == 200, path
 
-    def __init__(self, asks: Mapping[str, Ask]) -> None:
+    return check
+
+
+class Load:
+    """Asks at every door without a pause, until the `async with` block ends; raises what goes wrong.
+
+    The checks are made all the time, too.
+    """
+
+    def __init__(self, asks: Mapping[str, Ask], checks: Collection[Check]) -> None:
         self.replies: list[Reply] = []
         self._asks = asks
+        self._checks = checks
         self._latest = dict.fromkeys(asks, 0)
         self._answered = asyncio.Condition()
         self._ends = False
 
-    async def _run(self, door: str, ask: Ask) -> None:
+    async def _ask(self, door: str, ask: Ask) -> None:
         while not self._ends:
             sent = monotonic()
-            answer = await ask()
-            content = int(answer[-1])
+            content = int((await ask())[-1])
             self.replies.append(Reply(door, content, sent, monotonic()))
             if content != self._latest[door]:
                 self._latest[door] = content
                 async with self._answered:
                     self._answered.notify_all()
 
+    async def _check(self, check: Check) -> None:
+        while not self._ends:
+            await check()
+
     @asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
         """As long as the block runs; its last calls have their answers then."""
         async with asyncio.TaskGroup() as tasks:
             for door, ask in self._asks.items():
-                tasks.create_task(self._run(door, ask), name=door)
+                tasks.create_task(self._ask(door, ask), name=door)
+            for check in self._checks:
+                tasks.create_task(self._check(check))
             yield
             self._ends = True
 
@@ -202,8 +221,9 @@ async def load_of(grpc_address: str, rest_address: str) -> AsyncIterator[Load]:
         asks: dict[str, Ask] = {}
         for name, make in GRPC_ASKS.items():
             asks[name] = make(await stack.enter_async_context(grpc.aio.insecure_channel(grpc_address, LOCAL)))
-        asks |= rest_asks(await stack.enter_async_context(aiohttp.ClientSession()), rest_address)
-        yield Load(asks)
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        asks |= rest_asks(session, rest_address)
+        yield Load(asks, [readiness(session, rest_address)])
 
 
 async def statuses(channel: grpc.aio.Channel) -> dict[int, str]:

@@ -26,7 +26,6 @@ from warmed_models import (
 
 from triglot import Call, InvalidArgument, ModelLoadError
 from triglot.core.errors import Code
-from triglot.core.model_config import ModelConfig
 from triglot.engine.warm_up import warm_up
 
 # --- where it runs ---
@@ -204,9 +203,8 @@ async def test_one_of_three_instances_fails() -> None:
 
 async def test_a_cancelled_warm_up() -> None:
     model = Scripted(instances=3, open_gate=False)
-    model.config = ModelConfig(warm_up=[zeros(count=5)])
     one = servable(model)
-    warming = asyncio.ensure_future(warm_up(one))
+    warming = asyncio.ensure_future(warm_up(one, [zeros(count=5)]))
     await model.wait_until_entered(3)
     warming.cancel()
     with pytest.raises(asyncio.CancelledError):

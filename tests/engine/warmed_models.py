@@ -11,7 +11,7 @@ import pytest
 from scripted_models import Inputs, Scripted, number, servable
 
 from triglot import Call, Model, ModelLoadError, TensorSpec
-from triglot.core.model_config import ModelConfig, WarmUpInput, WarmUpRequest
+from triglot.core.model_config import WarmUpInput, WarmUpRequest
 from triglot.engine.servable import Servable
 from triglot.engine.warm_up import warm_up
 
@@ -71,11 +71,10 @@ def raises_on_loop(error: BaseException) -> Callable[[Inputs], Any]:
 
 async def warmed(model: Model, *requests: WarmUpRequest, example: Any = ()) -> None:
     """Warms the model, once, in a servable of its own."""
-    model.config = ModelConfig(warm_up=requests)
     model.example = example
     one = servable(model)
     try:
-        await asyncio.wait_for(warm_up(one), SECONDS)
+        await asyncio.wait_for(warm_up(one, requests), SECONDS)
     finally:
         assert one.leases == 0
         await one.close()

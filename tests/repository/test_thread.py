@@ -41,6 +41,72 @@ async def test_a_result_that_nobody_waits_for() -> None:
     assert results == ["model"]
 
 
+class Work:
+    """Work that has a result when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.go, self.late = threading.Event(), threading.Event(), threading.Event()
+        self.thread: threading.Thread | None = None
+        self.results: list[object] = []
+
+    def __call__(self) -> str:
+        self.thread = threading.current_thread()
+        self.begun.set()
+        assert self.go.wait(SECONDS)
+        return "model"
+
+    def keep(self, result: str) -> None:
+        self.results.append(result)
+        self.late.set()
+
+    def end(self) -> None:
+        """Until the thread has told the loop, which does not turn meanwhile."""
+        assert self.thread is not None
+        self.go.set()
+        self.thread.join(SECONDS)
+        assert not self.thread.is_alive()
+
+
+async def test_a_result_that_comes_in_the_turn_of_the_cancellation() -> None:
+    work = Work()
+    waiting = asyncio.create_task(in_thread(work, work.keep))
+    assert await asyncio.to_thread(work.begun.wait, SECONDS)
+    waiting.cancel()
+    work.end()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await asyncio.to_thread(work.late.wait, SECONDS)
+    assert work.results == ["model"]
+
+
+async def test_a_cancellation_that_comes_in_the_turn_of_the_result() -> None:
+    work = Work()
+    waiting = asyncio.create_task(in_thread(work, work.keep))
+    assert await asyncio.to_thread(work.begun.wait, SECONDS)
+    work.end()
+    # In this turn the loop delivers the result; the task that waits has its turn after this one.
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await asyncio.to_thread(work.late.wait, SECONDS)
+    assert work.results == ["model"]
+
+
+def test_a_result_when_the_loop_is_closed() -> None:
+    work = Work()
+
+    async def main() -> None:
+        waiting = asyncio.create_task(in_thread(work, work.keep))
+        assert await asyncio.to_thread(work.begun.wait, SECONDS)
+        del waiting
+
+    asyncio.run(main())
+    work.end()
+    assert work.results == ["model"]
+
+
 def test_work_that_never_ends_does_not_keep_the_loop_from_ending() -> None:
     begun, go = threading.Event(), threading.Event()
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scripted_loads import look_twice, states, until
 
+import triglot
 from triglot import Call, backends
 from triglot.core.model_config import ModelConfig, WarmUpInput, WarmUpRequest
 from triglot.engine.warm_up import warm_up
@@ -54,7 +55,11 @@ def write(folder: Path, example: str) -> None:
 @asynccontextmanager
 async def serving(*roots: Root, **options: Any) -> AsyncIterator[Manager]:
     manager = Manager(
-        roots, backends.load, max_queue_size=1, warm=lambda servable, files: warm_up(servable), **options
+        roots,
+        backends.load,
+        max_queue_size=1,
+        warm=lambda servable, files: warm_up(servable, files.config.warm_up),
+        **options,
     )
     try:
         await manager.load_all()
@@ -185,3 +190,12 @@ async def test_configured_requests(tmp_path: Path, request_: Callable[[Path], Wa
         else:
             assert state.startswith("model 'm' version 1: model_warmup 'w': ")
             assert text in state
+
+
+async def test_no_metric_counts_it(tmp_path: Path) -> None:
+    write(tmp_path / "m", 'example = {"x": [[1, 2]]}')
+    async with triglot.Server([tmp_path / "m"], triglot.Config(grpc_port=0, rest_port=0)) as server:
+        served = server.manager.servable("m")
+        assert sum(served.model.runs.values()) == 3  # type: ignore[attr-defined]  # The class above.
+        calls = [stats for endpoint in server.telemetry.endpoints() for stats in endpoint.calls()]
+        assert calls == []

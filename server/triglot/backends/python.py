@@ -14,7 +14,7 @@ from types import ModuleType
 from triglot.backends.model_modules import OwnFinder
 from triglot.core.errors import ModelLoadError
 from triglot.core.model import Model
-from triglot.core.model_config import NO_CONFIG, ModelConfig
+from triglot.core.model_config import ModelConfig
 
 _numbers = itertools.count()
 
@@ -33,9 +33,7 @@ def load(file: Path, config: ModelConfig) -> Model:
         model_class = _model_class(_import(file, own))
         model = model_class()
         _forget_with(model, model_class, own)
-        # A model may have a `config` of its own.
-        if inspect.getattr_static(model, "config") is NO_CONFIG:
-            vars(model)["config"] = config
+        vars(model)["model_config"] = config  # Past what a frozen dataclass forbids.
         model.load(file.parent)
     except BaseException:
         own.close()

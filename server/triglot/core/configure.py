@@ -29,7 +29,6 @@ def configure(model: Model, config: ModelConfig) -> None:
     if config.max_batch_size:
         model.max_batch_size = config.max_batch_size
     _set_instances(model, config)
-    model.config = config
 
 
 def _check_decoupled(model: Model, config: ModelConfig) -> None:

@@ -54,8 +54,8 @@ class Model:
     are."""
     example: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()
     """Inputs by name, of one call or of several, which run on every instance before the model takes calls."""
-    config: ModelConfig = NO_CONFIG
-    """Its configuration: `config.parameters` are free settings, texts by name. Set before `load`."""
+    model_config: ModelConfig = NO_CONFIG
+    """What is configured: `model_config.parameters` are free settings, texts by name. Set before `load`."""
     platform: ClassVar[str] = "python"
     """What metadata calls the model's platform."""
     infer: Callable[..., Any]

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError, ServingError
+from triglot.core.model_config import WarmUpRequest
 from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InputTensor
 from triglot.core.validation import bind_inputs, bind_outputs
@@ -29,8 +30,8 @@ MAX_ANSWERS = 1000
 """Of a run whose answers come one by one: it ends there, since a stream need not have an end of its own."""
 
 
-async def warm_up(servable: Servable) -> None:
-    """Run the requests of the model's configuration, then its `example`, on every instance of `servable`.
+async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = ()) -> None:
+    """Run the configured requests, then the model's `example`, on every instance of `servable`.
 
     `async def` code runs once, on the loop. A run whose answers come one by one ends with its `MAX_ANSWERS`th.
     These runs have no deadline, are no request's, and so are counted nowhere.
@@ -40,7 +41,7 @@ async def warm_up(servable: Servable) -> None:
     """
     runner = _Runner(servable)
     with servable:
-        for sample in _samples(servable):
+        for sample in _samples(servable, requests):
             try:
                 await runner.run(sample)
             except ServingError as error:
@@ -66,7 +67,7 @@ class _Sample:
             raise InvalidArgument(f"the inputs cannot be made: {type(error).__name__}: {error}") from error
 
 
-def _samples(servable: Servable) -> list[_Sample]:
+def _samples(servable: Servable, requests: Sequence[WarmUpRequest]) -> list[_Sample]:
     model, signature = servable.model, servable.signature
     samples = [
         _Sample(
@@ -74,7 +75,7 @@ def _samples(servable: Servable) -> list[_Sample]:
             partial(configured_inputs, one, servable.name, signature, model.max_batch_size),
             max(1, one.count),
         )
-        for one in model.config.warm_up
+        for one in requests
     ]
     example: Any = model.example
     if isinstance(example, Mapping):

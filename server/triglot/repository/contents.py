@@ -1,4 +1,4 @@
-"""What lies in a version's folder: whether it is the same as before, without reading it."""
+"""What lies in a version's folder: whether it is as it was, without reading it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from triglot.repository.paths import below
 from triglot.repository.source import ModelFiles, named_files
 
 Sign = tuple[int, int]
-"""A file's size and time."""
+"""The size and the time of a file."""
 Contents = Mapping[str, Sign]
 """The sign of each file and folder, by its path."""
 
+ABSENT: Sign = (-1, -1)
 END_BYTES = 4096
 
 
 def contents_of(files: ModelFiles) -> dict[str, Sign]:
-    """All of a version: what is in its folder, and what its configuration names. The configuration is not."""
+    """What belongs to a version: all in its folder but the configuration, and what the configuration names."""
     if files.alone:
-        return {str(files.file): sign_of(files.file)}
-    found = folder_contents(files.folder or files.file.parent)
-    found.pop(str((files.folder or files.file.parent) / CONFIG_FILE), None)
+        found = {str(files.file): sign_of(files.file)}
+    else:
+        folder = files.folder or files.file.parent
+        found = folder_contents(folder)
+        found.pop(str(folder / CONFIG_FILE), None)
     return found | {str(file): sign_of(file) for file in named_files(files.config)}
 
 
 def folder_contents(folder: Path) -> dict[str, Sign]:
     """All that is `below` a folder."""
-    return {entry.path: sign_of(entry.path) for entry in below(folder)}
+    return {entry.path: sign_of(entry) for entry in below(folder)}
 
 
 def stamp_of(contents: Contents) -> int:
@@ -38,22 +41,22 @@ def stamp_of(contents: Contents) -> int:
     return hash(frozenset(contents.items()))
 
 
-def sign_of(path: str | Path) -> Sign:
-    """The sign of what is, or is not, at a path."""
+def sign_of(path: os.DirEntry[str] | Path) -> Sign:
+    """The sign of what is there, at the end of links."""
     try:
-        status = os.stat(path)
+        status = path.stat()
     except OSError:
-        return -1, -1  # It went away just now, or is a link to nowhere.
+        return ABSENT  # It went away just now, or is a link to nowhere.
     # A folder's own time changes with anything in it, __pycache__ too.
     return (0, 0) if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
 
 
 def end_of(path: str, size: int) -> bytes | None:
-    """The last bytes of a file's first `size` bytes; None for what cannot be read."""
+    """The last bytes of a file's first `size` bytes; None for what is no file."""
     try:
-        if not os.path.isfile(path):  # To open a pipe may take for ever.
+        if not Path(path).is_file():  # Opening a pipe may take for ever.
             return None
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             file.seek(max(0, size - END_BYTES))
             return file.read(min(size, END_BYTES))
     except OSError:

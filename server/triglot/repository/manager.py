@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,11 +24,12 @@ from triglot.core.errors import (
     ServingError,
     Unavailable,
 )
-from triglot.pb.kserve import model_config_pb2 as pb
+from triglot.core.model_config import NO_CONFIG
 from triglot.repository.loader import Load, Warm
+from triglot.repository.model_config import parse_override
 from triglot.repository.plan import State
 from triglot.repository.reconciler import DRAIN_SECONDS, Reconciler
-from triglot.repository.settings import ModelSettings, check_names
+from triglot.repository.settings import NAME, ModelSettings, check_names
 from triglot.repository.source import ModelFiles, NothingFound, Overrides, Root
 from triglot.repository.thread import in_thread
 from triglot.repository.watch import AtOnce, Look, Wanted, Watch
@@ -38,6 +40,7 @@ NO_OVERRIDES: Overrides = MappingProxyType({})
 SETTLE_SECONDS = 5.0
 """How long a new version's files have to stay as they are, unless looks are more frequent."""
 EVERY_MODEL = "*"
+SHUTTING_DOWN = "the server is shutting down"
 NOT_EXPLICIT = (
     "explicit model load / unload is not allowed if polling is enabled; the models are those that the server was "
     "started with, or that it finds: start it with --model-control-mode explicit"
@@ -81,18 +84,18 @@ class Manager(Reconciler):
         self._roots = tuple(roots)
         self._poll_interval = poll_interval
         self._explicit = explicit
-        self._overrides: Overrides = {}
         self._settle_seconds = min(poll_interval, SETTLE_SECONDS)
         self._watch = Watch(self._settle_seconds, allow_symlinks=allow_symlinks)
         self._polling: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
         self._reloading = asyncio.Lock()
 
-    async def load_all(self) -> list[ModelLoadError]:
+    async def load_all(self, *, all_or_nothing: bool = True) -> list[ModelLoadError]:
         """Load what is wanted; what could not be is logged and returned. Then look again, if so configured.
 
-        A label for a version that is not available afterwards is an error, too. Raises `ModelLoadError` when the
-        paths themselves, a model's name, or one that is to be loaded explicitly are wrong.
+        A label for a version that is not available afterwards is an error, too. Raises `ModelLoadError` when a
+        path is wrong, or a model's name; with `all_or_nothing`, before anything is loaded, also for a model at a
+        path that is not there or whose configuration is wrong.
         """
         models = [root for root in self._roots if isinstance(root, ModelSettings)]
         try:
@@ -101,10 +104,11 @@ class Manager(Reconciler):
             raise ModelLoadError(error.message) from None
         async with self._looking:
             look = await self._look(self._roots, lambda _: True)
-            problems = self._problems_at_start(look)
-            if problems and not models:
-                raise problems[0]
-            wanted = self._wanted_at_start(look)
+            wrong_paths = self._wrong_paths(look)
+            wanted, problems = self._at_start(look)
+            raised = [*wrong_paths, *(problems if all_or_nothing and not models else [])]
+            if raised:
+                raise raised[0]
             self._labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
             self.want(wanted)
         await self.wait_for(wanted)
@@ -123,26 +127,49 @@ class Manager(Reconciler):
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
 
-    def _problems_at_start(self, look: Look) -> list[ModelLoadError]:
-        """What is wrong with the roots, or with one of the models that are loaded at the start."""
-        paths = {str(root.absolute()) for root in self._roots if isinstance(root, Path)}
+    def _wrong_paths(self, look: Look) -> list[ModelLoadError]:
+        """A repository may be empty at first when more is to come."""
         later = self._explicit is not None or self._poll_interval > 0
         return [
             problem
             for key, problem in look.problems.items()
-            # A repository may be empty at first when more is to come.
-            if not (key in paths and later and isinstance(problem, NothingFound))
-            and (self._explicit is None or key in paths)
+            if key in self._places and not (later and isinstance(problem, NothingFound))
         ]
 
-    def _wanted_at_start(self, look: Look) -> Wanted:
-        """Raises `ModelLoadError` for a model that is to be loaded and is not there."""
+    def _at_start(self, look: Look) -> tuple[Wanted, list[ModelLoadError]]:
+        """What is wanted at the start, and what is wrong with models of it."""
         if self._explicit is None or EVERY_MODEL in self._explicit:
+            problems = [problem for key, problem in look.problems.items() if key not in self._places]
+            return self._wanted_of(look), problems
+        texts = {name: self._problem_of(name, look) for name in self._explicit}
+        wanted = {name: look.wanted[name] for name, text in texts.items() if not text}
+        return wanted, [ModelLoadError(text) for text in texts.values() if text]
+
+    def _wanted_of(self, look: Look) -> Wanted:
+        """All that was found. A model that cannot be understood is known, and has no version."""
+        if self._explicit is not None:
             return look.wanted
-        for name in self._explicit:
-            if not look.wanted.get(name):
-                raise ModelLoadError(_not_found(name, look))
-        return {name: look.wanted[name] for name in self._explicit}
+        broken = [Path(key).name for key in look.problems if key not in self._places]
+        return {name: {} for name in broken if NAME.fullmatch(name)} | dict(look.wanted)
+
+    def _problem_of(self, name: str, look: Look) -> str:
+        """Why the model of this name cannot be loaded; "" when it can be (spec 3.9)."""
+        own = [
+            str(problem)
+            for key, problem in look.problems.items()
+            if key not in self._places and Path(key).name == name
+        ]
+        if look.wanted.get(name) and not own:
+            return ""
+        why = own or [
+            str(look.problems.get(place, f"no model of this name in {place}")) for place in sorted(self._places)
+        ]
+        return f"failed to load '{name}', failed to poll from model repository: {'; '.join(why)}"
+
+    @property
+    def _places(self) -> set[str]:
+        """What problems call the roots that are paths."""
+        return {os.path.normpath(root.absolute()) for root in self._roots if isinstance(root, Path)}
 
     def first_version(self, name: str) -> str:
         """The version of this model that its configuration names first; "" where none lists them one by one."""
@@ -178,7 +205,7 @@ class Manager(Reconciler):
                 tried = {name for name in look.wanted if name in self._workers and name not in self._default}
             await self.wait_for(new | tried)
             if self._closing.is_set():
-                raise Unavailable("the server is shutting down")
+                raise Unavailable(SHUTTING_DOWN)
             failed = [name for name in look.wanted if name in new | tried and name not in self._default]
             if failed:
                 texts = "".join(f"{{{self._failure(name, look)}}}, " for name in failed)
@@ -205,14 +232,19 @@ class Manager(Reconciler):
     async def refresh(self) -> bool:
         """Look at the disk again, and start what follows from it; whether something is still being written."""
         async with self._looking:
-            look = await self._look(self._roots)
-            self.want(look.wanted)
+            look = await self._look(self._roots, lambda _: False)
+            self.want(self._wanted_of(look))
             return look.unsettled
 
     async def _look(
-        self, roots: Sequence[Root], at_once: AtOnce = lambda _: False, overrides: Overrides = NO_OVERRIDES
+        self,
+        roots: Sequence[Root],
+        at_once: AtOnce,
+        held: Wanted | None = None,
+        overrides: Overrides = NO_OVERRIDES,
     ) -> Look:
-        held = self._wanted
+        """`held`: what stays wanted where it cannot be read; without it, all that is wanted now."""
+        held = self._wanted if held is None else held
         loaded = [
             version.files
             for versions in self._versions.values()
@@ -233,39 +265,38 @@ class Manager(Reconciler):
 
     # --- one by one ---
 
-    async def load_model(self, name: str, override: pb.ModelConfig | None = None) -> None:
+    async def load_model(self, name: str, config: str | None = None) -> None:
         """Load the model of this name, or again if its files or its configuration have changed (spec 3.9).
 
-        Returns when its versions serve. `override` stands in place of its config.pbtxt until the next call.
-        Raises `Unavailable` unless the models are controlled explicitly, `InvalidArgument` for a wrong name and
-        for a model that cannot be loaded, and `Internal` for one that is not there. What served goes on then.
+        Returns when its versions serve. `config`, the JSON of a ModelConfig, stands in place of its config.pbtxt
+        until the next call. Raises `Unavailable` unless the models are controlled explicitly, `InvalidArgument`
+        for a wrong name or `config` and for a model that cannot be loaded, and `Internal` for one that is not
+        there. What served goes on then; and when this is cancelled, the load does.
         """
         self._require_explicit(name)
+        overrides = {} if config is None else {name: await in_thread(partial(parse_override, config, name))}
         async with self._looking:
-            overrides = {key: value for key, value in self._overrides.items() if key != name}
-            if override is not None:
-                overrides[name] = override
-            look = await self._look(self._roots, lambda found: found == name, overrides)
-            chosen = look.wanted.get(name)
-            if not chosen:
-                raise Internal(_not_found(name, look))
-            self._overrides = overrides
+            others = {key: versions for key, versions in self._wanted.items() if key != name}
+            look = await self._look(self._roots, lambda found: found == name, others, overrides)
+            if text := self._problem_of(name, look):
+                raise Internal(text)
+            chosen = look.wanted[name]
+            if overrides and any(files.config is NO_CONFIG for files in chosen.values()):
+                raise InvalidArgument(f"model '{name}' is no folder, and takes no configuration")
             self.retry(name)
             self.want({**self._wanted, name: chosen})
         await self.wait_for([name])
+        if self._closing.is_set():
+            raise Unavailable(SHUTTING_DOWN)
         if self._wanted.get(name) != chosen:
             raise Unavailable(f"model '{name}' was unloaded, or loaded again, while it was loaded")
         failed = [
-            version
-            for version in self.statuses(name)
-            if version.error is not None and version.files.version in chosen
+            f"version {number} is at UNAVAILABLE state: {version.error};"
+            for number, version in sorted(self._versions[name].items())
+            if number in chosen and version.error is not None
         ]
         if failed:
-            reasons = " ".join(
-                f"version {version.files.version} is at {version.state.value} state: {version.error};"
-                for version in reversed(failed)
-            )
-            raise InvalidArgument(f"load failed for model '{name}': {reasons}")
+            raise InvalidArgument(f"load failed for model '{name}': {' '.join(failed)}")
 
     def unload_model(self, name: str) -> None:
         """Unload the model; it takes no calls any more, and those that run come to their end (spec 3.9).
@@ -273,14 +304,20 @@ class Manager(Reconciler):
         A name that was never loaded is no error. Raises `Unavailable` as `load_model`, and `InvalidArgument`.
         """
         self._require_explicit(name)
-        self._overrides = {key: value for key, value in self._overrides.items() if key != name}
         if name in self._wanted:
+            for version in self._versions[name].values():
+                if version.state is State.UNAVAILABLE:
+                    version.error = None  # Why it failed does not matter any more.
             self.want({**self._wanted, name: {}})
 
     def _require_explicit(self, name: str) -> None:
         if self._explicit is None:
             raise Unavailable(NOT_EXPLICIT)
         check_names([name])
+
+    def served(self) -> list[str]:
+        """Every model that is wanted, ready or not; not what was unloaded."""
+        return [name for name, versions in self._wanted.items() if versions or self._explicit is None]
 
     async def never_loaded(self) -> list[str]:
         """The models that could be loaded, and never were; none unless models are controlled explicitly."""
@@ -294,11 +331,6 @@ class Manager(Reconciler):
         if self._polling is not None:
             self._polling.cancel()
         await super().close()
-
-
-def _not_found(name: str, look: Look) -> str:
-    why = [f": {problem}" for key, problem in look.problems.items() if Path(key).name == name]
-    return f"failed to load '{name}', failed to poll from model repository{''.join(why)}"
 
 
 def _own_labels(roots: Sequence[Root]) -> dict[str, dict[str, int]]:

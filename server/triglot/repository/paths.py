@@ -26,7 +26,10 @@ def inside(folder: Path, name: str, key: str) -> Path:
 
 
 def check_links(path: Path, root: Path) -> None:
-    """Raises `ModelLoadError` when a symbolic link on the way to `path` leads out of `root`, itself a link or not."""
+    """Raises `ModelLoadError` when a symbolic link on the way to `path` leads out of `root`.
+
+    `root` itself may be a link.
+    """
     resolved = os.path.realpath(path)  # Unlike Path.resolve, it bears links that lead to themselves.
     if not Path(resolved).is_relative_to(os.path.realpath(root)):
         raise ModelLoadError(
@@ -35,11 +38,12 @@ def check_links(path: Path, root: Path) -> None:
         )
 
 
-def check_links_below(folder: Path, root: Path) -> None:
+def check_links_below(folder: Path, root: Path, except_for: Path | None = None) -> None:
     """As `check_links`, for what lies in a folder and one level deeper."""
     for entry in below(folder, levels=2):
-        if entry.is_symlink():
-            check_links(Path(entry.path), root)
+        path = Path(entry.path)
+        if entry.is_symlink() and path != except_for:
+            check_links(path, root)
 
 
 def below(folder: Path, levels: float = math.inf) -> Iterator[os.DirEntry[str]]:
@@ -60,10 +64,15 @@ def below(folder: Path, levels: float = math.inf) -> Iterator[os.DirEntry[str]]:
             continue
         for entry in entries:
             yield entry
-            linked = entry.is_symlink()
-            is_folder = os.path.isdir(entry.path) if linked else entry.is_dir()
-            if is_folder and left > 1 and not entry.name.startswith("."):
-                pending.append((entry.path, 1 if linked else left - 1))
+            if left > 1 and not entry.name.startswith(".") and _is_folder(entry):
+                pending.append((entry.path, 1 if entry.is_symlink() else left - 1))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # Such as a link that leads to itself.
 
 
 def _is_aside(name: str) -> bool:

@@ -88,7 +88,7 @@ def plan(versions: Mapping[int, Version], wanted: Mapping[int, ModelFiles], *, d
     if not load:
         return Plan(retire, None)
     staying = serving.difference(retire)
-    leaving = draining
+    leaving = draining + len(serving) - len(staying)
     return Plan(retire, load[-1], wait=leaving > max(len(wanted) - len(staying), 0))
 
 

@@ -10,11 +10,13 @@ Data files are all but the model's file, Python code, and what the configuration
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from triglot.repository.contents import Contents
-from triglot.repository.source import ModelFiles
+from triglot.repository.contents import ABSENT, Contents, contents_of, end_of, stamp_of
+from triglot.repository.source import ModelFiles, named_files
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +28,8 @@ IN_PYTHON = ("python", "predictor")
 class _Taken:
     """What a version was taken with.
 
-    `ends`: the last bytes of data files. `causes`: the data files whose change made it be taken. `loading`: nobody
-    has looked since it was loaded.
+    `ends`: the last bytes of its data files. `causes`: the data files whose change made it be taken. `loading`:
+    nobody has looked at it since it was loaded.
     """
 
     files: ModelFiles
@@ -36,7 +38,110 @@ class _Taken:
     causes: Collection[str]
     loading: bool = True
 
+    def changed(self, contents: Contents) -> set[str]:
+        """The paths where something was changed, removed or added."""
+        return {path for path, _ in contents.items() ^ self.contents.items()}
+
     def grown(self, contents: Contents) -> set[str]:
-        """The data files that something was appended to, and nothing else has happened to."""
-        larger = [path for path in self.ends if contents.get(path, (-1, 0)) > self.contents[path]]
-        return {path for path in larger if self._begins_as_before(path, contents)}
+        """The data files that something was appended to."""
+        grown = set()
+        for path, end in self.ends.items():
+            size = self.contents[path][0]
+            if end is not None and contents.get(path, ABSENT)[0] > size and end_of(path, size) == end:
+                grown.add(path)
+        return grown
+
+
+class Sights:
+    """`settle_seconds`: how long, and for two looks at least, things have to stay as they are."""
+
+    def __init__(self, settle_seconds: float) -> None:
+        self._settle_seconds = settle_seconds
+        self._seen: dict[tuple[str, int | str], tuple[object, float]] = {}
+        self._taken: dict[tuple[str, int], _Taken] = {}
+        self._own: dict[tuple[str, int], set[str]] = {}
+
+    def settled(self, name: str, what: int | str, value: object, *, at_once: bool = False) -> bool:
+        """Whether the value is what it was some time ago.
+
+        `name` is the model's; `what` says of which version or part of it the value is.
+        """
+        now = time.monotonic()
+        known, since = self._seen.get((name, what), (None, math.inf))
+        if at_once:
+            since = -math.inf
+        elif known != value:
+            since = now
+        self._seen[name, what] = value, since
+        return at_once or (known == value and now - since >= self._settle_seconds)
+
+    def whole(
+        self, files: ModelFiles, held: ModelFiles | None, *, serving: bool, loading: bool, at_once: bool
+    ) -> ModelFiles | None:
+        """The files with their stamp; those held where nothing has changed, None for what has not settled.
+
+        `held`: those that were wanted so far. `loading`: they may be loading now, and stay as they are meanwhile.
+        """
+        key = files.name, files.version
+        taken = self._taken.get(key)
+        if not at_once and taken is not None and taken.files == held and held.file == files.file:
+            return self._again(taken, files, serving=serving, loading=loading)
+        if at_once:
+            self._own.pop(key, None)
+        contents = self._contents(files)
+        settled = self.settled(*key, (files.file, contents), at_once=at_once)
+        return self._take(files, contents, ()) if settled else None
+
+    def _again(self, taken: _Taken, files: ModelFiles, *, serving: bool, loading: bool) -> ModelFiles | None:
+        contents = self._contents(files)
+        grown = taken.grown(contents) if serving else set()
+        # What grows may never settle. What is new has to: it may belong to a change.
+        steady = {path: sign for path, sign in contents.items() if path not in grown}
+        settled = self.settled(files.name, files.version, (files.file, steady))
+        if loading:
+            return taken.files
+        changed = taken.changed(contents) - grown
+        if taken.loading:
+            taken.loading = False
+            self._learn(taken, changed.intersection(taken.causes))
+            contents = self._contents(files)
+            changed = taken.changed(contents) - grown
+        counted = changed.intersection(taken.contents) if serving else changed
+        if not counted and files.config == taken.files.config:
+            return taken.files
+        return self._take(files, contents, changed) if settled else None
+
+    def _take(self, files: ModelFiles, contents: Contents, changed: Iterable[str]) -> ModelFiles:
+        files = replace(files, stamp=stamp_of(contents))
+        data = _data_files(files, contents) if files.backend in IN_PYTHON else []
+        ends = {path: end_of(path, contents[path][0]) for path in data}
+        self._taken[files.name, files.version] = _Taken(files, contents, ends, _data_files(files, changed))
+        return files
+
+    def _contents(self, files: ModelFiles) -> Contents:
+        own = self._own.get((files.name, files.version), ())
+        return {path: sign for path, sign in contents_of(files).items() if path not in own}
+
+    def _learn(self, taken: _Taken, own: set[str]) -> None:
+        """These files are the model's own."""
+        for path in own:
+            log.warning("%s: %s changes whenever it is loaded, and does not count any more", taken.files, path)
+        self._own.setdefault((taken.files.name, taken.files.version), set()).update(own)
+        taken.contents = {path: sign for path, sign in taken.contents.items() if path not in own}
+
+    def keep(self, files: Iterable[ModelFiles]) -> None:
+        """Forget all others."""
+        keys = {(one.name, one.version) for one in files}
+        names = {name for name, _ in keys}
+        self._taken = {key: taken for key, taken in self._taken.items() if key in keys}
+        self._own = {key: own for key, own in self._own.items() if key in keys}
+        self._seen = {
+            (name, what): seen
+            for (name, what), seen in self._seen.items()
+            if (name, what) in keys or (isinstance(what, str) and name in names)
+        }
+
+
+def _data_files(files: ModelFiles, paths: Iterable[str]) -> list[str]:
+    others = {str(files.file), *map(str, named_files(files.config))}
+    return [path for path in paths if path not in others and not path.endswith(".py")]

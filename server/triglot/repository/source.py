@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from triglot.core.model import Model
 from triglot.core.model_config import NO_CONFIG, ModelConfig, VersionPolicy
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.model_config import CONFIG_FILE, config_of, read_config
-from triglot.repository.paths import check_links
+from triglot.repository.paths import check_links, check_links_below
 from triglot.repository.settings import NAME, NAME_RULE, ModelSettings
 
 BACKEND_OF_FILE = {
@@ -38,8 +37,10 @@ BACKEND_OF_FILE = {
 }
 """The files that make a folder a model, the first of them deciding. A pickle may hold a model of scikit-learn or
 of XGBoost; its backend looks."""
+FILE_IN_FOLDER = {"saved_model.pb": "tensorflow", "model.onnx": "onnx"}
+"""Of models that are a folder in place of a file in Triton's layout, the file in it that is opened (spec 5.7)."""
 BACKEND_OF_FOLDER = {"model.savedmodel/saved_model.pb": "tensorflow", "model.onnx/model.onnx": "onnx"}
-"""Where Triton's layout has a folder in place of a file (spec 5.7)."""
+"""The usual ones."""
 BACKEND_OF_SUFFIX = {
     ".py": "python",
     ".onnx": "onnx",
@@ -53,7 +54,7 @@ BACKEND_OF_SUFFIX = {
 GRPS_PROJECT = ("conf/inference.yml", "conf/server.yml")
 _FILES = f"{{{', '.join(BACKEND_OF_FILE)}}}"
 _EXPECTED = f"[VERSION/]{_FILES}, VERSION an integer like 1"
-_NUMBER = re.compile("[0-9]+")
+_NUMBER = re.compile("0*[0-9]{1,19}")
 LAST_VERSION = 2**63 - 1
 
 
@@ -65,9 +66,9 @@ class NothingFound(ModelLoadError):
 class ModelFiles:
     """One version of one model on disk.
 
-    `file` is what the backend opens; `alone`: nothing beside it belongs to it. `stamp` changes with the files, see
-    `stamp_of`; 0 where nobody looked. `label` is one more name of the version. `make` makes the loaded model, in
-    place of the backend.
+    `file` is what the backend opens, `folder` holds all that belongs to the version, where that is not the file's;
+    `alone`: nothing beside the file belongs to it. `stamp` changes with the files, and is 0 where nobody looked.
+    `label` is one more name of the version. `make` makes the loaded model, in place of the backend.
     """
 
     name: str
@@ -77,6 +78,7 @@ class ModelFiles:
     stamp: int = 0
     label: str = ""
     alone: bool = False
+    folder: Path | None = None
     config: ModelConfig = field(default=NO_CONFIG, hash=False)
     make: Callable[[], Model] | None = field(default=None, compare=False)
 
@@ -93,9 +95,13 @@ Overrides = Mapping[str, pb.ModelConfig]
 
 @dataclass(slots=True)
 class Found:
-    """The versions of each model, ascending; what is wrong, by the model's name or the path; what is odd."""
+    """The versions of each model, ascending; what is wrong, by the model's name or the path; what is odd.
+
+    `folders`: those of models, where they may have a configuration.
+    """
 
     models: dict[str, list[ModelFiles]] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
     problems: dict[str, ModelLoadError] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -115,7 +121,7 @@ def find_models(
 ) -> Found:
     """Everything that lies at the roots. Of one name the first counts, and the second is a problem.
 
-    `allow_symlinks`: links may lead out of the root that they are found in.
+    `allow_symlinks`: links may lead out of the root that they are found in. A root may be a link in any case.
     """
     found = Found()
     for root in roots:
@@ -159,6 +165,8 @@ class _Search:
         path = self.root
         if path.is_file():
             files = _model_file(path)
+            if files.folder is not None and not self.allow_symlinks:
+                check_links_below(files.folder, files.folder, except_for=path)
             self._add(path, files.name, [files])
         elif not path.is_dir():
             raise ModelLoadError(f"{path}: no such file or folder")
@@ -172,16 +180,18 @@ class _Search:
     def _find_in_repository(self) -> None:
         empty = True
         for folder in sorted(self.root.iterdir()):
-            if not folder.is_dir() or folder.name.startswith((".", "__")):
+            if folder.name.startswith((".", "__")):
                 continue
             with self.found.collecting(str(folder)):
-                versions = self._model_versions(folder)
-                if not versions:
+                if not folder.is_dir():
+                    continue
+                if versions := self._model_versions(folder):
+                    self._add(folder, folder.name, versions)
+                else:
                     text = f"{folder} is left out: no model in it, expected {_EXPECTED}"
                     self.found.warnings.append(text)
                     continue
-                empty = False
-                self._add(folder, folder.name, versions)
+            empty = False
         if empty:
             raise NothingFound(f"{self.root}: no models here; expected NAME/[VERSION/]{_FILES}")
 
@@ -195,6 +205,8 @@ class _Search:
                 f"{versions[0].file}"
             )
         models[name] = versions
+        if path != versions[0].file:
+            self.found.folders[name] = path
         self._warn_of_missing(name, versions[0].config.version_policy, versions)
 
     def _warn_of_missing(self, name: str, policy: VersionPolicy, versions: list[ModelFiles]) -> None:
@@ -203,6 +215,8 @@ class _Search:
             for number in policy.missing({files.version for files in versions})
         )
 
+    # --- one model's folder ---
+
     def _model_versions(self, folder: Path) -> list[ModelFiles]:
         """The versions in a model's folder, ascending; files right in it are version 1.
 
@@ -210,26 +224,44 @@ class _Search:
         """
         config = self._config(folder)
         versions = self._version_folders(folder, folder.name, config)
+        if config is not NO_CONFIG and versions:
+            return versions
         if files := self._files(folder, folder.name, 1, config):
             if versions:
                 raise ModelLoadError(f"{folder}: expected {files.file.name} or version folders, found both")
             return [files]
-        if config is not NO_CONFIG and not versions:
-            expected = config.file_name or ", ".join(_files_of(config.backend)) or _FILES
-            raise ModelLoadError(f"{folder}: {CONFIG_FILE}, but no version of the model; expected 1/{expected}")
+        if config is not NO_CONFIG:
+            expected = ", ".join(_candidates(config))
+            raise NothingFound(f"{folder}: {CONFIG_FILE}, but no version of the model; expected 1/{{{expected}}}")
         return versions
 
     def _config(self, folder: Path) -> ModelConfig:
+        self._check(folder)
         override = self.overrides.get(folder.name)
         if override is None:
-            return read_config(folder, self.found.warnings)
-        return config_of(override, folder, f"the configuration of model '{folder.name}'", self.found.warnings)
+            file = folder / CONFIG_FILE
+            self._check(file)
+            if file.exists() and not file.is_file():  # Reading a pipe may take for ever.
+                raise ModelLoadError(f"{file}: expected a file")
+            config = read_config(folder, self.found.warnings)
+        else:
+            source = f"the configuration of model '{folder.name}'"
+            config = config_of(override, folder, source, self.found.warnings)
+        for file in named_files(config):
+            self._check(file)
+        return config
+
+    def _check(self, path: Path) -> None:
+        if not self.allow_symlinks:
+            check_links(path, self.root)
 
     def _version_folders(self, folder: Path, name: str, config: ModelConfig) -> list[ModelFiles]:
         versions: dict[int, ModelFiles] = {}
         # The plain spelling of a number first.
         for entry in sorted(folder.iterdir(), key=lambda entry: (len(entry.name), entry.name)):
-            number = version_of(entry.name)
+            # Triton passes over zeros in front, and so over version 0; the others do not (spec 5.7, tfs 6.1).
+            passed_over = config is not NO_CONFIG and entry.name.startswith("0")
+            number = None if passed_over else version_of(entry.name)
             files = None if number is None else self._files(entry, name, number, config)
             if number is None or files is None:
                 continue
@@ -241,29 +273,50 @@ class _Search:
         return [versions[number] for number in sorted(versions)]
 
     def _files(self, folder: Path, name: str, version: int, config: ModelConfig) -> ModelFiles | None:
-        candidates = {config.file_name: ""} if config.file_name else _files_of(config.backend)
-        for file_name, backend in candidates.items():
+        for file_name, usual_backend in _candidates(config).items():
             file = folder / file_name
-            if file.is_file():
-                files = ModelFiles(
-                    name, version, config.backend or backend or _backend_of(file), file, config=config
+            if not file.is_file():
+                continue
+            if not self.allow_symlinks:
+                for path in (folder, file):
+                    check_links(path, self.root)
+                check_links_below(folder, self.root)
+            backend = config.backend or usual_backend or _backend_by_name(file)
+            if not backend:
+                raise ModelLoadError(
+                    f"{config.source}: backend: expected the one for {config.file_name!r}, got none; there are "
+                    f"{', '.join(dict.fromkeys(BACKEND_OF_FILE.values()))}"
                 )
-                if not self.allow_symlinks:
-                    for path in (folder, *own_paths(files)):
-                        check_links(path, self.root)
-                return files
+            return ModelFiles(name, version, backend, file, folder=folder, config=config)
         return None
 
 
-def _files_of(backend: str) -> dict[str, str]:
-    """The usual files of a backend, and the backend of each; "": of all backends."""
-    return {file: kind for file, kind in (BACKEND_OF_FILE | BACKEND_OF_FOLDER).items() if backend in ("", kind)}
+def named_files(config: ModelConfig) -> list[Path]:
+    """The files that a configuration names: with labels, and with the data of warm-up requests."""
+    inputs = [tensor for request in config.warm_up for tensor in request.inputs.values()]
+    files = [*(tensor.label_file for tensor in config.outputs), *(tensor.file for tensor in inputs)]
+    return [file for file in files if file is not None]
+
+
+def _candidates(config: ModelConfig) -> dict[str, str]:
+    """The files that make a folder a version, the first of them deciding, and the backend of each; "" for any."""
+    candidates = BACKEND_OF_FILE | BACKEND_OF_FOLDER
+    if name := config.file_name:
+        candidates = {name: ""} | {f"{name}/{file}": backend for file, backend in FILE_IN_FOLDER.items()}
+    return {
+        file: kind for file, kind in candidates.items() if "" in (kind, config.backend) or kind == config.backend
+    }
+
+
+def _backend_by_name(file: Path) -> str:
+    """The backend for a file of any name; "" where the name does not say."""
+    return BACKEND_OF_FILE.get(file.name) or BACKEND_OF_SUFFIX.get(file.suffix, "")
 
 
 def _backend_of(file: Path) -> str:
     """The backend for a file of any name. Raises `ModelLoadError`."""
-    backend = BACKEND_OF_FILE.get(file.name) or BACKEND_OF_SUFFIX.get(file.suffix)
-    if backend is None:
+    backend = _backend_by_name(file)
+    if not backend:
         raise ModelLoadError(
             f"{file}: expected a folder, one of {', '.join(BACKEND_OF_FILE)}, or NAME with one of "
             f"{', '.join(BACKEND_OF_SUFFIX)}"
@@ -273,45 +326,16 @@ def _backend_of(file: Path) -> str:
 
 def _model_file(path: Path) -> ModelFiles:
     """A model given by its file; one of a usual name is called as its folder."""
-    if path.name in BACKEND_OF_FILE:
-        folder, version = path.parent, version_of(path.parent.name)
-        if version is not None:
-            folder = folder.parent
-        return ModelFiles(folder.name, 1 if version is None else version, BACKEND_OF_FILE[path.name], path)
-    return ModelFiles(path.stem, 1, _backend_of(path), path, alone=True)
+    if path.name not in BACKEND_OF_FILE:
+        return ModelFiles(path.stem, 1, _backend_of(path), path, alone=True)
+    folder, version = path.parent, version_of(path.parent.name)
+    if version is not None:
+        folder = folder.parent
+    backend = BACKEND_OF_FILE[path.name]
+    return ModelFiles(folder.name, 1 if version is None else version, backend, path, folder=path.parent)
 
 
 def version_of(name: str) -> int | None:
     """The version that a folder of this name holds, if any; leading zeros are fine (tfs 6.1)."""
     number = int(name) if _NUMBER.fullmatch(name) else None
     return None if number is None or number > LAST_VERSION else number
-
-
-def own_paths(files: ModelFiles) -> list[Path]:
-    """The model's file; unless it is alone, all files and folders beside it, and those one folder below.
-
-    That is where a SavedModel has its variables. What Python and editors leave there does not count.
-    """
-    if files.alone:
-        return [files.file]
-    folder = files.file.parent
-    paths = [path for pattern in ("*", "*/*") for path in folder.glob(pattern)]
-    return sorted(path for path in paths if not any(map(_is_aside, path.relative_to(folder).parts)))
-
-
-def _is_aside(name: str) -> bool:
-    return name == "__pycache__" or name.endswith((".swp", ".swx", "~"))
-
-
-def stamp_of(files: ModelFiles) -> int:
-    """A number that changes with the names, sizes and times of the version's `own_paths`."""
-    return hash(tuple((str(path), *_size_and_time(path)) for path in own_paths(files)))
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return -1, -1  # It went away just now, or is a link to nowhere.
-    # A folder's own time changes with anything in it, __pycache__ too.
-    return (0, 0) if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)

@@ -11,7 +11,7 @@ class Turns:
     """A lock that lets the next one in when its holder takes longer than `patience` seconds."""
 
     def __init__(self, patience: float) -> None:
-        self._patience = patience
+        self.patience = patience
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
@@ -25,7 +25,7 @@ class Turns:
             mine = False
             self._lock.release()
 
-        passing = asyncio.get_running_loop().call_later(self._patience, pass_on)
+        passing = asyncio.get_running_loop().call_later(self.patience, pass_on)
         try:
             yield
         finally:

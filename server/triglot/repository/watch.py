@@ -1,33 +1,28 @@
 """Looks at the disk again and again, and says which versions are wanted now.
 
-Strategy: a version that appears while the server runs may still be written. It exists for us when two looks,
-some time apart, find the same names, sizes and times in its folder (`stamp_of`); what somebody asks for by name is
-taken at once. The same goes for a version that serves, when its files or its configuration change; TensorFlow
-Serving's versions never change, and are not looked into again. What cannot be read keeps what it had: a mount that
-went away is no reason to stop serving, and no reason to forget the other models.
+Strategy: what appears while the server runs may still be written. A version exists for us when two looks, some
+time apart, find the same names, sizes and times in its folder; a new model, when that is so of all in its folder.
+What somebody asks for by name is taken at once. The same goes for a version that serves, when its files change
+(see `sights`), and for a model's configuration: until then the model keeps what it had. TensorFlow Serving's
+versions never change, and are not looked into again. What cannot be read keeps what it had, too: a mount that went
+away is no reason to stop serving, and no reason to forget the other models.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from triglot.core.errors import ModelLoadError
 from triglot.core.model_config import VersionPolicy
+from triglot.repository.contents import folder_contents, sign_of, stamp_of
+from triglot.repository.model_config import CONFIG_FILE
 from triglot.repository.settings import ModelSettings
-from triglot.repository.source import (
-    Found,
-    ModelFiles,
-    NothingFound,
-    Overrides,
-    Root,
-    find_models,
-    stamp_of,
-)
+from triglot.repository.sights import Sights
+from triglot.repository.source import Found, ModelFiles, NothingFound, Overrides, Root, find_models
 
 log = logging.getLogger(__name__)
 
@@ -46,28 +41,20 @@ class Look:
     unsettled: bool
 
 
-class Sights:
-    """Since when the files of each version are as they are; `settle_seconds` make them settled."""
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A model that was found: all its versions, and those of them that are `held` and `used`.
 
-    def __init__(self, settle_seconds: float) -> None:
-        self._settle_seconds = settle_seconds
-        self._seen: dict[ModelFiles, tuple[int, float]] = {}
+    `folder`: where it may have a configuration. `policy`: of its settings.
+    """
 
-    def settled(self, files: ModelFiles, *, at_once: bool) -> ModelFiles | None:
-        """The files with their stamp; None for those that changed, or appeared, a short time ago."""
-        stamp, now = stamp_of(files), time.monotonic()
-        known_stamp, since = self._seen.get(files, (None, 0.0))
-        if at_once:
-            since = -math.inf
-        elif stamp != known_stamp:
-            self._seen[files] = stamp, now
-            return None
-        self._seen[files] = stamp, since
-        return replace(files, stamp=stamp) if now - since >= self._settle_seconds else None
-
-    def keep(self, found: Iterable[ModelFiles]) -> None:
-        """Forget all others."""
-        self._seen = {files: self._seen[files] for files in found if files in self._seen}
+    versions: Sequence[ModelFiles]
+    folder: Path | None
+    policy: VersionPolicy | None
+    held: Mapping[int, ModelFiles]
+    used: Mapping[int, ModelFiles]
+    busy: bool
+    at_once: bool
 
 
 class Watch:
@@ -93,38 +80,76 @@ class Watch:
         loaded: Collection[ModelFiles],
         at_once: AtOnce = lambda _: False,
         overrides: Overrides = MappingProxyType({}),
+        busy: Collection[str] = (),
     ) -> Look:
         """Look at the roots.
 
-        `held`: what was wanted so far. `loaded`: the versions that serve or load. A warning is logged once, and
-        again when it comes back; so is a problem, except of what is taken at once.
+        `held`: what was wanted so far. `loaded`: the versions that serve or load. `busy`: the models of which one
+        may be loading. A warning is logged once, and again when it comes back; so is a problem, except of what is
+        taken at once.
         """
         found = find_models(roots, overrides, allow_symlinks=self._allow_symlinks)
         policies = {root.name: root.policy for root in roots if isinstance(root, ModelSettings)}
-        self._sights.keep(files for versions in found.models.values() for files in versions)
-        in_use = {(files.name, files.version): files for files in loaded}
-        unsettled: set[ModelFiles] = set()
-
-        def whole(files: ModelFiles) -> ModelFiles | None:
-            used = in_use.get((files.name, files.version))
-            if used is not None and used.file == files.file and files.name in policies:
-                return used
-            settled = self._sights.settled(files, at_once=at_once(files.name))
-            if settled is None:
-                unsettled.add(files)
-            return settled or used
-
+        used = {(files.name, files.version): files for files in loaded}
+        self._sights.keep([*_all_of(held), *loaded, *_all_of(found.models)])
         wanted: dict[str, Mapping[int, ModelFiles]] = {name: {} for name in policies}
+        unsettled = False
         for name, versions in found.models.items():
-            policy = policies.get(name) or versions[0].config.version_policy
-            chosen = _choose(versions, policy, whole)
+            model = _Model(
+                versions,
+                found.folders.get(name),
+                policies.get(name),
+                held.get(name, {}),
+                {files.version: used[name, files.version] for files in versions if (name, files.version) in used},
+                busy=name in busy,
+                at_once=at_once(name),
+            )
+            chosen, settled = self._chosen(model)
+            unsettled = unsettled or not settled
             if chosen or name in policies:
                 wanted[name] = chosen
         for key, problem in found.problems.items():
             if not isinstance(problem, NothingFound):
                 wanted |= _kept(key, held, wanted)
         self._warn(found, at_once)
-        return Look(wanted, found.problems, bool(unsettled))
+        return Look(wanted, found.problems, unsettled)
+
+    def _chosen(self, model: _Model) -> tuple[Mapping[int, ModelFiles], bool]:
+        """The wanted versions of a model, and whether everything that may be wanted has settled."""
+        if not self._has_settled(model):
+            there = {files.version for files in model.versions}
+            return {number: files for number, files in model.held.items() if number in there}, False
+        at_once = model.at_once or (model.folder is not None and not model.held)
+        unsettled = False
+
+        def whole(files: ModelFiles) -> ModelFiles | None:
+            nonlocal unsettled
+            used = model.used.get(files.version)
+            if used is not None and used.file == files.file and model.policy is not None:
+                return used
+            settled = self._sights.whole(
+                files,
+                model.held.get(files.version),
+                serving=used is not None,
+                loading=model.busy,
+                at_once=at_once,
+            )
+            unsettled = unsettled or settled is None
+            return settled or used
+
+        policy = model.policy or model.versions[0].config.version_policy
+        return _choose(model.versions, policy, whole), not unsettled
+
+    def _has_settled(self, model: _Model) -> bool:
+        """Whether a new model's folder, or the configuration of one that is known, is what it was."""
+        if model.folder is None or model.at_once:
+            return True
+        name, config = model.versions[0].name, model.versions[0].config
+        if not model.held:
+            return self._sights.settled(name, "folder", stamp_of(folder_contents(model.folder)))
+        value = config, sign_of(model.folder / CONFIG_FILE)
+        settled = self._sights.settled(name, "configuration", value)
+        return settled or all(files.config == config for files in model.held.values())
 
     def _warn(self, found: Found, at_once: AtOnce) -> None:
         problems = {key: str(problem) for key, problem in found.problems.items()}
@@ -140,13 +165,15 @@ def _choose(
 ) -> dict[int, ModelFiles]:
     """The versions that the policy wants of those that are whole."""
     there = {files.version: files for files in versions}
-    while True:
-        chosen = {number: whole(there[number]) for number in policy.wanted(there)}
-        unfinished = [number for number, files in chosen.items() if files is None]
-        if not unfinished:
-            return {number: files for number, files in chosen.items() if files is not None}
-        for number in unfinished:
-            del there[number]
+    chosen: dict[int, ModelFiles] = {}
+    while more := [number for number in policy.wanted(there) if number not in chosen]:
+        for number in more:
+            files = whole(there[number])
+            if files is None:
+                del there[number]
+            else:
+                chosen[number] = files
+    return {number: chosen[number] for number in policy.wanted(there)}
 
 
 def _kept(key: str, held: Wanted, wanted: Wanted) -> Wanted:
@@ -157,3 +184,8 @@ def _kept(key: str, held: Wanted, wanted: Wanted) -> Wanted:
         if name == key
         or (name not in wanted and any(files.file.is_relative_to(key) for files in versions.values()))
     }
+
+
+def _all_of(models: Mapping[str, Mapping[int, ModelFiles] | Sequence[ModelFiles]]) -> Iterator[ModelFiles]:
+    for versions in models.values():
+        yield from versions.values() if isinstance(versions, Mapping) else versions

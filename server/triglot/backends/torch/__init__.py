@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
-from triglot.backends.torch import exported, script
 from triglot.backends.torch.archive import Kind, kind_of
+from triglot.backends.torch.exported import read_exported
 from triglot.backends.torch.model import Program, TorchModel
+from triglot.backends.torch.script import read_script
 from triglot.core.errors import ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import Device, ModelConfig
@@ -21,7 +22,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     Raises `ModelLoadError` for any other file, for a device that there is not, and for tensors that cannot be
     named as `config` does.
     """
-    read = exported.read if kind_of(file) is Kind.EXPORTED else script.read
+    read = read_exported if kind_of(file) is Kind.EXPORTED else read_script
     devices = _devices(config)
     programs: dict[Device, Program] = {
         device: read(file, _torch_device(device)) for device in dict.fromkeys(devices)

@@ -18,6 +18,7 @@ from triglot.backends.torch.model import RefusedInputs
 from triglot.backends.torch.names import ProgramTensor, output_name
 from triglot.backends.torch.tensors import DATATYPE_OF, EXPECTED
 from triglot.core.errors import ModelLoadError
+from triglot.core.signature import shape_text
 from triglot.core.types import TensorSpec
 
 _GUARDS = ("Guard failed: ", "Expected input at ")
@@ -26,7 +27,7 @@ _loading = threading.Lock()
 """torch.export reads one program at a time: it keeps what it is at in a global variable."""
 
 
-def read(file: Path, device: torch.device | None) -> ExportedProgram:
+def read_exported(file: Path, device: torch.device | None) -> ExportedProgram:
     """The program of `file`, moved to `device`; None leaves it where it was saved.
 
     Raises `ModelLoadError` for what torch cannot load or move, and for inputs and outputs that we cannot carry.
@@ -73,9 +74,7 @@ class ExportedProgram:
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Runs the graph. Raises `RefusedInputs` for shapes that it was not exported for."""
-        leaves = [
-            leaf.value if not leaf.name else tensors[leaf.name].to(leaf.value.device) for leaf in self._leaves
-        ]
+        leaves = [leaf.fill(tensors) for leaf in self._leaves]
         arguments, named = tree_unflatten(leaves, self._in_spec)
         try:
             result = self._module(*arguments, **named)
@@ -112,6 +111,18 @@ class _Leaf:
             raise ValueError(f"'{name}' is {self.value.dtype}; {EXPECTED}")
         shape = [dim if isinstance(dim, int) else -1 for dim in self.value.shape]
         return TensorSpec(name, DATATYPE_OF[self.value.dtype], shape)
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+        """The tensor of its name, or the constant. Raises `RefusedInputs` for another number of dims."""
+        if not self.name:
+            return self.value
+        tensor = tensors[self.name]
+        # torch's own checks take it for granted.
+        if tensor.dim() != self.value.dim():
+            raise RefusedInputs(
+                f"input '{self.name}': expected {self.value.dim()} dims, got shape {shape_text(tensor.shape)}"
+            )
+        return tensor.to(self.value.device)
 
 
 def _leaf(argument: Any, nodes: Mapping[str, Any]) -> _Leaf:

@@ -17,7 +17,7 @@ RESULTS = "expected a Tensor, a Tuple or List of Tensors, or a Dict[str, Tensor]
 _ATTRIBUTE = re.compile(r': [^=]*Tensor[^=]* = prim::GetAttr\[name="([^"]+)"\]')
 
 
-def read(file: Path, device: torch.device | None) -> ScriptProgram:
+def read_script(file: Path, device: torch.device | None) -> ScriptProgram:
     """The program of `file`, moved to `device`; None leaves it where it was saved.
 
     Raises `ModelLoadError` for what torch cannot load, and for inputs and outputs that are no tensors.

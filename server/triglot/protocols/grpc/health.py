@@ -41,7 +41,7 @@ class Health:
 
     async def list(self, _: pb.HealthListRequest, __: Call) -> pb.HealthListResponse:
         """Every name that can be checked."""
-        names = ["", *self._services, *self._dataplane.model_names()]
+        names = ["", *self._services, *self._dataplane.known_names()]
         return pb.HealthListResponse(statuses={name: self._status(name) for name in names})
 
     async def watch(self, request: pb.HealthCheckRequest, _: Call) -> AsyncIterator[pb.HealthCheckResponse]:

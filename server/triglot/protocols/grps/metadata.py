@@ -10,6 +10,7 @@ import yaml
 from triglot.core.types import TensorSpec
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
+from triglot.repository.plan import State
 
 
 def model_text(servable: Servable) -> str:
@@ -40,10 +41,11 @@ def _tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
 
 
 def server_text(server_name: str, dataplane: DataPlane) -> str:
-    """The server and its models."""
+    """The server and its models: those that are there, and those that could not be loaded."""
     models = [
         {"name": version.files.name, "version": str(version.files.version), "state": version.state.value}
         for version in dataplane.versions()
+        if version.state is not State.UNAVAILABLE or version.error is not None
     ]
     text: str = yaml.safe_dump({"server": {"name": server_name}, "models": models}, allow_unicode=True)
     return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,16 @@ from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.types import Call, InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import Operation, Route
+from triglot.protocols import MAX_CONTROL_BYTES, Operation, Route
 from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.codec import packing_size
 from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length
-from triglot.protocols.kserve.service import KServe
+from triglot.protocols.kserve.service import KServe, check_change_size
 
 MODEL = "/v2/models/{model}"
-REPOSITORY_MODEL = "/v2/repository/models/{model}"
 VERSION = MODEL + "/versions/{version:[0-9]+}"
+REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
+"""One that is named is refused (spec 3.1)."""
 HTTP_DOOR = "HTTP end point"
 
 
@@ -47,16 +48,26 @@ def kserve_routes(service: KServe) -> list[Route]:
         Route("GET", path, inspect, server_metadata, service.server_metadata, _encode_server_metadata)
         for path in ("/v2", "/v2/")
     ]
-    rows.append(
-        Route("POST", "/v2/repository/index", inspect, _decode_index, service.repository_index, _encode_index)
-    )
+    rows += [
+        Route("POST", f"{repository}/index", inspect, _decode_index, service.repository_index, _encode_index)
+        for repository in REPOSITORIES
+    ]
     for verb, request_class, change in (
         ("load", pb.RepositoryModelLoadRequest, service.load_model),
         ("unload", pb.RepositoryModelUnloadRequest, service.unload_model),
     ):
-        decode_change = partial(_decode_change, request_class)
-        path = f"{REPOSITORY_MODEL}/{verb}"
-        rows.append(Route("POST", path, Operation.ADMINISTER, decode_change, change, _encode_none))
+        rows += [
+            Route(
+                "POST",
+                f"{repository}/models/{{model}}/{verb}",
+                Operation.ADMINISTER,
+                partial(_decode_change, request_class),
+                change,
+                partial(_encode_changed, verb),
+                body_limit=_change_limit,
+            )
+            for repository in REPOSITORIES
+        ]
     for path in (MODEL, VERSION):
         ready_of, metadata_of = (
             partial(_named, pb.ModelReadyRequest),
@@ -98,7 +109,7 @@ def _decode_index(http: HttpRequest) -> pb.RepositoryIndexRequest:
     ready = read_body(bytes(http.body) or b"{}", "", lambda body: body.get("ready", False))
     if not isinstance(ready, bool):
         raise InvalidArgument(f"'ready' must be true or false, got {type_name(ready)}")
-    return pb.RepositoryIndexRequest(ready=ready)
+    return pb.RepositoryIndexRequest(repository_name=http.path.get("repository", ""), ready=ready)
 
 
 def _encode_index(reply: pb.RepositoryIndexResponse, _: Any) -> HttpResponse:
@@ -111,7 +122,7 @@ def _encode_index(reply: pb.RepositoryIndexResponse, _: Any) -> HttpResponse:
 
 def _decode_change(request_class: Any, http: HttpRequest) -> Any:
     """Raises `InvalidArgument` for parameters that are no texts and no truth values."""
-    request = request_class(model_name=http.path["model"])
+    request = request_class(repository_name=http.path.get("repository", ""), model_name=http.path["model"])
     parameters = read_body(bytes(http.body) or b"{}", "", lambda body: body.get("parameters", {}))
     if not isinstance(parameters, dict):
         raise InvalidArgument(f"'parameters' must be an object, got {type_name(parameters)}")
@@ -125,8 +136,15 @@ def _decode_change(request_class: Any, http: HttpRequest) -> Any:
     return request
 
 
-def _encode_none(_: Any, __: Any) -> HttpResponse:
-    return HttpResponse(b"")
+def _change_limit(headers: Mapping[str, str]) -> int:
+    length = headers.get("content-length", "")
+    check_change_size(int(length) if length.isdecimal() else 0)
+    return MAX_CONTROL_BYTES
+
+
+def _encode_changed(verb: str, name: str, _: Any) -> HttpResponse:
+    """KServe's answer; Triton's has no body, and its clients look at none (spec 3.9)."""
+    return HttpResponse(orjson.dumps({"name": name, verb: True}))
 
 
 def _encode_names(names: list[str], _: Any) -> HttpResponse:

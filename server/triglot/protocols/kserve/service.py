@@ -10,13 +10,12 @@ from triglot.core.errors import InvalidArgument, ModelNotFound, ServingError, Un
 from triglot.core.types import Call, InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
 from triglot.protocols.kserve.codec import decoding_size, encode_infer, packing_size
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.templates import infer_decoder
-from triglot.protocols.wire import parse_control, serialize
-from triglot.repository.model_config import parse_override
+from triglot.protocols.wire import length_prefix, parse_control, serialize
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
 
@@ -27,6 +26,7 @@ EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
 CONFIG = "config"
 FILE_PREFIX = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
+NO_FILES = "models are loaded from the repository, never from a request's files"
 
 
 class KServe:
@@ -63,7 +63,7 @@ class KServe:
         self._dataplane.decoupled(name, version)
 
     async def model_names(self, _: None, __: Call) -> list[str]:
-        """Every model that is wanted, ready or not."""
+        """See `DataPlane.model_names`."""
         return self._dataplane.model_names()
 
     async def server_metadata(self, _: pb.ServerMetadataRequest, __: Call) -> pb.ServerMetadataResponse:
@@ -112,34 +112,23 @@ class KServe:
             response.models.add(name=name)
         return response
 
-    async def load_model(self, request: pb.RepositoryModelLoadRequest, _: Call) -> pb.RepositoryModelLoadResponse:
-        """Returns when the model serves (spec 3.9). Raises `ServingError`: see `Manager.load_model`."""
+    async def load_model(self, request: pb.RepositoryModelLoadRequest, _: Call) -> str:
+        """The model's name, when it serves (spec 3.9). Raises `ServingError`: see `Manager.load_model`."""
         name = _model_to_change(request)
-        override = None
-        for key in request.parameters:
-            if key != CONFIG:
-                raise InvalidArgument(_unexpected(key, f"'{CONFIG}'"))
-            text = _parameter(request.parameters, key, "string_param")
-            override = parse_override(text, name)
-        await self._dataplane.load_model(name, override)
-        return pb.RepositoryModelLoadResponse()
+        await self._dataplane.load_model(name, _parameter(request.parameters, CONFIG, "string_param"))
+        return name
 
-    async def unload_model(
-        self, request: pb.RepositoryModelUnloadRequest, _: Call
-    ) -> pb.RepositoryModelUnloadResponse:
-        """Returns when the model takes no calls any more (spec 3.9). Raises as `Manager.unload_model`."""
+    async def unload_model(self, request: pb.RepositoryModelUnloadRequest, _: Call) -> str:
+        """The model's name, when it takes no calls any more (spec 3.9). Raises as `Manager.unload_model`."""
         name = _model_to_change(request)
-        for key in request.parameters:
-            if key != UNLOAD_DEPENDENTS:
-                raise InvalidArgument(_unexpected(key, f"'{UNLOAD_DEPENDENTS}'"))
-            _parameter(request.parameters, key, "bool_param")
+        # No model depends on another, whatever it says.
+        _parameter(request.parameters, UNLOAD_DEPENDENTS, "bool_param")
         self._dataplane.unload_model(name)
-        return pb.RepositoryModelUnloadResponse()
+        return name
 
     def grpc_service(self) -> Service:
         """The rows of GRPCInferenceService; an RPC without one answers UNIMPLEMENTED."""
         health, inspect, infer = Operation.HEALTH, Operation.INSPECT, Operation.INFER
-        administer = Operation.ADMINISTER
         unary_infer = partial(self.infer, "ModelInfer RPC")
         return Service(
             SERVICE,
@@ -168,8 +157,8 @@ class KServe:
                     bytes,
                 ),
                 _unary("RepositoryIndex", inspect, pb.RepositoryIndexRequest, self.repository_index),
-                _unary("RepositoryModelLoad", administer, pb.RepositoryModelLoadRequest, self.load_model),
-                _unary("RepositoryModelUnload", administer, pb.RepositoryModelUnloadRequest, self.unload_model),
+                _change("RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load_model),
+                _change("RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload_model),
             ),
             PROTOCOL,
         )
@@ -187,17 +176,26 @@ def _model_to_change(request: RepositoryChange) -> str:
 
 
 def _parameter(parameters: Mapping[str, pb.ModelRepositoryParameter], key: str, field: str) -> Any:
-    """Raises `InvalidArgument` for a value of another kind."""
+    """The one parameter that there may be, or None. Raises `InvalidArgument` for another, or another kind."""
+    for other in sorted(parameters):
+        if other.startswith(FILE_PREFIX):
+            raise InvalidArgument(f"parameter '{other}': {NO_FILES}")
+        if other != key:
+            raise InvalidArgument(f"unexpected parameter '{other}', expected '{key}'")
+    if key not in parameters:
+        return None
     kind = parameters[key].WhichOneof("parameter_choice")
     if kind != field:
         raise InvalidArgument(f"parameter '{key}': expected {field}, got {kind or 'nothing'}")
     return getattr(parameters[key], field)
 
 
-def _unexpected(key: str, expected: str) -> str:
-    if key.startswith(FILE_PREFIX):
-        return f"parameter '{key}': models are loaded from the repository, never from a request's files"
-    return f"unexpected parameter '{key}', expected {expected}"
+def check_change_size(size: int) -> None:
+    """Raises `InvalidArgument` for a request to load or unload of more bytes than a configuration has."""
+    if size > MAX_CONTROL_BYTES:
+        raise InvalidArgument(
+            f"the request has {size} bytes, at most {MAX_CONTROL_BYTES} are expected: {NO_FILES}"
+        )
 
 
 def _refuse_repository(name: str) -> None:
@@ -207,6 +205,20 @@ def _refuse_repository(name: str) -> None:
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
     return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=spec.shape or ())
+
+
+def _change(name: str, request_class: Any, call: Any) -> Method:
+    def decode(data: bytes) -> Any:
+        check_change_size(len(data))
+        return parse_control(request_class, data)
+
+    return Method(name, Kind.UNARY, Operation.ADMINISTER, decode, call, _encode_changed)
+
+
+def _encode_changed(name: str) -> bytes:
+    """Triton's reply has no fields; KServe's says which model was changed, and that it was (spec 1.6)."""
+    encoded = name.encode()
+    return length_prefix(1, len(encoded)) + encoded + b"\x10\x01"
 
 
 def _unary(name: str, operation: Operation, request_class: Any, call: Any) -> Method:

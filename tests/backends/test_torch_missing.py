@@ -1,0 +1,38 @@
+"""The torch backend where torch is not installed, and its tests where it is."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from elsewhere import check_tests
+from triglot import backends
+from triglot.core.errors import MissingDependency
+
+FOLDER = Path(__file__).parent
+FILES = sorted({*FOLDER.glob("test_torch_*.py")} - {Path(__file__)})
+
+without_torch = pytest.mark.skipif(find_spec("torch") is not None, reason="this environment has torch")
+
+
+@without_torch
+@pytest.mark.parametrize("name", ["model.pt", "model.pt2"])
+def test_the_error_says_what_to_install(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    for _ in range(2):
+        with pytest.raises(MissingDependency) as caught:
+            backends.load("torch", file)
+        text = "the torch backend needs torch, which is not installed; run: pip install 'triglot[torch]'"
+        assert str(caught.value) == f"{file}: {text}"
+    assert not [module for module in sys.modules if module.startswith("triglot.backends.torch")]
+
+
+@without_torch
+# They have libraries of their own: another environment of these tests changes nothing.
+@pytest.mark.newest
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_they_hold_with_torch(file: Path) -> None:
+    check_tests("torch", file)

@@ -1,0 +1,78 @@
+"""Turns: one at a time, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scripted_loads import SECONDS, until
+
+from triglot.repository.turns import Turns
+
+LONG = 3600.0
+
+
+class Holder:
+    """Takes its turn, and keeps it until it is told to end."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.has_it = asyncio.Event()
+        self.end = asyncio.Event()
+        self.task = asyncio.create_task(self._hold(turns))
+
+    async def _hold(self, turns: Turns) -> None:
+        async with turns.take():
+            self.has_it.set()
+            await self.end.wait()
+
+    async def ended(self) -> None:
+        self.end.set()
+        await asyncio.wait_for(self.task, SECONDS)
+
+
+async def test_one_at_a_time_in_the_order_that_they_came() -> None:
+    turns = Turns(LONG)
+    holders = [Holder(turns) for _ in range(3)]
+    for number, holder in enumerate(holders):
+        await asyncio.wait_for(holder.has_it.wait(), SECONDS)
+        assert [one.has_it.is_set() for one in holders] == [one <= number for one in range(3)]
+        await holder.ended()
+
+
+async def test_one_that_takes_long_lets_the_next_in() -> None:
+    turns = Turns(0.01)
+    slow, next_one = Holder(turns), Holder(turns)
+    await asyncio.wait_for(next_one.has_it.wait(), SECONDS)
+    assert not slow.task.done()
+    await slow.ended()
+    # Its end is no turn for anybody: that was given away already.
+    await next_one.ended()
+
+
+async def test_the_end_of_a_slow_one_does_not_end_the_turn_of_another() -> None:
+    turns = Turns(0.01)
+    slow, other = Holder(turns), Holder(turns)
+    await asyncio.wait_for(other.has_it.wait(), SECONDS)
+    turns.patience = LONG
+    await slow.ended()
+    last = Holder(turns)
+    third = Holder(turns)
+    await asyncio.wait_for(last.has_it.wait(), SECONDS)
+    await slow.ended()
+    assert not third.has_it.is_set()
+    await other.ended()
+    assert not third.has_it.is_set()
+    await last.ended()
+    await asyncio.wait_for(third.has_it.wait(), SECONDS)
+    await third.ended()
+
+
+async def test_who_leaves_gives_it_back() -> None:
+    turns = Turns(LONG)
+    holder, waiting, last = Holder(turns), Holder(turns), Holder(turns)
+    await asyncio.wait_for(holder.has_it.wait(), SECONDS)
+    waiting.task.cancel()
+    await until(waiting.task.done)
+    holder.task.cancel()
+    await asyncio.wait_for(last.has_it.wait(), SECONDS)
+    assert not waiting.has_it.is_set()
+    await last.ended()
