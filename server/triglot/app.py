@@ -72,6 +72,7 @@ class Server:
         self.dataplane = DataPlane(self.manager)
         self.telemetry = telemetry or Telemetry()
         self.telemetry.queue_depth = self.dataplane.queue_depth
+        self.telemetry.loaded = self.dataplane.loaded
         self._about = about
         self._ticking: asyncio.Task[None] | None = None
         self._predictions = Predictions(self.dataplane)

@@ -195,6 +195,11 @@ class DataPlane:
         """Requests that wait, of all models."""
         return sum(version.servable.queue_depth for version in self.versions() if version.servable is not None)
 
+    def loaded(self) -> set[tuple[str, int]]:
+        """The versions that are in memory, by model and number."""
+        servables = [version.servable for version in self.versions()]
+        return {(one.name, one.version) for one in servables if one is not None}
+
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a request for it would be run, and the server is not stopping.
 

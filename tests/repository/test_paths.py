@@ -87,11 +87,14 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_very_deep(tmp_path: Path) -> None:
-    folder = tmp_path
-    for _ in range(1200):
-        folder = folder / "d"
-    folder.mkdir(parents=True)
-    assert len(names_below(tmp_path)) == 1200
+    folders = [tmp_path / ("d/" * depth) for depth in range(1, 1201)]
+    for folder in folders:
+        folder.mkdir()
+    try:
+        assert sum(1 for _ in below(tmp_path)) == 1200
+    finally:  # What is so deep cannot be removed by recursion.
+        for folder in reversed(folders):
+            folder.rmdir()
 
 
 # --- links ---
@@ -108,7 +111,7 @@ def test_links_that_stay_and_links_that_lead_out(tmp_path: Path) -> None:
         check_links(path, root)
         check_links(path, tmp_path / "alias")
     check_links_below(root, root)
-    for number, target in enumerate((outside / "file", "../outside", "../root2", "/", outside / "missing")):
+    for number, target in enumerate((outside / "file", "../../outside", "../../root2", "/", outside / "missing")):
         link(root / "a" / f"out{number}", target)
         with pytest.raises(ModelLoadError, match="a symbolic link leads out"):
             check_links(root / "a" / f"out{number}", root)
@@ -123,11 +126,6 @@ def test_links_that_stay_and_links_that_lead_out(tmp_path: Path) -> None:
 
 
 # --- models behind links ---
-
-
-def repository(folder: Path) -> None:
-    """A whole model, `out`, and another one that nobody tampers with."""
-    put(folder / "out" / "1" / "model.py", folder / "good" / "1" / "model.py")
 
 
 def a_model_folder(repository: Path, outside: Path) -> None:

@@ -18,8 +18,8 @@ from triglot.repository.source import (
     version_of,
 )
 
-NAMES = "predictor.toml, model.py, model.onnx, saved_model.pb, model.pt2, model.pt, model.joblib, model.pkl, model.bst"
-NAMES += ", model.ubj, model.json"
+NAMES = "predictor.toml, model.py, model.onnx, saved_model.pb, model.pt2, model.pt, model.joblib, model.pkl, "
+NAMES += "model.bst, model.ubj, model.json"
 FILES = f"{{{NAMES}}}"
 
 

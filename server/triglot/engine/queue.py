@@ -19,6 +19,10 @@ T = TypeVar("T")
 RETRY_AFTER_SECONDS = 1.0
 
 
+def _no_more(_: int) -> None:
+    pass
+
+
 class WorkQueue(Generic[T]):
     """First in, first out; `put` and `discard` belong to the loop, `take` to any number of threads.
 
@@ -89,4 +93,5 @@ class WorkQueue(Generic[T]):
     def close(self) -> None:
         """Let the threads finish what waits, and then end."""
         self._closed = True
+        self._grow = _no_more  # Whom it belongs to would live as long as this.
         self._parked.call_all()

@@ -302,3 +302,5 @@ class Servable:
             self.model.close()
         except Exception:
             log.exception("%s failed to close", self)
+        # They refer to this, and would keep the model until the garbage collector comes by.
+        self._instances.clear()

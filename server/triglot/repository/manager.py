@@ -251,7 +251,8 @@ class Manager(Reconciler):
             for version in versions.values()
             if version.state in (State.LOADING, State.READY)
         ]
-        return await in_thread(partial(self._watch.look, roots, held, loaded, at_once, overrides))
+        busy = set(self._workers)
+        return await in_thread(partial(self._watch.look, roots, held, loaded, at_once, overrides, busy))
 
     async def _poll(self) -> None:
         delay = self._poll_interval

@@ -16,7 +16,7 @@ from triglot.core.errors import Code
 from triglot.repository.plan import Version
 from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
 from triglot.telemetry.series import BUILT_IN, Distribution, Trend
-from triglot.telemetry.stats import CallStats, Kind
+from triglot.telemetry.stats import ENDED, CallStats, Kind
 from triglot.telemetry.store import Endpoint, Telemetry
 
 BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -144,11 +144,13 @@ def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Met
     bytes_out: dict[Labels, int] = {}
     for endpoint, kind, stats in calls:
         labels = (endpoint.protocol, endpoint.door, endpoint.method, *_model(kind))
+        _merge(codec, labels[:3], stats.codec)
+        if kind.version == ENDED:
+            continue  # They were read under the versions that they belonged to.
         requests.add_metric((*labels, kind.code.name), stats.latency.count)
         if kind.code is not Code.OK:
             failures.add_metric((*labels, kind.code.name, _reason(kind.code)), stats.latency.count)
         _merge(times, labels, stats.latency)
-        _merge(codec, labels[:3], stats.codec)
         bytes_in[labels] = bytes_in.get(labels, 0) + stats.bytes_in
         bytes_out[labels] = bytes_out.get(labels, 0) + stats.bytes_out
     yield requests
@@ -166,6 +168,8 @@ def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[M
     batches: dict[Labels, Histogram] = {}
     executions: dict[Labels, float] = {}
     for _, kind, stats in calls:
+        if kind.version == ENDED:
+            continue
         labels: Labels = _model(kind)
         _merge(queue, labels, stats.queue)
         _merge(compute, labels, stats.compute)
