@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from triglot.core.errors import Internal, Unimplemented
+from triglot.core.errors import Internal, Unavailable, Unimplemented
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
@@ -54,7 +54,7 @@ class DataPlane:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self.stopping = False
+        self._stopped = asyncio.Event()
         self._changed = asyncio.Event()
         manager.on_change = self._announce
 
@@ -180,8 +180,20 @@ class DataPlane:
         await self._manager.reload(models)
 
     async def load_model(self, name: str, config: str | None = None) -> None:
-        """Load a model, or load it again. Raises `ServingError` as `Manager.load_model`."""
-        await self._manager.load_model(name, config)
+        """Load a model, or load it again. Raises `ServingError` as `Manager.load_model`.
+
+        A server that stops does not wait for a load to end: `Unavailable`.
+        """
+        loading = asyncio.ensure_future(self._manager.load_model(name, config))
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                raise Unavailable("the server is shutting down")
+            loading.result()
+        finally:
+            loading.cancel()
+            stopped.cancel()
 
     def unload_model(self, name: str) -> None:
         """Raises as `Manager.unload_model`."""
@@ -212,9 +224,14 @@ class DataPlane:
         """Whether every wanted model is loaded and has a live instance, and the server is not stopping."""
         return not self.stopping and self._manager.all_ready()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the server is about to end."""
+        return self._stopped.is_set()
+
     def stop(self) -> None:
         """Turn readiness off, for good; calls still run."""
-        self.stopping = True
+        self._stopped.set()
         self._announce()
 
     def _announce(self) -> None:

@@ -218,7 +218,8 @@ def tfserving(folder: Path) -> Server:
 async def running(folder: Path, start: Callable[[Path], Server]) -> AsyncIterator[Run]:
     """A server of version 1, and the load, until the block ends."""
     write_model(folder / "1", model_text(1))
-    with start(folder) as server:
+    server = start(folder)
+    with server:
         try:
             async with (
                 grpc.aio.insecure_channel(server.grpc_address) as channel,

@@ -111,7 +111,8 @@ def test_links_that_stay_and_links_that_lead_out(tmp_path: Path) -> None:
         check_links(path, root)
         check_links(path, tmp_path / "alias")
     check_links_below(root, root)
-    for number, target in enumerate((outside / "file", "../../outside", "../../root2", "/", outside / "missing")):
+    targets: list[Path | str] = [outside / "file", "../../outside", "../../root2", "/", outside / "missing"]
+    for number, target in enumerate(targets):
         link(root / "a" / f"out{number}", target)
         with pytest.raises(ModelLoadError, match="a symbolic link leads out"):
             check_links(root / "a" / f"out{number}", root)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from scripted_loads import SECONDS, Blocking, Loads, Numbered, OnLoop, look_twic
 
 import triglot
 from process import SERVICE, answer_value, infer_request
+from triglot.core.errors import Unavailable
 from triglot.core.model_config import ALL
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.repository.manager import Manager
@@ -24,6 +25,7 @@ from triglot.repository.settings import ModelSettings
 
 CLIENTS = 8
 SWAPS = 25
+OFTEN: Mapping[str, Any] = {"model_control_mode": "poll", "poll_interval": 0.01}
 Ask = Callable[[], Coroutine[Any, Any, int]]
 
 
@@ -132,6 +134,12 @@ async def test_versions_are_swapped_under_load(
 
 async def test_a_version_that_moves_is_swapped_under_load(tmp_path: Path) -> None:
     """The same number from two places by turns, and between them one that cannot be loaded."""
+
+    def tried(server: triglot.Server, place: str) -> bool:
+        (version,) = server.manager.statuses("m")
+        is_bad = version.error is not None
+        return version.files.file.is_relative_to(tmp_path / place) and is_bad == (place == "bad")
+
     load = Loads(OnLoop)
     for place in ("a", "b"):
         put(tmp_path / place / "1")
@@ -139,19 +147,44 @@ async def test_a_version_that_moves_is_swapped_under_load(tmp_path: Path) -> Non
     async with serving(ModelSettings("m", tmp_path / "a"), load=load) as server, clients_of(server) as clients:
         for turn in range(SWAPS):
             for place in ("bad", "ab"[(turn + 1) % 2]):
-                begun = len(load.begun)
                 await server.manager.reload([ModelSettings("m", tmp_path / place)])
-                await until(lambda begun=begun: len(load.begun) > begun)  # type: ignore[misc]
+                await until(lambda place=place: tried(server, place))  # type: ignore[misc]
         await until(lambda: load.closed.total() == SWAPS)
         await clients.each_sees(1)
         assert {version for seen in clients.seen for version in seen} == {1}
+
+
+async def test_loads_that_cross_each_other_under_load(tmp_path: Path) -> None:
+    """Clients put versions beside each other and have them loaded, all at once; the highest is what stays."""
+    load = Loads()
+    put(tmp_path / "m" / "1")
+    (tmp_path / "m" / "config.pbtxt").write_text("version_policy { latest { num_versions: 1 } }")
+    config = triglot.Config(grpc_port=0, rest_port=0, model_control_mode="explicit", load_model="m")
+
+    async def install(server: triglot.Server, version: int) -> None:
+        put(tmp_path / "m" / str(version))
+        with suppress(Unavailable):  # Another one came before it was loaded.
+            await server.manager.load_model("m")
+
+    async with triglot.Server([tmp_path], config, load=load) as server, clients_of(server) as clients:
+        for first in range(2, SWAPS, 3):
+            await asyncio.gather(*[install(server, version) for version in range(first, first + 3)])
+            await clients.each_sees(first + 2)
+        await clients.stop()
+        for seen in clients.seen:
+            assert seen == sorted(seen)
+        found = states(server.manager, "m")
+        assert [version for version, state in found.items() if state == "READY"] == [first + 2]
+        await until(lambda: set(states(server.manager, "m").values()) == {"READY", "UNAVAILABLE"})
+    assert set(load.closed.values()) == {1}
+    assert len(load.closed) == len(load.begun)
 
 
 async def test_new_versions_are_found_by_polling(tmp_path: Path) -> None:
     load = Loads()
     put(tmp_path / "1")
     model = ModelSettings("m", tmp_path)
-    async with serving(model, load=load, poll_interval=0.01) as server, clients_of(server) as clients:
+    async with serving(model, load=load, **OFTEN) as server, clients_of(server) as clients:
         for version in range(1, 4):
             await clients.each_sees(version)
             put(tmp_path / str(version + 1), "")
@@ -166,7 +199,7 @@ async def test_a_load_that_hangs_does_not_keep_the_server_from_stopping(tmp_path
     load = Loads()
     put(tmp_path / "1")
     gate = load.hold(f"load {tmp_path.name}/2")
-    config = triglot.Config(grpc_port=0, rest_port=0, poll_interval=0.01)
+    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0} | OFTEN)
     async with triglot.Server(models=[ModelSettings("m", tmp_path)], config=config, load=load):
         put(tmp_path / "2")
         await until(lambda: f"{tmp_path.name}/2" in load.begun)

@@ -27,7 +27,7 @@ from triglot.core.errors import (
 from triglot.core.model_config import NO_CONFIG
 from triglot.repository.loader import Load, Warm
 from triglot.repository.model_config import parse_override
-from triglot.repository.plan import State
+from triglot.repository.plan import State, Version
 from triglot.repository.reconciler import DRAIN_SECONDS, Reconciler
 from triglot.repository.settings import NAME, ModelSettings, check_names
 from triglot.repository.source import ModelFiles, NothingFound, Overrides, Root
@@ -84,6 +84,7 @@ class Manager(Reconciler):
         self._roots = tuple(roots)
         self._poll_interval = poll_interval
         self._explicit = explicit
+        self._unloaded: dict[str, Collection[int]] = {}
         self._settle_seconds = min(poll_interval, SETTLE_SECONDS)
         self._watch = Watch(self._settle_seconds, allow_symlinks=allow_symlinks)
         self._polling: asyncio.Task[None] | None = None
@@ -141,30 +142,30 @@ class Manager(Reconciler):
         if self._explicit is None or EVERY_MODEL in self._explicit:
             problems = [problem for key, problem in look.problems.items() if key not in self._places]
             return self._wanted_of(look), problems
-        texts = {name: self._problem_of(name, look) for name in self._explicit}
-        wanted = {name: look.wanted[name] for name, text in texts.items() if not text}
-        return wanted, [ModelLoadError(text) for text in texts.values() if text]
+        why = {name: self._why_not(name, look) for name in self._explicit}
+        wanted = {name: look.wanted[name] for name, reasons in why.items() if not reasons}
+        return wanted, [ModelLoadError(_not_polled(name, why[name])) for name in why if why[name]]
 
     def _wanted_of(self, look: Look) -> Wanted:
         """All that was found. A model that cannot be understood is known, and has no version."""
         if self._explicit is not None:
             return look.wanted
         broken = [Path(key).name for key in look.problems if key not in self._places]
-        return {name: {} for name in broken if NAME.fullmatch(name)} | dict(look.wanted)
+        return dict(look.wanted) | {
+            name: {} for name in broken if name not in look.wanted and NAME.fullmatch(name)
+        }
 
-    def _problem_of(self, name: str, look: Look) -> str:
-        """Why the model of this name cannot be loaded; "" when it can be (spec 3.9)."""
+    def _why_not(self, name: str, look: Look) -> list[str]:
+        """Why the model of this name cannot be loaded; nothing when it can be."""
         own = [
             str(problem)
             for key, problem in look.problems.items()
             if key not in self._places and Path(key).name == name
         ]
-        if look.wanted.get(name) and not own:
-            return ""
-        why = own or [
-            str(look.problems.get(place, f"no model of this name in {place}")) for place in sorted(self._places)
-        ]
-        return f"failed to load '{name}', failed to poll from model repository: {'; '.join(why)}"
+        if own or look.wanted.get(name):
+            return own
+        places = sorted(self._places) or ["the list of models"]
+        return [str(look.problems.get(place, f"no model of this name in {place}")) for place in places]
 
     @property
     def _places(self) -> set[str]:
@@ -279,8 +280,8 @@ class Manager(Reconciler):
         async with self._looking:
             others = {key: versions for key, versions in self._wanted.items() if key != name}
             look = await self._look(self._roots, lambda found: found == name, others, overrides)
-            if text := self._problem_of(name, look):
-                raise Internal(text)
+            if why := self._why_not(name, look):
+                raise Internal(_not_polled(name, why))
             chosen = look.wanted[name]
             if overrides and any(files.config is NO_CONFIG for files in chosen.values()):
                 raise InvalidArgument(f"model '{name}' is no folder, and takes no configuration")
@@ -309,6 +310,8 @@ class Manager(Reconciler):
             for version in self._versions[name].values():
                 if version.state is State.UNAVAILABLE:
                     version.error = None  # Why it failed does not matter any more.
+            if self._wanted[name]:
+                self._unloaded[name] = self._wanted[name].keys()
             self.want({**self._wanted, name: {}})
 
     def _require_explicit(self, name: str) -> None:
@@ -318,7 +321,21 @@ class Manager(Reconciler):
 
     def served(self) -> list[str]:
         """Every model that is wanted, ready or not; not what was unloaded."""
-        return [name for name, versions in self._wanted.items() if versions or self._explicit is None]
+        return [name for name in self._wanted if not self._is_unloaded(name)]
+
+    def _is_unloaded(self, name: str) -> bool:
+        return self._explicit is not None and not self._wanted[name]
+
+    def _is_complete(self, name: str) -> bool:
+        return self._is_unloaded(name) or super()._is_complete(name)
+
+    def _is_current(self, version: Version) -> bool:
+        if not self._is_unloaded(version.files.name):
+            return super()._is_current(version)
+        # What was replaced before is not remembered with what was unloaded.
+        return (
+            version.state is not State.UNAVAILABLE or version.files.version in self._unloaded[version.files.name]
+        )
 
     async def never_loaded(self) -> list[str]:
         """The models that could be loaded, and never were; none unless models are controlled explicitly."""
@@ -332,6 +349,11 @@ class Manager(Reconciler):
         if self._polling is not None:
             self._polling.cancel()
         await super().close()
+
+
+def _not_polled(name: str, why: Sequence[str]) -> str:
+    """Spec 3.9."""
+    return f"failed to load '{name}', failed to poll from model repository: {'; '.join(why)}"
 
 
 def _own_labels(roots: Sequence[Root]) -> dict[str, dict[str, int]]:

@@ -4,7 +4,8 @@ Strategy: a version is taken when it has settled, and taken again when its files
 model itself writes into its folder is no such change, or it would be loaded again without an end. So of a version
 that serves these do not count: new files; data files of a model in Python that something was appended to; and data
 files that changed while it loaded, and again while it loaded for that reason. Of one that failed, only the last.
-Data files are all but the model's file, Python code, and what the configuration names.
+Data files are all but the model's file, Python code, and what the configuration names. New files that come with a
+change have to settle with it, but not for ever: it may be a log.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from triglot.repository.contents import ABSENT, Contents, contents_of, end_of, stamp_of
 from triglot.repository.source import ModelFiles, named_files
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 IN_PYTHON = ("python", "predictor")
 """Backends whose models write what they like."""
+PATIENCE = 12
+"""For how many looks new files may go on changing when everything else has settled."""
 
 
 @dataclass(slots=True)
@@ -29,7 +32,8 @@ class _Taken:
     """What a version was taken with.
 
     `ends`: the last bytes of its data files. `causes`: the data files whose change made it be taken. `loading`:
-    nobody has looked at it since it was loaded.
+    nobody has looked at it since it was loaded. `new`: the files that were new at the last look. `restless`: those
+    that were changing while everything else had settled, for `waited` looks.
     """
 
     files: ModelFiles
@@ -37,6 +41,9 @@ class _Taken:
     ends: Mapping[str, bytes | None]
     causes: Collection[str]
     loading: bool = True
+    new: Contents = field(default_factory=dict)
+    restless: set[str] = field(default_factory=set)
+    waited: int = 0
 
     def changed(self, contents: Contents) -> set[str]:
         """The paths where something was changed, removed or added."""
@@ -75,6 +82,11 @@ class Sights:
         self._seen[name, what] = value, since
         return at_once or (known == value and now - since >= self._settle_seconds)
 
+    def note(self, versions: Iterable[ModelFiles]) -> None:
+        """Have a look at versions that nobody wants yet."""
+        for files in versions:
+            self.settled(files.name, files.version, (files.file, self._contents(files)))
+
     def whole(
         self, files: ModelFiles, held: ModelFiles | None, *, serving: bool, loading: bool, at_once: bool
     ) -> ModelFiles | None:
@@ -95,21 +107,32 @@ class Sights:
     def _again(self, taken: _Taken, files: ModelFiles, *, serving: bool, loading: bool) -> ModelFiles | None:
         contents = self._contents(files)
         grown = taken.grown(contents) if serving else set()
-        # What grows may never settle. What is new has to: it may belong to a change.
-        steady = {path: sign for path, sign in contents.items() if path not in grown}
-        settled = self.settled(files.name, files.version, (files.file, steady))
+        new = {path: sign for path, sign in contents.items() if serving and path not in taken.contents}
+        others = {path: sign for path, sign in contents.items() if path not in grown and path not in new}
+        settled = self.settled(files.name, files.version, (files.file, others))
+        settled_new = self.settled(files.name, f"new in {files.version}", new)
+        restless = {path for path, sign in new.items() if path in taken.new and taken.new[path] != sign}
+        taken.new = new
         if loading:
             return taken.files
-        changed = taken.changed(contents) - grown
         if taken.loading:
             taken.loading = False
-            self._learn(taken, changed.intersection(taken.causes))
+            self._learn(taken, (taken.changed(contents) - grown).intersection(taken.causes))
             contents = self._contents(files)
-            changed = taken.changed(contents) - grown
-        counted = changed.intersection(taken.contents) if serving else changed
-        if not counted and files.config == taken.files.config:
+        changed = taken.changed(contents) - grown
+        if files.config == taken.files.config and changed <= new.keys():
+            taken.waited = 0
             return taken.files
-        return self._take(files, contents, changed) if settled else None
+        if not settled:
+            return None
+        if not settled_new:
+            taken.restless |= restless
+            taken.waited += 1
+            if taken.waited < PATIENCE:
+                return None
+            self._learn(taken, taken.restless)
+            contents = self._contents(files)
+        return self._take(files, contents, changed)
 
     def _take(self, files: ModelFiles, contents: Contents, changed: Iterable[str]) -> ModelFiles:
         files = replace(files, stamp=stamp_of(contents))
@@ -122,12 +145,15 @@ class Sights:
         own = self._own.get((files.name, files.version), ())
         return {path: sign for path, sign in contents_of(files).items() if path not in own}
 
-    def _learn(self, taken: _Taken, own: set[str]) -> None:
+    def _learn(self, taken: _Taken, own: Collection[str]) -> None:
         """These files are the model's own."""
         for path in own:
-            log.warning("%s: %s changes whenever it is loaded, and does not count any more", taken.files, path)
+            log.warning(
+                "%s: %s seems to be written by the model itself, and does not count any more", taken.files, path
+            )
         self._own.setdefault((taken.files.name, taken.files.version), set()).update(own)
         taken.contents = {path: sign for path, sign in taken.contents.items() if path not in own}
+        taken.ends = {path: end for path, end in taken.ends.items() if path not in own}
 
     def keep(self, files: Iterable[ModelFiles]) -> None:
         """Forget all others."""

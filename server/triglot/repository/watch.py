@@ -11,7 +11,7 @@ away is no reason to stop serving, and no reason to forget the other models.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -116,29 +116,29 @@ class Watch:
 
     def _chosen(self, model: _Model) -> tuple[Mapping[int, ModelFiles], bool]:
         """The wanted versions of a model, and whether everything that may be wanted has settled."""
+        there = {files.version: files for files in model.versions}
         if not self._has_settled(model):
-            there = {files.version for files in model.versions}
+            self._sights.note(model.versions)
             return {number: files for number, files in model.held.items() if number in there}, False
         at_once = model.at_once or (model.folder is not None and not model.held)
         unsettled = False
 
-        def whole(files: ModelFiles) -> ModelFiles | None:
+        def whole(number: int) -> ModelFiles | None:
             nonlocal unsettled
-            used = model.used.get(files.version)
+            files, used, before = there.pop(number), model.used.get(number), model.held.get(number)
             if used is not None and used.file == files.file and model.policy is not None:
                 return used
             settled = self._sights.whole(
-                files,
-                model.held.get(files.version),
-                serving=used is not None,
-                loading=model.busy,
-                at_once=at_once,
+                files, before, serving=used is not None, loading=model.busy, at_once=at_once
             )
             unsettled = unsettled or settled is None
-            return settled or used
+            return settled or used or before
 
         policy = model.policy or model.versions[0].config.version_policy
-        return _choose(model.versions, policy, whole), not unsettled
+        chosen = _choose(there, policy, whole)
+        # These may be wanted next, and have settled then.
+        self._sights.note(there.values())
+        return chosen, not unsettled
 
     def _has_settled(self, model: _Model) -> bool:
         """Whether a new model's folder, or the configuration of one that is known, is what it was."""
@@ -161,16 +161,16 @@ class Watch:
 
 
 def _choose(
-    versions: Sequence[ModelFiles], policy: VersionPolicy, whole: Callable[[ModelFiles], ModelFiles | None]
+    numbers: Iterable[int], policy: VersionPolicy, whole: Callable[[int], ModelFiles | None]
 ) -> dict[int, ModelFiles]:
     """The versions that the policy wants of those that are whole."""
-    there = {files.version: files for files in versions}
+    there = set(numbers)
     chosen: dict[int, ModelFiles] = {}
     while more := [number for number in policy.wanted(there) if number not in chosen]:
         for number in more:
-            files = whole(there[number])
+            files = whole(number)
             if files is None:
-                del there[number]
+                there.remove(number)
             else:
                 chosen[number] = files
     return {number: chosen[number] for number in policy.wanted(there)}

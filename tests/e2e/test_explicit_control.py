@@ -1,0 +1,110 @@
+"""Unmodified clients load and unload models of a server process: one test per check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from client_scripts import ClientScript, Report
+from server_process import ServerProcess
+
+from process import Rest, run_triglot, write_model
+
+SAYS = """
+import triglot
+
+class Says(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "INT32", [-1])]
+    outputs = [triglot.TensorSpec("y", "INT32", [-1])]
+
+    def infer(self, inputs):
+        return {{"y": inputs["x"] * 0 + int(self.model_config.parameters.get("says", {version}))}}
+"""
+BROKEN = SAYS + "\n    def load(self, folder):\n        raise OSError('no disk')\n"
+SCRIPTS = [
+    *(
+        ClientScript("tritonclient", "control_triton.py", (kind,))
+        for kind in ("grpc", "grpc.aio", "http", "http.aio")
+    ),
+    ClientScript("kserve", "control_kserve.py"),
+]
+CASES = [pytest.param(script, name, id=f"{script}-{name}") for script in SCRIPTS for name in script.check_names()]
+ReportOf = Callable[[ClientScript], Report]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ReportOf:
+    """What a client script found, on a server of its own; it runs when it is first asked for."""
+    repository = tmp_path_factory.mktemp("repository")
+    for version in (1, 2):
+        write_model(repository / "says" / str(version), SAYS.format(version=version))
+    write_model(repository / "other" / "1", SAYS.format(version=1))
+    write_model(repository / "broken" / "1", BROKEN.format(version=1))
+    reports: dict[ClientScript, Report] = {}
+
+    def report_of(script: ClientScript) -> Report:
+        if script not in reports:
+            with ServerProcess(str(repository), "--model-control-mode", "explicit") as server:
+                reports[script] = script.run_with(server.grpc_address, server.rest_address, *script.arguments)
+        return reports[script]
+
+    return report_of
+
+
+@pytest.mark.parametrize(("script", "name"), CASES)
+def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
+    found = report(script)
+    finding = found.findings.get(name, f"not reported: {found.end}")
+    assert not finding, finding
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
+    found = report(script)
+    assert list(found.findings) == script.check_names(), found.end
+    assert found.end.startswith("exit status 0\n"), found.end
+
+
+def rest_of(server: ServerProcess) -> Rest:
+    return Rest(int(server.rest_address.rpartition(":")[2]))
+
+
+def test_an_empty_repository(tmp_path: Path) -> None:
+    """The server is ready; a model that comes later can be loaded."""
+    with ServerProcess(str(tmp_path), "--model-control-mode", "explicit") as server:
+        rest = rest_of(server)
+        assert rest.get("/v2/health/ready") == (200, {"ready": True, "live": True})
+        assert rest.post("/v2/repository/index", {}) == (200, [])
+        write_model(tmp_path / "a")
+        assert rest.post("/v2/repository/models/a/load", {}) == (200, {"name": "a", "load": True})
+        status, answer = rest.infer("a")
+        assert (status, answer["outputs"][0]["data"]) == (200, [7])
+
+
+def test_models_of_the_start(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_model(tmp_path / name)
+    with ServerProcess(str(tmp_path), "--model-control-mode", "explicit", "--load-model", "b") as server:
+        rest = rest_of(server)
+        assert rest.get("/v2/models") == (200, {"models": ["b"]})
+        ready = {"name": "b", "version": "1", "state": "READY"}
+        assert rest.post("/v2/repository/index", {}) == (200, [ready, {"name": "a"}])
+
+
+def test_the_demo() -> None:
+    """Without a path, its models are the repository."""
+    with ServerProcess("--model-control-mode", "explicit", "--load-model", "half_plus_two") as server:
+        rest = rest_of(server)
+        _, rows = rest.post("/v2/repository/index", {})
+        assert {"name": "half_plus_three"} in rows
+        assert [row["name"] for row in rows if row.get("state") == "READY"] == ["half_plus_two"]
+
+
+def test_a_model_of_the_start_that_is_not_there(tmp_path: Path) -> None:
+    write_model(tmp_path / "a")
+    done = run_triglot("serve", tmp_path, "--model-control-mode", "explicit", "--load-model", "a,b")
+    assert done.returncode == 1
+    assert f"failed to load 'b', failed to poll from model repository: no model of this name in {tmp_path}" in (
+        done.stderr
+    )

@@ -1,0 +1,344 @@
+"""Models that clients load and unload, by either door of KServe (spec 3.9, 5.7, 5.8)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_doors import FAILS, FINE, Loads, Row, ask, control_of, put, put_config, until_index
+from doors import open_house
+from wire_bytes import field, varint_field
+
+from triglot.core.errors import Code, ModelLoadError
+from triglot.pb.grpc.health.v1 import health_pb2 as health
+
+EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit"}
+UNLOADED = "unloaded"
+INVALID = Code.INVALID_ARGUMENT
+
+
+@pytest.fixture(params=["grpc", "rest"])
+def door(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def unknown(name: str, what: str = "has no available versions") -> tuple[Code, str]:
+    return Code.NOT_FOUND, f"Request for unknown model: '{name}' {what}"
+
+
+def not_ready(name: str, version: int) -> tuple[Code, str]:
+    return Code.UNAVAILABLE, f"Request for unknown model: '{name}' version {version} is not at ready state"
+
+
+def not_polled(name: str, why: str) -> tuple[Code, str]:
+    return Code.INTERNAL, f"failed to load '{name}', failed to poll from model repository: {why}"
+
+
+def load_failed(name: str, why: object, version: int = 1) -> tuple[Code, str]:
+    return INVALID, f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {why};"
+
+
+# --- a model comes and goes ---
+
+
+async def test_models_are_loaded_and_unloaded(door: str, tmp_path: Path) -> None:
+    put(tmp_path / "a" / "1", says=1)
+    put(tmp_path / "a" / "2", says=2)
+    put(tmp_path / "b" / "1")
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        control = control_of(house, door)
+        assert await control.ready()
+        assert await control.index() == [Row("a"), Row("b")]
+        assert await control.index(ready=True) == []
+        assert await ask(house, "a") == unknown("a", "is not found")
+        assert not await control.ready("a")
+
+        assert await control.load("a") == FINE
+        both = [Row("a", "1", "READY"), Row("a", "2", "READY")]
+        assert await control.index() == [*both, Row("b")]
+        assert await control.index(ready=True) == both
+        assert [await ask(house, "a", version) for version in ("", "1", "2")] == [2, 1, 2]
+        assert await control.ready("a")
+        assert await control.ready("a", "1")
+
+        assert await control.unload("a") == FINE
+        assert await ask(house, "a") == unknown("a")
+        assert await ask(house, "a", "2") == not_ready("a", 2)
+        assert not await control.ready("a")
+        assert not await control.ready("a", "2")
+        gone = [Row("a", version, "UNAVAILABLE", UNLOADED) for version in ("1", "2")]
+        await until_index(control, *gone, Row("b"))
+        assert await control.index(ready=True) == []
+        assert await control.ready(), "with nothing to serve, everything is ready"
+        assert await control.unload("a") == FINE
+
+        assert await control.load("a") == FINE
+        assert await control.index() == [*both, Row("b")]
+
+
+async def test_a_repository_that_is_empty_at_first(door: str, tmp_path: Path) -> None:
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        control = control_of(house, door)
+        assert await control.ready()
+        assert await control.index() == []
+        code, text = await control.load("a")
+        assert code is Code.INTERNAL
+        assert text.startswith("failed to load 'a', failed to poll from model repository: ")
+        assert f"{tmp_path}: no models here" in text
+        put(tmp_path / "a", says=7)
+        assert await control.load("a") == FINE
+        assert await ask(house, "a") == 7
+
+
+async def test_what_is_not_in_the_repository(door: str, tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        control = control_of(house, door)
+        assert await control.load("b") == not_polled("b", f"no model of this name in {tmp_path}")
+        assert await control.unload("b") == FINE
+        assert await control.index() == [Row("a")]
+        assert await ask(house, "b") == unknown("b", "is not found")
+
+
+async def test_only_what_is_there_is_listed_elsewhere(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        put(tmp_path / name)
+    async with open_house([tmp_path], **EXPLICIT, load_model="b") as house:
+        control = control_of(house, "rest")
+        assert await control.load("a") == await control.unload("a") == FINE
+        _, _, reply = await house.rest.call("GET", "/v2/models")
+        assert reply == b'{"models":["b"]}'
+        _, _, reply = await house.grpc.call("/grpc.health.v1.Health/List", b"")
+        statuses = health.HealthListResponse.FromString(reply).statuses
+        serving = {name: statuses[name].status for name in ("a", "b", "c") if name in statuses}
+        assert serving == {
+            "a": health.HealthCheckResponse.NOT_SERVING,
+            "b": health.HealthCheckResponse.SERVING,
+        }
+
+
+# --- what cannot be ---
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+async def test_without_explicit_control(door: str, mode: str, tmp_path: Path) -> None:
+    put(tmp_path / "a", says=1)
+    async with open_house([tmp_path], model_control_mode=mode) as house:
+        control = control_of(house, door)
+        for name in ("a", "b", "../a"):
+            for change in (control.load, control.unload):
+                code, text = await change(name)
+                assert code is Code.UNAVAILABLE
+                assert text.startswith("explicit model load / unload is not allowed if polling is enabled")
+        assert await ask(house, "a") == 1
+        assert await control.index() == [Row("a", "1", "READY")]
+
+
+@pytest.mark.parametrize("name", ["../a", "..", ".a", "a/b", "a b", "a\n", "ä", "a" * 129])
+async def test_names_that_cannot_be(door: str, name: str, tmp_path: Path) -> None:
+    put(tmp_path / "repository" / "a")
+    put(tmp_path / "a")
+    async with open_house([tmp_path / "repository"], **EXPLICIT) as house:
+        control = control_of(house, door)
+        for change in (control.load, control.unload):
+            code, text = await change(name)
+            assert code is INVALID
+            assert text.startswith(f"model name {name!r}: expected ")
+
+
+FILE = "models are loaded from the repository, never from a request's files"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"confg": "{}"}, "unexpected parameter 'confg', expected 'config'"),
+        ({"unload_dependents": True}, "unexpected parameter 'unload_dependents', expected 'config'"),
+        ({"file:1/model.py": "QQ=="}, f"parameter 'file:1/model.py': {FILE}"),
+        ({"config": "{}", "file:../../etc/passwd": "QQ=="}, f"parameter 'file:../../etc/passwd': {FILE}"),
+        ({"config": ""}, "the configuration in the request to load model 'a': expected a JSON object"),
+        ({"config": "[]"}, "the configuration in the request to load model 'a': expected a JSON object"),
+        (
+            {"config": '{"name": "b"}'},
+            "the configuration in the request to load model 'a': name: expected 'a', got 'b'",
+        ),
+    ],
+)
+async def test_load_parameters_that_cannot_be(
+    door: str, parameters: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    put(tmp_path / "a")
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        control = control_of(house, door)
+        assert await control.load("a", **parameters) == (INVALID, text)
+        assert await control.index() == [Row("a")]
+
+
+@pytest.mark.parametrize("value", [True, 1, None, b"{}"])
+async def test_parameters_of_another_kind(door: str, value: Any, tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        control = control_of(house, door)
+        if door == "rest" and isinstance(value, bytes):
+            return  # Which JSON has not.
+        code, text = await control.load("a", config=value)
+        assert code is INVALID
+        assert text.startswith("parameter 'config'")
+        if value is not True:
+            code, text = await control.unload("a", unload_dependents=value)
+            assert code is INVALID
+            assert text.startswith("parameter 'unload_dependents'")
+        assert await control.index() == [Row("a")]
+
+
+async def test_dependents_may_be_named(door: str, tmp_path: Path) -> None:
+    """tritonclient always does; no model depends on another here."""
+    put(tmp_path / "a")
+    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
+        control = control_of(house, door)
+        for value in (False, True):
+            assert await control.load("a") == FINE
+            assert await control.unload("a", unload_dependents=value) == FINE
+            assert not await control.ready("a")
+        assert await control.unload("a", dependents=True) == (
+            INVALID,
+            "unexpected parameter 'dependents', expected 'unload_dependents'",
+        )
+
+
+async def test_repositories_that_are_named(tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    refused = "'repository_name' specification is not supported"
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        for rpc in ("RepositoryModelLoad", "RepositoryModelUnload"):
+            assert await house.grpc.call(rpc, field(1, "r") + field(2, "a")) == (Code.UNIMPLEMENTED, refused, b"")
+            assert await house.grpc.call(rpc, b"") == (INVALID, "the request names no model", b"")
+        assert await house.grpc.call("RepositoryIndex", field(1, "r")) == (Code.UNIMPLEMENTED, refused, b"")
+        for path in ("models/a/load", "models/a/unload", "index"):
+            status, _, reply = await house.rest.call("POST", f"/v2/repository/r/{path}")
+            assert (status, reply) == (501, b'{"error": "%s"}' % refused.encode())
+
+
+async def test_kserves_clients_send_the_name_elsewhere_and_read_the_reply(tmp_path: Path) -> None:
+    """Spec 0.15, 1.6: the request's field 1, and the reply's fields 1 and 2."""
+    put(tmp_path / "a", says=3)
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        reply = field(1, "a") + varint_field(2, 1)
+        assert await house.grpc.call("RepositoryModelLoad", field(1, "a")) == (*FINE, reply)
+        assert await ask(house, "a") == 3
+        assert await house.grpc.call("RepositoryModelUnload", field(1, "a")) == (*FINE, reply)
+        assert await ask(house, "a") == unknown("a")
+
+
+async def test_requests_that_are_too_large(tmp_path: Path) -> None:
+    """A model's files would be: they are refused by what is the matter, without being read."""
+    put(tmp_path / "a")
+    size = 2**20 + 1
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        for rpc in ("RepositoryModelLoad", "RepositoryModelUnload"):
+            code, text, _ = await house.grpc.call(rpc, bytes(size))
+            assert (code, text) == (INVALID, f"the request has {size} bytes, at most {2**20} are expected: {FILE}")
+        for verb in ("load", "unload"):
+            status, _, reply = await house.rest.call("POST", f"/v2/repository/models/a/{verb}", b" " * size)
+            assert status == 400
+            assert f"the request has {size} bytes".encode() in reply
+
+
+# --- loads that fail ---
+
+
+async def test_a_load_that_fails(door: str, tmp_path: Path) -> None:
+    file = put(tmp_path / "a" / "1", text=FAILS)
+    why = f"{file}:{len(FAILS.splitlines())}: OSError: no disk"
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        control = control_of(house, door)
+        assert await control.load("a") == load_failed("a", why)
+        assert await control.index() == [Row("a", "1", "UNAVAILABLE", why)]
+        assert await ask(house, "a") == unknown("a")
+        assert await ask(house, "a", "1") == not_ready("a", 1)
+        assert not await control.ready("a")
+        assert not await control.ready(), "a model that failed is not ready"
+        assert await control.load("a") == load_failed("a", why), "it is tried again"
+        put(tmp_path / "a" / "1", says=5)
+        assert await control.load("a") == FINE
+        assert await ask(house, "a") == 5
+        assert await control.ready()
+
+
+async def test_a_failed_model_that_is_unloaded(door: str, tmp_path: Path) -> None:
+    put(tmp_path / "a", text=FAILS)
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        control = control_of(house, door)
+        assert (await control.load("a"))[0] is INVALID
+        assert await control.unload("a") == FINE
+        assert await control.index() == [Row("a", "1", "UNAVAILABLE", UNLOADED)]
+        assert await control.ready()
+
+
+async def test_a_load_again_that_fails_keeps_what_serves(door: str, tmp_path: Path) -> None:
+    file = put(tmp_path / "a", says=1)
+    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
+        control = control_of(house, door)
+        put(tmp_path / "a", text=FAILS)
+        why = f"{file}:{len(FAILS.splitlines())}: OSError: no disk"
+        assert await control.load("a") == load_failed("a", why)
+        assert await ask(house, "a") == 1
+        assert await control.index() == [Row("a", "1", "READY", why)]
+        assert await control.ready("a")
+        put(tmp_path / "a", says=2)
+        assert await control.load("a") == FINE
+        assert await ask(house, "a") == 2
+        assert await control.index() == [Row("a", "1", "READY")]
+
+
+async def test_a_configuration_file_that_is_wrong(door: str, tmp_path: Path) -> None:
+    put(tmp_path / "a" / "1", says=1)
+    put(tmp_path / "b")
+    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
+        control = control_of(house, door)
+        put_config(tmp_path / "a", "max_batch_size: -1")
+        wrong = f"{tmp_path / 'a' / 'config.pbtxt'}: max_batch_size: expected at least 0, got -1"
+        assert await control.load("a") == not_polled("a", wrong)
+        assert await ask(house, "a") == 1, "what serves goes on"
+        assert await control.load("b") == FINE, "another model is none the worse"
+        assert await control.load("a", config="{}") == FINE, "what is given stands in place of the file"
+        assert await control.unload("a") == FINE
+        assert await control.load("a") == not_polled("a", wrong)
+
+
+async def test_one_name_in_two_repositories(door: str, tmp_path: Path) -> None:
+    for repository in ("one", "two"):
+        put(tmp_path / repository / "a")
+    put(tmp_path / "two" / "b", says=2)
+    async with open_house([tmp_path / "one", tmp_path / "two"], **EXPLICIT) as house:
+        control = control_of(house, door)
+        code, text = await control.load("a")
+        assert code is Code.INTERNAL
+        assert "model 'a' appears in two or more repositories" in text
+        assert await control.load("b") == FINE
+        assert await ask(house, "b") == 2
+
+
+# --- at the start ---
+
+
+async def test_models_are_loaded_at_the_start(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        put(tmp_path / name)
+    async with open_house([tmp_path], **EXPLICIT, load_model="a, c") as house:
+        control = control_of(house, "grpc")
+        assert await control.index() == [Row("a", "1", "READY"), Row("c", "1", "READY"), Row("b")]
+        assert await control.load("b") == FINE
+    async with open_house([tmp_path], **EXPLICIT, load_model="*") as house:
+        assert await control_of(house, "grpc").index() == [Row(name, "1", "READY") for name in "abc"]
+
+
+async def test_a_model_of_the_start_that_is_not_there(tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    load = Loads()
+    with pytest.raises(ModelLoadError) as caught:
+        async with open_house([tmp_path], load, **EXPLICIT, load_model="a,b"):
+            pass
+    assert str(caught.value) == not_polled("b", f"no model of this name in {tmp_path}")[1]
+    assert load.begun == []

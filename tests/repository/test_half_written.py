@@ -1,0 +1,351 @@
+"""What is copied slowly, or changed in place, is not taken before it is whole, and costs nobody an answer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from looking import Looking, put
+
+from triglot.repository.settings import ModelSettings
+
+ONE = "version_policy { specific { versions: 1 } }"
+ALL = "version_policy { all { } }"
+MODEL = {
+    "config.pbtxt": 'platform: "tensorflow_savedmodel" output { name: "y" data_type: TYPE_FP32 dims: 1 '
+    'label_filename: "labels.txt" }',
+    "labels.txt": "cat\ndog\n",
+    "1/model.savedmodel/saved_model.pb": "graph",
+    "1/model.savedmodel/variables/variables.index": "index",
+    "1/model.savedmodel/variables/variables.data-00000-of-00001": "0" * 100,
+    "1/model.savedmodel/assets/deep/er/vocabulary.txt": "a\nb\n",
+    "2/model.savedmodel/saved_model.pb": "graph",
+    "2/model.savedmodel/variables/variables.data-00000-of-00001": "1" * 100,
+}
+
+
+def replace(file: Path, text: str) -> None:
+    """A file, replaced in one step."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (part := file.with_name(f".{file.name}.part")).write_text(text)
+    part.rename(file)
+
+
+def a_repository(folder: Path) -> Path:
+    """With one model, which serves versions 1 and 2."""
+    for version in ("1", "2"):
+        put(folder / "m" / version / "model.py", "model")
+    return folder
+
+
+# --- what is new ---
+
+
+def in_place(file: Path, text: str, between: Callable[[], None]) -> None:
+    """Written piece by piece, as `cp` and `scp` do."""
+    for end in (0, len(text) // 2, len(text)):
+        put(file, text[:end])
+        between()
+
+
+def by_temporary_names(file: Path, text: str, between: Callable[[], None]) -> None:
+    """Written beside, as `rsync` does."""
+    part = file.with_name(f".{file.name}.Xa71B")
+    in_place(part, text, between)
+    part.rename(file)
+    between()
+
+
+WRITERS = [in_place, by_temporary_names]
+Write = Callable[[Path, str, Callable[[], None]], None]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@given(order=st.permutations(list(MODEL)))
+def test_a_model_that_is_copied_slowly(
+    tmp_path_factory: pytest.TempPathFactory, write: Write, order: list[str]
+) -> None:
+    """In whichever order its files come, and with a look after each step."""
+    root = tmp_path_factory.mktemp("models")
+    put(root / "other" / "model.py")
+    looking = Looking(root)
+
+    def look() -> None:
+        looking.look()
+        assert looking.versions() == {"other": [1]}
+
+    for name in order:
+        write(root / "m" / name, MODEL[name], look)
+    looking.look()
+    # The latest one, as the configuration says, which may have come last.
+    assert looking.versions() == {"other": [1], "m": [2]}
+    assert looking.last.wanted["m"][2].config.backend == "tensorflow"
+    assert not looking.last.problems
+    assert looking.loads == ["other/1", "m/2"]
+
+
+def test_a_model_whose_last_version_is_begun_before_its_configuration_comes(tmp_path: Path) -> None:
+    """The first version is whole for long, the second one not even a version yet."""
+    put(tmp_path / "other" / "model.py")
+    looking = Looking(tmp_path)
+    put(tmp_path / "m" / "1" / "model.py")
+    for size in range(5):
+        put(tmp_path / "m" / "2" / "weights", "x" * size)
+        assert looking.look().unsettled
+        assert looking.versions() == {"other": [1]}
+    put(tmp_path / "m" / "2" / "model.py")
+    put(tmp_path / "m" / "config.pbtxt", ONE)
+    looking.look()
+    looking.look()
+    assert looking.versions() == {"other": [1], "m": [1]}
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("configured", [True, False])
+@given(order=st.permutations([name for name in MODEL if name.startswith("2/")]))
+def test_a_version_that_is_copied_slowly(
+    tmp_path_factory: pytest.TempPathFactory, write: Write, configured: bool, order: list[str]
+) -> None:
+    root = tmp_path_factory.mktemp("models")
+    for name, text in MODEL.items():
+        if name.startswith("1/"):
+            put(root / "m" / name, text)
+    if configured:
+        put(root / "m" / "labels.txt")
+        put(root / "m" / "config.pbtxt", MODEL["config.pbtxt"])
+    looking = Looking(root)
+
+    def look() -> None:
+        looking.look()
+        assert looking.versions() == {"m": [1]}
+
+    for name in order:
+        write(root / "m" / name, MODEL[name], look)
+    looking.look()
+    assert looking.versions() == {"m": [2] if configured else [1, 2]}
+    assert looking.loads == ["m/1", "m/2"]
+
+
+def test_a_version_of_tensorflow_serving_waits_for_itself_alone(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    looking = Looking(ModelSettings("m", tmp_path / "m"))
+    put(tmp_path / "m" / "1" / "saved_model.pb")
+    looking.look()
+    put(tmp_path / "m" / "2" / "saved_model.pb")
+    looking.look()
+    assert looking.versions() == {"m": [1]}
+    looking.look()
+    assert looking.versions() == {"m": [2]}
+
+
+def test_a_new_model_has_to_stay_as_it_is_for_some_time(tmp_path: Path) -> None:
+    put(tmp_path / "other" / "model.py")
+    looking = Looking(tmp_path, settle_seconds=3600)
+    put(tmp_path / "m" / "model.py")
+    put(tmp_path / "other" / "config.pbtxt", "max_batch_size: 2")
+    for _ in range(3):
+        assert looking.look().unsettled
+        assert looking.versions() == {"other": [1]}
+        assert looking.last.wanted["other"][1].config.max_batch_size == 0
+
+
+# --- in place ---
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@given(order=st.permutations([name for name in MODEL if name.startswith("1/")]))
+def test_a_version_that_serves_is_replaced_slowly(
+    tmp_path_factory: pytest.TempPathFactory, write: Write, order: list[str]
+) -> None:
+    root = tmp_path_factory.mktemp("models")
+    for name in order:
+        put(root / "m" / name, "old")
+    looking = Looking(root)
+    before = looking.last.wanted["m"][1]
+    for name in order:
+        write(root / "m" / name, f"new {MODEL[name]}", lambda: None)
+        looking.look()
+        assert looking.last.wanted["m"] == {1: before}
+        assert looking.last.unsettled
+    looking.look()
+    assert looking.last.wanted["m"][1].stamp != before.stamp
+    looking.look()
+    assert looking.loads == ["m/1", "m/1"]
+
+
+def test_a_new_file_that_comes_with_a_change_has_to_be_whole(tmp_path: Path) -> None:
+    root = a_repository(tmp_path)
+    looking = Looking(root)
+    before = looking.last.wanted["m"][1]
+    replace(root / "m" / "1" / "model.py", "reads more.bin")
+    for size in range(4):
+        put(root / "m" / "1" / "more.bin", "x" * size)
+        looking.look()
+        assert looking.last.wanted["m"][1] == before
+    looking.look()
+    assert looking.last.wanted["m"][1] != before
+
+
+def test_a_change_that_is_taken_back_is_none(tmp_path: Path) -> None:
+    root = a_repository(tmp_path)
+    looking = Looking(root)
+    file = root / "m" / "1" / "model.py"
+    file.rename(kept := root / "kept")
+    replace(file, "other")
+    looking.look()
+    kept.rename(file)
+    for _ in range(3):
+        looking.look()
+    assert looking.loads == ["m/1", "m/2"]
+
+
+@pytest.mark.parametrize("name", ["labels.txt", "warmup/one"])
+def test_files_that_the_configuration_names(tmp_path: Path, name: str) -> None:
+    root = a_repository(tmp_path)
+    put(root / "m" / "labels.txt", "cat")
+    put(root / "m" / "warmup" / "one", "0000")
+    put(
+        root / "m" / "config.pbtxt",
+        ALL + ' output { name: "y" data_type: TYPE_INT32 dims: 1 label_filename: "labels.txt" } max_batch_size: 1 '
+        'model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_INT32 dims: 1 '
+        'input_data_file: "one" } } }',
+    )
+    looking = Looking(root)
+    assert looking.loads == ["m/1", "m/2"]
+    put(root / "m" / "README.md", "not named")
+    looking.look()
+    looking.look()
+    assert looking.loads == ["m/1", "m/2"]
+    put(root / "m" / name, "dog!!")
+    assert looking.look().unsettled
+    looking.look()
+    looking.look()
+    assert looking.loads == ["m/1", "m/2", "m/1", "m/2"]
+    (root / "m" / name).unlink()
+    looking.look()
+    looking.look()
+    assert looking.versions() == {"m": [1, 2]}
+    assert "expected a file" in str(looking.last.problems[str(root / "m")])
+
+
+def test_a_version_that_is_taken_away_slowly(tmp_path: Path) -> None:
+    root = a_repository(tmp_path)
+    for name in ("a", "b", "c"):
+        put(root / "m" / "2" / name)
+    looking = Looking(root)
+    for name in ("a", "b", "c", "model.py"):
+        (root / "m" / "2" / name).unlink()
+        looking.look()
+    assert looking.versions() == {"m": [1]}
+    assert looking.loads == ["m/1", "m/2"]
+
+
+# --- the configuration ---
+
+
+@given(
+    old=st.sampled_from(["", ALL, ONE]),
+    new=st.sampled_from([ALL + " max_batch_size: 12 # the end", ONE + " max_batch_size: 34", "# nothing"]),
+    steps=st.lists(st.integers(0, 80), max_size=6).map(sorted),
+)
+def test_a_configuration_that_is_written_slowly(
+    tmp_path_factory: pytest.TempPathFactory, old: str, new: str, steps: list[int]
+) -> None:
+    """Whatever its beginning says, what served goes on until the whole has been seen twice."""
+    root = a_repository(tmp_path_factory.mktemp("models"))
+    config = root / "m" / "config.pbtxt"
+    if old:
+        put(config, old)
+    looking = Looking(root)
+    before = looking.last.wanted
+    for end in dict.fromkeys([*steps, len(new)]):
+        put(config, new[:end])
+        looking.look()
+        assert looking.last.wanted == before
+    looking.look()
+    expected = Looking(root)
+    assert looking.versions() == expected.versions()
+    assert [one.config for one in looking.last.wanted["m"].values()] == [
+        one.config for one in expected.last.wanted["m"].values()
+    ]
+
+
+def test_a_policy_that_moves_to_another_version_leaves_no_gap(tmp_path: Path) -> None:
+    root = a_repository(tmp_path)
+    put(root / "m" / "config.pbtxt")
+    looking = Looking(root)
+    assert looking.versions() == {"m": [2]}
+    replace(root / "m" / "config.pbtxt", ONE)
+    assert looking.look().unsettled
+    assert looking.versions() == {"m": [2]}
+    assert not looking.look().unsettled
+    assert looking.versions() == {"m": [1]}
+
+
+def test_a_configuration_that_comes_and_goes(tmp_path: Path) -> None:
+    root = a_repository(tmp_path)
+    looking = Looking(root)
+    assert looking.versions() == {"m": [1, 2]}
+    put(root / "m" / "config.pbtxt", "max_batch_size: 4")
+    looking.look()
+    assert looking.versions() == {"m": [1, 2]}
+    looking.look()
+    assert looking.versions() == {"m": [2]}
+    assert looking.last.wanted["m"][2].config.max_batch_size == 4
+    # An editor that is about to write it again.
+    (root / "m" / "config.pbtxt").unlink()
+    looking.look()
+    assert looking.versions() == {"m": [2]}
+    put(root / "m" / "config.pbtxt", "max_batch_size: 4 # as before")
+    looking.look()
+    looking.look()
+    assert looking.loads == ["m/1", "m/2", "m/2"]
+    (root / "m" / "config.pbtxt").unlink()
+    looking.look()
+    looking.look()
+    assert looking.versions() == {"m": [1, 2]}
+    assert looking.last.wanted["m"][2].config.max_batch_size == 0
+    assert looking.loads == ["m/1", "m/2", "m/2", "m/1", "m/2"]
+
+
+def test_a_configuration_that_breaks_keeps_what_served(tmp_path: Path) -> None:
+    root = a_repository(tmp_path)
+    put(root / "other" / "1" / "model.py")
+    put(root / "m" / "config.pbtxt", ONE)
+    looking = Looking(root)
+    for text in ("max_batch_size: {", "version_policy { specific { versions: [1, ", 'name: "n"'):
+        put(root / "m" / "config.pbtxt", text)
+        for _ in range(2):
+            looking.look()
+            assert looking.versions() == {"other": [1], "m": [1]}
+            assert str(root / "m" / "config.pbtxt") in str(looking.last.problems[str(root / "m")])
+    put(root / "m" / "config.pbtxt", ONE)
+    looking.look()
+    looking.look()
+    assert looking.loads == ["m/1", "other/1"]
+    assert not looking.last.problems
+
+
+def test_comments_in_a_configuration_load_nothing_again(tmp_path: Path) -> None:
+    root = a_repository(tmp_path)
+    put(root / "m" / "config.pbtxt", ONE)
+    looking = Looking(root)
+    put(root / "m" / "config.pbtxt", f"# The first one, for now.\n{ONE}")
+    for _ in range(3):
+        looking.look()
+    assert looking.loads == ["m/1"]
+
+
+def test_a_configured_model_without_versions_is_gone(tmp_path: Path) -> None:
+    root = a_repository(tmp_path)
+    put(root / "m" / "config.pbtxt", ALL)
+    put(root / "other" / "1" / "model.py")
+    looking = Looking(root)
+    for version in ("1", "2"):
+        shutil.rmtree(root / "m" / version)
+    looking.look()
+    assert looking.versions() == {"other": [1]}
