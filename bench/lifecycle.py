@@ -26,7 +26,9 @@ MODELS = Path(__file__).parent / "models"
 STEADY, CHANGING = "identity_fp32", "changing"
 SLICE_SECONDS = 0.25
 LOAD_LIMIT = 60.0
-LOOK_SECONDS = 0.005
+PAUSE_SECONDS = 0.5
+"""Between a version that serves and the next one."""
+LOOK_SECONDS = 0.02
 """How often the server is asked whether the new version serves; the times of polling are as exact as this."""
 
 MODEL = """
@@ -108,7 +110,8 @@ class Repository:
     def __init__(self, folder: Path, megabytes: int) -> None:
         self.root = folder / "models"
         self._beside = folder / "beside"
-        self._weights = np.ones((megabytes * 2**20 // 64, 16), np.float32)
+        self._weights = folder / "weights.npy"
+        np.save(self._weights, np.ones((megabytes * 2**20 // 64, 16), np.float32))
         shutil.copytree(MODELS / STEADY, self.root / STEADY)
         (self.root / CHANGING).mkdir()
         (self.root / CHANGING / "config.pbtxt").write_text("version_policy { latest { num_versions: 1 } }\n")
@@ -119,7 +122,7 @@ class Repository:
         folder = self._beside / str(version)
         folder.mkdir(parents=True)
         (folder / "model.py").write_text(MODEL)
-        np.save(folder / "weights.npy", self._weights)
+        (folder / "weights.npy").hardlink_to(self._weights)  # Writing it each time would be measured, too.
         return folder
 
     def put(self, made: Path, version: int) -> None:
@@ -160,6 +163,7 @@ async def _measure(
             repository.put(made, version)
             await control.serve(rest_port, version)
             served.append(time.perf_counter() - started)
+            await asyncio.sleep(PAUSE_SECONDS)
 
     await _latencies(grpc_port, 1.0)  # not counted: a cold start
     before = await _latencies(grpc_port, 4.0)

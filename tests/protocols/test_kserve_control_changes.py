@@ -1,9 +1,8 @@
-"""Models loaded again and at the same time as others, by clients that may leave, on a server that may stop."""
+"""Models loaded again: what has changed, what failed, and the configuration that a request brings (spec 3.9)."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +89,39 @@ async def test_a_new_version_replaces_the_old_one(door: str, tmp_path: Path, loa
         assert await control.load("a") == FINE
         assert await ask(house, "a") == 2
         await until_index(control, Row("a", "2", "READY"))
+        assert await control.unload("a") == FINE
+        await until_index(control, Row("a", "2", "UNAVAILABLE", UNLOADED))
+
+
+async def test_what_failed_is_tried_again(door: str, tmp_path: Path, load: Loads) -> None:
+    """Although nothing has changed in its folder: what it needs may be elsewhere."""
+    needed = tmp_path / "needed"
+    text = SAYS + f"\n    def load(self, folder):\n        open({str(needed)!r}).close()\n"
+    put(tmp_path / "models" / "a" / "1", says=1, text=text)
+    async with open_house([tmp_path / "models"], load, **EXPLICIT) as house:
+        control = control_of(house, door)
+        for _ in range(2):
+            assert (await control.load("a"))[0] is Code.INVALID_ARGUMENT
+        assert load.begun == ["a/1"] * 2
+        needed.touch()
+        assert await control.load("a") == FINE
+        assert await ask(house, "a") == 1
+
+
+async def test_a_repository_that_cannot_be_read(door: str, tmp_path: Path) -> None:
+    """A mount that went away: what serves goes on, and a load says what is the matter."""
+    repository = tmp_path / "repository"
+    put(repository / "a", says=1)
+    async with open_house([repository], **EXPLICIT, load_model="a") as house:
+        control = control_of(house, door)
+        repository.rename(tmp_path / "elsewhere")
+        why = f"failed to load 'a', failed to poll from model repository: {repository}: no such file or folder"
+        assert await control.load("a") == (Code.INTERNAL, why)
+        assert await ask(house, "a") == 1
+        assert await control.index() == [Row("a", "1", "READY")]
+        assert await control.unload("a") == FINE
+        (tmp_path / "elsewhere").rename(repository)
+        assert await control.load("a") == FINE
 
 
 async def test_a_configuration_holds_until_the_next_load(door: str, tmp_path: Path, load: Loads) -> None:
@@ -180,145 +212,3 @@ async def test_a_configuration_for_a_file(door: str, tmp_path: Path) -> None:
         )
         assert await control.load("a") == FINE
         assert await ask(house, "a") == 1
-
-
-# --- at the same time ---
-
-
-async def test_one_model_by_many_at_once(door: str, tmp_path: Path, load: Loads) -> None:
-    put(tmp_path / "a" / "1", says=1)
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
-        control = control_of(house, door)
-        load.gate.clear()
-        loading = [asyncio.create_task(control.load("a")) for _ in range(10)]
-        await until(lambda: len(load.begun) == 1)
-        assert await control.index() == [Row("a", "1", "LOADING")]
-        assert not await control.ready("a")
-        assert not await control.ready()
-        load.gate.set()
-        assert await asyncio.gather(*loading) == [FINE] * 10
-        assert load.begun == ["a/1"]
-
-
-async def test_many_models_at_once(door: str, tmp_path: Path) -> None:
-    names = [f"m{number}" for number in range(10)]
-    for number, name in enumerate(names):
-        put(tmp_path / name, says=number, text=FAILS if number == 3 else SAYS)
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
-        told = await asyncio.gather(*(control.load(name) for name in names))
-        assert [one == FINE for one in told] == [number != 3 for number in range(10)]
-        assert [await ask(house, name) for name in names if name != "m3"] == [0, 1, 2, *range(4, 10)]
-        await asyncio.gather(*(control.unload(name) for name in names))
-        assert {row.reason for row in await control.index() if row.state == "UNAVAILABLE"} == {UNLOADED}
-
-
-async def test_a_model_that_is_unloaded_while_it_loads(door: str, tmp_path: Path, load: Loads) -> None:
-    put(tmp_path / "a" / "1")
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
-        control = control_of(house, door)
-        load.gate.clear()
-        loading = asyncio.create_task(control.load("a"))
-        await until(lambda: load.begun == ["a/1"])
-        assert await control.unload("a") == FINE
-        assert await control.index() == [Row("a", "1", "LOADING")]
-        load.gate.set()
-        assert await loading == (
-            Code.UNAVAILABLE,
-            "model 'a' was unloaded, or loaded again, while it was loaded",
-        )
-        await until_index(control, Row("a", "1", "UNAVAILABLE", UNLOADED))
-        assert await control.load("a") == FINE
-
-
-async def test_the_last_of_several_configurations_counts(door: str, tmp_path: Path, load: Loads) -> None:
-    put(tmp_path / "a" / "1")
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
-        control = control_of(house, door)
-        load.gate.clear()
-        first = asyncio.create_task(control.load("a", config=config_text(**saying(1))))
-        await until(lambda: len(load.begun) == 1)
-        second = asyncio.create_task(control.load("a", config=config_text(**saying(2))))
-        # It is wanted as soon as the disk has been looked at; only then does the first load go on.
-        wanted = house.server.manager._wanted
-        await until(lambda: house.server.manager._wanted is not wanted)
-        load.gate.set()
-        assert (await first)[0] is Code.UNAVAILABLE
-        assert await second == FINE
-        assert await ask(house, "a") == 2
-
-
-async def test_loads_and_unloads_in_any_order(tmp_path: Path) -> None:
-    """Whatever comes of each, the models are where the last word puts them."""
-    names = ["a", "b", "c"]
-    for name in names:
-        put(tmp_path / name, says=1)
-    choose = random.Random(7)
-    async with open_house([tmp_path], **EXPLICIT) as house:
-
-        async def client(door: str) -> None:
-            control = control_of(house, door)
-            for _ in range(20):
-                name = choose.choice(names)
-                match choose.randrange(4):
-                    case 0:
-                        assert await control.unload(name) == FINE
-                    case 1:
-                        config = config_text(**saying(choose.randrange(3)))
-                        code, text = await control.load(name, config=config)
-                        assert code is Code.OK or (code is Code.UNAVAILABLE and "while it was loaded" in text)
-                    case 2:
-                        code, text = await control.load(name)
-                        assert code is Code.OK or (code is Code.UNAVAILABLE and "while it was loaded" in text)
-                    case _:
-                        answer = await ask(house, name)
-                        assert isinstance(answer, int) or answer[0] in (Code.NOT_FOUND, Code.UNAVAILABLE)
-
-        await asyncio.gather(*(client(door) for door in ("grpc", "rest") * 3))
-        control = control_of(house, "grpc")
-        for name in names[:2]:
-            assert await control.load(name) == FINE
-            assert await ask(house, name) == 1
-        assert await control.unload("c") == FINE
-        rows = sorted(await control.index())
-        assert [row[:3] for row in rows[:2]] == [(name, "1", "READY") for name in names[:2]]
-        assert all(row.state in ("UNLOADING", "UNAVAILABLE", "LOADING") for row in rows[2:])
-        assert await control.ready()
-
-
-# --- clients that leave, a server that stops ---
-
-
-async def test_a_client_that_leaves_while_its_model_loads(tmp_path: Path, load: Loads) -> None:
-    for name in ("a", "b"):
-        put(tmp_path / name / "1", says=1)
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
-        for name, door in (("a", "grpc"), ("b", "rest")):
-            control = control_of(house, door)
-            load.gate.clear()
-            loading = asyncio.create_task(control.load(name))
-            await until(lambda name=name: f"{name}/1" in load.begun)  # type: ignore[misc]
-            loading.cancel()
-            await asyncio.wait([loading])
-            assert Row(name, "1", "LOADING") in await control.index()
-            load.gate.set()
-            # What it asked for is done all the same.
-            async with asyncio.timeout(20):
-                while Row(name, "1", "READY") not in await control.index():
-                    pass
-            assert await ask(house, name) == 1
-
-
-async def test_a_server_that_stops_while_a_model_loads(door: str, tmp_path: Path, load: Loads) -> None:
-    put(tmp_path / "a" / "1", says=1)
-    put(tmp_path / "b" / "1", says=1)
-    load.gate.clear()
-    async with open_house([tmp_path], load, **EXPLICIT, grace=0.05) as house:
-        control = control_of(house, door)
-        loads = [asyncio.create_task(control.load(name)) for name in ("a", "b")]
-        await until(lambda: len(load.begun) == 1)
-        stopping = asyncio.create_task(house.server.stop())
-        assert await asyncio.gather(*loads) == [(Code.UNAVAILABLE, "the server is shutting down")] * 2
-        await stopping
-        assert len(load.begun) == 1
-        load.gate.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from scripted_loads import Loads, ask, put, states, until
 
-from triglot.core.errors import ModelLoadError, ModelNotFound
+from triglot.core.errors import ModelLoadError, ModelNotFound, Unavailable
 from triglot.repository.manager import Manager
 
 
@@ -116,6 +117,20 @@ async def test_models_that_are_named_and_not_there(tmp_path: Path, load: Loads) 
     assert states(manager, "a") == {1: "READY"}
     assert manager.served() == ["a"]
     await manager.close()
+
+
+async def test_a_manager_that_is_closed_while_a_model_loads(tmp_path: Path, load: Loads) -> None:
+    put(tmp_path / "a" / "1")
+    manager = manager_of(tmp_path, load=load, explicit=())
+    await manager.load_all()
+    gate = load.hold("load a/1")
+    loading = asyncio.create_task(manager.load_model("a"))
+    await until(lambda: load.begun == ["a/1"])
+    await manager.close()
+    with pytest.raises(Unavailable, match="the server is shutting down"):
+        await loading
+    gate.set()
+    await until(lambda: load.closed == {"a/1": 1})
 
 
 async def test_a_model_that_was_loaded_at_the_start_may_be_unloaded(tmp_path: Path, load: Loads) -> None:

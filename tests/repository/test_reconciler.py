@@ -1,4 +1,4 @@
-"""What happens to loads that hang, fail, come too late or are not wanted any more: a real reconciler, step by step."""
+"""Loads that hang, fail, come too late or are not wanted any more: a real reconciler, step by step."""
 
 from __future__ import annotations
 

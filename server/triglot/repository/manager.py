@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Collection, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 
 from triglot.core.errors import (
@@ -28,9 +26,10 @@ from triglot.core.model_config import NO_CONFIG
 from triglot.repository.loader import Load, Warm
 from triglot.repository.model_config import parse_override
 from triglot.repository.plan import State, Version
+from triglot.repository.problems import broken_names, why_not, wrong_models, wrong_roots
 from triglot.repository.reconciler import DRAIN_SECONDS, Reconciler
-from triglot.repository.settings import NAME, ModelSettings, check_names
-from triglot.repository.source import ModelFiles, NothingFound, Overrides, Root
+from triglot.repository.settings import ModelSettings, check_names
+from triglot.repository.source import ModelFiles, Overrides, Root
 from triglot.repository.thread import in_thread
 from triglot.repository.watch import AtOnce, Look, Wanted, Watch
 
@@ -105,9 +104,10 @@ class Manager(Reconciler):
             raise ModelLoadError(error.message) from None
         async with self._looking:
             look = await self._look(self._roots, lambda _: True)
-            wrong_paths = self._wrong_paths(look)
+            later = self._explicit is not None or self._poll_interval > 0
             wanted, problems = self._at_start(look)
-            raised = [*wrong_paths, *(problems if all_or_nothing and not models else [])]
+            raised = wrong_roots(look, self._roots, may_be_empty=later)
+            raised += problems if all_or_nothing and not models else []
             if raised:
                 raise raised[0]
             self._labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
@@ -128,49 +128,18 @@ class Manager(Reconciler):
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
 
-    def _wrong_paths(self, look: Look) -> list[ModelLoadError]:
-        """A repository may be empty at first when more is to come."""
-        later = self._explicit is not None or self._poll_interval > 0
-        return [
-            problem
-            for key, problem in look.problems.items()
-            if key in self._places and not (later and isinstance(problem, NothingFound))
-        ]
-
     def _at_start(self, look: Look) -> tuple[Wanted, list[ModelLoadError]]:
         """What is wanted at the start, and what is wrong with models of it."""
         if self._explicit is None or EVERY_MODEL in self._explicit:
-            problems = [problem for key, problem in look.problems.items() if key not in self._places]
-            return self._wanted_of(look), problems
-        why = {name: self._why_not(name, look) for name in self._explicit}
-        wanted = {name: look.wanted[name] for name, reasons in why.items() if not reasons}
-        return wanted, [ModelLoadError(_not_polled(name, why[name])) for name in why if why[name]]
+            return self._wanted_of(look), wrong_models(look, self._roots)
+        why = {name: why_not(name, look, self._roots) for name in self._explicit}
+        wanted = {name: look.wanted[name] for name, text in why.items() if not text}
+        return wanted, [ModelLoadError(text) for text in why.values() if text]
 
     def _wanted_of(self, look: Look) -> Wanted:
         """All that was found. A model that cannot be understood is known, and has no version."""
-        if self._explicit is not None:
-            return look.wanted
-        broken = [Path(key).name for key in look.problems if key not in self._places]
-        return dict(look.wanted) | {
-            name: {} for name in broken if name not in look.wanted and NAME.fullmatch(name)
-        }
-
-    def _why_not(self, name: str, look: Look) -> list[str]:
-        """Why the model of this name cannot be loaded; nothing when it can be."""
-        own = [
-            str(problem)
-            for key, problem in look.problems.items()
-            if key not in self._places and Path(key).name == name
-        ]
-        if own or look.wanted.get(name):
-            return own
-        places = sorted(self._places) or ["the list of models"]
-        return [str(look.problems.get(place, f"no model of this name in {place}")) for place in places]
-
-    @property
-    def _places(self) -> set[str]:
-        """What problems call the roots that are paths."""
-        return {os.path.normpath(root.absolute()) for root in self._roots if isinstance(root, Path)}
+        broken = [] if self._explicit is not None else broken_names(look, self._roots)
+        return dict(look.wanted) | {name: {} for name in broken}
 
     def first_version(self, name: str) -> str:
         """The version of this model that its configuration names first; "" where none lists them one by one."""
@@ -280,8 +249,8 @@ class Manager(Reconciler):
         async with self._looking:
             others = {key: versions for key, versions in self._wanted.items() if key != name}
             look = await self._look(self._roots, lambda found: found == name, others, overrides)
-            if why := self._why_not(name, look):
-                raise Internal(_not_polled(name, why))
+            if why := why_not(name, look, self._roots):
+                raise Internal(why)
             chosen = look.wanted[name]
             if overrides and any(files.config is NO_CONFIG for files in chosen.values()):
                 raise InvalidArgument(f"model '{name}' is no folder, and takes no configuration")
@@ -333,9 +302,8 @@ class Manager(Reconciler):
         if not self._is_unloaded(version.files.name):
             return super()._is_current(version)
         # What was replaced before is not remembered with what was unloaded.
-        return (
-            version.state is not State.UNAVAILABLE or version.files.version in self._unloaded[version.files.name]
-        )
+        last = self._unloaded.get(version.files.name, ())
+        return version.state is not State.UNAVAILABLE or version.files.version in last
 
     async def never_loaded(self) -> list[str]:
         """The models that could be loaded, and never were; none unless models are controlled explicitly."""
@@ -349,11 +317,6 @@ class Manager(Reconciler):
         if self._polling is not None:
             self._polling.cancel()
         await super().close()
-
-
-def _not_polled(name: str, why: Sequence[str]) -> str:
-    """Spec 3.9."""
-    return f"failed to load '{name}', failed to poll from model repository: {'; '.join(why)}"
 
 
 def _own_labels(roots: Sequence[Root]) -> dict[str, dict[str, int]]:

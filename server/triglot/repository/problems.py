@@ -1,0 +1,51 @@
+"""What a look found wrong: with the roots themselves, or with models at them. Pure functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from triglot.core.errors import ModelLoadError
+from triglot.repository.settings import NAME
+from triglot.repository.source import NothingFound, Root
+from triglot.repository.watch import Look
+
+
+def places_of(roots: Iterable[Root]) -> set[str]:
+    """What problems call the roots that are paths."""
+    return {os.path.normpath(root.absolute()) for root in roots if isinstance(root, Path)}
+
+
+def wrong_roots(look: Look, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
+    """What is wrong with roots that are paths; `may_be_empty`: a repository without models is fine."""
+    places = places_of(roots)
+    return [
+        problem
+        for key, problem in look.problems.items()
+        if key in places and not (may_be_empty and isinstance(problem, NothingFound))
+    ]
+
+
+def wrong_models(look: Look, roots: Iterable[Root]) -> list[ModelLoadError]:
+    """What is wrong with models."""
+    places = places_of(roots)
+    return [problem for key, problem in look.problems.items() if key not in places]
+
+
+def broken_names(look: Look, roots: Iterable[Root]) -> list[str]:
+    """The models that are there and cannot be understood."""
+    places = places_of(roots)
+    names = [Path(key).name for key in look.problems if key not in places]
+    return [name for name in names if name not in look.wanted and NAME.fullmatch(name)]
+
+
+def why_not(name: str, look: Look, roots: Iterable[Root]) -> str:
+    """Why the model of this name cannot be loaded; "" when it can be (spec 3.9)."""
+    places = sorted(places_of(roots))
+    why = [str(problem) for key, problem in look.problems.items() if key not in places and Path(key).name == name]
+    if not why and look.wanted.get(name):
+        return ""
+    nowhere = [str(look.problems.get(place, f"no model of this name in {place}")) for place in places]
+    told = "; ".join(why or nowhere)
+    return f"failed to load '{name}', failed to poll from model repository" + (f": {told}" if told else "")

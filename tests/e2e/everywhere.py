@@ -1,0 +1,287 @@
+"""What every interface says of one model, side by side: the questions, and what the answers have to be."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import grpc
+import yaml
+from calling import statuses
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from server_process import ServerProcess
+
+from process import SECONDS, Rest, rpc, server_ready, wait_until
+from triglot.pb.grps.grps_pb2 import GrpsMessage
+from triglot.pb.kserve import inference_pb2 as pb
+
+PAGE = "/grps/v1/monitor/overview"
+GRPS = "/grps.protos.v1.GrpsService/"
+HEALTH = health_pb2.HealthCheckResponse
+UNLOADED = "unloaded"
+
+
+class State(enum.Enum):
+    """What may be the case with a version."""
+
+    START = enum.auto()
+    LOADING = enum.auto()
+    TAKEN_BACK = enum.auto()
+    """It loads, and has been unloaded already."""
+    READY = enum.auto()
+    KEPT = enum.auto()
+    """It serves, and what was to take its place could not be loaded."""
+    UNLOADING = enum.auto()
+    FAILED = enum.auto()
+    REPLACED = enum.auto()
+    """Another version has taken its place."""
+    UNLOADED = enum.auto()
+
+
+class Said(NamedTuple):
+    """What is said of it: in KServe's index, by TensorFlow Serving, in grps' metadata; "" where it is left out."""
+
+    kserve: str
+    status: str
+    grps: str
+    serves: bool = False
+
+
+SAID = {
+    State.START: Said("UNKNOWN", "START", "UNKNOWN"),
+    State.LOADING: Said("LOADING", "LOADING", "LOADING"),
+    State.TAKEN_BACK: Said("LOADING", "LOADING", "LOADING"),
+    State.READY: Said("READY", "AVAILABLE", "READY", serves=True),
+    State.KEPT: Said("READY", "AVAILABLE", "READY", serves=True),
+    State.UNLOADING: Said("UNLOADING", "UNLOADING", "UNLOADING"),
+    State.FAILED: Said("UNAVAILABLE", "END", "UNAVAILABLE"),
+    State.REPLACED: Said("", "END", ""),
+    State.UNLOADED: Said("UNAVAILABLE", "END", ""),
+}
+LEAVING = (State.TAKEN_BACK, State.UNLOADING)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What is so: the state of each version that ever was, why one failed, and whether the server is ready."""
+
+    versions: Mapping[int, State] = field(default_factory=dict)
+    error: str = ""
+    server: bool = True
+    known: bool = True
+
+    @property
+    def serving(self) -> list[int]:
+        """The versions that serve."""
+        return sorted(number for number, state in self.versions.items() if SAID[state].serves)
+
+    def error_of(self, state: State) -> str:
+        """Why a version that is in this state failed."""
+        return self.error if state in (State.FAILED, State.KEPT) else ""
+
+
+def told(story: Story, name: str) -> dict[str, Any]:
+    """The answer to each question that `ask_everybody` asks."""
+    states = sorted(story.versions.items())
+    serving = [str(number) for number in story.serving]
+    ready = bool(serving)
+    index = [
+        (str(number), SAID[state].kserve, UNLOADED if state is State.UNLOADED else story.error_of(state))
+        for number, state in states
+        if SAID[state].kserve
+    ]
+    status = [
+        (number, SAID[state].status, story.error_of(state), "UNKNOWN" if story.error_of(state) else "OK")
+        for number, state in reversed(states)
+    ]
+    no_versions = [(0, "NOT_FOUND", f"Could not find any versions of model {name}", "")]
+    listed = any(SAID[state].grps and state not in LEAVING for _, state in states)
+    answers: dict[str, Any] = {
+        "index": index if story.versions else [("", "", "")],
+        "model ready": ready,
+        "version ready": {number: SAID[story.versions[number]].serves for number in story.versions},
+        "server ready": story.server,
+        "metadata": serving or "NOT_FOUND",
+        "status": status or no_versions,
+        "list": listed,
+        "grps server": [(str(number), SAID[state].grps) for number, state in states if SAID[state].grps],
+        "grps model": serving[-1] if serving else "404",
+        "grps ready": story.server,
+    }
+    health = ("SERVING" if ready else "NOT_SERVING") if story.known else "NOT_FOUND"
+    answers = {f"{question}, {door}": answer for question, answer in answers.items() for door in ("gRPC", "REST")}
+    del answers["list, gRPC"]
+    return answers | {
+        "health": health,
+        "server health": "SERVING" if story.server else "NOT_SERVING",
+        "page": index,
+        "page's server": story.server,
+    }
+
+
+class Everywhere:
+    """Asks a server about a model by every interface; `watch` is what health's stream said, without repetition."""
+
+    def __init__(self, server: ServerProcess, channel: grpc.Channel, name: str) -> None:
+        self.rest = Rest(int(server.rest_address.rpartition(":")[2]))
+        self.channel = channel
+        self.name = name
+        self.watch: list[str] = []
+        self._health = health_pb2_grpc.HealthStub(channel)
+        self._watching = self._health.Watch(health_pb2.HealthCheckRequest(service=name))
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        try:
+            self.watch.extend(HEALTH.ServingStatus.Name(answer.status) for answer in self._watching)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.CANCELLED:
+                self.watch.append(str(error))
+
+    def close(self) -> None:
+        """End the stream."""
+        self._watching.cancel()
+        self._thread.join(SECONDS)
+
+    def expect(self, story: Story) -> None:
+        """Everybody tells this story now; health's stream will have told it in a moment."""
+        assert self.ask(story.versions) == told(story, self.name)
+        serves = "SERVING" if story.serving else "NOT_SERVING"
+        status = serves if story.known else "SERVICE_UNKNOWN"
+        wait_until(lambda: self.watch[-1:] == [status])
+
+    def until(self, version: int, state: State) -> None:
+        """Wait until TensorFlow Serving's interface says that a version is in this state."""
+        wait_until(lambda: SAID[state].status in [one.state for one in self._statuses() if one[0] == version])
+
+    def ask(self, versions: Mapping[int, State]) -> dict[str, Any]:
+        """The answer to each question."""
+        numbers = list(versions)
+        return {
+            "index, gRPC": self._index(),
+            "index, REST": self._rest_index(),
+            "model ready, gRPC": self._ready(),
+            "model ready, REST": self._rest_ready(),
+            "version ready, gRPC": {number: self._ready(str(number)) for number in numbers},
+            "version ready, REST": {number: self._rest_ready(f"/versions/{number}") for number in numbers},
+            "server ready, gRPC": server_ready(self.channel),
+            "server ready, REST": self.rest.get("/v2/health/ready")[0] == 200,
+            "metadata, gRPC": self._metadata(),
+            "metadata, REST": self._rest_metadata(),
+            "status, gRPC": [tuple(one) for one in self._statuses()],
+            "status, REST": self._rest_status(),
+            "list, REST": self._listed(),
+            "grps server, gRPC": self._grps_server(self._grps("ServerMetadata").str_data),
+            "grps server, REST": self._grps_server(self.rest.get("/grps/v1/metadata/server")[1]["str_data"]),
+            "grps model, gRPC": self._grps_model(),
+            "grps model, REST": self._grps_rest_model(),
+            "grps ready, gRPC": self._grps("CheckReadiness").status.code == 200,
+            "grps ready, REST": self.rest.get("/grps/v1/health/ready")[0] == 200,
+            "page": self._page(),
+            "page's server": self.rest.get(PAGE)[1]["server"]["ready"],
+            "health": self._checked(self.name),
+            "server health": self._checked(""),
+        }
+
+    # --- KServe ---
+
+    def _call(self, method: str, request: Any, reply: Any) -> Any:
+        return rpc(self.channel, method, reply)(request, timeout=SECONDS)
+
+    def _index(self) -> list[tuple[str, str, str]]:
+        reply = self._call("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
+        return [(one.version, one.state, one.reason) for one in reply.models if one.name == self.name]
+
+    def _rest_index(self) -> list[tuple[str, ...]]:
+        _, rows = self.rest.post("/v2/repository/index", {})
+        keys = ("version", "state", "reason")
+        return [tuple(row.get(key, "") for key in keys) for row in rows if row["name"] == self.name]
+
+    def _ready(self, version: str = "") -> bool:
+        request = pb.ModelReadyRequest(name=self.name, version=version)
+        return bool(self._call("ModelReady", request, pb.ModelReadyResponse).ready)
+
+    def _rest_ready(self, version: str = "") -> bool:
+        status, answer = self.rest.get(f"/v2/models/{self.name}{version}/ready")
+        assert status in (200, 404, 503), answer
+        return status == 200
+
+    def _metadata(self) -> list[str] | str:
+        try:
+            request = pb.ModelMetadataRequest(name=self.name)
+            return list(self._call("ModelMetadata", request, pb.ModelMetadataResponse).versions)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+
+    def _rest_metadata(self) -> list[str] | str:
+        status, answer = self.rest.get(f"/v2/models/{self.name}")
+        return answer["versions"] if status == 200 else {404: "NOT_FOUND"}.get(status, f"{status}")
+
+    def _listed(self) -> bool:
+        listed = [self.name in self.rest.get(path)[1]["models"] for path in ("/v2/models", "/v1/models")]
+        assert listed[0] is listed[1]
+        return listed[0]
+
+    # --- TensorFlow Serving ---
+
+    def _statuses(self) -> list[Any]:
+        try:
+            return list(statuses(self.channel, self.name))
+        except grpc.RpcError as error:
+            return [_NoStatus(0, error.code().name, error.details(), "")]
+
+    def _rest_status(self) -> list[tuple[int, str, str, str]]:
+        status, answer = self.rest.get(f"/v1/models/{self.name}")
+        if status != 200:
+            return [(0, {404: "NOT_FOUND"}.get(status, f"{status}"), answer["error"], "")]
+        return [
+            (
+                int(one["version"]),
+                one["state"],
+                one["status"]["error_message"],
+                one["status"]["error_code"],
+            )
+            for one in answer["model_version_status"]
+        ]
+
+    # --- grps ---
+
+    def _grps(self, method: str, text: str = "") -> Any:
+        return self._call(GRPS + method, GrpsMessage(str_data=text), GrpsMessage)
+
+    def _grps_server(self, text: str) -> list[tuple[str, str]]:
+        models = yaml.safe_load(text)["models"]
+        return [(one["version"], one["state"]) for one in models if one["name"] == self.name]
+
+    def _grps_model(self) -> str:
+        answer = self._grps("ModelMetadata", self.name)
+        return str(yaml.safe_load(answer.str_data)["version"] if answer.str_data else answer.status.code)
+
+    def _grps_rest_model(self) -> str:
+        status, answer = self.rest.post("/grps/v1/metadata/model", {"str_data": self.name})
+        return str(yaml.safe_load(answer["str_data"])["version"]) if status == 200 else f"{status}"
+
+    # --- the monitor's page, and health ---
+
+    def _page(self) -> list[tuple[str, str, str]]:
+        _, answer = self.rest.get(PAGE)
+        rows = [row for row in answer["models"] if row["name"] == self.name]
+        return [(str(row["version"]), row["state"], row["reason"]) for row in rows]
+
+    def _checked(self, name: str) -> str:
+        try:
+            request = health_pb2.HealthCheckRequest(service=name)
+            return str(HEALTH.ServingStatus.Name(self._health.Check(request, timeout=SECONDS).status))
+        except grpc.RpcError as error:
+            return str(error.code().name)
+
+
+class _NoStatus(NamedTuple):
+    version: int
+    state: str
+    error: str
+    code: str
