@@ -208,7 +208,7 @@ async def test_a_configuration_for_a_file(door: str, tmp_path: Path) -> None:
         control = control_of(house, door)
         assert await control.load("a", config="{}") == (
             Code.INVALID_ARGUMENT,
-            "model 'a' is no folder, and takes no configuration",
+            f"a configuration is for a model's folder in a repository; model 'a' is {file}",
         )
         assert await control.load("a") == FINE
         assert await ask(house, "a") == 1

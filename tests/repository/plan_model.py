@@ -49,6 +49,9 @@ class PlanModel:
     loaded: int = 0
     most_wanted: int = 0
 
+    def is_loading(self) -> bool:
+        return self.loading is not None
+
     def ready(self) -> set[int]:
         return {number for number, version in self.known.items() if version.state is State.READY}
 

@@ -71,6 +71,22 @@ async def test_a_wrong_configuration_beside_models_that_serve(tmp_path: Path, lo
     await manager.close()
 
 
+async def test_a_configuration_without_a_model(tmp_path: Path, load: Loads) -> None:
+    """Where looks are to come, so may the model."""
+    put(tmp_path / "a" / "1")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.pbtxt").touch()
+    manager = manager_of(tmp_path, load=load)
+    with pytest.raises(ModelLoadError, match="no version of the model"):
+        await manager.load_all()
+    for options in ({"poll_interval": 3600.0}, {"explicit": ["*"]}):
+        manager = manager_of(tmp_path, load=load, **options)
+        assert await manager.load_all() == []
+        assert manager.names() == ["a"]
+        assert manager.all_ready()
+        await manager.close()
+
+
 async def test_a_folder_whose_name_is_no_models(tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     put(tmp_path / "two words" / "1")

@@ -280,7 +280,7 @@ async def test_models_that_write_into_their_folders_are_left_alone(tmp_path: Pat
             await until(lambda: not manager._workers)
         assert load.begun == ["m/1", "n/1", "m/1"]
         (tmp_path / "n" / "1" / "calls.txt").write_text("one")
-        (tmp_path / "n" / "1" / "model.py").touch()
+        os.utime(tmp_path / "n" / "1" / "model.py", (1, 1))
         for _ in range(LOOKS):
             await manager.refresh()
             await until(lambda: not manager._workers)

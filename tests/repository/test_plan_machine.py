@@ -30,7 +30,7 @@ class PlanMachine(RuleBasedStateMachine):
     def retry(self) -> None:
         self.model.retry()
 
-    @precondition(lambda self: self.model.loading is not None)
+    @precondition(lambda self: self.model.is_loading())
     @rule(well=st.booleans())
     def load_ends(self, *, well: bool) -> None:
         stays = self.model.ready() & self.model.wanted.keys()
@@ -51,14 +51,14 @@ class PlanMachine(RuleBasedStateMachine):
         # that there were.
         steps = 1 + len(model.wanted) + len(model.draining) + len(served) + len(model.wanted) + 1
         for _ in range(steps):
-            if not (model.loading or model.draining):
+            if not (model.is_loading() or model.draining):
                 break
             # Either may come first.
-            if model.loading and (not model.draining or data.draw(st.booleans())):
+            if model.is_loading() and (not model.draining or data.draw(st.booleans())):
                 model.load_ends(well=data.draw(st.booleans()))
             else:
                 model.drain_ends(next(iter(model.draining)))
-        assert not model.loading
+        assert not model.is_loading()
         assert not model.draining
         assert model.step().load is None
         loaded = model.wanted.keys() - model.failed()
@@ -81,12 +81,12 @@ def test_the_bound_is_reached() -> None:
     """Each version is replaced by another while nothing drains by itself: one more than were wanted, no less."""
     model = PlanModel()
     model.want(dict.fromkeys(range(1, LAST), 0))
-    while model.loading:
+    while model.is_loading():
         model.load_ends(well=True)
     assert model.in_memory() == LAST - 1
     model.want(dict.fromkeys(range(2, LAST + 1), 1))
     assert model.in_memory() == LAST
-    while model.loading:
+    while model.is_loading():
         model.load_ends(well=True)
         assert model.in_memory() <= LAST
     assert model.draining

@@ -1,74 +1,23 @@
-"""Loads that hang, fail, come too late or are not wanted any more: a real reconciler, step by step."""
+"""Loads that fail, or that nobody wants any more when they end: a real reconciler, step by step."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from reconciling import files, reconciling, settled, state, wanted
 from scripted_loads import SECONDS, Loads, ask, until
 
-from triglot import Model, ModelLoadError
-from triglot.core.errors import Code, MissingDependency, ServingError
+from triglot import Model
+from triglot.core.errors import MissingDependency
 from triglot.core.model_config import ModelConfig
-from triglot.engine.servable import Servable
 from triglot.repository.plan import State
-from triglot.repository.reconciler import Reconciler
 from triglot.repository.source import ModelFiles
-
-LONG = 3600.0
-
-
-def files(folder: Path, model: str, version: int, text: str = "", stamp: int = 0) -> ModelFiles:
-    """A version on disk; with a text, it cannot be loaded, and this is why."""
-    file = folder / (f"stamp{stamp}" if stamp else "") / model / str(version) / "model.py"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return ModelFiles(model, version, "python", file, stamp)
-
-
-def wanted(*versions: ModelFiles) -> dict[str, dict[int, ModelFiles]]:
-    models: dict[str, dict[int, ModelFiles]] = {}
-    for version in versions:
-        models.setdefault(version.name, {})[version.version] = version
-    return models
-
-
-@asynccontextmanager
-async def reconciling(load: Callable[..., Model], **options: Any) -> AsyncIterator[Reconciler]:
-    defaults = {
-        "warm": None,
-        "max_queue_size": 10,
-        "skip_missing_dependencies": False,
-        "load_timeout": 0.0,
-        "drain_seconds": LONG,
-        "labels_before_load": False,
-        "may_be_empty": True,
-        "load_patience": LONG,
-    }
-    reconciler = Reconciler(load, **defaults | options)
-    try:
-        yield reconciler
-    finally:
-        if isinstance(load, Loads):
-            load.open_all()
-        await reconciler.close()
-
-
-async def settled(reconciler: Reconciler, *versions: ModelFiles) -> None:
-    """Want these versions, and wait until that is done."""
-    reconciler.want(wanted(*versions))
-    await reconciler.wait_for({version.name for version in versions})
-
-
-def state(reconciler: Reconciler, version: int, model: str = "m") -> tuple[State, str]:
-    """The state of a version, and the reason."""
-    return next((one.state, one.reason) for one in reconciler.statuses(model) if one.files.version == version)
 
 
 @pytest.fixture
@@ -171,8 +120,8 @@ async def test_a_load_that_waits_for_room_begins_when_more_is_wanted(tmp_path: P
             reconciler.want(wanted(versions[3], versions[4]))
             await asyncio.sleep(0)
             assert state(reconciler, 4)[0] is State.START, "two drain"
-            await settled(reconciler, versions[3], versions[4], versions[5])
-            assert reconciler.ready_versions("m") == [3, 5]
+            reconciler.want(wanted(versions[3], versions[4], versions[5]))
+            await until(lambda: reconciler.ready_versions("m") == [3, 5])
         await reconciler.wait_for(["m"])
         assert reconciler.ready_versions("m") == [3, 4, 5]
 
@@ -250,189 +199,6 @@ async def test_a_class_that_cannot_be_served(tmp_path: Path, config: ModelConfig
         assert state(reconciler, 1)[0] is State.UNAVAILABLE
         assert state(reconciler, 1)[1].startswith(f"{one.file}: TypeError: ")
         assert await asyncio.to_thread(closed.wait, SECONDS)
-
-
-# --- loads that hang ---
-
-
-async def test_a_load_that_hangs_fails_and_what_comes_of_it_is_closed(tmp_path: Path, load: Loads) -> None:
-    old, new, newer = (files(tmp_path, "m", version) for version in (1, 2, 3))
-    async with reconciling(load, load_timeout=0.05) as reconciler:
-        await settled(reconciler, old)
-        gate = load.hold("load m/2")
-        await settled(reconciler, new)
-        (error,) = (one.error for one in reconciler.statuses("m") if one.error is not None)
-        assert error.code is Code.DEADLINE_EXCEEDED
-        assert error.message == f"{new.file}: it was not loaded within 0.05 s"
-        assert state(reconciler, 2) == (State.UNAVAILABLE, error.message)
-        assert await ask(reconciler.servable("m")) == 1
-        # The next one does not wait for it.
-        await settled(reconciler, newer)
-        assert reconciler.ready_versions("m") == [3]
-        await until(lambda: load.closed == {"m/1": 1})
-        gate.set()
-        await until(lambda: load.closed == {"m/1": 1, "m/2": 1})
-        assert reconciler.ready_versions("m") == [3]
-
-
-async def test_a_load_that_hangs_lets_other_models_load(tmp_path: Path, load: Loads) -> None:
-    hanging, other = files(tmp_path, "a", 1), files(tmp_path, "b", 1)
-    async with reconciling(load, load_patience=0.01) as reconciler:
-        gate = load.hold("load a/1")
-        reconciler.want(wanted(hanging, other))
-        await reconciler.wait_for(["b"])
-        assert reconciler.ready_versions("b") == [1]
-        assert state(reconciler, 1, "a")[0] is State.LOADING
-        await settled(reconciler, hanging, files(tmp_path, "b", 1, stamp=5), files(tmp_path, "c", 1))
-        assert load.begun == ["a/1", "b/1"]
-        gate.set()
-
-
-async def test_a_load_keeps_the_others_from_loading_while_there_is_patience(tmp_path: Path, load: Loads) -> None:
-    async with reconciling(load) as reconciler:
-        gate = load.hold("load a/1")
-        reconciler.want(wanted(files(tmp_path, "a", 1), files(tmp_path, "b", 1)))
-        await until(lambda: load.begun == ["a/1"])
-        assert state(reconciler, 1, "b")[0] is State.START
-        gate.set()
-        await reconciler.wait_for(["a", "b"])
-        assert load.begun == ["a/1", "b/1"]
-
-
-# --- warming ---
-
-
-class Warming:
-    """Warms the versions, and hangs with one of them until it is told to go on."""
-
-    def __init__(self, version: int, *, stubborn: bool = False) -> None:
-        self._version = version
-        self._stubborn = stubborn
-        self.begun, self.go, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def __call__(self, servable: Servable, files: ModelFiles) -> None:
-        if files.version != self._version:
-            return
-        self.begun.set()
-        try:
-            await self.go.wait()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            if not self._stubborn:
-                raise
-            await self.go.wait()
-
-
-async def test_a_warm_up_that_hangs(tmp_path: Path, load: Loads) -> None:
-    warm = Warming(2)
-    async with reconciling(load, warm=warm, load_timeout=0.05) as reconciler:
-        await settled(reconciler, files(tmp_path, "m", 1))
-        await settled(reconciler, files(tmp_path, "m", 2))
-        assert warm.cancelled.is_set()
-        assert state(reconciler, 2)[1].endswith("it was not loaded within 0.05 s")
-        assert reconciler.ready_versions("m") == [1]
-        await until(lambda: load.closed == {"m/2": 1})
-
-
-async def test_a_warm_up_that_does_not_care(tmp_path: Path, load: Loads) -> None:
-    """Its version never serves; it is closed when the warm-up ends in the end."""
-    warm = Warming(2, stubborn=True)
-    async with reconciling(load, warm=warm, load_timeout=0.05) as reconciler:
-        await settled(reconciler, files(tmp_path, "m", 1))
-        await settled(reconciler, files(tmp_path, "m", 2))
-        assert state(reconciler, 2)[0] is State.UNAVAILABLE
-        warm.go.set()
-        await until(lambda: load.closed == {"m/2": 1})
-        await settled(reconciler, files(tmp_path, "m", 3))
-        assert reconciler.ready_versions("m") == [3]
-
-
-@pytest.mark.parametrize(
-    ("raised", "text", "code"),
-    [
-        (asyncio.CancelledError(), "{file}: CancelledError: ", Code.UNKNOWN),
-        (SystemExit(1), "SystemExit: 1", Code.UNKNOWN),
-        (ServingError("too large", code=Code.OUT_OF_RANGE), "too large", Code.OUT_OF_RANGE),
-        (ModelLoadError("no disk", Code.DATA_LOSS), "no disk", Code.DATA_LOSS),
-    ],
-)
-async def test_whatever_a_warm_up_raises(
-    tmp_path: Path, load: Loads, raised: BaseException, text: str, code: Code
-) -> None:
-    async def warm(servable: Servable, files: ModelFiles) -> None:
-        raise raised
-
-    one = files(tmp_path, "m", 1)
-    async with reconciling(load, warm=warm) as reconciler:
-        await settled(reconciler, one)
-        (version,) = reconciler.statuses("m")
-        assert version.reason == text.format(file=one.file)
-        assert version.error is not None
-        assert version.error.code is code
-        assert load.closed == {"m/1": 1}
-
-
-# --- the end ---
-
-
-async def test_closing_while_a_version_loads(tmp_path: Path, load: Loads) -> None:
-    async with reconciling(load) as reconciler:
-        gate = load.hold("load m/1")
-        reconciler.want(wanted(files(tmp_path, "m", 1)))
-        await until(lambda: load.begun == ["m/1"])
-        await reconciler.close()
-        assert state(reconciler, 1) == (State.UNAVAILABLE, "unloaded")
-        gate.set()
-        await until(lambda: load.closed == {"m/1": 1})
-
-
-async def test_closing_while_a_version_is_warmed(tmp_path: Path, load: Loads) -> None:
-    warm = Warming(1)
-    async with reconciling(load, warm=warm) as reconciler:
-        reconciler.want(wanted(files(tmp_path, "m", 1)))
-        await asyncio.wait_for(warm.begun.wait(), SECONDS)
-        await reconciler.close()
-        assert load.closed == {"m/1": 1}
-
-
-async def test_closing_in_the_turn_in_which_a_version_has_loaded(tmp_path: Path, load: Loads) -> None:
-    closing: list[asyncio.Task[None]] = []
-
-    async def warm(servable: Servable, files: ModelFiles) -> None:
-        closing.append(asyncio.create_task(reconciler.close()))
-
-    async with reconciling(load, warm=warm) as reconciler:
-        reconciler.want(wanted(files(tmp_path, "m", 1)))
-        await until(lambda: bool(closing))
-        await closing[0]
-        await until(lambda: load.closed == {"m/1": 1})
-
-
-@pytest.mark.parametrize("turns", range(6))
-async def test_closing_soon_after_a_version_has_loaded(tmp_path: Path, load: Loads, turns: int) -> None:
-    """In whatever turn of the loop it comes: what was loaded is closed, once."""
-    warmed = asyncio.Event()
-
-    async def warm(servable: Servable, files: ModelFiles) -> None:
-        warmed.set()
-
-    async with reconciling(load, warm=warm) as reconciler:
-        reconciler.want(wanted(files(tmp_path, "m", 1)))
-        await asyncio.wait_for(warmed.wait(), SECONDS)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        await reconciler.close()
-        assert load.closed == {"m/1": 1}
-
-
-async def test_closing_while_a_version_drains(tmp_path: Path, load: Loads) -> None:
-    async with reconciling(load) as reconciler:
-        await settled(reconciler, files(tmp_path, "m", 1))
-        with reconciler.servable("m"):
-            await settled(reconciler, files(tmp_path, "m", 2))
-            reconciler.want(wanted(files(tmp_path, "m", 2), files(tmp_path, "m", 3)))
-            await asyncio.wait_for(reconciler.close(), SECONDS)
-        assert {number: count for number, count in load.closed.items() if count} == {"m/1": 1, "m/2": 1}
 
 
 # --- libraries that are not installed ---

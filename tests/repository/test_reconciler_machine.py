@@ -42,7 +42,7 @@ class ReconcilerMachine(RuleBasedStateMachine):
 
         self.runner.run(both())
 
-    @precondition(lambda self: self.model.loading is not None)
+    @precondition(lambda self: self.model.is_loading())
     @rule(well=st.booleans())
     def load_ends(self, *, well: bool) -> None:
         async def both() -> None:

@@ -153,7 +153,18 @@ def test_a_version_folder_without_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "version"),
-    [("0", 0), ("1", 1), ("00000123", 123), (str(2**63 - 1), 2**63 - 1), (str(2**63), None), ("1e3", None)],
+    [
+        ("0", 0),
+        ("1", 1),
+        ("00000123", 123),
+        (str(2**63 - 1), 2**63 - 1),
+        (f"00{2**63 - 1}", 2**63 - 1),
+        (str(2**63), None),
+        ("9" * 5000, None),
+        ("0" * 5000, 0),
+        ("0" * 5000 + "7", 7),
+        ("1e3", None),
+    ],
 )
 def test_the_version_of_a_folder(name: str, version: int | None) -> None:
     assert version_of(name) == version

@@ -104,9 +104,8 @@ class Manager(Reconciler):
             raise ModelLoadError(error.message) from None
         async with self._looking:
             look = await self._look(self._roots, lambda _: True)
-            later = self._explicit is not None or self._poll_interval > 0
             wanted, problems = self._at_start(look)
-            raised = wrong_roots(look, self._roots, may_be_empty=later)
+            raised = wrong_roots(look, self._roots, may_be_empty=self._more_may_come)
             raised += problems if all_or_nothing and not models else []
             if raised:
                 raise raised[0]
@@ -128,10 +127,15 @@ class Manager(Reconciler):
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
 
+    @property
+    def _more_may_come(self) -> bool:
+        return self._explicit is not None or self._poll_interval > 0
+
     def _at_start(self, look: Look) -> tuple[Wanted, list[ModelLoadError]]:
         """What is wanted at the start, and what is wrong with models of it."""
         if self._explicit is None or EVERY_MODEL in self._explicit:
-            return self._wanted_of(look), wrong_models(look, self._roots)
+            problems = wrong_models(look, self._roots, may_be_empty=self._more_may_come)
+            return self._wanted_of(look), problems
         why = {name: why_not(name, look, self._roots) for name in self._explicit}
         wanted = {name: look.wanted[name] for name, text in why.items() if not text}
         return wanted, [ModelLoadError(text) for text in why.values() if text]
@@ -252,8 +256,11 @@ class Manager(Reconciler):
             if why := why_not(name, look, self._roots):
                 raise Internal(why)
             chosen = look.wanted[name]
-            if overrides and any(files.config is NO_CONFIG for files in chosen.values()):
-                raise InvalidArgument(f"model '{name}' is no folder, and takes no configuration")
+            without = [files.file for files in chosen.values() if overrides and files.config is NO_CONFIG]
+            if without:
+                raise InvalidArgument(
+                    f"a configuration is for a model's folder in a repository; model '{name}' is {without[0]}"
+                )
             self.retry(name)
             self.want({**self._wanted, name: chosen})
         await self.wait_for([name])

@@ -18,26 +18,31 @@ def places_of(roots: Iterable[Root]) -> set[str]:
 
 
 def wrong_roots(look: Look, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
-    """What is wrong with roots that are paths; `may_be_empty`: a repository without models is fine."""
+    """What is wrong with roots that are paths; `may_be_empty`: a folder that holds no model is fine."""
     places = places_of(roots)
-    return [
-        problem
-        for key, problem in look.problems.items()
-        if key in places and not (may_be_empty and isinstance(problem, NothingFound))
-    ]
+    return [look.problems[key] for key in _problems(look, may_be_empty=may_be_empty) if key in places]
 
 
-def wrong_models(look: Look, roots: Iterable[Root]) -> list[ModelLoadError]:
-    """What is wrong with models."""
+def wrong_models(look: Look, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
+    """What is wrong with models; see `wrong_roots`."""
     places = places_of(roots)
-    return [problem for key, problem in look.problems.items() if key not in places]
+    return [look.problems[key] for key in _problems(look, may_be_empty=may_be_empty) if key not in places]
 
 
 def broken_names(look: Look, roots: Iterable[Root]) -> list[str]:
     """The models that are there and cannot be understood."""
     places = places_of(roots)
-    names = [Path(key).name for key in look.problems if key not in places]
+    names = [Path(key).name for key in _problems(look, may_be_empty=True) if key not in places]
     return [name for name in names if name not in look.wanted and NAME.fullmatch(name)]
+
+
+def _problems(look: Look, *, may_be_empty: bool) -> list[str]:
+    """What problems are called; that of a model in a list of models is called as the model."""
+    return [
+        key
+        for key, problem in look.problems.items()
+        if not (may_be_empty and isinstance(problem, NothingFound) and Path(key).is_absolute())
+    ]
 
 
 def why_not(name: str, look: Look, roots: Iterable[Root]) -> str:

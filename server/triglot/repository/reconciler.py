@@ -59,7 +59,7 @@ class Reconciler(Registry):
         super().__init__(labels_before_load=labels_before_load, may_be_empty=may_be_empty)
         self._loader = Loader(load, warm, max_queue_size)
         self._skip_missing_dependencies = skip_missing_dependencies
-        self._load_timeout = load_timeout or None
+        self.load_timeout = load_timeout
         self._drain_seconds = drain_seconds
         self._left_out: set[ModelFiles] = set()
         self._asked_for: set[str] = set()
@@ -73,8 +73,10 @@ class Reconciler(Registry):
         """As `Registry.want`, and start what follows from it. What is closed wants nothing."""
         super().want({} if self._closing.is_set() else self._without_left_out(wanted))
         for name in self._versions:
-            self._news[name].set()
-            if self._next(name).load is not None and name not in self._workers:
+            step = self._next(name)
+            if name in self._workers:
+                self._news[name].set()
+            elif step.load is not None:
                 self._workers[name] = asyncio.create_task(self._work(name))
 
     def retry(self, name: str) -> None:
@@ -154,13 +156,13 @@ class Reconciler(Registry):
         """The loaded version, or why there is none. If cancelled, gives the load up."""
         opening = asyncio.create_task(self._loader.open(files))
         try:
-            await asyncio.wait([opening], timeout=self._load_timeout)
+            await asyncio.wait([opening], timeout=self.load_timeout or None)
         except asyncio.CancelledError:
             self._give_up(files.name, opening)
             raise
         if not opening.done():
             self._give_up(files.name, opening)
-            text = f"{files.file}: it was not loaded within {self._load_timeout:g} s"
+            text = f"{files.file}: it was not loaded within {self.load_timeout:g} s"
             return ModelLoadError(text, Code.DEADLINE_EXCEEDED)
         try:
             return opening.result()

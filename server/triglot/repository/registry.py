@@ -160,8 +160,11 @@ class Registry:
             )
             for number in ended[:-ENDED_KEPT]:
                 del known[number]
-            self.update(name)
-        self._complete = self._complete or all(map(self._is_complete, wanted))
+        # Not `update` of each: this is done at every look at the disk.
+        chosen = [self._choose(name) for name in self._versions]
+        if any(chosen) or before != wanted:
+            self._complete = self._complete or all(map(self._is_complete, wanted))
+            self.on_change()
 
     def retry(self, name: str) -> None:
         """Have what failed of a model tried again when it is wanted next."""
@@ -170,19 +173,27 @@ class Registry:
 
     def update(self, name: str) -> None:
         """Choose the model's default version; to be called after each change of a state."""
+        self._choose(name)
+        if not self._complete and name in self._wanted and self._is_complete(name):
+            self._complete = all(map(self._is_complete, self._wanted))
+        self.on_change()
+
+    def _choose(self, name: str) -> bool:
+        """Choose the model's default version; whether it is another now."""
         known = self._versions.get(name, {}) if name in self._wanted else {}
         ready = [number for number, version in known.items() if version.state is State.READY]
         servable = known[max(ready)].servable if ready else None
+        if servable is self._default.get(name):
+            return False
         if servable is None:
-            self._default.pop(name, None)
+            del self._default[name]
         else:
             self._default[name] = servable
-        self._complete = self._complete or all(map(self._is_complete, self._wanted))
-        self.on_change()
+        return True
 
     def _is_complete(self, name: str) -> bool:
-        known = self._versions[name]
-        return name in self._default and all(known[number].ready for number in self._wanted[name])
+        wanted, known = self._wanted[name], self._versions[name]
+        return all(known[number].ready for number in wanted) if wanted else self._may_be_empty
 
     def is_serving(self, name: str, number: int) -> bool:
         """Whether requests for this version are taken."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from triglot.repository.contents import ABSENT, Contents, contents_of, end_of, stamp_of
+from triglot.repository.contents import ABSENT, Contents, Sign, contents_of, end_of, stamp_of
 from triglot.repository.source import ModelFiles, named_files
 
 log = logging.getLogger(__name__)
@@ -108,30 +108,31 @@ class Sights:
         contents = self._contents(files)
         grown = taken.grown(contents) if serving else set()
         new = {path: sign for path, sign in contents.items() if serving and path not in taken.contents}
-        others = {path: sign for path, sign in contents.items() if path not in grown and path not in new}
+        others = _without(grown | new.keys(), contents)
         settled = self.settled(files.name, files.version, (files.file, others))
-        settled_new = self.settled(files.name, f"new in {files.version}", new)
+        settled_new = not new or self.settled(files.name, f"new in {files.version}", new)
         restless = {path for path, sign in new.items() if path in taken.new and taken.new[path] != sign}
         taken.new = new
         if loading:
             return taken.files
+        changed = taken.changed(contents) - grown
         if taken.loading:
             taken.loading = False
-            self._learn(taken, (taken.changed(contents) - grown).intersection(taken.causes))
-            contents = self._contents(files)
-        changed = taken.changed(contents) - grown
+            own = changed.intersection(taken.causes)
+            contents = self._learn(taken, own, contents)
+            changed -= own
         if files.config == taken.files.config and changed <= new.keys():
             taken.waited = 0
+            taken.restless.clear()
             return taken.files
         if not settled:
             return None
         if not settled_new:
-            taken.restless |= restless
             taken.waited += 1
+            taken.restless |= restless
             if taken.waited < PATIENCE:
                 return None
-            self._learn(taken, taken.restless)
-            contents = self._contents(files)
+            contents = self._learn(taken, taken.restless, contents)
         return self._take(files, contents, changed)
 
     def _take(self, files: ModelFiles, contents: Contents, changed: Iterable[str]) -> ModelFiles:
@@ -142,18 +143,18 @@ class Sights:
         return files
 
     def _contents(self, files: ModelFiles) -> Contents:
-        own = self._own.get((files.name, files.version), ())
-        return {path: sign for path, sign in contents_of(files).items() if path not in own}
+        return _without(self._own.get((files.name, files.version), ()), contents_of(files))
 
-    def _learn(self, taken: _Taken, own: Collection[str]) -> None:
-        """These files are the model's own."""
+    def _learn(self, taken: _Taken, own: Collection[str], contents: Contents) -> Contents:
+        """Have these files be the model's own; the contents without them."""
         for path in own:
             log.warning(
                 "%s: %s seems to be written by the model itself, and does not count any more", taken.files, path
             )
         self._own.setdefault((taken.files.name, taken.files.version), set()).update(own)
-        taken.contents = {path: sign for path, sign in taken.contents.items() if path not in own}
         taken.ends = {path: end for path, end in taken.ends.items() if path not in own}
+        taken.contents = _without(own, taken.contents)
+        return _without(own, contents)
 
     def keep(self, files: Iterable[ModelFiles]) -> None:
         """Forget all others."""
@@ -166,6 +167,10 @@ class Sights:
             for (name, what), seen in self._seen.items()
             if (name, what) in keys or (isinstance(what, str) and name in names)
         }
+
+
+def _without(paths: Collection[str], contents: Contents) -> dict[str, Sign]:
+    return {path: sign for path, sign in contents.items() if path not in paths}
 
 
 def _data_files(files: ModelFiles, paths: Iterable[str]) -> list[str]:

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from triglot.core.errors import ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import NO_CONFIG, ModelConfig, VersionPolicy
-from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.model_config import CONFIG_FILE, config_of, read_config
 from triglot.repository.paths import check_links, check_links_below
 from triglot.repository.settings import NAME, NAME_RULE, ModelSettings
@@ -54,7 +54,7 @@ BACKEND_OF_SUFFIX = {
 GRPS_PROJECT = ("conf/inference.yml", "conf/server.yml")
 _FILES = f"{{{', '.join(BACKEND_OF_FILE)}}}"
 _EXPECTED = f"[VERSION/]{_FILES}, VERSION an integer like 1"
-_NUMBER = re.compile("0*[0-9]{1,19}")
+_NUMBER = re.compile("0*([0-9]{1,19})")
 LAST_VERSION = 2**63 - 1
 
 
@@ -89,8 +89,8 @@ class ModelFiles:
 Root = Path | ModelSettings | ModelFiles
 """Where models lie: a repository folder, a model's folder or file, what a configuration says of one model, or one
 version that is known already."""
-Overrides = Mapping[str, pb.ModelConfig]
-"""What stands in place of a model's config.pbtxt, by the model's name."""
+Overrides = Mapping[str, Any]
+"""What stands in place of a model's config.pbtxt, by the model's name: messages of `parse_override`."""
 
 
 @dataclass(slots=True)
@@ -337,5 +337,6 @@ def _model_file(path: Path) -> ModelFiles:
 
 def version_of(name: str) -> int | None:
     """The version that a folder of this name holds, if any; leading zeros are fine (tfs 6.1)."""
-    number = int(name) if _NUMBER.fullmatch(name) else None
-    return None if number is None or number > LAST_VERSION else number
+    match = _NUMBER.fullmatch(name)  # Python refuses to convert thousands of digits.
+    number = LAST_VERSION + 1 if match is None else int(match[1])
+    return None if number > LAST_VERSION else number

@@ -11,6 +11,7 @@ away is no reason to stop serving, and no reason to forget the other models.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,7 @@ class Watch:
         self._sights = Sights(settle_seconds)
         self._allow_symlinks = allow_symlinks
         self._said: set[str] = set()
+        self._looking = threading.Lock()
 
     def names(self, roots: Sequence[Root]) -> list[str]:
         """The names of all models at the roots, loaded or not."""
@@ -89,30 +91,39 @@ class Watch:
         taken at once.
         """
         found = find_models(roots, overrides, allow_symlinks=self._allow_symlinks)
-        policies = {root.name: root.policy for root in roots if isinstance(root, ModelSettings)}
-        used = {(files.name, files.version): files for files in loaded}
-        self._sights.keep([*_all_of(held), *loaded, *_all_of(found.models)])
-        wanted: dict[str, Mapping[int, ModelFiles]] = {name: {} for name in policies}
-        unsettled = False
-        for name, versions in found.models.items():
-            model = _Model(
-                versions,
-                found.folders.get(name),
-                policies.get(name),
-                held.get(name, {}),
-                {files.version: used[name, files.version] for files in versions if (name, files.version) in used},
-                busy=name in busy,
-                at_once=at_once(name),
-            )
-            chosen, settled = self._chosen(model)
-            unsettled = unsettled or not settled
-            if chosen or name in policies:
-                wanted[name] = chosen
-        for key, problem in found.problems.items():
-            if not isinstance(problem, NothingFound):
-                wanted |= _kept(key, held, wanted)
-        self._warn(found, at_once)
-        return Look(wanted, found.problems, unsettled)
+        with self._looking:  # Who asked for a look may have left, and the look goes on.
+            given = {root.name for root in roots if isinstance(root, ModelFiles)}
+            policies = {root.name: root.policy for root in roots if isinstance(root, ModelSettings)}
+            used = {(files.name, files.version): files for files in loaded}
+            self._sights.keep([*_all_of(held), *loaded, *_all_of(found.models)])
+            wanted: dict[str, Mapping[int, ModelFiles]] = {name: {} for name in policies}
+            unsettled = False
+            for name, versions in found.models.items():
+                if name in given:
+                    wanted[name] = {files.version: files for files in versions}
+                    continue
+                model = _Model(
+                    versions,
+                    found.folders.get(name),
+                    policies.get(name),
+                    held.get(name, {}),
+                    {
+                        files.version: used[name, files.version]
+                        for files in versions
+                        if (name, files.version) in used
+                    },
+                    busy=name in busy,
+                    at_once=at_once(name),
+                )
+                chosen, settled = self._chosen(model)
+                unsettled = unsettled or not settled
+                if chosen or name in policies:
+                    wanted[name] = chosen
+            for key, problem in found.problems.items():
+                if not isinstance(problem, NothingFound):
+                    wanted |= _kept(key, held, wanted)
+            self._warn(found, at_once)
+            return Look(wanted, found.problems, unsettled)
 
     def _chosen(self, model: _Model) -> tuple[Mapping[int, ModelFiles], bool]:
         """The wanted versions of a model, and whether everything that may be wanted has settled."""

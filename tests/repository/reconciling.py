@@ -1,0 +1,64 @@
+"""A real reconciler that wants what the test says, of files on disk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from scripted_loads import Loads
+
+from triglot import Model
+from triglot.repository.plan import State
+from triglot.repository.reconciler import Reconciler
+from triglot.repository.source import ModelFiles
+
+LONG = 3600.0
+
+
+def files(folder: Path, model: str, version: int, text: str = "", stamp: int = 0) -> ModelFiles:
+    """A version on disk; with a text, it cannot be loaded, and this is why."""
+    file = folder / (f"stamp{stamp}" if stamp else "") / model / str(version) / "model.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return ModelFiles(model, version, "python", file, stamp)
+
+
+def wanted(*versions: ModelFiles) -> dict[str, dict[int, ModelFiles]]:
+    models: dict[str, dict[int, ModelFiles]] = {}
+    for version in versions:
+        models.setdefault(version.name, {})[version.version] = version
+    return models
+
+
+@asynccontextmanager
+async def reconciling(load: Callable[..., Model], **options: Any) -> AsyncIterator[Reconciler]:
+    defaults = {
+        "warm": None,
+        "max_queue_size": 10,
+        "skip_missing_dependencies": False,
+        "load_timeout": 0.0,
+        "drain_seconds": LONG,
+        "labels_before_load": False,
+        "may_be_empty": True,
+        "load_patience": LONG,
+    }
+    reconciler = Reconciler(load, **defaults | options)
+    try:
+        yield reconciler
+    finally:
+        if isinstance(load, Loads):
+            load.open_all()
+        await reconciler.close()
+
+
+async def settled(reconciler: Reconciler, *versions: ModelFiles) -> None:
+    """Want these versions, and wait until that is done."""
+    reconciler.want(wanted(*versions))
+    await reconciler.wait_for({version.name for version in versions})
+
+
+def state(reconciler: Reconciler, version: int, model: str = "m") -> tuple[State, str]:
+    """The state of a version, and the reason."""
+    return next((one.state, one.reason) for one in reconciler.statuses(model) if one.files.version == version)
