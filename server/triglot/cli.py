@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -209,6 +210,9 @@ async def _serve(start: Start) -> int:
     # Here, so that a wrong flag or --help answers at once.
     from triglot.app import Server  # noqa: PLC0415
 
+    # What is there by now stays: whoever collects garbage later need not go through it.
+    gc.collect()
+    gc.freeze()
     config = start.config
     signals = _listen_for_signals()
     server = Server(

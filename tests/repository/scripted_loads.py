@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from triglot import Call, Model, ModelLoadError, TensorSpec
-from triglot.core.model_config import ModelConfig
+from triglot import Call, Model, ModelLoadError, ServingError, TensorSpec
+from triglot.core.model_config import LATEST, ModelConfig, VersionPolicy
 from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager
 from triglot.repository.plan import State
+from triglot.repository.settings import ModelSettings
 
 SECONDS = 20
 """How long anything may take; only a test that fails waits so long."""
@@ -143,3 +145,14 @@ async def look_twice(manager: Manager) -> None:
     """What is new is whole when it is seen twice."""
     await manager.refresh()
     await manager.refresh()
+
+
+def settings(folder: Path, policy: VersionPolicy = LATEST, **labels: int) -> ModelSettings:
+    """A model called as its folder."""
+    return ModelSettings(folder.name, folder, policy, labels)
+
+
+async def reload_error(manager: Manager, *models: ModelSettings) -> ServingError:
+    with pytest.raises(ServingError) as caught:
+        await manager.reload(models)
+    return caught.value

@@ -201,6 +201,45 @@ async def test_a_class_that_cannot_be_served(tmp_path: Path, config: ModelConfig
         assert await asyncio.to_thread(closed.wait, SECONDS)
 
 
+# --- readiness ---
+
+
+@pytest.mark.parametrize("may_be_empty", [True, False])
+async def test_readiness_after_a_model_that_failed_was_unloaded(
+    tmp_path: Path, load: Loads, *, may_be_empty: bool
+) -> None:
+    bad, good = files(tmp_path, "bad", 1, "no disk"), files(tmp_path, "good", 1)
+    async with reconciling(load, may_be_empty=may_be_empty) as reconciler:
+        await settled(reconciler, bad, good)
+        assert not reconciler.all_ready()
+        reconciler.want({"bad": {}, **wanted(good)})
+        assert reconciler.all_ready() is may_be_empty
+
+
+@pytest.mark.parametrize("may_be_empty", [True, False])
+async def test_readiness_without_a_model(load: Loads, *, may_be_empty: bool) -> None:
+    async with reconciling(load, may_be_empty=may_be_empty) as reconciler:
+        reconciler.want({})
+        assert reconciler.all_ready() is may_be_empty
+
+
+async def test_a_look_that_changes_nothing_wakes_nobody(tmp_path: Path, load: Loads) -> None:
+    bad, good = files(tmp_path, "bad", 1, "no disk"), files(tmp_path, "good", 1)
+    changes = 0
+
+    def count() -> None:
+        nonlocal changes
+        changes += 1
+
+    async with reconciling(load) as reconciler:
+        await settled(reconciler, bad, good)
+        reconciler.on_change = count
+        await settled(reconciler, bad, good)
+        assert changes == 0
+        reconciler.want(wanted(good))
+        assert changes
+
+
 # --- libraries that are not installed ---
 
 
@@ -253,6 +292,7 @@ async def test_what_somebody_asks_for_is_not_left_out(tmp_path: Path, load: Load
         assert reconciler.names() == []
         reconciler.retry("m")
         await settled(reconciler, missing)
+        assert reconciler.names() == ["m"]
         assert state(reconciler, 1) == (State.UNAVAILABLE, "needs torch")
         missing.file.write_text("")
         reconciler.retry("m")

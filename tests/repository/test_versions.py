@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 from scripted_loads import Loads, ask, look_twice, managing, put, states, until
 
-from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelLoadError, ModelNotFound, Unavailable
+from triglot.core.errors import InvalidArgument, ModelLoadError, ModelNotFound, Unavailable
 from triglot.core.model import Model
 from triglot.core.model_config import ALL, LATEST, ModelConfig, VersionPolicy
-from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager
 from triglot.repository.registry import ENDED_KEPT
 from triglot.repository.settings import ModelSettings
-from triglot.repository.source import ModelFiles
 
 
 @pytest.fixture
@@ -177,6 +175,26 @@ async def test_versions_whose_folders_are_deleted(tmp_path: Path, load: Loads) -
         await until(lambda: states(manager, "m") == {2: "UNAVAILABLE", 1: "READY"})
 
 
+@pytest.mark.parametrize("at_a_path", [True, False])
+async def test_files_that_change_in_place(tmp_path: Path, load: Loads, *, at_a_path: bool) -> None:
+    """At a path they are loaded again; TensorFlow Serving's versions never change."""
+    put(tmp_path / "m" / "1")
+    root = tmp_path / "m" if at_a_path else model(tmp_path / "m")
+    async with managing(root, load=load) as manager:
+        served = manager.servable("m")
+        put(tmp_path / "m" / "1", "no disk")
+        await look_twice(manager)
+        await manager.wait_for(["m"])
+        assert manager.servable("m") is served
+        assert manager.version("m", "1").reason == ("no disk" if at_a_path else "")
+        (tmp_path / "m" / "1" / "model.py").write_text("")
+        await look_twice(manager)
+        await manager.wait_for(["m"])
+        assert (manager.servable("m") is served) is not at_a_path
+        assert manager.version("m", "1").reason == ""
+        assert load.begun == ["m/1"] * (3 if at_a_path else 1)
+
+
 async def test_versions_of_a_repository(tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     put(tmp_path / "b" / "1")
@@ -231,57 +249,6 @@ async def test_ended_versions_are_forgotten_in_the_end(tmp_path: Path, load: Loa
             await until(lambda: set(states(manager, "m").values()) <= {"READY", "UNAVAILABLE"})
         await manager.refresh()
         assert list(states(manager, "m")) == list(range(ENDED_KEPT + 4, 3, -1))
-
-
-# --- warm-up ---
-
-
-async def test_a_version_is_warm_before_it_takes_calls(tmp_path: Path, load: Loads) -> None:
-    put(tmp_path / "1")
-    warmed: list[tuple[int, Path]] = []
-    begun, go = asyncio.Event(), asyncio.Event()
-    go.set()
-
-    async def warm(servable: Servable, files: ModelFiles) -> None:
-        assert servable.version == await ask(servable)
-        begun.set()
-        await go.wait()
-        warmed.append((files.version, files.file.parent))
-
-    async with managing(model(tmp_path), load=load, warm=warm) as manager:
-        assert warmed == [(1, tmp_path / "1")]
-        go.clear()
-        begun.clear()
-        put(tmp_path / "2")
-        await look_twice(manager)
-        await begun.wait()
-        assert states(manager, "m") == {2: "LOADING", 1: "READY"}
-        assert await ask(manager.servable("m")) == 1
-        go.set()
-        await until(lambda: manager.servable("m").version == 2)
-        assert warmed == [(1, tmp_path / "1"), (2, tmp_path / "2")]
-
-
-@pytest.mark.parametrize(
-    ("raised", "text"),
-    [
-        (InvalidArgument("Input is empty."), "Input is empty."),
-        (ModelLoadError("not in TFRecord format"), "not in TFRecord format"),
-        (KeyError("x"), "KeyError: 'x'"),
-    ],
-)
-async def test_a_warm_up_that_fails(tmp_path: Path, load: Loads, raised: Exception, text: str) -> None:
-    async def warm(servable: Servable, files: ModelFiles) -> None:
-        if files.version == 2:
-            raise raised
-
-    put(tmp_path / "1")
-    async with managing(model(tmp_path), load=load, warm=warm) as manager:
-        put(tmp_path / "2")
-        await look_twice(manager)
-        await until(lambda: states(manager, "m") == {2: text, 1: "READY"})
-        assert await ask(manager.servable("m")) == 1
-        assert load.closed == {f"{tmp_path.name}/2": 1}
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(3)])
@@ -341,14 +308,3 @@ async def test_a_closed_manager_loads_nothing_more(tmp_path: Path, load: Loads) 
         with pytest.raises(Unavailable, match="shutting down"):
             await manager.reload([ModelSettings("other", tmp_path)])
         assert len(load.begun) == 1
-
-
-async def test_models_at_paths_cannot_be_replaced(tmp_path: Path, load: Loads) -> None:
-    """Whoever reaches the server could have it load, and so run, what lies elsewhere."""
-    put(tmp_path / "m" / "1")
-    manager = Manager([tmp_path / "m"], load, max_queue_size=1)
-    await manager.load_all()
-    with pytest.raises(FailedPrecondition, match="the models are those at the paths"):
-        await manager.reload([ModelSettings("other", tmp_path / "m")])
-    assert manager.names() == ["m"]
-    await manager.close()

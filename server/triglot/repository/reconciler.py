@@ -9,6 +9,7 @@ large libraries do not bear being imported by two; one that takes long lets the 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections import defaultdict
@@ -17,11 +18,13 @@ from functools import partial
 from typing import Any
 
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, ServingError
+from triglot.core.model import Model
 from triglot.engine.servable import Servable
 from triglot.repository.loader import Load, Loader, Warm
 from triglot.repository.plan import Plan, State, Version, plan
 from triglot.repository.registry import Registry
 from triglot.repository.source import ModelFiles
+from triglot.repository.thread import in_thread
 from triglot.repository.turns import Turns
 from triglot.repository.watch import Wanted
 
@@ -254,6 +257,11 @@ class Reconciler(Registry):
         if version is not None:
             version.state, version.servable = State.UNAVAILABLE, None
         self.on_change()
+        by_python_code = servable.platform == Model.platform
+        del servable
+        if by_python_code and not self._closing.is_set():
+            # Its modules refer to each other and to what they hold, which may be the weights.
+            await in_thread(gc.collect)
 
     async def close(self) -> None:
         """Close every servable. The transports have stopped; a call that still runs is not waited for."""

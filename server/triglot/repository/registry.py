@@ -161,9 +161,11 @@ class Registry:
             for number in ended[:-ENDED_KEPT]:
                 del known[number]
         # Not `update` of each: this is done at every look at the disk.
-        chosen = [self._choose(name) for name in self._versions]
-        if any(chosen) or before != wanted:
-            self._complete = self._complete or all(map(self._is_complete, wanted))
+        for name in self._versions:
+            self._choose(name)
+        complete = self._complete or all(map(self._is_complete, wanted))
+        if before != wanted or complete is not self._complete:
+            self._complete = complete
             self.on_change()
 
     def retry(self, name: str) -> None:
@@ -178,18 +180,14 @@ class Registry:
             self._complete = all(map(self._is_complete, self._wanted))
         self.on_change()
 
-    def _choose(self, name: str) -> bool:
-        """Choose the model's default version; whether it is another now."""
+    def _choose(self, name: str) -> None:
         known = self._versions.get(name, {}) if name in self._wanted else {}
         ready = [number for number, version in known.items() if version.state is State.READY]
         servable = known[max(ready)].servable if ready else None
-        if servable is self._default.get(name):
-            return False
         if servable is None:
-            del self._default[name]
+            self._default.pop(name, None)
         else:
             self._default[name] = servable
-        return True
 
     def _is_complete(self, name: str) -> bool:
         wanted, known = self._wanted[name], self._versions[name]
