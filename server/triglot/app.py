@@ -99,7 +99,7 @@ class Server:
             _check_socket(self.config.grpc_socket)
         started = time.monotonic()
         try:
-            errors = await self.manager.load_all()
+            errors = await self.manager.load_all(all_or_nothing=self.config.exit_on_load_error)
             if errors and self.config.exit_on_load_error:
                 raise ModelLoadError(f"{len(errors)} of the models could not be loaded: {errors[0]}")
             failed = f", {len(errors)} could not be loaded" if errors else ""

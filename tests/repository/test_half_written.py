@@ -330,6 +330,18 @@ def test_a_configuration_that_breaks_keeps_what_served(tmp_path: Path) -> None:
     assert not looking.last.problems
 
 
+def test_a_policy_that_wants_more_loads_no_more_than_that(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        put(tmp_path / "m" / version / "model.py")
+    config = put(tmp_path / "m" / "config.pbtxt")
+    looking = Looking(tmp_path)
+    config.write_text("version_policy { all {} }")
+    for _ in range(3):
+        looking.look()
+    assert looking.versions() == {"m": [1, 2]}
+    assert looking.loads == ["m/2", "m/1"]
+
+
 def test_comments_in_a_configuration_load_nothing_again(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
     put(root / "m" / "config.pbtxt", ONE)

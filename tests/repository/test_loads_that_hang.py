@@ -132,7 +132,7 @@ async def test_a_warm_up_that_does_not_care(tmp_path: Path, load: Loads) -> None
 @pytest.mark.parametrize(
     ("raised", "text", "code"),
     [
-        (asyncio.CancelledError(), "{file}: CancelledError: ", Code.UNKNOWN),
+        (asyncio.CancelledError(), "{file}: its code raised CancelledError", Code.UNKNOWN),
         (SystemExit(1), "SystemExit: 1", Code.UNKNOWN),
         (ServingError("too large", code=Code.OUT_OF_RANGE), "too large", Code.OUT_OF_RANGE),
         (ModelLoadError("no disk", Code.DATA_LOSS), "no disk", Code.DATA_LOSS),

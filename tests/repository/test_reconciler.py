@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from scripted_loads import SECONDS, Loads, ask, until
 from triglot import Model
 from triglot.core.errors import MissingDependency
 from triglot.core.model_config import ModelConfig
+from triglot.engine.servable import Servable
 from triglot.repository.plan import State
 from triglot.repository.source import ModelFiles
 
@@ -177,6 +180,7 @@ class Odd(Model):
     """Declares what nobody can declare."""
 
     inputs = 5  # type: ignore[assignment]
+    weights: object = None
 
     def __init__(self, closed: Callable[[], object]) -> None:
         self._closed = closed
@@ -199,6 +203,46 @@ async def test_a_class_that_cannot_be_served(tmp_path: Path, config: ModelConfig
         assert state(reconciler, 1)[0] is State.UNAVAILABLE
         assert state(reconciler, 1)[1].startswith(f"{one.file}: TypeError: ")
         assert await asyncio.to_thread(closed.wait, SECONDS)
+
+
+class Weights:
+    """What a load has in its hands when it fails."""
+
+
+@pytest.mark.parametrize("fails", ["load", "warm", "configure"])
+async def test_what_failed_is_freed_at_once(tmp_path: Path, fails: str) -> None:
+    """Not when the garbage collector comes by: there may be no memory for the next version until then."""
+    held: list[weakref.ref[object]] = []
+
+    def load(backend: str, file: Path, config: ModelConfig) -> Model:
+        weights, model = Weights(), Odd(lambda: None) if fails == "configure" else WithWeights()
+        held.extend([weakref.ref(weights), weakref.ref(model)])
+        model.weights = weights
+        if fails == "load":
+            raise OSError("no memory")
+        return model
+
+    async def warm(servable: Servable, files: ModelFiles) -> None:
+        raise OSError("no memory")
+
+    gc.disable()
+    try:
+        async with reconciling(load, warm=warm) as reconciler:
+            await settled(reconciler, files(tmp_path, "m", 1))
+            assert state(reconciler, 1)[0] is State.UNAVAILABLE
+            await until(lambda: [one() for one in held] == [None, None])
+    finally:
+        gc.enable()
+
+
+class WithWeights(Model):
+    """Holds what is large."""
+
+    any_tensors = True
+    weights: object = None
+
+    def infer(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return inputs
 
 
 # --- readiness ---

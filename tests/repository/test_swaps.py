@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from triglot.repository.settings import ModelSettings
 
 CLIENTS = 8
 SWAPS = 25
-OFTEN: Mapping[str, Any] = {"model_control_mode": "poll", "poll_interval": 0.01}
+OFTEN: dict[str, Any] = {"model_control_mode": "poll", "poll_interval": 0.01}
 Ask = Callable[[], Coroutine[Any, Any, int]]
 
 

@@ -184,7 +184,7 @@ def test_the_version_policy(tmp_path: Path, config: str, policy: VersionPolicy, 
         put(tmp_path / "m" / version / "model.py")
         put(tmp_path / "plain" / version / "model.py")
     configure(tmp_path / "m", config)
-    assert [one.config.version_policy for one in found(tmp_path)["m"]] == [policy] * 3
+    assert find_models([tmp_path]).policies == {"m": policy}
     assert served(tmp_path) == {"m": wanted, "plain": [1, 2, 10]}
     # What a list of models says counts for its models, and a config.pbtxt there does not.
     look = Watch(0.0).look([ModelSettings("m", tmp_path / "m", VersionPolicy(latest=2))], {}, [], lambda _: True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -72,3 +73,11 @@ class Loader:
 def _close(model: Model) -> None:
     with suppress(Exception, SystemExit):
         model.close()
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what the failed code had in its hands: half a model can be large, and errors live in cycles."""
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__

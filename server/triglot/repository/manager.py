@@ -142,7 +142,7 @@ class Manager(Reconciler):
 
     def _wanted_of(self, look: Look) -> Wanted:
         """All that was found. A model that cannot be understood is known, and has no version."""
-        broken = [] if self._explicit is not None else broken_names(look, self._roots)
+        broken = [] if self._explicit is not None else broken_names(look.problems, look.wanted, self._roots)
         return dict(look.wanted) | {name: {} for name in broken}
 
     def first_version(self, name: str) -> str:
@@ -316,7 +316,8 @@ class Manager(Reconciler):
         """The models that could be loaded, and never were; none unless models are controlled explicitly."""
         if self._explicit is None:
             return []
-        names = await in_thread(partial(self._watch.names, self._roots))
+        found = await in_thread(partial(self._watch.find, self._roots))
+        names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
         return [name for name in names if name not in self._wanted]
 
     async def close(self) -> None:

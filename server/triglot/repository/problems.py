@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 from triglot.core.errors import ModelLoadError
 from triglot.repository.settings import NAME
 from triglot.repository.source import NothingFound, Root
 from triglot.repository.watch import Look
+
+Problems = Mapping[str, ModelLoadError]
+"""What is wrong, by the model's name or the path."""
 
 
 def places_of(roots: Iterable[Root]) -> set[str]:
@@ -20,27 +23,27 @@ def places_of(roots: Iterable[Root]) -> set[str]:
 def wrong_roots(look: Look, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
     """What is wrong with roots that are paths; `may_be_empty`: a folder that holds no model is fine."""
     places = places_of(roots)
-    return [look.problems[key] for key in _problems(look, may_be_empty=may_be_empty) if key in places]
+    return [look.problems[key] for key in _keys(look.problems, may_be_empty=may_be_empty) if key in places]
 
 
 def wrong_models(look: Look, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
     """What is wrong with models; see `wrong_roots`."""
     places = places_of(roots)
-    return [look.problems[key] for key in _problems(look, may_be_empty=may_be_empty) if key not in places]
+    return [look.problems[key] for key in _keys(look.problems, may_be_empty=may_be_empty) if key not in places]
 
 
-def broken_names(look: Look, roots: Iterable[Root]) -> list[str]:
-    """The models that are there and cannot be understood."""
+def broken_names(problems: Problems, known: Container[str], roots: Iterable[Root]) -> list[str]:
+    """The models that are there and cannot be understood; not those that are `known`."""
     places = places_of(roots)
-    names = [Path(key).name for key in _problems(look, may_be_empty=True) if key not in places]
-    return [name for name in names if name not in look.wanted and NAME.fullmatch(name)]
+    names = [Path(key).name for key in _keys(problems, may_be_empty=True) if key not in places]
+    return [name for name in names if name not in known and NAME.fullmatch(name)]
 
 
-def _problems(look: Look, *, may_be_empty: bool) -> list[str]:
+def _keys(problems: Problems, *, may_be_empty: bool) -> list[str]:
     """What problems are called; that of a model in a list of models is called as the model."""
     return [
         key
-        for key, problem in look.problems.items()
+        for key, problem in problems.items()
         if not (may_be_empty and isinstance(problem, NothingFound) and Path(key).is_absolute())
     ]
 

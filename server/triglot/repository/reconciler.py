@@ -20,7 +20,7 @@ from typing import Any
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, ServingError
 from triglot.core.model import Model
 from triglot.engine.servable import Servable
-from triglot.repository.loader import Load, Loader, Warm
+from triglot.repository.loader import Load, Loader, Warm, forget_frames
 from triglot.repository.plan import Plan, State, Version, plan
 from triglot.repository.registry import Registry
 from triglot.repository.source import ModelFiles
@@ -167,12 +167,17 @@ class Reconciler(Registry):
             self._give_up(files.name, opening)
             text = f"{files.file}: it was not loaded within {self.load_timeout:g} s"
             return ModelLoadError(text, Code.DEADLINE_EXCEEDED)
-        try:
+        if opening.cancelled():  # By the model's own code.
+            return ModelLoadError(f"{files.file}: its code raised CancelledError")
+        error = opening.exception()
+        if error is None:
             return opening.result()
-        except ModelLoadError as error:
-            return error
-        except (Exception, asyncio.CancelledError) as error:
-            return ModelLoadError(f"{files.file}: {type(error).__name__}: {error}")
+        forget_frames(error)
+        return (
+            error
+            if isinstance(error, ModelLoadError)
+            else ModelLoadError(f"{files.file}: {type(error).__name__}: {error}")
+        )
 
     def _give_up(self, name: str, opening: asyncio.Task[Servable]) -> None:
         """Cancel a load; what it closes counts as draining meanwhile."""
@@ -182,8 +187,12 @@ class Reconciler(Registry):
         self._drains_until(name, asyncio.wait([opening], timeout=GIVE_UP_SECONDS))
 
     def _close_late(self, opening: asyncio.Task[Servable]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
+        if opening.cancelled():
+            return
+        if (error := opening.exception()) is None:
             self._drain(opening.result())
+        else:
+            forget_frames(error)
 
     def _serve(self, version: Version, servable: Servable) -> None:
         former, version.servable = version.servable, servable

@@ -10,14 +10,14 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from triglot.core.errors import ModelLoadError
 from triglot.core.model import Model
-from triglot.core.model_config import NO_CONFIG, ModelConfig, VersionPolicy
+from triglot.core.model_config import ALL, NO_CONFIG, ModelConfig, VersionPolicy
 from triglot.repository.model_config import CONFIG_FILE, config_of, read_config
 from triglot.repository.paths import check_links, check_links_below
 from triglot.repository.settings import NAME, NAME_RULE, ModelSettings
@@ -97,10 +97,12 @@ Overrides = Mapping[str, Any]
 class Found:
     """The versions of each model, ascending; what is wrong, by the model's name or the path; what is odd.
 
-    `folders`: those of models, where they may have a configuration.
+    `folders`: those of models, where they may have a configuration. `policies`: what it says of versions, which is
+    of the model and no part of a version's own.
     """
 
     models: dict[str, list[ModelFiles]] = field(default_factory=dict)
+    policies: dict[str, VersionPolicy] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
     problems: dict[str, ModelLoadError] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -207,7 +209,7 @@ class _Search:
         models[name] = versions
         if path != versions[0].file:
             self.found.folders[name] = path
-        self._warn_of_missing(name, versions[0].config.version_policy, versions)
+        self._warn_of_missing(name, self.found.policies.get(name, ALL), versions)
 
     def _warn_of_missing(self, name: str, policy: VersionPolicy, versions: list[ModelFiles]) -> None:
         self.found.warnings.extend(
@@ -249,7 +251,10 @@ class _Search:
             config = config_of(override, folder, source, self.found.warnings)
         for file in named_files(config):
             self._check(file)
-        return config
+        if config is NO_CONFIG:
+            return config
+        self.found.policies.setdefault(folder.name, config.version_policy)
+        return replace(config, version_policy=ALL)
 
     def _check(self, path: Path) -> None:
         if not self.allow_symlinks:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from triglot.core.errors import ModelLoadError
-from triglot.core.model_config import VersionPolicy
+from triglot.core.model_config import ALL, VersionPolicy
 from triglot.repository.contents import folder_contents, sign_of, stamp_of
 from triglot.repository.model_config import CONFIG_FILE
 from triglot.repository.settings import ModelSettings
@@ -46,12 +46,14 @@ class Look:
 class _Model:
     """A model that was found: all its versions, and those of them that are `held` and `used`.
 
-    `folder`: where it may have a configuration. `policy`: of its settings.
+    `folder`: where it may have a configuration. `settings_policy`: of its settings, where it has some; `policy`:
+    of its configuration.
     """
 
     versions: Sequence[ModelFiles]
     folder: Path | None
-    policy: VersionPolicy | None
+    settings_policy: VersionPolicy | None
+    policy: VersionPolicy
     held: Mapping[int, ModelFiles]
     used: Mapping[int, ModelFiles]
     busy: bool
@@ -69,11 +71,12 @@ class Watch:
         self._sights = Sights(settle_seconds)
         self._allow_symlinks = allow_symlinks
         self._said: set[str] = set()
+        self._policies: dict[str, VersionPolicy] = {}
         self._looking = threading.Lock()
 
-    def names(self, roots: Sequence[Root]) -> list[str]:
-        """The names of all models at the roots, loaded or not."""
-        return list(find_models(roots, allow_symlinks=self._allow_symlinks).models)
+    def find(self, roots: Sequence[Root]) -> Found:
+        """All that there is at the roots, whole or not; it is not remembered."""
+        return find_models(roots, allow_symlinks=self._allow_symlinks)
 
     def look(
         self,
@@ -106,6 +109,7 @@ class Watch:
                     versions,
                     found.folders.get(name),
                     policies.get(name),
+                    found.policies.get(name, ALL),
                     held.get(name, {}),
                     {
                         files.version: used[name, files.version]
@@ -116,6 +120,8 @@ class Watch:
                     at_once=at_once(name),
                 )
                 chosen, settled = self._chosen(model)
+                if settled:
+                    self._policies[name] = model.policy
                 unsettled = unsettled or not settled
                 if chosen or name in policies:
                     wanted[name] = chosen
@@ -137,7 +143,7 @@ class Watch:
         def whole(number: int) -> ModelFiles | None:
             nonlocal unsettled
             files, used, before = there.pop(number), model.used.get(number), model.held.get(number)
-            if used is not None and used.file == files.file and model.policy is not None:
+            if used is not None and used.file == files.file and model.settings_policy is not None:
                 return used
             settled = self._sights.whole(
                 files, before, serving=used is not None, loading=model.busy, at_once=at_once
@@ -145,8 +151,7 @@ class Watch:
             unsettled = unsettled or settled is None
             return settled or used or before
 
-        policy = model.policy or model.versions[0].config.version_policy
-        chosen = _choose(there, policy, whole)
+        chosen = _choose(there, model.settings_policy or model.policy, whole)
         # These may be wanted next, and have settled then.
         self._sights.note(there.values())
         return chosen, not unsettled
@@ -158,9 +163,10 @@ class Watch:
         name, config = model.versions[0].name, model.versions[0].config
         if not model.held:
             return self._sights.settled(name, "folder", stamp_of(folder_contents(model.folder)))
-        value = config, sign_of(model.folder / CONFIG_FILE)
+        value = config, model.policy, sign_of(model.folder / CONFIG_FILE)
         settled = self._sights.settled(name, "configuration", value)
-        return settled or all(files.config == config for files in model.held.values())
+        same = self._policies.get(name) == model.policy
+        return settled or (same and all(files.config == config for files in model.held.values()))
 
     def _warn(self, found: Found, at_once: AtOnce) -> None:
         problems = {key: str(problem) for key, problem in found.problems.items()}
