@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from triglot.repository.model_config import CONFIG_FILE
@@ -18,6 +19,8 @@ Contents = Mapping[str, Sign]
 
 ABSENT: Sign = (-1, -1)
 END_BYTES = 4096
+MAX_ENTRIES = 10_000
+"""A model's file may lie in a folder that holds everything else, too."""
 
 
 def contents_of(files: ModelFiles) -> dict[str, Sign]:
@@ -32,8 +35,8 @@ def contents_of(files: ModelFiles) -> dict[str, Sign]:
 
 
 def folder_contents(folder: Path) -> dict[str, Sign]:
-    """All that is `below` a folder."""
-    return {entry.path: sign_of(entry) for entry in below(folder)}
+    """All that is `below` a folder, `MAX_ENTRIES` at most."""
+    return {entry.path: sign_of(entry) for entry in islice(below(folder), MAX_ENTRIES)}
 
 
 def stamp_of(contents: Contents) -> int:
