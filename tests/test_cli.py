@@ -127,10 +127,13 @@ def test_the_log_of_a_start_and_the_sample_calls(tmp_path: Path) -> None:
         grpc_port, rest_port = server.ports()
         server.stdout.wait_for("grpcurl .*\n")
     expected = [
+        r"loading one version 1 \(python\)",
         rf"loaded one version 1 \(python\) in {SECONDS_TEXT}",
+        r"loading two version 10 \(python\)",
         rf"loaded two version 10 \(python\) in {SECONDS_TEXT}",
+        r"loading two version 2 \(python\)",
         rf"loaded two version 2 \(python\) in {SECONDS_TEXT}",
-        rf"all models loaded in {SECONDS_TEXT}",
+        rf"3 versions loaded in {SECONDS_TEXT}",
         rf"gRPC on 127\.0\.0\.1:{grpc_port} and REST on 127\.0\.0\.1:{rest_port} in {SECONDS_TEXT}",
         rf"the monitor page is at http://127\.0\.0\.1:{rest_port}/",
     ]
@@ -220,11 +223,22 @@ def test_a_model_that_was_asked_for_needs_its_library() -> None:
 def test_a_library_that_cannot_be_imported_is_an_error_of_its_models() -> None:
     ended = run_triglot("serve", DEMO / "image_classifier", *FREE_PORTS, before=BROKEN_INSTALL)
     assert ended.returncode == 1
-    last = ended.stderr.splitlines()[-1]
-    assert last.startswith("triglot: ")
-    assert str(DEMO / "image_classifier/1/model.onnx") in last
-    assert "libonnx.so: undefined symbol" in last
+    line = ended.stderr.splitlines()[-2]
+    assert str(DEMO / "image_classifier/1/model.onnx") in line
+    assert "libonnx.so: undefined symbol" in line
     assert "Traceback" not in ended.stderr
+
+
+# --- flags that add up ---
+
+
+def test_models_to_load_add_up(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        write_model(tmp_path / name)
+    flags = ("--model-control-mode=explicit", "--load-model=a", "--load-model", "c,b")
+    with Triglot(tmp_path, *FREE_PORTS, *flags) as server:
+        rest = Rest(server.ports()[1])
+        assert [rest.get(f"/v2/models/{name}/ready")[0] for name in ("a", "b", "c", "d")] == [200, 200, 200, 404]
 
 
 # --- models that cannot be loaded ---
@@ -239,6 +253,10 @@ FAILURES = {
 }
 
 
+OWN_CODE = ("import", "load", "exit")
+"""What the model's code raised while it ran."""
+
+
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path, case: str) -> None:
     text, reason = FAILURES[case]
@@ -246,11 +264,13 @@ def test_a_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path, case: str)
     file = write_model(tmp_path / "b_broken", text)
     ended = run_triglot("serve", tmp_path, *FREE_PORTS)
     assert ended.returncode == 1
-    last = ended.stderr.splitlines()[-1]
-    assert last.startswith("triglot: 1 of the models could not be loaded: ")
-    assert str(file) in last
-    assert reason in last
-    assert "Traceback" not in ended.stderr
+    *lines, last = ended.stderr.splitlines()
+    assert last == "triglot: 1 of the models could not be loaded"
+    (line,) = [line for line in lines if " E " in line]
+    assert "E b_broken version 1 could not be loaded: " in line
+    assert str(file) in line
+    assert reason in line
+    assert [*re.findall('Traceback .*\n *File "(.*?)"', ended.stderr)] == [str(file)] * (case in OWN_CODE)
     assert "gRPC on" not in ended.stderr
     assert not ended.stdout
 

@@ -108,7 +108,7 @@ MAY_IMPORT = {
     "triglot.protocols.tfserving.warmup": SERVICE,
     "triglot.protocols.tfserving.ai_platform": SERVICE,
     "triglot.protocols.tfserving.model_config": CODEC
-    | {"triglot.repository.proto_text", "triglot.repository.settings", "triglot.repository.source"},
+    | {"triglot.repository.layout", "triglot.repository.proto_text", "triglot.repository.settings"},
     "triglot.transports": CORE | {"triglot.config", "triglot.transports"},
     "triglot.transports.inflate": {"triglot.protocols"},
     "triglot.transports.grpc_server": CORE

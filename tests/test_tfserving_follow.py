@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from process import SECONDS
 from triglot import tfserving_cli
-from triglot.core.errors import FailedPrecondition
+from triglot.core.errors import FailedPrecondition, ServingError
 from triglot.repository.settings import ModelSettings
 from triglot.tfserving_cli import follow
 
@@ -36,7 +35,7 @@ class Said(logging.Handler):
     """The texts that are logged, as they come."""
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__(logging.WARNING)
         self.texts: asyncio.Queue[str] = asyncio.Queue()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -75,16 +74,30 @@ async def test_the_file_is_applied_again_and_again(tmp_path: Path, said: asyncio
 async def test_what_goes_wrong_is_said_once_and_the_file_is_followed_on(
     tmp_path: Path, said: asyncio.Queue[str]
 ) -> None:
-    refused = FailedPrecondition("no such version")
-    applied = Applied(refused, refused, None, refused, RuntimeError("secret"))
+    refused, broken = FailedPrecondition("no such version"), RuntimeError("broken")
+    applied = Applied(refused, refused, None, refused, broken, broken)
     file = tmp_path / "models.config"
     file.write_text(CONFIG_FILE)
     following = asyncio.create_task(follow(file, 0.001, applied.reload))
     async with asyncio.timeout(SECONDS):
-        for _ in range(6):
+        for _ in range(7):
             await applied.calls.get()
     following.cancel()
     texts = [said.get_nowait() for _ in range(said.qsize())]
     assert texts[:2] == [f"{file}: no such version; the models stay as they are"] * 2
-    assert re.fullmatch(rf"{file}: applying {file} failed, error \w+; .*; the models stay as they are", texts[2])
-    assert len(texts) == 3
+    assert texts[2:] == [f"{file} could not be applied: RuntimeError: broken"]
+
+
+async def test_models_that_fail_are_no_reason_to_say_that_nothing_has_changed(
+    tmp_path: Path, said: asyncio.Queue[str]
+) -> None:
+    """What is wrong with them is told where it is found."""
+    file = tmp_path / "models.config"
+    file.write_text(CONFIG_FILE)
+    applied = Applied(ServingError("1 model(s) did not become available"), None)
+    following = asyncio.create_task(follow(file, 0.001, applied.reload))
+    async with asyncio.timeout(SECONDS):
+        for _ in range(3):
+            await applied.calls.get()
+    following.cancel()
+    assert said.empty()

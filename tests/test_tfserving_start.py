@@ -166,11 +166,17 @@ def test_the_file_is_followed(tmp_path: Path) -> None:
         rest = server.rest()
         assert predict(rest, "one") == 8
         write_config(file, "config {")
-        server.stderr.wait_for(rf" E Invalid protobuf file: '{file}': .*; the models stay as they are\n")
+        server.stderr.wait_for(rf" W Invalid protobuf file: '{file}': .*; the models stay as they are\n")
         assert predict(rest, "one") == 8
         write_config(file, model_text("two", two))
         wait_until(lambda: rest.post("/v1/models/two:predict", {"inputs": [7]}) == (200, {"outputs": [9]}))
         wait_until(lambda: rest.post("/v1/models/one:predict", {"inputs": [1]})[0] == 404)
+        server.stderr.wait_for(" I the list of models is replaced: new: two; gone: one\n")
+        # What cannot be loaded has replaced the list all the same.
+        write_config(file, model_text("three", tmp_path / "nowhere"))
+        server.stderr.wait_for(f" E Could not find base path {tmp_path / 'nowhere'} for servable three\n")
+        wait_until(lambda: rest.post("/v1/models/two:predict", {"inputs": [1]})[0] == 404)
+        assert server.stderr.text().count("the models stay as they are") == 1
         server.stop()
     assert "Traceback" not in server.stderr.text()
 

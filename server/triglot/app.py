@@ -101,9 +101,11 @@ class Server:
         try:
             errors = await self.manager.load_all(all_or_nothing=self.config.exit_on_load_error)
             if errors and self.config.exit_on_load_error:
-                raise ModelLoadError(f"{len(errors)} of the models could not be loaded: {errors[0]}")
-            failed = f", {len(errors)} could not be loaded" if errors else ""
-            log.info("all models loaded in %.2f s%s", time.monotonic() - started, failed)
+                # The log has each of them.
+                raise ModelLoadError(f"{len(errors)} of the models could not be loaded") from errors[0]
+            loaded = _counted(sum(version.ready for version in self.manager.versions()), "version")
+            failed = f", with {_counted(len(errors), 'error')}" if errors else ""
+            log.info("%s loaded in %.2f s%s", loaded, time.monotonic() - started, failed)
             await self._open()
         except BaseException:
             await self.stop()
@@ -165,6 +167,10 @@ class Server:
             for name in self.dataplane.model_names()
             if self.dataplane.model_ready(name)
         ]
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def _is_loopback(host: str) -> bool:

@@ -40,6 +40,8 @@ WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
 }
 """Flags of `serve` that stand for options: their help, and the options."""
+JOINED = ("load_model",)
+"""Options whose flag may come more than once, as it does for Triton; its values add up."""
 DEMO = Path(__file__).parent / "demo"
 FAILED, WRONG_USE = 1, 2
 
@@ -75,6 +77,20 @@ class Start:
     fails: Callable[[str], object] = _print
 
 
+class _Joined(argparse.Action):
+    """A flag whose further values are added to its first, with commas."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
+        before = [getattr(namespace, self.dest)] if hasattr(namespace, self.dest) else []
+        setattr(namespace, self.dest, ",".join([*before, values]))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="triglot",
@@ -98,7 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, option in OPTIONS.items():
         flag = flag_of(name)
         text = f"{option.metadata['help']} (default: {option.default})"
-        if option_type(name) is bool:
+        if name in JOINED:
+            serve.add_argument(flag, action=_Joined, default=argparse.SUPPRESS, metavar="VALUE", help=text)
+        elif option_type(name) is bool:
             serve.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
             serve.add_argument(flag, type=option_type(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)

@@ -88,7 +88,9 @@ class Config:
         "when the server starts, and not again",
     )
     load_model: str = _option(
-        "", "models to load at the start, with commas, * for all; with model_control_mode explicit"
+        "",
+        "models to load at the start, with commas or each with a flag of its own, * for all; with "
+        "model_control_mode explicit",
     )
     load_timeout: float = _option(600.0, "seconds that loading a version may take; 0 sets no limit")
     allow_symlinks: bool = _option(False, "let symbolic links in a repository lead out of it")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from triglot.core.errors import Internal, Unavailable, Unimplemented
+from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
@@ -198,6 +198,10 @@ class DataPlane:
     def unload_model(self, name: str) -> None:
         """Raises as `Manager.unload_model`."""
         self._manager.unload_model(name)
+
+    def broken(self) -> dict[str, ServingError]:
+        """What is wrong with those wanted models of which there is no version at all."""
+        return self._manager.broken()
 
     async def never_loaded(self) -> list[str]:
         """The models that could be loaded, and never were."""

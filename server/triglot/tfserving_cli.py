@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from triglot.config import ANY_HOST, NO_PORT, Config, ConfigError, check_option, load_config
-from triglot.core.errors import InvalidArgument, ModelLoadError, as_serving_error
+from triglot.core.errors import FailedPrecondition, InvalidArgument, ServingError
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.pb.tfserving import option_files_pb2
 from triglot.protocols.tfserving.model_config import TENSORFLOW, model_settings
@@ -268,20 +268,24 @@ def warnings(flags: Mapping[str, Any]) -> list[str]:
 
 
 async def follow(file: Path, seconds: float, reload: Callable[[list[ModelSettings]], Awaitable[object]]) -> None:
-    """Apply the configuration file every so many seconds, for ever; one that is wrong changes nothing.
+    """Apply the configuration file every so many seconds, for ever; one that is refused changes nothing.
 
-    It is applied when it has not changed, too: a label may wait for its version (tfs 6.2, 6.3).
+    It is applied when it has not changed, too: a label may wait for its version (tfs 6.2, 6.3). `reload` is
+    `Manager.reload`, which logs what changes, and what cannot be loaded.
     """
     said = ""
     while True:
         await asyncio.sleep(seconds)
-        text = ""
+        text, trouble = "", None
         try:
             await reload(await asyncio.to_thread(read_models, file))
-        except (ConfigError, ModelLoadError) as error:
-            text = str(error)
-        except Exception as error:  # What a user's model raises can be anything.
-            text = f"{file}: {as_serving_error(error, f'applying {file}').message}"
+        except (ConfigError, InvalidArgument, FailedPrecondition) as error:
+            where = "" if isinstance(error, ConfigError) else f"{file}: "
+            text = f"{where}{error}; the models stay as they are"
+        except ServingError as error:
+            log.debug("%s: %s", file, error.message)
+        except Exception as error:  # What is wrong here must not keep the next file from being applied.
+            text, trouble = f"{file} could not be applied: {type(error).__name__}: {error}", error
         if text and text != said:
-            log.error("%s; the models stay as they are", text)
+            log.log(logging.ERROR if trouble else logging.WARNING, "%s", text, exc_info=trouble)
         said = text

@@ -156,11 +156,10 @@ async def test_three_instances_answer_as_onnxruntime_does(tmp_path: Path) -> Non
 @without_gpu
 async def test_a_server_does_not_start_with_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     models = repository(tmp_path, "instance_group [{ kind: KIND_GPU }]\n")
-    with pytest.raises(
-        ModelLoadError, match=r"m/config\.pbtxt: instance_group\[0\]\.kind: KIND_GPU, and there is"
-    ):
+    with pytest.raises(ModelLoadError) as caught:
         async with triglot.Server([models], triglot.Config(grpc_port=0, rest_port=0)):
             pass
+    assert "m/config.pbtxt: instance_group[0].kind: KIND_GPU, and there is" in str(caught.value.__cause__)
 
 
 # --- parameters ---

@@ -196,7 +196,31 @@ def test_no_class(tmp_path: Path, text: str) -> None:
     assert load_error(tmp_path, text).endswith("no class here derives from triglot.Model and has an infer()")
 
 
+NOT_PORTED = (
+    "Triton's Python models (TritonPythonModel) are not supported yet; expected a class that derives from "
+    "triglot.Model"
+)
+TRITON_MODEL = "class TritonPythonModel:\n    def execute(self, requests): ...\n"
+
+
+@pytest.mark.parametrize("head", ["", "import triton_python_backend_utils as pb_utils\n", HEAD])
+def test_a_model_of_tritons(tmp_path: Path, head: str) -> None:
+    assert load_error(tmp_path, head + TRITON_MODEL) == f"{tmp_path / 'model.py'}: {NOT_PORTED}"
+
+
+def test_a_class_of_ours_beside_one_of_tritons(tmp_path: Path) -> None:
+    assert run(backends.load("python", write_model(tmp_path, model_of("1") + TRITON_MODEL))) == 1
+
+
 # --- what keeps a model from loading ---
+
+
+@pytest.mark.parametrize("function", ["load(self, folder): ...", "close(self): ...", "close(self): yield"])
+async def test_only_infer_may_be_async(tmp_path: Path, function: str) -> None:
+    assert load_error(tmp_path, model_of("1") + f"    async def {function}\n") == (
+        f"{tmp_path / 'model.py'}: Mine.{function.partition('(')[0]}: expected a plain function, it is called on a "
+        "thread; got async def, which infer alone may be"
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,8 +335,8 @@ async def test_wrong_declarations_are_load_errors(tmp_path: Path, attributes: st
     with pytest.raises(ModelLoadError) as caught:
         async with serve(tmp_path):
             pass
-    assert f"{file}: " in str(caught.value)
-    assert reason in str(caught.value)
+    assert f"{file}: " in str(caught.value.__cause__)
+    assert reason in str(caught.value.__cause__)
 
 
 # --- what is called ---

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import warnings
 import weakref
@@ -17,7 +18,7 @@ import pytest
 
 from process import SECONDS
 from triglot.core.configure import configure
-from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.errors import Code, Internal, InvalidArgument
 from triglot.core.model_config import InstanceGroup, ModelConfig, TensorConfig
 from triglot.core.tensor import object_array
 
@@ -84,7 +85,7 @@ def test_strings_are_refused(tmp_path: Path) -> None:
         model.infer({"x": object_array([b"text"], (1,))})
     unfit = config(["x"], ["y"])
     text = ModelConfig(inputs=[TensorConfig("x", "BYTES", [1])], outputs=unfit.outputs, source=unfit.source)
-    assert refused(tmp_path / "model.pt", text).startswith(
+    assert refused(tmp_path / "model.pt", text, Code.INVALID_ARGUMENT).startswith(
         "input 'x': torch has no tensors of BYTES; expected one of "
     )
 
@@ -187,13 +188,16 @@ def test_a_program_is_not_in_training(tmp_path: Path) -> None:
     ],
 )
 def test_the_reason_of_a_failure(tmp_path: Path, source: str, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
     model = load(script(tmp_path / "model.pt", source))
     with pytest.raises(Internal) as caught:
         model.infer({"a": fp32(1, 2), "b": fp32(1, 2, 3)})
     assert caught.value.message.startswith(f"PyTorch execute failure: {text}")
     assert "\n" not in caught.value.message
-    assert "Traceback of TorchScript" in caplog.text
-    assert str(tmp_path / "model.pt") in caplog.text
+    told, trace = (record for record in caplog.records if str(tmp_path / "model.pt") in record.message)
+    assert (told.levelname, told.message) == ("WARNING", f"{tmp_path / 'model.pt'}: {caught.value.message}")
+    assert trace.levelname == "DEBUG"
+    assert "Traceback of TorchScript" in trace.message
     (answer,) = model.infer({"a": fp32(1), "b": fp32(0)}).values()
     assert answer.tolist() in (1, [1])
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from triglot.core.configure import configure
-from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.errors import Code, Internal, InvalidArgument
 from triglot.core.model_config import InstanceGroup, ModelConfig
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import TensorSpec
@@ -188,8 +188,9 @@ def test_a_batch_size(tmp_path: Path) -> None:
 
 def test_configured_names_that_do_not_fit(tmp_path: Path) -> None:
     file = export(tmp_path / "model.pt2", Program(lambda _, x: {"b": x + 1, "a": x + 2}), A)
-    assert refused(file, config(["x", "y"])) == "input: expected the program's x; got x, y: there are only 1"
-    assert refused(file, config([], ["a", "c"])) == (
+    found = refused(file, config(["x", "y"]), Code.INVALID_ARGUMENT)
+    assert found == "input: expected the program's x; got x, y: there are only 1"
+    assert refused(file, config([], ["a", "c"]), Code.INVALID_ARGUMENT) == (
         "output: expected the program's b, a; got a, c: neither its own names nor all of them <name>__<index>"
     )
 

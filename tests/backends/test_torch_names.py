@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from triglot.core.configure import configure
-from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.errors import Code, Internal, InvalidArgument
 from triglot.core.model_config import NO_CONFIG, ModelConfig
 from triglot.core.types import TensorSpec
 
@@ -190,7 +191,7 @@ def test_what_a_configuration_declares(tmp_path: Path) -> None:
     ],
 )
 def test_configurations_that_do_not_fit(tmp_path: Path, configured: ModelConfig, text: str) -> None:
-    assert refused(script(tmp_path / "model.pt", PAIR), configured) == text
+    assert refused(script(tmp_path / "model.pt", PAIR), configured, Code.INVALID_ARGUMENT) == text
 
 
 @pytest.mark.parametrize(
@@ -240,3 +241,8 @@ def test_other_names_than_the_configured_ones(tmp_path: Path) -> None:
     assert lists(model.infer({"image": A})) == {"y": [1]}
     with pytest.raises(InvalidArgument, match=r"^expected the inputs image; got x$"):
         model.infer({"x": A})
+
+
+def test_parameters_have_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load(script(tmp_path / "model.pt"), replace(config(), parameters={"INFERENCE_MODE": "true"}))
+    assert caplog.messages == ["config.pbtxt: parameters: INFERENCE_MODE is ignored; the torch backend has none"]

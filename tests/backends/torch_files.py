@@ -15,7 +15,7 @@ import torch
 
 import triglot
 from triglot import backends
-from triglot.core.errors import ModelLoadError
+from triglot.core.errors import Code, ModelLoadError
 from triglot.core.model_config import NO_CONFIG, InstanceGroup, ModelConfig, TensorConfig
 
 SAMPLES: dict[str, Any] = {
@@ -98,10 +98,11 @@ def load(file: Path, config: ModelConfig = NO_CONFIG) -> triglot.Model:
     return backends.load("torch", file, config)
 
 
-def refused(file: Path, config: ModelConfig = NO_CONFIG) -> str:
+def refused(file: Path, config: ModelConfig = NO_CONFIG, code: Code = Code.UNKNOWN) -> str:
     """What is wrong with the file or its configuration, without the file's name in front."""
     with pytest.raises(ModelLoadError) as caught:
         load(file, config)
+    assert caught.value.code is code
     text = str(caught.value)
     place = config.source or str(file)
     assert text.startswith(f"{place}: ")

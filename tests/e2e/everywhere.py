@@ -66,10 +66,15 @@ LEAVING = (State.TAKEN_BACK, State.UNLOADING)
 
 @dataclass(frozen=True)
 class Story:
-    """What is so: the state of each version that ever was, why one failed, and whether the server is ready."""
+    """What is so: the state of each version that ever was, why one failed, and whether the server is ready.
+
+    `broken`: why a model that is wanted has no version at all. `code` is that of `error`.
+    """
 
     versions: Mapping[int, State] = field(default_factory=dict)
     error: str = ""
+    code: str = "UNKNOWN"
+    broken: str = ""
     server: bool = True
     known: bool = True
 
@@ -94,13 +99,15 @@ def told(story: Story, name: str) -> dict[str, Any]:
         if SAID[state].kserve
     ]
     status = [
-        (number, SAID[state].status, story.error_of(state), "UNKNOWN" if story.error_of(state) else "OK")
+        (number, SAID[state].status, story.error_of(state), story.code if story.error_of(state) else "OK")
         for number, state in reversed(states)
     ]
-    no_versions = [(0, "NOT_FOUND", f"Could not find any versions of model {name}", "")]
-    listed = any(SAID[state].grps and state not in LEAVING for _, state in states)
+    none = f"Could not find any versions of model {name}" + (f": {story.broken}" if story.broken else "")
+    no_versions = [(0, "NOT_FOUND", none, "")]
+    no_index = [("", "UNAVAILABLE" if story.broken else "", story.broken)]
+    listed = bool(story.broken) or any(SAID[state].grps and state not in LEAVING for _, state in states)
     answers: dict[str, Any] = {
-        "index": index if story.versions else [("", "", "")],
+        "index": index if story.versions else no_index,
         "model ready": ready,
         "version ready": {number: SAID[story.versions[number]].serves for number in story.versions},
         "server ready": story.server,
@@ -149,7 +156,8 @@ class Everywhere:
 
     def expect(self, story: Story) -> None:
         """Everybody tells this story now; health's stream will have told it in a moment."""
-        assert self.ask(story.versions) == told(story, self.name)
+        answers, expected = self.ask(story.versions), told(story, self.name)
+        assert answers == expected, {key: answers[key] for key in expected if answers[key] != expected[key]}
         serves = "SERVING" if story.serving else "NOT_SERVING"
         status = serves if story.known else "SERVICE_UNKNOWN"
         wait_until(lambda: self.watch[-1:] == [status])
@@ -157,6 +165,10 @@ class Everywhere:
     def until(self, version: int, state: State) -> None:
         """Wait until TensorFlow Serving's interface says that a version is in this state."""
         wait_until(lambda: SAID[state].status in [one.state for one in self._statuses() if one[0] == version])
+
+    def until_index(self, index: list[tuple[str, str, str]]) -> None:
+        """Wait until KServe's index says this."""
+        wait_until(lambda: self._index() == index)
 
     def ask(self, versions: Mapping[int, State]) -> dict[str, Any]:
         """The answer to each question."""

@@ -265,7 +265,7 @@ async def test_no_call_fails(
         # A call that still held one would keep it UNLOADING for a minute.
         await run.states(dict.fromkeys(range(1, SWAPS + 1), "END") | {SWAPS + 1: "AVAILABLE"})
     assert untimely(run) == []
-    assert run.server.stderr.text().count(f"unloaded model '{MODEL}' version") == SWAPS
+    assert run.server.stderr.text().count(f"unloaded {MODEL} version") == SWAPS
     leak = slope(run.memory)
     record_property("KiB per swap", leak)
     print(f"{len(run.load.replies)} calls, {leak:.1f} KiB per swap")
@@ -278,4 +278,4 @@ async def test_no_call_fails_while_a_version_is_replaced(tmp_path: Path) -> None
             await run.replace(content)
         await run.states({1: "AVAILABLE"})
     assert untimely(run) == []
-    assert run.server.stderr.text().count(f"unloaded model '{MODEL}' version 1") == SWAPS_IN_PLACE
+    assert run.server.stderr.text().count(f"closed the former {MODEL} version 1") == SWAPS_IN_PLACE

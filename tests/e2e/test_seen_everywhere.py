@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -180,3 +181,42 @@ def test_a_load_that_is_taken_back(tmp_path: Path, clients: Clients, m: Everywhe
     assert loading.result(SECONDS) is grpc.StatusCode.UNAVAILABLE
     m.until(1, UNLOADED)
     m.expect(Story({1: UNLOADED}))
+
+
+def test_what_is_wrong_with_a_folder_is_told_until_it_is_repaired(tmp_path: Path) -> None:
+    write_model(tmp_path / "m" / "1")
+    write_model(tmp_path / "good" / "1")
+    file = tmp_path / "m" / "config.pbtxt"
+    file.write_text("max_batch_size: -1")
+    why = f"{file}: max_batch_size: expected at least 0, got -1"
+    options = (
+        "--no-exit-on-load-error",
+        "--model-control-mode",
+        "poll",
+        "--poll-interval",
+        "0.1",
+        "--grps-online",
+    )
+    with (
+        ServerProcess(str(tmp_path), *options) as server,
+        grpc_channel(int(server.grpc_address.rpartition(":")[2])) as channel,
+        closing(Everywhere(server, channel, "m")) as m,
+    ):
+        assert infer(channel, "good", 5) == 5
+        m.expect(Story(broken=why, server=False))
+        file.unlink()
+        m.until(1, READY)
+        m.expect(Story({1: READY}))
+        policy = "version_policy { specific { versions: 7 } }"
+        for text, error in (
+            ("max_batch_size: -1", why),
+            (policy, f"{file}: version_policy.specific: expected one of the versions 1 in {file.parent}, got 7"),
+        ):
+            file.write_text(text)
+            m.until_index([("1", "READY", error)])
+            server.stderr.wait_for(f" E {re.escape(error)}\n")
+            m.expect(Story({1: KEPT}, error=error, code="INVALID_ARGUMENT"))
+            assert infer(channel, "m", 6) == 6
+        file.unlink()
+        m.until_index([("1", "READY", "")])
+        m.expect(Story({1: READY}))

@@ -17,7 +17,7 @@ from triglot.engine.warm_up import warm_up
 
 SECONDS = 30
 """How long anything may take; only a test that fails waits so long."""
-NAME = "model 'scripted' version 1"
+NAME = "scripted version 1"
 
 
 class AnyTensors(Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,18 @@ async def test_a_configuration_for_a_file(door: str, tmp_path: Path) -> None:
         )
         assert await control.load("a") == FINE
         assert await ask(house, "a") == 1
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+async def test_a_body_with_another_key(verb: str, tmp_path: Path, load: Loads) -> None:
+    """As of somebody who forgot that a configuration is a parameter."""
+    put(tmp_path / "a" / "1")
+    async with open_house([tmp_path], load, **EXPLICIT) as house:
+        for fields in ({"config": {"max_batch_size": 4}}, {"parameters": {}, "config": "{}"}):
+            body = json.dumps(fields).encode()
+            status, _, reply = await house.rest.call("POST", f"/v2/repository/models/a/{verb}", body)
+            assert (status, json.loads(reply)) == (
+                400,
+                {"error": "unexpected key 'config', expected 'parameters'"},
+            )
+        assert load.begun == []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from triglot.repository.source import ModelFiles, Root
+from triglot.repository.told import Told
 from triglot.repository.watch import Look, Watch
 
 
@@ -14,6 +15,20 @@ def put(file: Path, text: str = "") -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return file
+
+
+def replace(file: Path, text: str) -> None:
+    """A file, replaced in one step."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (part := file.with_name(f".{file.name}.part")).write_text(text)
+    part.rename(file)
+
+
+def a_repository(folder: Path) -> Path:
+    """With one model, which serves versions 1 and 2."""
+    for version in ("1", "2"):
+        put(folder / "m" / version / "model.py", "model")
+    return folder
 
 
 class Looking:
@@ -32,7 +47,9 @@ class Looking:
         self.broken: set[str] = set()
         """Those that cannot be loaded."""
         self._tried: set[ModelFiles] = set()
+        self.told = Told()
         self.last = self.watch.look(roots, {}, [], lambda _: True)
+        self.told.tell(self.last, lambda _: True)
         self._load()
 
     def look(self, loaded: Collection[ModelFiles] | None = None, *, busy: Collection[str] = ()) -> Look:
@@ -40,6 +57,7 @@ class Looking:
         held = [files for versions in self.last.wanted.values() for files in versions.values()]
         serving = [files for files in held if str(files) not in self.broken]
         self.last = self.watch.look(self.roots, self.last.wanted, serving if loaded is None else loaded, busy=busy)
+        self.told.tell(self.last, lambda _: False)
         self._load()
         return self.last
 

@@ -113,12 +113,18 @@ class PlanModel:
         if former is not None:
             self.draining[former] = None
         self.serving[copy.files.version] = copy
-        version.state, version.error = State.READY, None
+        version.state, version.served, version.error = State.READY, version.files, None
+
+    def replaced(self) -> bool:
+        """Whether a wanted version serves what is wanted of it."""
+        return any(
+            number in self.wanted and self.wanted[number] == copy.files for number, copy in self.serving.items()
+        )
 
     # --- the next step, and what has to be true of it ---
 
     def step(self) -> Plan:
-        served = self.ready()
+        served, replaced = self.ready(), self.replaced()
         step = plan(self.known, self.wanted, draining=len(self.draining))
         for number in step.retire:
             assert number not in self.wanted
@@ -130,6 +136,10 @@ class PlanModel:
                 self.draining[copy] = version
         if self.wanted and served:
             assert self.ready(), "something serves as long as anything is wanted"
+        if self.wanted and not replaced:
+            assert self.ready() == served, "nothing goes until what is wanted serves"
+        else:
+            assert self.ready() <= self.wanted.keys()
         if step.load is not None and self.loading is None and not step.wait:
             self._begin(step.load)
         assert self.ready() == self.serving.keys()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from triglot.core.model_config import ModelConfig, TensorConfig, WarmUpInput, WarmUpRequest
-from triglot.repository.contents import END_BYTES, contents_of, end_of, stamp_of
+from triglot.repository.contents import END_BYTES, MAX_ENTRIES, contents_of, end_of, folder_contents, stamp_of
 from triglot.repository.source import ModelFiles
 
 
@@ -98,6 +98,17 @@ def test_the_stamp_covers_what_the_configuration_names(tmp_path: Path) -> None:
     write(tmp_path / "README.md", "", 1)
     assert len(set(stamps)) == 3
     assert stamp(file, config=named) == stamps[-1]
+
+
+def test_a_folder_that_holds_everything_is_not_looked_through(tmp_path: Path) -> None:
+    for number in range(MAX_ENTRIES + 10):
+        (tmp_path / str(number)).touch()
+    assert len(folder_contents(tmp_path)) == MAX_ENTRIES
+    # What the configuration names counts in any case.
+    named = ModelConfig(outputs=[TensorConfig("y", "INT32", [1], label_file=tmp_path / "labels.txt")])
+    write(tmp_path / "labels.txt", "cat", 1)
+    files = ModelFiles("m", 1, "any", tmp_path / "model.py", config=named)
+    assert contents_of(files)[str(tmp_path / "labels.txt")] == (3, 10**9)
 
 
 @pytest.mark.parametrize("size", [0, 1, END_BYTES - 1, END_BYTES, END_BYTES + 1, 3 * END_BYTES])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from looking import Looking, put
+from looking import Looking, a_repository, put, replace
 
 from triglot.repository.settings import ModelSettings
 
 ONE = "version_policy { specific { versions: 1 } }"
-ALL = "version_policy { all { } }"
 MODEL = {
     "config.pbtxt": 'platform: "tensorflow_savedmodel" output { name: "y" data_type: TYPE_FP32 dims: 1 '
     'label_filename: "labels.txt" }',
@@ -26,20 +24,6 @@ MODEL = {
     "2/model.savedmodel/saved_model.pb": "graph",
     "2/model.savedmodel/variables/variables.data-00000-of-00001": "1" * 100,
 }
-
-
-def replace(file: Path, text: str) -> None:
-    """A file, replaced in one step."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    (part := file.with_name(f".{file.name}.part")).write_text(text)
-    part.rename(file)
-
-
-def a_repository(folder: Path) -> Path:
-    """With one model, which serves versions 1 and 2."""
-    for version in ("1", "2"):
-        put(folder / "m" / version / "model.py", "model")
-    return folder
 
 
 # --- what is new ---
@@ -203,35 +187,6 @@ def test_a_change_that_is_taken_back_is_none(tmp_path: Path) -> None:
     assert looking.loads == ["m/1", "m/2"]
 
 
-@pytest.mark.parametrize("name", ["labels.txt", "warmup/one"])
-def test_files_that_the_configuration_names(tmp_path: Path, name: str) -> None:
-    root = a_repository(tmp_path)
-    put(root / "m" / "labels.txt", "cat")
-    put(root / "m" / "warmup" / "one", "0000")
-    put(
-        root / "m" / "config.pbtxt",
-        ALL + ' output { name: "y" data_type: TYPE_INT32 dims: 1 label_filename: "labels.txt" } max_batch_size: 1 '
-        'model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_INT32 dims: 1 '
-        'input_data_file: "one" } } }',
-    )
-    looking = Looking(root)
-    assert looking.loads == ["m/1", "m/2"]
-    put(root / "m" / "README.md", "not named")
-    looking.look()
-    looking.look()
-    assert looking.loads == ["m/1", "m/2"]
-    put(root / "m" / name, "dog!!")
-    assert looking.look().unsettled
-    looking.look()
-    looking.look()
-    assert looking.loads == ["m/1", "m/2", "m/1", "m/2"]
-    (root / "m" / name).unlink()
-    looking.look()
-    looking.look()
-    assert looking.versions() == {"m": [1, 2]}
-    assert "expected a file" in str(looking.last.problems[str(root / "m")])
-
-
 def test_a_version_that_is_taken_away_slowly(tmp_path: Path) -> None:
     root = a_repository(tmp_path)
     for name in ("a", "b", "c"):
@@ -242,122 +197,3 @@ def test_a_version_that_is_taken_away_slowly(tmp_path: Path) -> None:
         looking.look()
     assert looking.versions() == {"m": [1]}
     assert looking.loads == ["m/1", "m/2"]
-
-
-# --- the configuration ---
-
-
-@given(
-    old=st.sampled_from(["", ALL, ONE]),
-    new=st.sampled_from([ALL + " max_batch_size: 12 # the end", ONE + " max_batch_size: 34", "# nothing"]),
-    steps=st.lists(st.integers(0, 80), max_size=6).map(sorted),
-)
-def test_a_configuration_that_is_written_slowly(
-    tmp_path_factory: pytest.TempPathFactory, old: str, new: str, steps: list[int]
-) -> None:
-    """Whatever its beginning says, what served goes on until the whole has been seen twice."""
-    root = a_repository(tmp_path_factory.mktemp("models"))
-    config = root / "m" / "config.pbtxt"
-    if old:
-        put(config, old)
-    looking = Looking(root)
-    before = looking.last.wanted
-    for end in dict.fromkeys([*steps, len(new)]):
-        put(config, new[:end])
-        looking.look()
-        assert looking.last.wanted == before
-    looking.look()
-    expected = Looking(root)
-    assert looking.versions() == expected.versions()
-    assert [one.config for one in looking.last.wanted["m"].values()] == [
-        one.config for one in expected.last.wanted["m"].values()
-    ]
-
-
-def test_a_policy_that_moves_to_another_version_leaves_no_gap(tmp_path: Path) -> None:
-    root = a_repository(tmp_path)
-    put(root / "m" / "config.pbtxt")
-    looking = Looking(root)
-    assert looking.versions() == {"m": [2]}
-    replace(root / "m" / "config.pbtxt", ONE)
-    assert looking.look().unsettled
-    assert looking.versions() == {"m": [2]}
-    assert not looking.look().unsettled
-    assert looking.versions() == {"m": [1]}
-
-
-def test_a_configuration_that_comes_and_goes(tmp_path: Path) -> None:
-    root = a_repository(tmp_path)
-    looking = Looking(root)
-    assert looking.versions() == {"m": [1, 2]}
-    put(root / "m" / "config.pbtxt", "max_batch_size: 4")
-    looking.look()
-    assert looking.versions() == {"m": [1, 2]}
-    looking.look()
-    assert looking.versions() == {"m": [2]}
-    assert looking.last.wanted["m"][2].config.max_batch_size == 4
-    # An editor that is about to write it again.
-    (root / "m" / "config.pbtxt").unlink()
-    looking.look()
-    assert looking.versions() == {"m": [2]}
-    put(root / "m" / "config.pbtxt", "max_batch_size: 4 # as before")
-    looking.look()
-    looking.look()
-    assert looking.loads == ["m/1", "m/2", "m/2"]
-    (root / "m" / "config.pbtxt").unlink()
-    looking.look()
-    looking.look()
-    assert looking.versions() == {"m": [1, 2]}
-    assert looking.last.wanted["m"][2].config.max_batch_size == 0
-    assert looking.loads == ["m/1", "m/2", "m/2", "m/1", "m/2"]
-
-
-def test_a_configuration_that_breaks_keeps_what_served(tmp_path: Path) -> None:
-    root = a_repository(tmp_path)
-    put(root / "other" / "1" / "model.py")
-    put(root / "m" / "config.pbtxt", ONE)
-    looking = Looking(root)
-    for text in ("max_batch_size: {", "version_policy { specific { versions: [1, ", 'name: "n"'):
-        put(root / "m" / "config.pbtxt", text)
-        for _ in range(2):
-            looking.look()
-            assert looking.versions() == {"other": [1], "m": [1]}
-            assert str(root / "m" / "config.pbtxt") in str(looking.last.problems[str(root / "m")])
-    put(root / "m" / "config.pbtxt", ONE)
-    looking.look()
-    looking.look()
-    assert looking.loads == ["m/1", "other/1"]
-    assert not looking.last.problems
-
-
-def test_a_policy_that_wants_more_loads_no_more_than_that(tmp_path: Path) -> None:
-    for version in ("1", "2"):
-        put(tmp_path / "m" / version / "model.py")
-    config = put(tmp_path / "m" / "config.pbtxt")
-    looking = Looking(tmp_path)
-    config.write_text("version_policy { all {} }")
-    for _ in range(3):
-        looking.look()
-    assert looking.versions() == {"m": [1, 2]}
-    assert looking.loads == ["m/2", "m/1"]
-
-
-def test_comments_in_a_configuration_load_nothing_again(tmp_path: Path) -> None:
-    root = a_repository(tmp_path)
-    put(root / "m" / "config.pbtxt", ONE)
-    looking = Looking(root)
-    put(root / "m" / "config.pbtxt", f"# The first one, for now.\n{ONE}")
-    for _ in range(3):
-        looking.look()
-    assert looking.loads == ["m/1"]
-
-
-def test_a_configured_model_without_versions_is_gone(tmp_path: Path) -> None:
-    root = a_repository(tmp_path)
-    put(root / "m" / "config.pbtxt", ALL)
-    put(root / "other" / "1" / "model.py")
-    looking = Looking(root)
-    for version in ("1", "2"):
-        shutil.rmtree(root / "m" / version)
-    looking.look()
-    assert looking.versions() == {"other": [1]}

@@ -72,7 +72,8 @@ async def load_error(*paths: Path) -> str:
     with pytest.raises(ModelLoadError) as caught:
         async with serve(*paths):
             pass
-    return str(caught.value)
+    text, cause = str(caught.value), caught.value.__cause__
+    return text if cause is None else f"{text}: {cause}"
 
 
 async def test_versions(tmp_path: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_loads import Loads, ask, put, states, until
+from scripted_loads import Loads, ask, look_twice, managing, put, states, until
 
-from triglot.core.errors import ModelLoadError, ModelNotFound, Unavailable
+from triglot.core.errors import Code, Internal, ModelLoadError, ModelNotFound, Unavailable
 from triglot.repository.manager import Manager
 
 
@@ -28,6 +29,11 @@ def break_config(folder: Path) -> str:
     file = folder / "config.pbtxt"
     file.write_text("max_batch_size: -1")
     return f"{file}: max_batch_size: expected at least 0, got -1"
+
+
+def logged(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
+    """What was told at this level."""
+    return [record.getMessage() for record in caplog.records if record.levelname == level]
 
 
 @pytest.mark.parametrize("explicit", [None, ["*"]])
@@ -87,15 +93,129 @@ async def test_a_configuration_without_a_model(tmp_path: Path, load: Loads) -> N
         await manager.close()
 
 
-async def test_a_folder_whose_name_is_no_models(tmp_path: Path, load: Loads) -> None:
+async def test_a_folder_whose_name_is_no_models(
+    tmp_path: Path, load: Loads, caplog: pytest.LogCaptureFixture
+) -> None:
     put(tmp_path / "a" / "1")
-    put(tmp_path / "two words" / "1")
+    put(tmp_path / "lost+found" / "1")
+    async with managing(tmp_path, load=load) as manager:
+        assert manager.names() == ["a"]
+        assert manager.all_ready(), "what has no name cannot be waited for"
+        await look_twice(manager)
+    text = (
+        f"{tmp_path / 'lost+found'} is left out: 'lost+found' cannot be a model's name; expected 1 to 128 letters"
+    )
+    assert [message.startswith(text) for message in logged(caplog, "WARNING")] == [True]
+
+
+async def test_everything_that_is_wrong_is_told_once(
+    tmp_path: Path, load: Loads, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All but what is raised is in the log."""
+    for name in ("a", "b", "c"):
+        put(tmp_path / name / "1")
+    texts = [break_config(tmp_path / name) for name in ("b", "c")]
     manager = manager_of(tmp_path, load=load)
-    (error,) = await manager.load_all(all_or_nothing=False)
-    assert "two words" in str(error)
-    assert manager.names() == ["a"]
-    assert manager.all_ready(), "what has no name cannot be waited for"
+    with pytest.raises(ModelLoadError) as caught:
+        await manager.load_all()
+    assert [str(caught.value), *logged(caplog, "ERROR")] == texts
+    caplog.clear()
+    manager = manager_of(tmp_path, load=load)
+    assert [str(error) for error in await manager.load_all(all_or_nothing=False)] == texts
+    await look_twice(manager)
+    assert logged(caplog, "ERROR") == texts
     await manager.close()
+
+
+async def test_what_is_wrong_with_a_folder_is_readable_until_it_is_repaired(
+    tmp_path: Path, load: Loads, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        put(tmp_path / name / "1")
+    never = break_config(tmp_path / "b")
+    manager = manager_of(tmp_path, load=load)
+    await manager.load_all(all_or_nothing=False)
+    served = manager.version("a", "1")
+    assert ({name: error.message for name, error in manager.broken().items()}, served.reason) == ({"b": never}, "")
+    why = break_config(tmp_path / "a")
+    await manager.refresh()
+    assert (served.reason, served.failure and served.failure.code) == (why, Code.INVALID_ARGUMENT)
+    assert served.ready
+    assert logged(caplog, "ERROR") == [never], "it may still be written"
+    await manager.refresh()
+    assert logged(caplog, "ERROR") == [never, why]
+    for name in ("a", "b"):
+        (tmp_path / name / "config.pbtxt").unlink()
+    await look_twice(manager)
+    await until(lambda: states(manager, "b") == {1: "READY"})
+    assert (manager.broken(), served.reason, manager.version("b", "1").reason) == ({}, "", "")
+    await manager.close()
+
+
+@pytest.mark.parametrize("all_or_nothing", [True, False])
+async def test_a_policy_that_wants_no_version_that_is_there(
+    tmp_path: Path, load: Loads, all_or_nothing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version in ("1", "2"):
+        put(tmp_path / "m" / version)
+    put(tmp_path / "ok" / "1")
+    config = tmp_path / "m" / "config.pbtxt"
+    config.write_text("version_policy { specific { versions: 7 } }")
+    text = f"{config}: version_policy.specific: expected one of the versions 1, 2 in {config.parent}, got 7"
+    manager = manager_of(tmp_path, load=load)
+    if all_or_nothing:
+        with pytest.raises(ModelLoadError, match=re.escape(text)):
+            await manager.load_all()
+        assert load.begun == []
+        return
+    assert [str(error) for error in await manager.load_all(all_or_nothing=False)] == [text]
+    assert states(manager, "ok") == {1: "READY"}
+    assert not manager.all_ready()
+    config.write_text("version_policy { all {} }")
+    await look_twice(manager)
+    await until(lambda: states(manager, "m") == {2: "READY", 1: "READY"})
+    config.write_text("version_policy { specific { versions: 7 } }")
+    for _ in range(3):
+        await manager.refresh()
+        assert states(manager, "m") == {2: "READY", 1: "READY"}
+    assert logged(caplog, "ERROR") == [text, text]
+    # The version that is wanted comes: until it is whole, what served goes on.
+    put(tmp_path / "m" / "7")
+    for _ in range(2):
+        await manager.refresh()
+        assert states(manager, "m")[1] == "READY"
+    await until(lambda: states(manager, "m") == {7: "READY", 2: "UNAVAILABLE", 1: "UNAVAILABLE"})
+    await manager.close()
+
+
+async def test_a_model_whose_policy_wants_nothing_cannot_be_loaded_by_request(
+    tmp_path: Path, load: Loads, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is odd about other models is no concern of who asks for this one."""
+    put(tmp_path / "m" / "1")
+    (tmp_path / "m" / "2").mkdir()
+    put(tmp_path / "other" / "1")
+    break_config(tmp_path / "other")
+    (tmp_path / "empty").mkdir()
+    config = tmp_path / "m" / "config.pbtxt"
+    async with managing(tmp_path, load=load, explicit=()) as manager:
+        assert caplog.messages == []
+        await manager.load_model("m")
+        config.write_text("version_policy { specific { versions: [7, 8] } }")
+        text = f"{config}: version_policy.specific: expected one of the versions 1 in {config.parent}, got 7, 8"
+        for _ in range(2):
+            with pytest.raises(Internal, match=re.escape(text)):
+                await manager.load_model("m")
+        assert states(manager, "m") == {1: "READY"}
+        assert manager.version("m", "1").reason == text
+        assert logged(caplog, "ERROR") == [text]
+        manager.unload_model("m")
+        await until(lambda: manager.version("m", "1").reason == "unloaded")
+        config.unlink()
+        await manager.load_model("m")
+        assert manager.version("m", "1").reason == ""
+    (warning,) = logged(caplog, "WARNING")
+    assert warning.startswith(f"{tmp_path / 'm' / '2'} is left out: no model in it, expected {{predictor.toml, ")
 
 
 @pytest.mark.parametrize("all_or_nothing", [True, False])

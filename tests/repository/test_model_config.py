@@ -127,6 +127,7 @@ def test_the_configuration_of_an_image_classifier(tmp_path: Path) -> None:
     assert warnings == [
         "something earlier",
         f"{file}: input[0].format: without effect here",
+        f"{file}: output[0].label_filename: without effect yet: there is no classification",
         f"{file}: dynamic_batching: without effect yet: requests are run one by one",
         f"{file}: optimization: without effect here",
     ]

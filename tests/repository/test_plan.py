@@ -13,6 +13,8 @@ from triglot.repository.source import ModelFiles
 
 START, LOADING, READY, UNLOADING, ENDED = State
 FAILED = "failed"
+AGAIN, STALE = "is loaded again", "could not be loaded again"
+"""It serves its former files."""
 Known = Mapping[int, State | str]
 
 
@@ -23,8 +25,11 @@ def files(number: int, stamp: int = 0, place: str = "m") -> ModelFiles:
 def version(number: int, state: State | str) -> Version:
     if state == FAILED:
         return Version(files(number), ENDED, ServingError("no disk"))
+    if state in (AGAIN, STALE):
+        error = ServingError("no disk") if state == STALE else None
+        return Version(files(number), READY, error, served=files(number, stamp=-1))
     assert isinstance(state, State)
-    return Version(files(number), state)
+    return Version(files(number), state, served=files(number) if state is READY else None)
 
 
 def decide(known: Known, *wanted: int) -> tuple[list[int], int | None]:
@@ -58,6 +63,12 @@ def decide(known: Known, *wanted: int) -> tuple[list[int], int | None]:
         ({1: READY, 2: START, 3: FAILED}, [2, 3], [], 2),
         # What goes makes way at once where a wanted one serves.
         ({1: READY, 2: READY}, [2, 3], [1], 3),
+        ({1: READY, 2: READY, 3: AGAIN}, [2, 3], [1], None),
+        # One that serves its former files is not what is wanted.
+        ({1: READY, 2: AGAIN}, [2], [], None),
+        ({1: READY, 2: STALE}, [2], [], None),
+        ({1: READY, 2: STALE, 3: START}, [2, 3], [], 3),
+        ({1: READY, 2: STALE}, [], [1, 2], None),
         # Nothing is wanted: all goes.
         ({1: READY, 2: READY}, [], [1, 2], None),
         ({1: UNLOADING, 2: LOADING, 3: START}, [], [3], None),
@@ -86,6 +97,12 @@ def test_the_next_step(known: Known, wanted: list[int], retire: list[int], load:
 def test_files_that_changed(state: State | str, found: ModelFiles, *, needed: bool) -> None:
     assert needs_load(version(1, state), found) is needed
     assert plan({1: version(1, state)}, {1: found}) == Plan([], found if needed else None)
+
+
+def test_what_goes_stays_until_the_files_that_are_wanted_serve() -> None:
+    """Another policy and other files that came together."""
+    known = {number: version(number, READY) for number in (1, 2)}
+    assert plan(known, {2: files(2, stamp=5)}) == Plan([], files(2, stamp=5))
 
 
 @pytest.mark.parametrize("state", [FAILED, READY])

@@ -64,10 +64,10 @@ class PlanMachine(RuleBasedStateMachine):
         loaded = model.wanted.keys() - model.failed()
         # A wanted version that could not be loaded again serves its former files.
         assert loaded <= model.ready()
-        if model.ready() & model.wanted.keys() or not model.wanted:
+        if loaded or not model.wanted:
             assert model.ready() <= model.wanted.keys()
         else:
-            assert model.ready() == served - model.wanted.keys(), "what cannot be replaced goes on"
+            assert model.ready() == served, "what cannot be replaced goes on"
         for number in loaded:
             assert model.serving[number].files == model.wanted[number]
         assert {version.state for version in model.known.values()} <= {State.READY, State.UNAVAILABLE}

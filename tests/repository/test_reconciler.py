@@ -142,7 +142,7 @@ async def test_a_reload_that_fails_leaves_what_served(
         await settled(reconciler, second)
         assert reconciler.servable("m") is served
         assert state(reconciler, 1) == (State.READY, "no disk")
-        assert "no disk" in caplog.messages
+        assert "m version 1 could not be loaded: no disk" in caplog.messages
         assert reconciler.all_ready()
         # Not tried again by itself, but when somebody asks for it.
         await settled(reconciler, second)
@@ -165,6 +165,26 @@ async def test_a_reload_that_failed_is_tried_again_when_its_version_comes_back(
         assert state(reconciler, 1) == (State.READY, "no disk"), "it serves, since nothing else does"
         await settled(reconciler, second)
         assert load.begun == ["m/1", "m/1", "m/2", "m/1"]
+
+
+async def test_what_is_not_wanted_stays_until_what_is_wanted_serves(tmp_path: Path, load: Loads) -> None:
+    """Other files of the version that a policy keeps: while they load, and when they cannot be loaded."""
+    old, first = files(tmp_path, "m", 1), files(tmp_path, "m", 2, stamp=1)
+    second, third = files(tmp_path, "m", 2, "no disk", stamp=2), files(tmp_path, "m", 2, stamp=3)
+    async with reconciling(load) as reconciler:
+        await settled(reconciler, old, first)
+        gate = load.hold("load m/2")
+        reconciler.want(wanted(second))
+        await until(lambda: len(load.begun) == 3)
+        reconciler.want(wanted(second))
+        assert reconciler.ready_versions("m") == [1, 2]
+        gate.set()
+        await reconciler.wait_for(["m"])
+        assert reconciler.ready_versions("m") == [1, 2]
+        assert state(reconciler, 2) == (State.READY, "no disk")
+        await settled(reconciler, third)
+        assert reconciler.ready_versions("m") == [2]
+        assert state(reconciler, 2) == (State.READY, "")
 
 
 async def test_the_error_of_a_reload_goes_with_its_version(tmp_path: Path, load: Loads) -> None:

@@ -10,9 +10,9 @@ from scripted_loads import Loads, ask, managing, put, reload_error, settings, st
 
 from triglot.core.errors import Code, FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
 from triglot.core.model_config import ALL, VersionPolicy
+from triglot.repository.layout import BACKEND_OF_FILE
 from triglot.repository.manager import Manager
 from triglot.repository.settings import ModelSettings
-from triglot.repository.source import BACKEND_OF_FILE
 
 
 @pytest.fixture

@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 from triglot.core.model_config import ALL, VersionPolicy
+from triglot.repository.layout import BACKEND_OF_FILE, BACKEND_OF_SUFFIX
 from triglot.repository.settings import ModelSettings
-from triglot.repository.source import (
-    BACKEND_OF_FILE,
-    BACKEND_OF_SUFFIX,
-    ModelFiles,
-    Root,
-    find_models,
-    version_of,
-)
+from triglot.repository.source import ModelFiles, Root, find_models, version_of
 
 NAMES = "predictor.toml, model.py, model.onnx, saved_model.pb, model.pt2, model.pt, model.joblib, model.pkl, "
 NAMES += "model.bst, model.ubj, model.json"
@@ -38,6 +32,11 @@ def found(*roots: Root) -> dict[str, list[tuple[int, str, Path]]]:
         name: [(files.version, files.backend, files.file) for files in versions]
         for name, versions in there.models.items()
     }
+
+
+def warnings_of(*roots: Root) -> list[str]:
+    """What is odd."""
+    return [text for texts in find_models(roots).warnings.values() for text in texts]
 
 
 def error_of(*roots: Root) -> str:
@@ -147,8 +146,23 @@ def test_folders_that_are_no_versions(tmp_path: Path, ignored: str) -> None:
 
 
 def test_a_version_folder_without_a_model(tmp_path: Path) -> None:
-    put(tmp_path / "mine" / "1" / "model.py", tmp_path / "mine" / "2" / "weights.bin", tmp_path / "mine" / "3")
+    mine = tmp_path / "mine"
+    put(mine / "1" / "model.py", mine / "2" / "modell.py", mine / "3", mine / "five" / "a")
+    (mine / "4").mkdir()
+    (mine / "6").symlink_to(mine / "6")
     assert [version for version, _, _ in found(tmp_path)["mine"]] == [1]
+    expected = f"{NAMES}, model.savedmodel/saved_model.pb, model.onnx/model.onnx"
+    for root in (tmp_path, mine, ModelSettings("mine", mine, ALL)):
+        assert warnings_of(root) == [
+            f"{mine / version} is left out: no model in it, expected {{{expected}}}" for version in ("2", "4", "6")
+        ]
+
+
+def test_numbers_that_are_no_versions(tmp_path: Path) -> None:
+    """Names of models, and what belongs to one."""
+    put(tmp_path / "1" / "1" / "model.py", tmp_path / "mine" / "model.py", tmp_path / "mine" / "7" / "weights")
+    assert list(found(tmp_path)) == ["1", "mine"]
+    assert warnings_of(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -175,7 +189,7 @@ def test_two_spellings_of_one_version(tmp_path: Path) -> None:
     there = find_models([tmp_path])
     assert [files.file.parent.name for files in there.models["mine"]] == ["7", "8"]
     left_out = [tmp_path / "mine" / spelling for spelling in ("07", "007")]
-    assert there.warnings == [
+    assert warnings_of(tmp_path) == [
         f"{folder} is left out: {tmp_path / 'mine' / '7'} is version 7, too" for folder in left_out
     ]
 
@@ -222,10 +236,17 @@ def test_a_folder_without_models(tmp_path: Path, file: str) -> None:
 def test_names_that_clients_could_not_send(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "repository" / name
     put(folder / "model.py")
-    for path in (tmp_path / "repository", folder):
-        assert error_of(path).startswith(
-            f"{folder}: a file or folder gives a model the name {name!r}; expected 1 to 128 letters"
-        )
+    assert error_of(folder).startswith(
+        f"{folder}: a file or folder gives a model the name {name!r}; expected 1 to 128 letters"
+    )
+    # In a repository it is none, and may be anything else.
+    put(tmp_path / "repository" / "good" / "model.py")
+    (folder / "config.pbtxt").write_text("broken")
+    assert list(found(tmp_path / "repository")) == ["good"]
+    (warning,) = warnings_of(tmp_path / "repository")
+    assert warning.startswith(
+        f"{folder} is left out: {name!r} cannot be a model's name; expected 1 to 128 letters"
+    )
 
 
 def test_the_longest_name(tmp_path: Path) -> None:
@@ -242,7 +263,7 @@ def test_one_name_in_two_places(tmp_path: Path) -> None:
     assert "'same' appears in two or more" in error_of(tmp_path / "one", tmp_path / "one")
 
 
-@pytest.mark.parametrize("bad", [("two words/model.py",), ("both/model.py", "both/1/model.py")])
+@pytest.mark.parametrize("bad", [("odd/1/model.py", "odd/config.pbtxt/x"), ("both/model.py", "both/1/model.py")])
 def test_one_wrong_model_leaves_the_others(tmp_path: Path, bad: tuple[str, ...]) -> None:
     put(tmp_path / "a" / "model.py", tmp_path / "z" / "model.py")
     put(*(tmp_path / "r" / file for file in bad))
@@ -293,10 +314,10 @@ def test_a_base_path_without_versions(tmp_path: Path, version: str) -> None:
 
 def test_specific_versions_that_are_missing(tmp_path: Path) -> None:
     put(tmp_path / "1" / "model.py", tmp_path / "2" / "model.py")
-    there = find_models([ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset({3, 2, 9})))])
-    assert there.warnings == [
+    model = ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset({3, 2, 9})))
+    assert warnings_of(model) == [
         f"mine version {version} is wanted, but not found in {tmp_path}" for version in (3, 9)
     ]
-    assert not there.problems
+    assert not find_models([model]).problems
     missing = ModelSettings("mine", tmp_path, VersionPolicy(specific=frozenset({3})))
     assert error_of(missing).startswith("No versions of servable mine found")

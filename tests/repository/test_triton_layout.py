@@ -34,6 +34,11 @@ def found(*roots: Path) -> dict[str, list[ModelFiles]]:
     return there.models
 
 
+def warnings_of(there: Found) -> list[str]:
+    """What is odd."""
+    return [text for texts in there.warnings.values() for text in texts]
+
+
 def served(*roots: Path) -> dict[str, list[int]]:
     """The versions that a server takes at its start."""
     look = Watch(0.0).look(roots, {}, [], lambda _: True)
@@ -156,7 +161,7 @@ def test_version_folders_that_triton_ignores(tmp_path: Path, ignored: str) -> No
     configure(folder, "version_policy { all { } }")
     there = find_models([tmp_path])
     assert [one.version for one in there.models["m"]] == [1, 7]
-    assert (there.problems, there.warnings) == ({}, [])
+    assert (there.problems, warnings_of(there)) == ({}, [])
 
 
 def test_what_lies_beside_the_versions_does_not_count(tmp_path: Path) -> None:
@@ -194,9 +199,20 @@ def test_the_version_policy(tmp_path: Path, config: str, policy: VersionPolicy, 
 def test_versions_that_are_missing(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1" / "model.py")
     configure(tmp_path / "m", "version_policy { specific { versions: [4, 1, 3] } }")
-    assert find_models([tmp_path]).warnings == [
-        f"m version {version} is wanted, but not found in {tmp_path}" for version in (3, 4)
+    assert warnings_of(find_models([tmp_path])) == [
+        f"m version {version} is wanted, but not found in {tmp_path / 'm'}" for version in (3, 4)
     ]
+
+
+@pytest.mark.parametrize(("config", "expected"), [('backend: "python"', "model.py"), ("", "predictor.toml, ")])
+def test_a_version_without_its_file(tmp_path: Path, config: str, expected: str) -> None:
+    put(tmp_path / "m" / "1" / "model.py")
+    put(tmp_path / "m" / "2" / "resnet.onnx")
+    configure(tmp_path / "m", config)
+    there = find_models([tmp_path])
+    assert [one.version for one in there.models["m"]] == [1]
+    (warning,) = warnings_of(there)
+    assert warning.startswith(f"{tmp_path / 'm' / '2'} is left out: no model in it, expected {{{expected}")
 
 
 # --- several models, and what is wrong with some ---
@@ -298,4 +314,4 @@ def test_a_configuration_in_a_base_path_is_ignored(tmp_path: Path) -> None:
         there = find_models([ModelSettings("m", tmp_path, ALL)])
         assert [(one.version, one.folder) for one in there.models["m"]] == expected
         assert all(one.config.source == "" for one in there.models["m"])
-        assert (there.problems, there.warnings) == ({}, [])
+        assert (there.problems, warnings_of(there)) == ({}, [])

@@ -128,7 +128,7 @@ async def test_a_version_whose_example_fails_leaves_the_old_one(tmp_path: Path, 
         await look_twice(manager)
         await until(lambda: 2 in states(manager, "m") and states(manager, "m")[2] not in ("START", "LOADING"))
         assert states(manager, "m")[1] == "READY"
-        assert states(manager, "m")[2].startswith(f"model 'm' version 2: {text}")
+        assert states(manager, "m")[2].startswith(f"m version 2: {text}")
         with manager.servable("m") as servable:
             answer = await servable.infer({"x": np.ones((1, 2), np.float32)}, Call())
         assert (servable.version, answer["y"].tolist()) == (1, [2])
@@ -188,7 +188,7 @@ async def test_configured_requests(tmp_path: Path, request_: Callable[[Path], Wa
             assert state == "READY"
             assert manager.servable("m").leases == 0
         else:
-            assert state.startswith("model 'm' version 1: model_warmup 'w': ")
+            assert state.startswith("m version 1: model_warmup 'w': ")
             assert text in state
 
 

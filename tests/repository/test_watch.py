@@ -172,22 +172,73 @@ def test_a_warning_is_given_once_and_again_when_it_comes_back(
     put(tmp_path / "1" / "model.py")
     looking = Looking(ModelSettings("m", tmp_path, VersionPolicy(specific=frozenset({1, 2}))))
     looking.look()
-    assert caplog.messages == [f"m version 2 is wanted, but not found in {tmp_path}"]
+    missing = f"m version 2 is wanted, but not found in {tmp_path}"
+    assert caplog.messages == [missing]
     put(tmp_path / "2" / "model.py")
     looking.look()
     shutil.rmtree(tmp_path / "2")
     looking.look()
+    assert caplog.messages == [missing], "it may be on its way"
     looking.look()
-    assert len(caplog.messages) == 2
+    looking.look()
+    assert caplog.messages == [missing, missing]
     tmp_path.rename(tmp_path.with_name("gone"))
-    looking.look()
-    looking.look()
+    for _ in range(3):
+        looking.look()
     assert caplog.messages[2:] == [f"Could not find base path {tmp_path} for servable m"]
+    assert caplog.records[-1].levelname == "ERROR"
     tmp_path.with_name("gone").rename(tmp_path)
 
 
-def test_what_is_wrong_with_something_asked_for_is_for_whoever_asked(
+def test_what_is_just_being_made_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    put(tmp_path / "other" / "model.py")
+    looking = Looking(tmp_path)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    looking.look()
+    put(tmp_path / "m" / "config.pbtxt", "max_batch_size: {")
+    looking.look()
+    put(tmp_path / "m" / "config.pbtxt", "max_batch_size: 4")
+    looking.look()
+    put(tmp_path / "m" / "1" / "model.py")
+    looking.look()
+    looking.look()
+    assert looking.versions() == {"other": [1], "m": [1]}
+    assert caplog.messages == []
+    (tmp_path / "n").mkdir()
+    for _ in range(3):
+        looking.look()
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        f"{tmp_path / 'n'} is left out: no model in it"
+    ]
+
+
+def test_what_is_wrong_with_something_asked_for_is_told_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert list(Looking(ModelSettings("m", tmp_path / "gone")).last.problems) == ["m"]
-    assert caplog.messages == []
+    (tmp_path / "empty").mkdir()
+    looking = Looking(ModelSettings("m", tmp_path / "gone"), ModelSettings("n", tmp_path / "empty"))
+    assert list(looking.last.problems) == ["m", "n"]
+    looking.look()
+    looking.look()
+    told = [(record.levelname, record.getMessage().partition(",")[0]) for record in caplog.records]
+    assert told == [
+        ("ERROR", f"Could not find base path {tmp_path / 'gone'} for servable m"),
+        ("WARNING", f"No versions of servable n found under base path {tmp_path / 'empty'}"),
+    ]
+
+
+def test_what_takes_the_place_of_others_is_whole_before_they_go(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        put(tmp_path / "m" / version / "model.py")
+    config = put(tmp_path / "m" / "config.pbtxt", "version_policy { all {} }")
+    looking = Looking(tmp_path)
+    put(config, "version_policy { specific { versions: 7 } }")
+    for _ in range(3):
+        looking.look()
+        assert looking.versions() == {"m": [1, 2]}
+    for size in range(3):
+        put(tmp_path / "m" / "7" / "model.py", "x" * size)
+        looking.look()
+        assert looking.versions() == {"m": [1, 2]}
+    looking.look()
+    assert looking.versions() == {"m": [7]}

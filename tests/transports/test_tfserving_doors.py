@@ -145,10 +145,14 @@ async def test_many_strings_are_read_beside_the_loop(server: Live, channel: grpc
     assert meanwhile > 1
 
 
-async def test_models_at_paths_are_not_replaced_over_the_wire(server: Live, channel: grpc.aio.Channel) -> None:
+async def test_models_at_paths_are_not_replaced_over_the_wire(
+    server: Live, channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
     config = {"model_config_list": {"config": [{"name": "n", "base_path": "/", "model_platform": "tensorflow"}]}}
     reload = channel.unary_unary("/tensorflow.serving.ModelService/HandleReloadConfigRequest")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await reload(management_pb2.ReloadConfigRequest(config=config).SerializeToString())
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    refused = f"a request to replace the list of models was refused: {caught.value.details()}"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [refused]
     assert (await post(server, b'{"inputs": {"x": [1.0], "b": [1.0]}}'))[0] == 200

@@ -17,6 +17,8 @@ from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 
 _numbers = itertools.count()
+TRITON_UTILS = "triton_python_backend_utils"
+TRITON_CLASS = "TritonPythonModel"
 
 
 def load(file: Path, config: ModelConfig) -> Model:
@@ -26,11 +28,13 @@ def load(file: Path, config: ModelConfig) -> Model:
     neighbours are imported relatively (`from . import helper`). All of these modules are forgotten with the model:
     code of theirs that runs on after its `close` cannot import any more of them.
 
-    Raises `ModelLoadError` when there is no model class, or more than one.
+    Raises `ModelLoadError` when there is no model class, or more than one, or one of Triton's, and for a `load` or
+    `close` that is no plain function.
     """
     own = OwnFinder(f"triglot_model_{next(_numbers)}_{file.stem}", [str(file.parent)])
     try:
-        model_class = _model_class(_import(file, own))
+        model_class = _model_class(file, _import(file, own))
+        _check_plain(file, model_class)
         model = model_class()
         _forget_with(model, model_class, own)
         vars(model)["model_config"] = config  # Past what a frozen dataclass forbids.
@@ -48,7 +52,12 @@ def _import(file: Path, own: OwnFinder) -> ModuleType:
     module = importlib.util.module_from_spec(own.adopted(spec))
     # Dataclasses and relative imports look the module up by its name.
     sys.modules[own.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        if error.name == TRITON_UTILS:
+            raise _of_triton(file) from None
+        raise
     return module
 
 
@@ -70,21 +79,38 @@ def _forget_with(model: Model, model_class: type[Model], own: OwnFinder) -> None
     model_class.close = close_and_forget  # type: ignore[method-assign]
 
 
-def _model_class(module: ModuleType) -> type[Model]:
+def _model_class(file: Path, module: ModuleType) -> type[Model]:
     found = [
         value
         for value in dict.fromkeys(filter(inspect.isclass, vars(module).values()))
         if issubclass(value, Model) and value.__module__ == module.__name__
     ]
     usable = [value for value in found if hasattr(value, "infer")]
+    if not usable and inspect.isclass(getattr(module, TRITON_CLASS, None)):
+        raise _of_triton(file)
     if not usable:
-        raise ModelLoadError(f"{module.__file__}: no class here derives from triglot.Model and has an infer()")
+        raise ModelLoadError(f"{file}: no class here derives from triglot.Model and has an infer()")
     if len(usable) > 1:
         named = [value for value in usable if value.__name__ == "Model"]
         if not named:
             names = ", ".join(value.__name__ for value in usable)
-            raise ModelLoadError(
-                f"{module.__file__}: more than one model class ({names}); call the one to serve Model"
-            )
+            raise ModelLoadError(f"{file}: more than one model class ({names}); call the one to serve Model")
         usable = named
     return usable[0]
+
+
+def _of_triton(file: Path) -> ModelLoadError:
+    return ModelLoadError(
+        f"{file}: Triton's Python models ({TRITON_CLASS}) are not supported yet; expected a class that derives "
+        "from triglot.Model"
+    )
+
+
+def _check_plain(file: Path, model_class: type[Model]) -> None:
+    for name in ("load", "close"):
+        function = inspect.unwrap(getattr(model_class, name))
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise ModelLoadError(
+                f"{file}: {model_class.__name__}.{name}: expected a plain function, it is called on a thread; got "
+                "async def, which infer alone may be"
+            )

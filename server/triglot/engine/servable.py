@@ -113,7 +113,7 @@ class Servable:
         self._drained: asyncio.Event | None = None
 
     def __str__(self) -> str:
-        return f"model '{self.name}' version {self.version}"
+        return f"{self.name} version {self.version}"
 
     def _add_instances(self, wanted: int) -> None:
         for _ in range(min(wanted, self.model.instances - len(self._instances))):

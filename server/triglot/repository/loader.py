@@ -75,6 +75,19 @@ def _close(model: Model) -> None:
         model.close()
 
 
+def own_error(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
+    """What the version's own code has raised, and did not word for us: its trace from there on."""
+    cause: BaseException | None = error
+    while isinstance(cause, ModelLoadError | ServingError):
+        cause = cause.__cause__
+    if cause is None:
+        return None
+    folder, trace = (files.folder or files.file.parent).absolute(), cause.__traceback__
+    while trace is not None and not Path(trace.tb_frame.f_code.co_filename).absolute().is_relative_to(folder):
+        trace = trace.tb_next
+    return None if trace is None else cause.with_traceback(trace)
+
+
 def forget_frames(error: BaseException) -> None:
     """Let go of what the failed code had in its hands: half a model can be large, and errors live in cycles."""
     one: BaseException | None = error

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from functools import partial
-from types import MappingProxyType
 
 from triglot.core.errors import (
     FailedPrecondition,
@@ -24,21 +23,20 @@ from triglot.core.errors import (
 )
 from triglot.core.model_config import NO_CONFIG
 from triglot.repository.loader import Load, Warm
+from triglot.repository.looks import Looks
 from triglot.repository.model_config import parse_override
 from triglot.repository.plan import State, Version
-from triglot.repository.problems import broken_names, why_not, wrong_models, wrong_roots
-from triglot.repository.reconciler import DRAIN_SECONDS, Reconciler
+from triglot.repository.problems import why_not, wrong_roots
+from triglot.repository.reconciler import DRAIN_SECONDS
 from triglot.repository.settings import ModelSettings, check_names
-from triglot.repository.source import ModelFiles, Overrides, Root
+from triglot.repository.source import ModelFiles, Root
 from triglot.repository.thread import in_thread
-from triglot.repository.watch import AtOnce, Look, Wanted, Watch
+from triglot.repository.watch import AtOnce, Look
 
 log = logging.getLogger(__name__)
 
-NO_OVERRIDES: Overrides = MappingProxyType({})
 SETTLE_SECONDS = 5.0
 """How long a new version's files have to stay as they are, unless looks are more frequent."""
-EVERY_MODEL = "*"
 SHUTTING_DOWN = "the server is shutting down"
 NOT_EXPLICIT = (
     "explicit model load / unload is not allowed if polling is enabled; the models are those that the server was "
@@ -46,13 +44,13 @@ NOT_EXPLICIT = (
 )
 
 
-class Manager(Reconciler):
+class Manager(Looks):
     """Loads the models at some roots and finds the servable for a request.
 
     `poll_interval`: seconds between two looks at the disk; 0 looks once. `explicit`: the models to load at the
     start, "*" for all; others then come and go by `load_model` and `unload_model`. None: all that there are.
-    `allow_symlinks`: links may lead out of the root that they are found in. For the others see `Reconciler` and
-    `Registry`.
+    `allow_symlinks`: links may lead out of the root that they are found in. For the others see `Looks`,
+    `Reconciler` and `Registry`.
     """
 
     def __init__(
@@ -71,23 +69,22 @@ class Manager(Reconciler):
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
         super().__init__(
+            roots,
             load,
             warm,
+            settle_seconds=min(poll_interval, SETTLE_SECONDS),
+            more_looks=poll_interval > 0,
+            explicit=explicit,
+            allow_symlinks=allow_symlinks,
             max_queue_size=max_queue_size,
             skip_missing_dependencies=skip_missing_dependencies,
             load_timeout=load_timeout,
             drain_seconds=drain_seconds,
             labels_before_load=labels_before_load,
-            may_be_empty=explicit is not None,
         )
-        self._roots = tuple(roots)
         self._poll_interval = poll_interval
-        self._explicit = explicit
         self._unloaded: dict[str, Collection[int]] = {}
-        self._settle_seconds = min(poll_interval, SETTLE_SECONDS)
-        self._watch = Watch(self._settle_seconds, allow_symlinks=allow_symlinks)
         self._polling: asyncio.Task[None] | None = None
-        self._looking = asyncio.Lock()
         self._reloading = asyncio.Lock()
 
     async def load_all(self, *, all_or_nothing: bool = True) -> list[ModelLoadError]:
@@ -95,7 +92,8 @@ class Manager(Reconciler):
 
         A label for a version that is not available afterwards is an error, too. Raises `ModelLoadError` when a
         path is wrong, or a model's name; with `all_or_nothing`, before anything is loaded, also for a model at a
-        path that is not there or whose configuration is wrong.
+        path that is not there or whose configuration is wrong. Of several errors it raises the first, and logs
+        the others.
         """
         models = [root for root in self._roots if isinstance(root, ModelSettings)]
         try:
@@ -106,11 +104,16 @@ class Manager(Reconciler):
             look = await self._look(self._roots, lambda _: True)
             wanted, problems = self._at_start(look)
             raised = wrong_roots(look, self._roots, may_be_empty=self._more_may_come)
+            elsewhere = " ".join(map(str, [*raised, *problems]))
+            self._told.tell(look, self._at_first, others=False, elsewhere=elsewhere)
             raised += problems if all_or_nothing and not models else []
+            for problem in raised[1:]:
+                log.error("%s", problem)
             if raised:
                 raise raised[0]
             self._labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
             self.want(wanted)
+            self._note(look)
         await self.wait_for(wanted)
         errors = [
             ModelLoadError(version.error.message) for version in self.versions() if version.error is not None
@@ -126,33 +129,6 @@ class Manager(Reconciler):
         if self._poll_interval > 0:
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
-
-    @property
-    def _more_may_come(self) -> bool:
-        return self._explicit is not None or self._poll_interval > 0
-
-    def _at_start(self, look: Look) -> tuple[Wanted, list[ModelLoadError]]:
-        """What is wanted at the start, and what is wrong with models of it."""
-        if self._explicit is None or EVERY_MODEL in self._explicit:
-            problems = wrong_models(look, self._roots, may_be_empty=self._more_may_come)
-            return self._wanted_of(look), problems
-        why = {name: why_not(name, look, self._roots) for name in self._explicit}
-        wanted = {name: look.wanted[name] for name, text in why.items() if not text}
-        return wanted, [ModelLoadError(text) for text in why.values() if text]
-
-    def _wanted_of(self, look: Look) -> Wanted:
-        """All that was found. A model that cannot be understood is known, and has no version."""
-        broken = [] if self._explicit is not None else broken_names(look.problems, look.wanted, self._roots)
-        return dict(look.wanted) | {name: {} for name in broken}
-
-    def first_version(self, name: str) -> str:
-        """The version of this model that its configuration names first; "" where none lists them one by one."""
-        listed = (str(root.version) for root in self._roots if isinstance(root, ModelFiles) and root.name == name)
-        return next(listed, "")
-
-    def platforms(self) -> dict[str, str]:
-        """What the configuration calls the kind of each model that it names."""
-        return {root.name: root.platform for root in self._roots if isinstance(root, ModelSettings)}
 
     async def reload(self, models: Sequence[ModelSettings]) -> None:
         """Serve these models, and no others (tfs 3.7).
@@ -171,11 +147,16 @@ class Manager(Reconciler):
             )
         async with self._reloading:
             async with self._looking:
-                look = await self._look(models, self._at_once(models))
+                at_once = self._at_once(models)
+                look = await self._look(models, at_once)
                 self.label(models)
+                if changes := _changes(self._roots, models):
+                    log.info("the list of models is replaced: %s", changes)
+                self._told.tell(look, at_once)
                 self._roots = tuple(models)
                 new = look.wanted.keys() - self.names()
                 self.want(look.wanted)
+                self._note(look)
                 tried = {name for name in look.wanted if name in self._workers and name not in self._default}
             await self.wait_for(new | tried)
             if self._closing.is_set():
@@ -207,26 +188,10 @@ class Manager(Reconciler):
         """Look at the disk again, and start what follows from it; whether something is still being written."""
         async with self._looking:
             look = await self._look(self._roots, lambda _: False)
+            self._told.tell(look, lambda _: False)
             self.want(self._wanted_of(look))
+            self._note(look)
             return look.unsettled
-
-    async def _look(
-        self,
-        roots: Sequence[Root],
-        at_once: AtOnce,
-        held: Wanted | None = None,
-        overrides: Overrides = NO_OVERRIDES,
-    ) -> Look:
-        """`held`: what stays wanted where it cannot be read; without it, all that is wanted now."""
-        held = self._wanted if held is None else held
-        loaded = [
-            version.files
-            for versions in self._versions.values()
-            for version in versions.values()
-            if version.state in (State.LOADING, State.READY)
-        ]
-        busy = set(self._workers)
-        return await in_thread(partial(self._watch.look, roots, held, loaded, at_once, overrides, busy))
 
     async def _poll(self) -> None:
         delay = self._poll_interval
@@ -252,7 +217,10 @@ class Manager(Reconciler):
         overrides = {} if config is None else {name: await in_thread(partial(parse_override, config, name))}
         async with self._looking:
             others = {key: versions for key, versions in self._wanted.items() if key != name}
-            look = await self._look(self._roots, lambda found: found == name, others, overrides)
+            asked = name.__eq__
+            look = await self._look(self._roots, asked, others, overrides)
+            self._told.tell(look, asked, others=False)
+            self._note(look, asked)
             if why := why_not(name, look, self._roots):
                 raise Internal(why)
             chosen = look.wanted[name]
@@ -263,6 +231,7 @@ class Manager(Reconciler):
                 )
             self.retry(name)
             self.want({**self._wanted, name: chosen})
+            self._note(look, asked)
         await self.wait_for([name])
         if self._closing.is_set():
             raise Unavailable(SHUTTING_DOWN)
@@ -284,6 +253,7 @@ class Manager(Reconciler):
         self._require_explicit(name)
         if name in self._wanted:
             for version in self._versions[name].values():
+                version.problem = None
                 if version.state is State.UNAVAILABLE:
                     version.error = None  # Why it failed does not matter any more.
             if self._wanted[name]:
@@ -312,14 +282,6 @@ class Manager(Reconciler):
         last = self._unloaded.get(version.files.name, ())
         return version.state is not State.UNAVAILABLE or version.files.version in last
 
-    async def never_loaded(self) -> list[str]:
-        """The models that could be loaded, and never were; none unless models are controlled explicitly."""
-        if self._explicit is None:
-            return []
-        found = await in_thread(partial(self._watch.find, self._roots))
-        names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
-        return [name for name in names if name not in self._wanted]
-
     async def close(self) -> None:
         """As `Reconciler.close`."""
         if self._polling is not None:
@@ -334,3 +296,15 @@ def _own_labels(roots: Sequence[Root]) -> dict[str, dict[str, int]]:
         if isinstance(root, ModelFiles) and root.label:
             labels.setdefault(root.name, {})[root.label] = root.version
     return labels
+
+
+def _changes(before: Sequence[Root], models: Sequence[ModelSettings]) -> str:
+    """The models that are new, that go, and that are wanted in another way, by their names; "" for none."""
+    old = {root.name: root for root in before if isinstance(root, ModelSettings)}
+    new = {model.name: model for model in models}
+    names = {
+        "new": new.keys() - old.keys(),
+        "gone": old.keys() - new.keys(),
+        "changed": {name for name, model in new.items() if name in old and model != old[name]},
+    }
+    return "; ".join(f"{what}: {', '.join(sorted(which))}" for what, which in names.items() if which)

@@ -56,13 +56,14 @@ _UNDERSTOOD = (
     {"name", "platform", "backend", "version_policy", "max_batch_size", "parameters", "model_warmup"}
     | {"default_model_filename", "model_transaction_policy"}
     | {"input.name", "input.data_type", "input.dims"}
-    | {"output.name", "output.data_type", "output.dims", "output.label_filename"}
+    | {"output.name", "output.data_type", "output.dims"}
     | {"instance_group.name", "instance_group.count", "instance_group.kind", "instance_group.gpus"}
 )
 """Fields, each with all that is below it."""
 _WITHOUT_EFFECT_YET = {
     "dynamic_batching": "without effect yet: requests are run one by one",
     "sequence_batching": "without effect yet: requests are run one by one",
+    "output.label_filename": "without effect yet: there is no classification",
     "response_cache.enable": "without effect yet: responses are not cached",
 }
 """What is checked only, and what a warning says of it."""

@@ -1,13 +1,15 @@
 """What is to be done about one model: a decision on values, without waiting or acting.
 
 Strategy: availability is preserved (tfs 6.1). The highest new version is loaded first, one at a time; versions
-that are not wanted any more go only when a wanted one serves, or when none is wanted. So what serves stays until
-its successor serves, and when its successor cannot be loaded.
+that are not wanted any more go only when a wanted one serves what is wanted of it, or when none is wanted. So what
+serves stays until its successor serves, and when its successor cannot be loaded: what was wanted together comes
+together, and a version that goes on with its former files replaces no other.
 
 In memory are the versions that serve, those that drain, and the one that loads. A load begins when these are, with
 it, at most one more than serve or than are wanted, whichever is more; until then it waits for drains to end.
-Nothing but the begin of a load makes them more, and what serves is either wanted or not replaced yet. So there is
-never more than one version more in memory than were wanted at the same time.
+Nothing but the begin of a load makes them more. Nothing but a load that ends well makes more versions serve, and
+then one serves what is wanted of it, and all that serve are wanted: never more serve than were wanted at the same
+time. So there is never more than one version more in memory than were wanted at the same time.
 """
 
 from __future__ import annotations
@@ -37,14 +39,17 @@ class State(enum.Enum):
 class Version:
     """One version: its files, its state and, while it is READY or UNLOADING, its servable.
 
-    `files`: those that were tried last. `error`: why these could not be loaded; of a READY one, which serves its
-    former files then, too. `retry`: they are to be tried again.
+    `files`: those that were tried last, or are being loaded. `error`: why these could not be loaded; of a READY
+    one, which serves its former files then, too. `served`: the files of its servable. `retry`: `files` are to be
+    tried again. `problem`: what is wrong with its model's folder now.
     """
 
     files: ModelFiles
     state: State = State.START
     error: ServingError | None = None
+    problem: ServingError | None = None
     servable: Servable | None = None
+    served: ModelFiles | None = None
     retry: bool = False
 
     @property
@@ -58,10 +63,15 @@ class Version:
         return self.state in (State.UNLOADING, State.UNAVAILABLE)
 
     @property
+    def failure(self) -> ServingError | None:
+        """Why it is not what is on disk, if it is not."""
+        return self.error or self.problem
+
+    @property
     def reason(self) -> str:
         """Why it is UNAVAILABLE, or why a READY one still serves its former files (spec 3.9)."""
-        if self.error is not None:
-            return self.error.message
+        if self.failure is not None:
+            return self.failure.message
         return "unloaded" if self.state is State.UNAVAILABLE else ""
 
 
@@ -82,7 +92,7 @@ def plan(versions: Mapping[int, Version], wanted: Mapping[int, ModelFiles], *, d
     serving = {number for number, version in versions.items() if version.state is State.READY}
     never_begun = {number for number, version in versions.items() if version.state is State.START}
     retire = sorted(never_begun - wanted.keys())
-    if not wanted or serving & wanted.keys():
+    if not wanted or any(versions[number].served == wanted[number] for number in serving & wanted.keys()):
         retire += sorted(serving - wanted.keys())
     load = [files for number, files in sorted(wanted.items()) if needs_load(versions.get(number), files)]
     if not load:

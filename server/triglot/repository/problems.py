@@ -8,8 +8,8 @@ from pathlib import Path
 
 from triglot.core.errors import ModelLoadError
 from triglot.repository.settings import NAME
-from triglot.repository.source import NothingFound, Root
-from triglot.repository.watch import Look
+from triglot.repository.source import ModelFiles, NothingFound, Root
+from triglot.repository.watch import Look, Wanted
 
 Problems = Mapping[str, ModelLoadError]
 """What is wrong, by the model's name or the path."""
@@ -46,6 +46,27 @@ def _keys(problems: Problems, *, may_be_empty: bool) -> list[str]:
         for key, problem in problems.items()
         if not (may_be_empty and isinstance(problem, NothingFound) and Path(key).is_absolute())
     ]
+
+
+def by_name(problems: Problems, wanted: Wanted, roots: Iterable[Root]) -> dict[str, ModelLoadError]:
+    """What is wrong with each model; not what is wrong with a repository that it lies in."""
+    places = places_of(roots)
+    named: dict[str, ModelLoadError] = {}
+    for key, problem in problems.items():
+        path = Path(key)
+        names = [path.name]
+        if key in places:
+            names = [
+                name for name, versions in wanted.items() if any(_is_at(path, one) for one in versions.values())
+            ]
+        for name in names:
+            named.setdefault(name, problem)
+    return named
+
+
+def _is_at(path: Path, files: ModelFiles) -> bool:
+    """Whether a version was found at a path that is its model's, or its own."""
+    return path in (files.file, files.folder) or (path.name == files.name and files.file.is_relative_to(path))
 
 
 def why_not(name: str, look: Look, roots: Iterable[Root]) -> str:

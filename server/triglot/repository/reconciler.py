@@ -20,7 +20,7 @@ from typing import Any
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, ServingError
 from triglot.core.model import Model
 from triglot.engine.servable import Servable
-from triglot.repository.loader import Load, Loader, Warm, forget_frames
+from triglot.repository.loader import Load, Loader, Warm, forget_frames, own_error
 from triglot.repository.plan import Plan, State, Version, plan
 from triglot.repository.registry import Registry
 from triglot.repository.source import ModelFiles
@@ -135,6 +135,7 @@ class Reconciler(Registry):
         if version.state is not State.READY:
             version.state = State.LOADING
             self.on_change()
+        log.info("loading %s (%s)", files, files.backend)
         started = time.monotonic()
         try:
             outcome = await self._outcome(files)
@@ -145,7 +146,7 @@ class Reconciler(Registry):
             log.info("%s is not wanted any more", files)
             self._superseded(version, before)
             if isinstance(outcome, Servable):
-                self._drain(outcome)
+                self._drain(outcome, f"closed {files}")
             return
         # Another entry when it was not wanted for a while.
         version = known[files.version]
@@ -190,16 +191,17 @@ class Reconciler(Registry):
         if opening.cancelled():
             return
         if (error := opening.exception()) is None:
-            self._drain(opening.result())
+            servable = opening.result()
+            self._drain(servable, f"closed {servable}")
         else:
             forget_frames(error)
 
     def _serve(self, version: Version, servable: Servable) -> None:
         former, version.servable = version.servable, servable
-        version.state, version.error = State.READY, None
+        version.state, version.served, version.error = State.READY, version.files, None
         self.update(version.files.name)
         if former is not None:
-            self._drain(former)
+            self._drain(former, f"closed the former {version.files}")
 
     def _superseded(self, version: Version, before: ModelFiles) -> None:
         """Forget a load that nobody waits for any more."""
@@ -220,7 +222,9 @@ class Reconciler(Registry):
             self._left_out.add(files)
             self.want(self._wanted)
         else:
-            log.error("%s", error)
+            # A warm-up's errors begin with it.
+            text = str(error).removeprefix(f"{files}: ")
+            log.error("%s could not be loaded: %s", files, text, exc_info=own_error(error, files))
             log.debug("where it came from:", exc_info=error)
             self.update(files.name)
 
@@ -238,10 +242,11 @@ class Reconciler(Registry):
         version.error = None
         self.update(version.files.name)
         if servable is not None:
-            self._drain(servable, version)
+            self._drain(servable, f"unloaded {version.files}", version)
 
-    def _drain(self, servable: Servable, version: Version | None = None) -> None:
-        self._drains_until(servable.name, self._drained(servable, version))
+    def _drain(self, servable: Servable, done: str, version: Version | None = None) -> None:
+        """`done`: what the log says in the end."""
+        self._drains_until(servable.name, self._drained(servable, done, version))
 
     def _drains_until(self, name: str, end: Coroutine[Any, Any, object]) -> None:
         """Something of this model is in memory until `end` has run."""
@@ -253,7 +258,7 @@ class Reconciler(Registry):
         self._drains[name].discard(drain)
         self._news[name].set()
 
-    async def _drained(self, servable: Servable, version: Version | None) -> None:
+    async def _drained(self, servable: Servable, done: str, version: Version | None) -> None:
         ends = [asyncio.ensure_future(servable.drained()), asyncio.ensure_future(self._closing.wait())]
         await asyncio.wait(ends, timeout=self._drain_seconds, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
@@ -262,7 +267,7 @@ class Reconciler(Registry):
             log.warning("%s: %d calls did not end within %.0f s", servable, servable.leases, self._drain_seconds)
         await servable.close()
         if not self._closing.is_set():
-            log.info("unloaded %s", servable)
+            log.info("%s", done)
         if version is not None:
             version.state, version.servable = State.UNAVAILABLE, None
         self.on_change()

@@ -15,44 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from triglot.core.errors import ModelLoadError
+from triglot.core.errors import Code, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ALL, NO_CONFIG, ModelConfig, VersionPolicy
+from triglot.repository.layout import BACKEND_OF_FILE, backend_by_name, backend_of, candidates, listed
 from triglot.repository.model_config import CONFIG_FILE, config_of, read_config
 from triglot.repository.paths import check_links, check_links_below
 from triglot.repository.settings import NAME, NAME_RULE, ModelSettings
 
-BACKEND_OF_FILE = {
-    "predictor.toml": "predictor",
-    "model.py": "python",
-    "model.onnx": "onnx",
-    "saved_model.pb": "tensorflow",
-    "model.pt2": "torch",
-    "model.pt": "torch",
-    "model.joblib": "sklearn",
-    "model.pkl": "sklearn",
-    "model.bst": "xgboost",
-    "model.ubj": "xgboost",
-    "model.json": "xgboost",
-}
-"""The files that make a folder a model, the first of them deciding. A pickle may hold a model of scikit-learn or
-of XGBoost; its backend looks."""
-FILE_IN_FOLDER = {"saved_model.pb": "tensorflow", "model.onnx": "onnx"}
-"""Of models that are a folder in place of a file in Triton's layout, the file in it that is opened (spec 5.7)."""
-BACKEND_OF_FOLDER = {"model.savedmodel/saved_model.pb": "tensorflow", "model.onnx/model.onnx": "onnx"}
-"""The usual ones."""
-BACKEND_OF_SUFFIX = {
-    ".py": "python",
-    ".onnx": "onnx",
-    ".pt2": "torch",
-    ".pt": "torch",
-    ".joblib": "sklearn",
-    ".pkl": "sklearn",
-    ".bst": "xgboost",
-    ".ubj": "xgboost",
-}
 GRPS_PROJECT = ("conf/inference.yml", "conf/server.yml")
-_FILES = f"{{{', '.join(BACKEND_OF_FILE)}}}"
+_FILES = f"{{{listed(BACKEND_OF_FILE)}}}"
 _EXPECTED = f"[VERSION/]{_FILES}, VERSION an integer like 1"
 _NUMBER = re.compile("0*([0-9]{1,19})")
 LAST_VERSION = 2**63 - 1
@@ -95,7 +67,7 @@ Overrides = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Found:
-    """The versions of each model, ascending; what is wrong, by the model's name or the path; what is odd.
+    """The versions of each model, ascending; what is wrong and what is odd, by the model's name or the path.
 
     `folders`: those of models, where they may have a configuration. `policies`: what it says of versions, which is
     of the model and no part of a version's own.
@@ -105,7 +77,11 @@ class Found:
     policies: dict[str, VersionPolicy] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
     problems: dict[str, ModelLoadError] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    warnings: dict[str, list[str]] = field(default_factory=dict)
+
+    def warn(self, key: str, *texts: str) -> None:
+        """These are odd about `key`."""
+        self.warnings.setdefault(key, []).extend(texts)
 
     @contextmanager
     def collecting(self, key: str) -> Iterator[None]:
@@ -153,9 +129,9 @@ class _Search:
         """TensorFlow Serving's layout: nothing but version folders counts (tfs 6.1)."""
         if not model.base_path.is_dir():
             raise ModelLoadError(f"Could not find base path {model.base_path} for servable {model.name}")
-        versions = self._version_folders(model.base_path, model.name, NO_CONFIG)
+        versions = self._version_folders(model.base_path, model.name, NO_CONFIG, model.name)
         self.found.models[model.name] = versions
-        self._warn_of_missing(model.name, model.policy, versions)
+        self._warn_of_missing(model.name, model.name, model.base_path, model.policy, versions)
         if not model.policy.wanted({files.version for files in versions}):
             raise NothingFound(
                 f"No versions of servable {model.name} found under base path {model.base_path}, "
@@ -165,6 +141,8 @@ class _Search:
     def find(self) -> None:
         """A model's file, a model's folder, or a repository."""
         path = self.root
+        if self._find_configured_version():
+            return
         if path.is_file():
             files = _model_file(path)
             if files.folder is not None and not self.allow_symlinks:
@@ -179,6 +157,23 @@ class _Search:
         else:
             self._find_in_repository()
 
+    def _find_configured_version(self) -> bool:
+        """Whether the root is the folder or the file of a version that a configuration counts for; it is added."""
+        path = self.root
+        for folder in path.parents if path.is_file() else [path]:
+            model, number = folder.parent, version_of(folder.name)
+            if number is None or folder.name.startswith("0") or not (model / CONFIG_FILE).is_file():
+                continue
+            search = replace(self, root=model)
+            config = search._config(model)
+            if model.name not in self.found.models:  # Whoever names a version wants it.
+                del self.found.policies[model.name]
+            files = search._files(folder, model.name, number, config)
+            if files is not None and path in (folder, files.file):
+                search._add(model, model.name, [files])
+                return True
+        return False
+
     def _find_in_repository(self) -> None:
         empty = True
         for folder in sorted(self.root.iterdir()):
@@ -187,11 +182,16 @@ class _Search:
             with self.found.collecting(str(folder)):
                 if not folder.is_dir():
                     continue
+                if not NAME.fullmatch(folder.name):
+                    # Not looked into: what a file system keeps for itself may not be read.
+                    text = f"{folder} is left out: {folder.name!r} cannot be a model's name; {NAME_RULE}"
+                    self.found.warn(str(folder), text)
+                    continue
                 if versions := self._model_versions(folder):
                     self._add(folder, folder.name, versions)
                 else:
                     text = f"{folder} is left out: no model in it, expected {_EXPECTED}"
-                    self.found.warnings.append(text)
+                    self.found.warn(str(folder), text)
                     continue
             empty = False
         if empty:
@@ -206,15 +206,25 @@ class _Search:
                 f"model '{name}' appears in two or more repositories: {models[name][0].file} and "
                 f"{versions[0].file}"
             )
+        policy = self.found.policies.get(name, ALL)
+        there = [files.version for files in versions]
+        if not policy.wanted(there):
+            raise ModelLoadError(
+                f"{versions[0].config.source}: version_policy.specific: expected one of the versions "
+                f"{listed(there)} in {path}, got {listed(policy.missing(there))}",
+                Code.INVALID_ARGUMENT,
+            )
         models[name] = versions
         if path != versions[0].file:
             self.found.folders[name] = path
-        self._warn_of_missing(name, self.found.policies.get(name, ALL), versions)
+        self._warn_of_missing(str(path), name, path, policy, versions)
 
-    def _warn_of_missing(self, name: str, policy: VersionPolicy, versions: list[ModelFiles]) -> None:
-        self.found.warnings.extend(
-            f"{name} version {number} is wanted, but not found in {self.root}"
-            for number in policy.missing({files.version for files in versions})
+    def _warn_of_missing(
+        self, key: str, name: str, folder: Path, policy: VersionPolicy, versions: list[ModelFiles]
+    ) -> None:
+        missing = policy.missing({files.version for files in versions})
+        self.found.warn(
+            key, *(f"{name} version {number} is wanted, but not found in {folder}" for number in missing)
         )
 
     # --- one model's folder ---
@@ -225,7 +235,7 @@ class _Search:
         Raises `ModelLoadError` when there are both, and for a configuration that is wrong.
         """
         config = self._config(folder)
-        versions = self._version_folders(folder, folder.name, config)
+        versions = self._version_folders(folder, folder.name, config, str(folder))
         if config is not NO_CONFIG and versions:
             return versions
         if files := self._files(folder, folder.name, 1, config):
@@ -233,22 +243,23 @@ class _Search:
                 raise ModelLoadError(f"{folder}: expected {files.file.name} or version folders, found both")
             return [files]
         if config is not NO_CONFIG:
-            expected = ", ".join(_candidates(config))
+            expected = listed(candidates(config))
             raise NothingFound(f"{folder}: {CONFIG_FILE}, but no version of the model; expected 1/{{{expected}}}")
         return versions
 
     def _config(self, folder: Path) -> ModelConfig:
         self._check(folder)
+        warnings = self.found.warnings.setdefault(str(folder), [])
         override = self.overrides.get(folder.name)
         if override is None:
             file = folder / CONFIG_FILE
             self._check(file)
             if file.exists() and not file.is_file():  # Reading a pipe may take for ever.
                 raise ModelLoadError(f"{file}: expected a file")
-            config = read_config(folder, self.found.warnings)
+            config = read_config(folder, warnings)
         else:
             source = f"the configuration of model '{folder.name}'"
-            config = config_of(override, folder, source, self.found.warnings)
+            config = config_of(override, folder, source, warnings)
         for file in named_files(config):
             self._check(file)
         if config is NO_CONFIG:
@@ -260,25 +271,29 @@ class _Search:
         if not self.allow_symlinks:
             check_links(path, self.root)
 
-    def _version_folders(self, folder: Path, name: str, config: ModelConfig) -> list[ModelFiles]:
+    def _version_folders(self, folder: Path, name: str, config: ModelConfig, key: str) -> list[ModelFiles]:
         versions: dict[int, ModelFiles] = {}
+        left_out: list[str] = []
         # The plain spelling of a number first.
         for entry in sorted(folder.iterdir(), key=lambda entry: (len(entry.name), entry.name)):
             # Triton passes over zeros in front, and so over version 0; the others do not (spec 5.7, tfs 6.1).
             passed_over = config is not NO_CONFIG and entry.name.startswith("0")
             number = None if passed_over else version_of(entry.name)
-            files = None if number is None else self._files(entry, name, number, config)
-            if number is None or files is None:
+            if number is None or entry.is_file():
                 continue
-            if number in versions:
-                text = f"{entry} is left out: {versions[number].file.parent} is version {number}, too"
-                self.found.warnings.append(text)
+            if (files := self._files(entry, name, number, config)) is None:
+                expected = listed(candidates(config))
+                left_out.append(f"{entry} is left out: no model in it, expected {{{expected}}}")
+            elif number in versions:
+                left_out.append(f"{entry} is left out: {versions[number].file.parent} is version {number}, too")
             else:
                 versions[number] = files
+        if versions:  # Else these may be models, or parts of one.
+            self.found.warn(key, *left_out)
         return [versions[number] for number in sorted(versions)]
 
     def _files(self, folder: Path, name: str, version: int, config: ModelConfig) -> ModelFiles | None:
-        for file_name, usual_backend in _candidates(config).items():
+        for file_name, usual_backend in candidates(config).items():
             file = folder / file_name
             if not file.is_file():
                 continue
@@ -286,11 +301,11 @@ class _Search:
                 for path in (folder, file):
                     check_links(path, self.root)
                 check_links_below(folder, self.root)
-            backend = config.backend or usual_backend or _backend_by_name(file)
+            backend = config.backend or usual_backend or backend_by_name(file)
             if not backend:
                 raise ModelLoadError(
                     f"{config.source}: backend: expected the one for {config.file_name!r}, got none; there are "
-                    f"{', '.join(dict.fromkeys(BACKEND_OF_FILE.values()))}"
+                    f"{listed(dict.fromkeys(BACKEND_OF_FILE.values()))}"
                 )
             return ModelFiles(name, version, backend, file, folder=folder, config=config)
         return None
@@ -303,36 +318,10 @@ def named_files(config: ModelConfig) -> list[Path]:
     return [file for file in files if file is not None]
 
 
-def _candidates(config: ModelConfig) -> dict[str, str]:
-    """The files that make a folder a version, the first of them deciding, and the backend of each; "" for any."""
-    candidates = BACKEND_OF_FILE | BACKEND_OF_FOLDER
-    if name := config.file_name:
-        candidates = {name: ""} | {f"{name}/{file}": backend for file, backend in FILE_IN_FOLDER.items()}
-    return {
-        file: kind for file, kind in candidates.items() if "" in (kind, config.backend) or kind == config.backend
-    }
-
-
-def _backend_by_name(file: Path) -> str:
-    """The backend for a file of any name; "" where the name does not say."""
-    return BACKEND_OF_FILE.get(file.name) or BACKEND_OF_SUFFIX.get(file.suffix, "")
-
-
-def _backend_of(file: Path) -> str:
-    """The backend for a file of any name. Raises `ModelLoadError`."""
-    backend = _backend_by_name(file)
-    if not backend:
-        raise ModelLoadError(
-            f"{file}: expected a folder, one of {', '.join(BACKEND_OF_FILE)}, or NAME with one of "
-            f"{', '.join(BACKEND_OF_SUFFIX)}"
-        )
-    return backend
-
-
 def _model_file(path: Path) -> ModelFiles:
     """A model given by its file; one of a usual name is called as its folder."""
     if path.name not in BACKEND_OF_FILE:
-        return ModelFiles(path.stem, 1, _backend_of(path), path, alone=True)
+        return ModelFiles(path.stem, 1, backend_of(path), path, alone=True)
     folder, version = path.parent, version_of(path.parent.name)
     if version is not None:
         folder = folder.parent

@@ -10,7 +10,6 @@ away is no reason to stop serving, and no reason to forget the other models.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ from triglot.repository.settings import ModelSettings
 from triglot.repository.sights import Sights
 from triglot.repository.source import Found, ModelFiles, NothingFound, Overrides, Root, find_models
 
-log = logging.getLogger(__name__)
-
 Wanted = Mapping[str, Mapping[int, ModelFiles]]
 """The files of each wanted version of each wanted model."""
 AtOnce = Callable[[str], bool]
@@ -35,10 +32,14 @@ AtOnce = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is wanted now; what is wrong, by the model's name or the path; whether something is being written."""
+    """What is wanted now; what is wrong and what is odd, by the model's name or the path.
+
+    `unsettled`: something is being written.
+    """
 
     wanted: Wanted
     problems: Mapping[str, ModelLoadError]
+    warnings: Mapping[str, Sequence[str]]
     unsettled: bool
 
 
@@ -70,7 +71,6 @@ class Watch:
     def __init__(self, settle_seconds: float, *, allow_symlinks: bool = False) -> None:
         self._sights = Sights(settle_seconds)
         self._allow_symlinks = allow_symlinks
-        self._said: set[str] = set()
         self._policies: dict[str, VersionPolicy] = {}
         self._looking = threading.Lock()
 
@@ -90,8 +90,7 @@ class Watch:
         """Look at the roots.
 
         `held`: what was wanted so far. `loaded`: the versions that serve or load. `busy`: the models of which one
-        may be loading. A warning is logged once, and again when it comes back; so is a problem, except of what is
-        taken at once.
+        may be loading.
         """
         found = find_models(roots, overrides, allow_symlinks=self._allow_symlinks)
         with self._looking:  # Who asked for a look may have left, and the look goes on.
@@ -128,15 +127,15 @@ class Watch:
             for key, problem in found.problems.items():
                 if not isinstance(problem, NothingFound):
                     wanted |= _kept(key, held, wanted)
-            self._warn(found, at_once)
-            return Look(wanted, found.problems, unsettled)
+            return Look(wanted, found.problems, found.warnings, unsettled)
 
     def _chosen(self, model: _Model) -> tuple[Mapping[int, ModelFiles], bool]:
         """The wanted versions of a model, and whether everything that may be wanted has settled."""
         there = {files.version: files for files in model.versions}
+        held = {number: files for number, files in model.held.items() if number in there}
         if not self._has_settled(model):
             self._sights.note(model.versions)
-            return {number: files for number, files in model.held.items() if number in there}, False
+            return held, False
         at_once = model.at_once or (model.folder is not None and not model.held)
         unsettled = False
 
@@ -154,6 +153,8 @@ class Watch:
         chosen = _choose(there, model.settings_policy or model.policy, whole)
         # These may be wanted next, and have settled then.
         self._sights.note(there.values())
+        if unsettled and model.settings_policy is None:
+            chosen = chosen or held  # What is to take their place is not whole.
         return chosen, not unsettled
 
     def _has_settled(self, model: _Model) -> bool:
@@ -167,14 +168,6 @@ class Watch:
         settled = self._sights.settled(name, "configuration", value)
         same = self._policies.get(name) == model.policy
         return settled or (same and all(files.config == config for files in model.held.values()))
-
-    def _warn(self, found: Found, at_once: AtOnce) -> None:
-        problems = {key: str(problem) for key, problem in found.problems.items()}
-        texts = [*found.warnings, *(text for key, text in problems.items() if not at_once(key))]
-        for text in texts:
-            if text not in self._said:
-                log.warning("%s", text)
-        self._said = {*found.warnings, *problems.values()}
 
 
 def _choose(

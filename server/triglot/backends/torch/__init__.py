@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from triglot.backends.torch.script import read_script
 from triglot.core.errors import ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import Device, ModelConfig
+
+log = logging.getLogger(__name__)
 
 
 def load(file: Path, config: ModelConfig) -> Model:
@@ -27,6 +30,8 @@ def load(file: Path, config: ModelConfig) -> Model:
     programs: dict[Device, Program] = {
         device: read(file, _torch_device(device)) for device in dict.fromkeys(devices)
     }
+    for key in config.parameters:
+        log.warning("%s: parameters: %s is ignored; the torch backend has none", config.source or file, key)
     return TorchModel(file, config, [programs[device] for device in devices])
 
 

@@ -13,7 +13,7 @@ import torch
 from triglot.backends.placement import Placement
 from triglot.backends.torch.names import ProgramTensor, assign, missing, output_name, positional
 from triglot.backends.torch.tensors import EXPECTED, KNOWN, array_of, tensor_of
-from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
+from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig, TensorConfig
 from triglot.core.tensor import Array
@@ -78,7 +78,7 @@ class TorchModel(Model):
             self._renames = _Renames(config.outputs, program.outputs)
             self._declare(config, program)
         except ValueError as error:
-            raise ModelLoadError(f"{config.source or file}: {error}") from None
+            raise ModelLoadError(f"{config.source or file}: {error}", Code.INVALID_ARGUMENT) from None
 
     def _declare(self, config: ModelConfig, program: Program) -> None:
         inputs, outputs = _specs(program.inputs), _specs(program.outputs)
@@ -108,8 +108,10 @@ class TorchModel(Model):
             except RefusedInputs as error:
                 raise InvalidArgument(str(error)) from None
             except Exception as error:  # Programs raise what they like.
-                log.warning("%s: %s", self._file, error)
-                raise Internal(f"PyTorch execute failure: {_reason(error)}") from None
+                reason = _reason(error)
+                log.warning("%s: PyTorch execute failure: %s", self._file, reason)
+                log.debug("%s: all that PyTorch says of it: %s", self._file, error)
+                raise Internal(f"PyTorch execute failure: {reason}") from None
             return self._arrays(program, outputs)
 
     def _arrays(self, program: Program, outputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:

@@ -121,9 +121,12 @@ def _encode_index(reply: pb.RepositoryIndexResponse, _: Any) -> HttpResponse:
 
 
 def _decode_change(request_class: Any, http: HttpRequest) -> Any:
-    """Raises `InvalidArgument` for parameters that are no texts and no truth values."""
+    """Raises `InvalidArgument` for other keys than `parameters`, and for these unless texts and truth values."""
     request = request_class(repository_name=http.path.get("repository", ""), model_name=http.path["model"])
-    parameters = read_body(bytes(http.body) or b"{}", "", lambda body: body.get("parameters", {}))
+    fields = read_body(bytes(http.body) or b"{}", "", dict)
+    parameters = fields.pop("parameters", {})
+    for key in fields:
+        raise InvalidArgument(f"unexpected key '{key}', expected 'parameters'")
     if not isinstance(parameters, dict):
         raise InvalidArgument(f"'parameters' must be an object, got {type_name(parameters)}")
     for key, value in parameters.items():

@@ -99,7 +99,10 @@ class KServe:
         return InferStream(self._dataplane, call, self._streamed, end_on_error=end_on_error).run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, _: Call) -> pb.RepositoryIndexResponse:
-        """Every version of every wanted model with its state, and what could be loaded (spec 3.9)."""
+        """Every version of every wanted model with its state, and what could be loaded (spec 3.9).
+
+        A wanted model without a version has no version here, either, and a reason.
+        """
         _refuse_repository(request.repository_name)
         response = pb.RepositoryIndexResponse()
         for entry in self._dataplane.versions():
@@ -108,6 +111,8 @@ class KServe:
                 response.models.add(
                     name=files.name, version=str(files.version), state=entry.state.value, reason=entry.reason
                 )
+        for name, problem in {} if request.ready else self._dataplane.broken().items():
+            response.models.add(name=name, state="UNAVAILABLE", reason=problem.message)
         for name in [] if request.ready else await self._dataplane.never_loaded():
             response.models.add(name=name)
         return response

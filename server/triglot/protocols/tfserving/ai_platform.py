@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -50,10 +52,8 @@ class UnknownResource(NotFound):
 
 @dataclass(frozen=True, slots=True)
 class PredictCall:
-    """A request for a version: tensors of one of its signatures, or JSON for a model that speaks it."""
+    """A request as its version reads it: tensors of one of its signatures, or JSON for a model that speaks it."""
 
-    model_name: str
-    version: int
     inputs: list[InputTensor]
     signature_name: str = ""
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
@@ -62,23 +62,44 @@ class PredictCall:
     """Whether each prediction is an object by output name, even of one output."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was decoded for a version; `find` and `decode` are for the version that runs it."""
+
+    find: Callable[[], Servable]
+    decode: Callable[[Servable], PredictCall]
+    servable: Servable
+    decoded: PredictCall
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a version gave for a request, as it understood it."""
+
+    request: PredictCall
+    response: InferenceResponse
+
+
 class AIPlatform:
     """Takes requests apart and runs them."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 
-    def decode_project(self, http: HttpRequest) -> PredictCall:
+    def decode_project(self, http: HttpRequest) -> Asked:
         """A call of a project's model. Raises `UnknownResource` and `InvalidArgument`."""
-        servable = self._find(http.path["model"], http.path.get("version", ""))
-        return self._decode(servable, bytes(http.body), of_vertex=False)
+        find = partial(self._find, http.path["model"], http.path.get("version", ""))
+        return _asked(find, partial(_decode, bytes(http.body), of_vertex=False))
 
-    def decode_vertex(self, http: HttpRequest) -> PredictCall:
+    def decode_vertex(self, http: HttpRequest) -> Asked:
         """A call of the one model that is served. Raises `Unavailable` and `InvalidArgument`."""
+        return _asked(self._find_only, partial(_decode, bytes(http.body), of_vertex=True))
+
+    def _find_only(self) -> Servable:
         names = self._dataplane.model_names()
         if len(names) != 1:
             raise Unavailable(f"the prediction route needs one model to be served, there are {len(names)}")
-        return self._decode(self._dataplane.servable(names[0]), bytes(http.body), of_vertex=True)
+        return self._dataplane.servable(names[0])
 
     def _find(self, name: str, version: str) -> Servable:
         """A version's name is a label, or else its number."""
@@ -93,47 +114,21 @@ class AIPlatform:
         except (ModelNotFound, InvalidArgument, Unavailable):
             raise UnknownResource(f"The model resource '{resource}' was not found, or is not ready.") from None
 
-    def _decode(self, servable: Servable, body: bytes, *, of_vertex: bool) -> PredictCall:
-        if servable.model.speaks_json:
-            return _json_call(servable, read_object(body), of_vertex=of_vertex)
-        chosen: list[str] = []
-
-        def signature_of(name: str) -> Signature:
-            chosen.append(name or servable.default_signature)
-            if chosen[-1] not in servable.signatures:
-                raise InvalidArgument(f"No signature found for signature key {name}.")
-            return servable.signatures[chosen[-1]]
-
-        try:
-            decoded = decode_predict(body, signature_of)
-            if not decoded.row:
-                raise InvalidArgument(f"expected '{INSTANCES}', got 'inputs'")
-        except InvalidArgument as error:
-            if chosen and chosen[-1] in servable.signatures:
-                _explain(body, servable.signatures[chosen[-1]])
-            raise error from None
-        return PredictCall(
-            servable.name,
-            servable.version,
-            decoded.inputs,
-            chosen[-1],
-            _parameters(body, of_vertex=of_vertex) if servable.model.takes_parameters else {},
-            named=not of_vertex and servable.platform not in BARE_PLATFORMS,
-        )
-
-    async def predict(self, request: PredictCall, call: Call) -> InferenceResponse:
+    async def predict(self, asked: Asked, call: Call) -> Predicted:
         """Raises `ServingError`."""
-        return await self._dataplane.infer(
-            InferenceRequest(
-                request.model_name,
-                str(request.version),
+        with asked.find() as servable:
+            request = asked.decoded
+            if servable is not asked.servable:
+                # Another version takes the calls since the body was decoded.
+                request = await asyncio.to_thread(asked.decode, servable)
+            inference = InferenceRequest(
+                servable.name,
                 inputs=request.inputs,
                 parameters=request.parameters,
                 signature_name=request.signature_name,
                 lenient_shapes=True,
-            ),
-            call,
-        )
+            )
+            return Predicted(request, await self._dataplane.infer_on(servable, inference, call))
 
     async def require_ready(self, _: HttpRequest, __: Call) -> None:
         """Raises `Unavailable`."""
@@ -141,11 +136,43 @@ class AIPlatform:
             raise Unavailable("the server is not ready")
 
 
+def _asked(find: Callable[[], Servable], decode: Callable[[Servable], PredictCall]) -> Asked:
+    servable = find()
+    return Asked(find, decode, servable, decode(servable))
+
+
+def _decode(body: bytes, servable: Servable, *, of_vertex: bool) -> PredictCall:
+    if servable.model.speaks_json:
+        return _json_call(servable, read_object(body), of_vertex=of_vertex)
+    chosen: list[str] = []
+
+    def signature_of(name: str) -> Signature:
+        chosen.append(name or servable.default_signature)
+        if chosen[-1] not in servable.signatures:
+            raise InvalidArgument(f"No signature found for signature key {name}.")
+        return servable.signatures[chosen[-1]]
+
+    try:
+        decoded = decode_predict(body, signature_of)
+        if not decoded.row:
+            raise InvalidArgument(f"expected '{INSTANCES}', got 'inputs'")
+    except InvalidArgument as error:
+        if chosen and chosen[-1] in servable.signatures:
+            _explain(body, servable.signatures[chosen[-1]])
+        raise error from None
+    return PredictCall(
+        decoded.inputs,
+        chosen[-1],
+        _parameters(body, of_vertex=of_vertex) if servable.model.takes_parameters else {},
+        named=not of_vertex and servable.platform not in BARE_PLATFORMS,
+    )
+
+
 def _json_call(servable: Servable, values: dict[str, Any], *, of_vertex: bool) -> PredictCall:
     instances, keywords = split_keywords(values)
     if of_vertex:
         keywords = _object(keywords.get(PARAMETERS))
-    return PredictCall(servable.name, servable.version, json_inputs(instances, keywords), speaks_json=True)
+    return PredictCall(json_inputs(instances, keywords), speaks_json=True)
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -215,7 +242,7 @@ def vertex_routes(platform: AIPlatform, predict_route: str, health_route: str) -
 
 def _route(
     path: str,
-    decode: Callable[[HttpRequest], PredictCall],
+    decode: Callable[[HttpRequest], Asked],
     platform: AIPlatform,
     encode_error: Callable[[ServingError], HttpResponse],
     name: str = "",
@@ -227,17 +254,17 @@ def _route(
         decode,
         platform.predict,
         _encode,
-        answer_size=text_size,
+        answer_size=lambda predicted: text_size(predicted.response),
         body_limit=no_limit,
         encode_error=encode_error,
         name=name,
     )
 
 
-def _encode(response: InferenceResponse, request: PredictCall) -> HttpResponse:
-    if request.speaks_json:
-        return HttpResponse(encode_json(response))
-    return HttpResponse(encode_predict(response.outputs, row=True, named=request.named))
+def _encode(predicted: Predicted, _: Any) -> HttpResponse:
+    if predicted.request.speaks_json:
+        return HttpResponse(encode_json(predicted.response))
+    return HttpResponse(encode_predict(predicted.response.outputs, row=True, named=predicted.request.named))
 
 
 def _encode_health(_: Any, __: Any) -> HttpResponse:

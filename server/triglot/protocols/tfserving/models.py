@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from triglot.core.errors import InvalidArgument, ModelNotFound, NotFound
+from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, NotFound
 from triglot.core.types import Call
 from triglot.dataplane import DataPlane
 from triglot.pb.tfserving import management_pb2, metadata_pb2
@@ -13,6 +14,8 @@ from triglot.protocols.tfserving.lookup import find_servable, require_spec
 from triglot.protocols.tfserving.model_config import model_settings
 from triglot.protocols.tfserving.signature_def import signature_def_map
 from triglot.repository.plan import State
+
+log = logging.getLogger(__name__)
 
 SIGNATURE_DEF = "signature_def"
 _STATES = {
@@ -51,12 +54,17 @@ class Models:
     async def status(
         self, request: management_pb2.GetModelStatusRequest, _: Call
     ) -> management_pb2.GetModelStatusResponse:
-        """Every version that is remembered, highest first; only a version narrows it (tfs 3.6)."""
+        """Every version that is remembered, highest first; only a version narrows it (tfs 3.6).
+
+        A model without any is NOT_FOUND, with what is wrong with it.
+        """
         spec = require_spec(decode_spec(request))
         try:
             versions = self._dataplane.statuses(spec.name)
         except ModelNotFound:
-            raise NotFound(f"Could not find any versions of model {spec.name}") from None
+            problem = self._dataplane.broken().get(spec.name)
+            why = "" if problem is None else f": {problem.message}"
+            raise NotFound(f"Could not find any versions of model {spec.name}{why}") from None
         if spec.version is not None:
             versions = [version for version in versions if version.files.version == spec.version]
             if not versions:
@@ -66,18 +74,22 @@ class Models:
             status = response.model_version_status.add(
                 version=version.files.version, state=_STATES[version.state], status={}
             )
-            if version.error is not None:
+            if (failure := version.failure) is not None:
                 # The numbers of both enumerations are gRPC's.
-                code: Any = version.error.code
+                code: Any = failure.code
                 status.status.error_code = code
-                status.status.error_message = version.error.message
+                status.status.error_message = failure.message
         return response
 
     async def reload(
         self, request: management_pb2.ReloadConfigRequest, _: Call
     ) -> management_pb2.ReloadConfigResponse:
         """Replaces the whole list of models, or raises and changes nothing (tfs 3.7)."""
-        await self._dataplane.reload(model_settings(request.config, self._dataplane.platforms()))
+        try:
+            await self._dataplane.reload(model_settings(request.config, self._dataplane.platforms()))
+        except (InvalidArgument, FailedPrecondition) as error:
+            log.warning("a request to replace the list of models was refused: %s", error.message)
+            raise
         response = management_pb2.ReloadConfigResponse(status={})
         for name in request.metric_names:
             response.metric.add(name=name, int64_value_increase=0)

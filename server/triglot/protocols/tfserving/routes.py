@@ -6,6 +6,7 @@ does. A request becomes a `RestCall`: what to run, and how its answer is printed
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from triglot.protocols import DamagedBody, InflatedTooLarge, Operation, Route
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest
 from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
+from triglot.protocols.tfserving.json_tensors import PredictBody
 from triglot.protocols.tfserving.lookup import find_servable
 from triglot.protocols.tfserving.models import SIGNATURE_DEF, Models
 from triglot.protocols.tfserving.rest_examples import decode_examples, encode_classifications, encode_regressions
@@ -120,10 +122,26 @@ class RestApi:
         if self._speaks_json(spec):
             request = PredictRequest(spec, json_inputs(*split_keywords(read_object(body))))
             return RestCall(partial(self._predictions.predict, request), _encode_json)
-        decoded = decode_predict(body, partial(self._signature, spec))
-        spec = replace(spec, signature_name=decoded.signature_name)
-        request = PredictRequest(spec, decoded.inputs)
-        return RestCall(partial(self._predictions.predict, request), partial(_encode_prediction, decoded.row))
+        asked: list[Signature] = []
+
+        def signature_of(name: str) -> Signature:
+            asked.append(self._signature(spec, name))
+            return asked[-1]
+
+        decoded = decode_predict(body, signature_of)
+        run = partial(self._run_predict, spec, body, decoded, asked[-1])
+        return RestCall(run, partial(_encode_prediction, decoded.row))
+
+    async def _run_predict(
+        self, spec: ModelSpec, body: bytes, decoded: PredictBody, signature: Signature, call: Call
+    ) -> Prediction:
+        with find_servable(self._dataplane, spec, call) as servable:
+            current = servable.signatures.get(decoded.signature_name or DEFAULT_SIGNATURE)
+            if current is not None and _takes_other(current, signature):
+                # Another version takes the calls since the body was decoded.
+                decoded = await asyncio.to_thread(decode_predict, body, lambda _: current)
+            spec = replace(spec, signature_name=decoded.signature_name)
+            return await self._predictions.predict_on(servable, PredictRequest(spec, decoded.inputs), call)
 
     def _speaks_json(self, spec: ModelSpec) -> bool:
         try:
@@ -149,6 +167,11 @@ class RestApi:
     def _examples(self, spec: ModelSpec, body: bytes) -> ExamplesRequest:
         decoded = decode_examples(body)
         return ExamplesRequest(replace(spec, signature_name=decoded.signature_name), decoded.examples)
+
+
+def _takes_other(signature: Signature, than: Signature) -> bool:
+    """Whether it takes other inputs."""
+    return (signature.any_tensors, *signature.inputs) != (than.any_tensors, *than.inputs)
 
 
 def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:

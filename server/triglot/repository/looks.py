@@ -1,0 +1,126 @@
+"""A reconciler that looks at the disk: what it finds there, what of that is wanted, and what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from triglot.core.errors import ModelLoadError, ServingError
+from triglot.repository.loader import Load, Warm
+from triglot.repository.plan import State
+from triglot.repository.problems import broken_names, by_name, why_not, wrong_models
+from triglot.repository.reconciler import Reconciler
+from triglot.repository.settings import ModelSettings
+from triglot.repository.source import ModelFiles, Overrides, Root
+from triglot.repository.thread import in_thread
+from triglot.repository.told import Told
+from triglot.repository.watch import AtOnce, Look, Wanted, Watch
+
+NO_OVERRIDES: Overrides = MappingProxyType({})
+EVERY_MODEL = "*"
+
+
+class Looks(Reconciler):
+    """Looks at the `roots`; `Manager` says when.
+
+    `settle_seconds`, `allow_symlinks`: see `Watch`. `more_looks`: it looks again and again. `explicit`: see
+    `Manager`. `options` are those of `Reconciler`.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Root],
+        load: Load,
+        warm: Warm | None,
+        *,
+        settle_seconds: float,
+        more_looks: bool,
+        explicit: Collection[str] | None,
+        allow_symlinks: bool,
+        **options: Any,
+    ) -> None:
+        super().__init__(load, warm, may_be_empty=explicit is not None, **options)
+        self._roots = tuple(roots)
+        self._more_looks = more_looks
+        self._explicit = explicit
+        self._settle_seconds = settle_seconds
+        self._watch = Watch(settle_seconds, allow_symlinks=allow_symlinks)
+        self._told = Told()
+        self._problems: dict[str, ServingError | None] = {}
+        self._looking = asyncio.Lock()
+
+    @property
+    def _more_may_come(self) -> bool:
+        return self._explicit is not None or self._more_looks
+
+    def _at_first(self, name: str) -> bool:
+        """Whether the model of this name is loaded at the start."""
+        return self._explicit is None or EVERY_MODEL in self._explicit or name in self._explicit
+
+    def _at_start(self, look: Look) -> tuple[Wanted, list[ModelLoadError]]:
+        """What is wanted at the start, and what is wrong with models of it."""
+        if self._explicit is None or EVERY_MODEL in self._explicit:
+            problems = wrong_models(look, self._roots, may_be_empty=self._more_may_come)
+            return self._wanted_of(look), problems
+        why = {name: why_not(name, look, self._roots) for name in self._explicit}
+        wanted = {name: look.wanted[name] for name, text in why.items() if not text}
+        return wanted, [ModelLoadError(text) for text in why.values() if text]
+
+    def _wanted_of(self, look: Look) -> Wanted:
+        """All that was found. A model that cannot be understood is known, and has no version."""
+        broken = [] if self._explicit is not None else broken_names(look.problems, look.wanted, self._roots)
+        return dict(look.wanted) | {name: {} for name in broken}
+
+    def first_version(self, name: str) -> str:
+        """The version of this model that its configuration names first; "" where none lists them one by one."""
+        listed = (str(root.version) for root in self._roots if isinstance(root, ModelFiles) and root.name == name)
+        return next(listed, "")
+
+    def platforms(self) -> dict[str, str]:
+        """What the configuration calls the kind of each model that it names."""
+        return {root.name: root.platform for root in self._roots if isinstance(root, ModelSettings)}
+
+    def _note(self, look: Look, asked: AtOnce = lambda _: True) -> None:
+        """Have what is wrong with the models readable, or with those that are `asked` for."""
+        found = by_name(look.problems, self._wanted, self._roots)
+        errors = {name: ServingError(str(problem), code=problem.code) for name, problem in found.items()}
+        for name in filter(asked, self._versions):
+            self._problems[name] = errors.get(name)
+            wanted = self._wanted.get(name, {})
+            for number, version in self._versions[name].items():
+                version.problem = errors.get(name) if number in wanted else None
+
+    def broken(self) -> dict[str, ServingError]:
+        """What is wrong with those wanted models of which there is no version at all."""
+        without = set(self._wanted).difference(version.files.name for version in self.versions())
+        problems = {name: self._problems.get(name) for name in sorted(without)}
+        return {name: problem for name, problem in problems.items() if problem is not None}
+
+    async def _look(
+        self,
+        roots: Sequence[Root],
+        at_once: AtOnce,
+        held: Wanted | None = None,
+        overrides: Overrides = NO_OVERRIDES,
+    ) -> Look:
+        """`held`: what stays wanted where it cannot be read; without it, all that is wanted now."""
+        held = self._wanted if held is None else held
+        loaded = [
+            version.files
+            for versions in self._versions.values()
+            for version in versions.values()
+            if version.state in (State.LOADING, State.READY)
+        ]
+        busy = set(self._workers)
+        return await in_thread(partial(self._watch.look, roots, held, loaded, at_once, overrides, busy))
+
+    async def never_loaded(self) -> list[str]:
+        """The models that could be loaded, and never were; none unless models are controlled explicitly."""
+        if self._explicit is None:
+            return []
+        found = await in_thread(partial(self._watch.find, self._roots))
+        names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
+        return [name for name in names if name not in self._wanted]

@@ -1,0 +1,72 @@
+"""What is told of a list of models that is replaced: what comes and goes, and why."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scripted_loads import Loads, managing, put, reload_error, settings
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines since the last time."""
+    lines = [f"{record.levelname[0]} {record.getMessage()}" for record in caplog.records]
+    caplog.clear()
+    return [line.partition(", expected")[0] for line in lines]
+
+
+async def test_a_list_that_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "triglot.repository.manager")
+    a, b, c = (tmp_path / name for name in "abc")
+    for folder in (a, b, c):
+        put(folder / "1")
+    async with managing(settings(a), settings(b), load=Loads(), poll_interval=3600.0) as manager:
+        await manager.reload([settings(a), settings(b)])
+        assert told(caplog) == []
+        await manager.reload([settings(c), settings(a, stable=1)])
+        assert told(caplog) == ["I the list of models is replaced: new: c; gone: b; changed: a"]
+        await manager.reload([])
+        assert told(caplog) == ["I the list of models is replaced: gone: a, c"]
+
+
+async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A list that is applied again and again, as `--model_config_file_poll_wait_seconds` does."""
+    caplog.set_level(logging.INFO, "triglot.repository.manager")
+    for name in ("a", "b"):
+        put(tmp_path / name / "1")
+    (tmp_path / "empty").mkdir()
+    a, b = (settings(tmp_path / name) for name in ("a", "b"))
+    async with managing(a, b, load=Loads(), poll_interval=3600.0) as manager:
+        models = [replace(a, base_path=tmp_path / "nowhere"), replace(b, base_path=tmp_path / "empty")]
+        for _ in range(3):
+            await manager.reload(models)
+        nowhere = f"Could not find base path {tmp_path / 'nowhere'} for servable a"
+        assert told(caplog) == [
+            "I the list of models is replaced: changed: a, b",
+            f"E {nowhere}",
+            f"W No versions of servable b found under base path {tmp_path / 'empty'}",
+        ]
+        assert manager.version("a", "1").reason == nowhere
+        assert manager.is_ready("a")
+        assert not manager.is_ready("b")
+        new = settings(tmp_path / "new")
+        assert nowhere not in str(await reload_error(manager, *models, new))
+        await manager.reload([*models, new])
+        why = f"Could not find base path {tmp_path / 'new'} for servable new"
+        assert told(caplog) == ["I the list of models is replaced: new: new", f"E {why}"]
+        assert manager.broken()["new"].message == why
+
+
+async def test_a_folder_that_is_emptied_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is found by looking is told when it is found twice."""
+    put(tmp_path / "m" / "1")
+    async with managing(settings(tmp_path / "m"), load=Loads()) as manager:
+        shutil.rmtree(tmp_path / "m" / "1")
+        await manager.refresh()
+        assert told(caplog) == []
+        for _ in range(3):
+            await manager.refresh()
+        assert told(caplog) == [f"W No versions of servable m found under base path {tmp_path / 'm'}"]

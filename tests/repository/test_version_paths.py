@@ -1,0 +1,56 @@
+"""A path that is one version of a model with a config.pbtxt, or its file (spec 5.7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from looking import Looking, put
+
+from triglot.repository.source import find_models
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        ("", "1/model.onnx"),
+        ("", "1/model.savedmodel/saved_model.pb"),
+        ('default_model_filename: "resnet.onnx"', "1/resnet.onnx"),
+        ('default_model_filename: "deep/er/model.onnx"', "1/deep/er/model.onnx"),
+    ],
+)
+def test_the_path_of_a_version_is_one_of_its_model(tmp_path: Path, config: str, path: str) -> None:
+    """Whatever the policy; its configuration counts."""
+    file = put(tmp_path / "m" / path)
+    put(tmp_path / "m" / "2" / "model.onnx")
+    put(
+        tmp_path / "m" / "config.pbtxt",
+        f"{config} max_batch_size: 4 version_policy {{ specific {{ versions: 2 }} }}",
+    )
+    for root in (file, tmp_path / "m" / "1"):
+        there = find_models([root])
+        assert not there.problems
+        assert [(one.version, one.file) for one in there.models["m"]] == [(1, file)]
+        assert there.models["m"][0].config.max_batch_size == 4
+        assert there.folders == {"m": tmp_path / "m"}
+        assert Looking(root).versions() == {"m": [1]}
+    put(tmp_path / "m" / "config.pbtxt", "max_batch_size: -1")
+    assert "max_batch_size: expected" in str(find_models([file]).problems[str(file)])
+
+
+def test_a_model_and_one_of_its_versions(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        put(tmp_path / "m" / version / "model.onnx")
+    put(tmp_path / "m" / "config.pbtxt")
+    assert Looking(tmp_path, tmp_path / "m" / "1").versions() == {"m": [2]}
+    (problem,) = find_models([tmp_path, tmp_path / "m" / "1"]).problems.values()
+    assert "'m' appears in two or more repositories" in str(problem)
+
+
+@pytest.mark.parametrize("path", ["1/other.onnx", "01/model.onnx", "latest/model.onnx"])
+def test_the_path_of_another_file_beside_a_configuration(tmp_path: Path, path: str) -> None:
+    file = put(tmp_path / "m" / path)
+    put(tmp_path / "m" / "1" / "model.onnx")
+    put(tmp_path / "m" / "config.pbtxt", "max_batch_size: 4")
+    ((one,),) = find_models([file]).models.values()
+    assert (one.file, one.config.max_batch_size) == (file, 0)
