@@ -217,9 +217,10 @@ def test_a_class_of_ours_beside_one_of_tritons(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("function", ["load(self, folder): ...", "close(self): ...", "close(self): yield"])
 async def test_only_infer_may_be_async(tmp_path: Path, function: str) -> None:
+    name = function.partition("(")[0]
     assert load_error(tmp_path, model_of("1") + f"    async def {function}\n") == (
-        f"{tmp_path / 'model.py'}: Mine.{function.partition('(')[0]}: expected a plain function, it is called on a "
-        "thread; got async def, which infer alone may be"
+        f"{tmp_path / 'model.py'}: Mine.{name}: expected a plain function, it is called on a thread; got async "
+        "def, which infer alone may be"
     )
 
 

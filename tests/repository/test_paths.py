@@ -165,6 +165,12 @@ def a_file_one_level_deeper(repository: Path, outside: Path) -> None:
     link(repository / "out" / "1" / "variables" / "variables.data", outside / "data")
 
 
+def a_file_in_a_hidden_folder_far_below(repository: Path, outside: Path) -> None:
+    put(repository / "out" / "1" / "model.py", outside / "secret")
+    put(repository / "out" / "1" / "a" / ".b" / "__pycache__" / "file")
+    link(repository / "out" / "1" / "a" / ".b" / "__pycache__" / "weights", outside / "secret")
+
+
 def a_file_in_a_linked_folder(repository: Path, outside: Path) -> None:
     put(repository / "out" / "1" / "model.py", outside / "secret")
     link(repository / "out" / "1" / "data", "../data")
@@ -220,6 +226,7 @@ LEADING_OUT = [
     a_file_beside,
     a_file_beside_that_is_not_there,
     a_file_one_level_deeper,
+    a_file_in_a_hidden_folder_far_below,
     a_file_in_a_linked_folder,
     a_file_of_a_model_without_versions,
     a_configuration,

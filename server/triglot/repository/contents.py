@@ -25,13 +25,15 @@ MAX_ENTRIES = 10_000
 
 def contents_of(files: ModelFiles) -> dict[str, Sign]:
     """What belongs to a version: all in its folder but the configuration, and what the configuration names."""
-    if files.alone:
-        found = {str(files.file): sign_of(files.file)}
-    else:
-        folder = files.folder or files.file.parent
+    folder = files.folder or files.file.parent
+    if not files.alone:
         found = folder_contents(folder)
         found.pop(str(folder / CONFIG_FILE), None)
-    return found | {str(file): sign_of(file) for file in named_files(files.config)}
+    elif files.file.suffix == ".py":
+        found = {str(file): sign_of(file) for file in folder.glob("*.py")}  # It may import them.
+    else:
+        found = {}
+    return found | {str(file): sign_of(file) for file in (files.file, *named_files(files.config))}
 
 
 def folder_contents(folder: Path) -> dict[str, Sign]:

@@ -38,33 +38,32 @@ def check_links(path: Path, root: Path) -> None:
         )
 
 
-def check_links_below(folder: Path, root: Path, except_for: Path | None = None) -> None:
-    """As `check_links`, for what lies in a folder and one level deeper."""
-    for entry in below(folder, levels=2):
-        path = Path(entry.path)
-        if entry.is_symlink() and path != except_for:
-            check_links(path, root)
+def check_links_below(folder: Path, root: Path) -> None:
+    """As `check_links`, for what lies below a folder."""
+    for entry in below(folder, hidden=True):
+        if entry.is_symlink():
+            check_links(Path(entry.path), root)
 
 
-def below(folder: Path, levels: float = math.inf) -> Iterator[os.DirEntry[str]]:
+def below(folder: Path, levels: float = math.inf, *, hidden: bool = False) -> Iterator[os.DirEntry[str]]:
     """The files and folders below a folder, `levels` deep.
 
-    Of a linked folder only what lies right in it, and nothing of hidden folders, of virtual environments, of what
-    Python and editors leave behind, and of what cannot be read.
+    Of a linked folder only what lies right in it, and nothing of virtual environments and of what cannot be read;
+    unless `hidden`, nothing of hidden folders and of what Python and editors leave behind either.
     """
     pending = [(os.fspath(folder), levels)]
     while pending:
         path, left = pending.pop()
         try:
             with os.scandir(path) as found:
-                entries = [entry for entry in found if not _is_aside(entry.name)]
+                entries = [entry for entry in found if hidden or not _is_aside(entry.name)]
         except OSError:
             continue
         if path != os.fspath(folder) and any(entry.name == VIRTUAL_ENVIRONMENT for entry in entries):
             continue
         for entry in entries:
             yield entry
-            if left > 1 and not entry.name.startswith(".") and _is_folder(entry):
+            if left > 1 and (hidden or not entry.name.startswith(".")) and _is_folder(entry):
                 pending.append((entry.path, 1 if entry.is_symlink() else left - 1))
 
 

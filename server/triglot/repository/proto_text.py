@@ -17,5 +17,5 @@ def parse_text(text: bytes, name: str, message_class: type[M]) -> M:
     """A message in protobuf's text format. Raises `InvalidArgument`, which says where in file `name`."""
     try:
         return text_format.Parse(text.decode(), message_class(), descriptor_pool=POOL)
-    except (text_format.ParseError, UnicodeDecodeError) as error:
+    except Exception as error:  # ParseError, and ValueError for numbers that no field can hold.
         raise InvalidArgument(f"Invalid protobuf file: '{name}': {error}") from None

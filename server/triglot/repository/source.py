@@ -145,8 +145,6 @@ class _Search:
             return
         if path.is_file():
             files = _model_file(path)
-            if files.folder is not None and not self.allow_symlinks:
-                check_links_below(files.folder, files.folder, except_for=path)
             self._add(path, files.name, [files])
         elif not path.is_dir():
             raise ModelLoadError(f"{path}: no such file or folder")
