@@ -196,6 +196,16 @@ def test_the_version_policy(tmp_path: Path, config: str, policy: VersionPolicy, 
     assert list(look.wanted["m"]) == [2, 10]
 
 
+def test_the_policy_of_a_model_that_is_refused_counts_for_nobody(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        put(tmp_path / "first" / "m" / version / "model.py")
+    put(tmp_path / "second" / "m" / "1" / "model.py")
+    configure(tmp_path / "second" / "m")
+    found_there = find_models([tmp_path / "first", tmp_path / "second"])
+    assert found_there.policies == {}
+    assert list(found_there.problems) == [str(tmp_path / "second" / "m")]
+
+
 def test_versions_that_are_missing(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1" / "model.py")
     configure(tmp_path / "m", "version_policy { specific { versions: [4, 1, 3] } }")

@@ -11,7 +11,6 @@ from triglot.core.errors import MissingDependency, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import NO_CONFIG, ModelConfig
 
-Backend = Callable[[Path, ModelConfig], Model]
 BACKENDS = {
     "onnx": "triglot.backends.onnx:load",
     "predictor": "triglot.backends.predictor:load",

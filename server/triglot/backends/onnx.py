@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument as OnnxInvalidArgument
 
+from triglot.backends.parameters import warn_of_others
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.model import Model
@@ -135,9 +136,7 @@ def _options(file: Path, config: ModelConfig) -> Any:
                     f"{source}: parameters: {key}: expected 0 (sequential) or 1 (parallel), got {value!r}"
                 )
             options.execution_mode = EXECUTION_MODES[value]
-        else:
-            known = ", ".join([*THREAD_COUNTS, EXECUTION_MODE])
-            log.warning("%s: parameters: %s is ignored; the onnx backend has %s", source, key, known)
+    warn_of_others(file, config, "onnx", [*THREAD_COUNTS, EXECUTION_MODE])
     return options
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import orjson
 
 from triglot.backends.model_modules import ModelModules
+from triglot.backends.parameters import warn_of_others
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
@@ -41,11 +42,12 @@ log = logging.getLogger(__name__)
 _ONLY_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
-def load(file: Path, _: ModelConfig) -> Model:
+def load(file: Path, config: ModelConfig) -> Model:
     """The predictor that `file` names.
 
     Raises `ModelLoadError` for what is wrong with the file, the packages or the class.
     """
+    warn_of_others(file, config, "predictor")
     routine = _read(file)
     with ExitStack() as opened:
         modules = ModelModules(_folders(file, routine, opened))

@@ -25,6 +25,7 @@ from sklearn.exceptions import NotFittedError
 from triglot.backends import missing_dependency
 from triglot.backends.error_text import error_text
 from triglot.backends.features import Layout, layouts, numbers
+from triglot.backends.parameters import warn_of_others
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
@@ -39,12 +40,13 @@ METHODS = ("predict", "predict_proba", "transform")
 MLServer has the same three, by the same names."""
 
 
-def load(file: Path, _: ModelConfig) -> Model:
+def load(file: Path, config: ModelConfig) -> Model:
     """The model of the object in `file`; its type says whose it is (tfs 7.4).
 
     Raises `ModelLoadError` for any other object and for what cannot be predicted with, `MissingDependency` for
     a library that the object needs.
     """
+    warn_of_others(file, config, "sklearn")
     found = _unpickle(file)
     family = type(found).__mro__
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in family}

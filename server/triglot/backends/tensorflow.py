@@ -25,6 +25,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.framework.ops import dismantle_graph
 from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
+from triglot.backends.parameters import warn_of_others
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
 from triglot.core.model import Model
@@ -76,8 +77,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     Raises `ModelLoadError` when it cannot be read or restored, when none of its signatures can be called, and for
     a device that is not there. Parameters are named in the log: there are none here.
     """
-    for key in config.parameters:
-        log.warning("%s: parameters: %s is ignored; the tensorflow backend has none", config.source or file, key)
+    warn_of_others(file, config, "tensorflow")
     devices = devices_of(file, config, lambda: len(tf.config.list_physical_devices("GPU")))
     return PlacedSavedModel(file.parent, devices) if devices else SavedModel(file.parent)
 

@@ -9,6 +9,7 @@ import numpy as np
 import xgboost
 
 from triglot.backends.error_text import error_text
+from triglot.backends.parameters import warn_of_others
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
@@ -16,11 +17,12 @@ from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 
 
-def load(file: Path, _: ModelConfig) -> Model:
+def load(file: Path, config: ModelConfig) -> Model:
     """The booster of `file`, in any format that xgboost reads; the content says which it is.
 
     Raises `ModelLoadError`, for the binary format of old releases too when this one has given it up.
     """
+    warn_of_others(file, config, "xgboost")
     booster = xgboost.Booster()
     content = file.read_bytes()
     try:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any
 
@@ -111,6 +112,7 @@ class Servable:
             self._add_instances(1)
         self._leases = 0
         self._drained: asyncio.Event | None = None
+        self._idle = threading.Event()
 
     def __str__(self) -> str:
         return f"{self.name} version {self.version}"
@@ -144,6 +146,7 @@ class Servable:
         self._leases -= 1
         if self._drained is not None and not self._leases:
             self._drained.set()
+            self._idle.set()
 
     async def drained(self) -> None:
         """Wait until no call holds this version; nobody takes a lease any more."""
@@ -285,19 +288,33 @@ class Servable:
     async def close(self) -> None:
         """End the instances and close the model; the transports let no call through any more.
 
-        A model that still runs for a caller who left is given `UNLOAD_PATIENCE_SECONDS`, and then left alone.
+        A model that still runs is given `UNLOAD_PATIENCE_SECONDS`, and then left alone: it is closed when it ends.
         """
         self._queue.close()
+        self._drained = self._drained or asyncio.Event()
+        if not self._leases:
+            self._idle.set()
+        unloaded: Future[None] = Future()
+
+        def unload() -> None:
+            self._unload()
+            # Of a future that nobody waits for any more there is nothing to tell.
+            if unloaded.set_running_or_notify_cancel():
+                unloaded.set_result(None)
+
         # A daemon, like the instances: a model that never returns must not keep a stopped server alive.
-        unloading = threading.Thread(target=self._unload, daemon=True)
-        unloading.start()
-        await asyncio.to_thread(unloading.join, UNLOAD_PATIENCE_SECONDS)
-        if unloading.is_alive():
+        threading.Thread(target=unload, daemon=True).start()
+        waiting = asyncio.wrap_future(unloaded)
+        await asyncio.wait([waiting], timeout=UNLOAD_PATIENCE_SECONDS)
+        if not waiting.done():
+            waiting.cancel()
             log.warning("%s still runs; the server does not wait for it", self)
 
     def _unload(self) -> None:
         for instance in self._instances:
             instance.join()
+        if self.on_loop:
+            self._idle.wait()
         try:
             self.model.close()
         except Exception:

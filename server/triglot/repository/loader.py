@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -77,9 +77,8 @@ def _close(model: Model) -> None:
 
 def own_error(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
     """What the version's own code has raised, and did not word for us: its trace from there on."""
-    cause: BaseException | None = error
-    while isinstance(cause, ModelLoadError | ServingError):
-        cause = cause.__cause__
+    worded = (ModelLoadError, ServingError)
+    cause = next((one for one in _chain(error, lambda one: one.__cause__) if not isinstance(one, worded)), None)
     if cause is None:
         return None
     folder, trace = (files.folder or files.file.parent).absolute(), cause.__traceback__
@@ -90,7 +89,17 @@ def own_error(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
 
 def forget_frames(error: BaseException) -> None:
     """Let go of what the failed code had in its hands: half a model can be large, and errors live in cycles."""
-    one: BaseException | None = error
-    while one is not None:
+    for one in _chain(error, lambda one: one.__cause__ or one.__context__):
         traceback.clear_frames(one.__traceback__)
-        one = one.__cause__ or one.__context__
+
+
+def _chain(
+    error: BaseException, cause: Callable[[BaseException], BaseException | None]
+) -> Iterator[BaseException]:
+    """An error, its cause, and so on; code may have made these go round in circles."""
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        yield one
+        seen.add(id(one))
+        one = cause(one)

@@ -9,7 +9,6 @@ large libraries do not bear being imported by two; one that takes long lets the 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections import defaultdict
@@ -20,11 +19,11 @@ from typing import Any
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, ServingError
 from triglot.core.model import Model
 from triglot.engine.servable import Servable
+from triglot.repository.garbage import Garbage
 from triglot.repository.loader import Load, Loader, Warm, forget_frames, own_error
 from triglot.repository.plan import Plan, State, Version, plan
 from triglot.repository.registry import Registry
 from triglot.repository.source import ModelFiles
-from triglot.repository.thread import in_thread
 from triglot.repository.turns import Turns
 from triglot.repository.watch import Wanted
 
@@ -71,6 +70,7 @@ class Reconciler(Registry):
         self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._closing = asyncio.Event()
         self._turns = Turns(load_patience)
+        self._garbage = Garbage()
 
     def want(self, wanted: Wanted) -> None:
         """As `Registry.want`, and start what follows from it. What is closed wants nothing."""
@@ -142,7 +142,7 @@ class Reconciler(Registry):
         except asyncio.CancelledError:
             self._superseded(version, before)
             raise
-        if self._wanted.get(files.name, {}).get(files.version) != files:
+        if not self._is_wanted(files):
             log.info("%s is not wanted any more", files)
             self._superseded(version, before)
             if isinstance(outcome, Servable):
@@ -160,7 +160,7 @@ class Reconciler(Registry):
         """The loaded version, or why there is none. If cancelled, gives the load up."""
         opening = asyncio.create_task(self._loader.open(files))
         try:
-            await asyncio.wait([opening], timeout=self.load_timeout or None)
+            await self._wait_for_load(opening, files)
         except asyncio.CancelledError:
             self._give_up(files.name, opening)
             raise
@@ -179,6 +179,26 @@ class Reconciler(Registry):
             if isinstance(error, ModelLoadError)
             else ModelLoadError(f"{files.file}: {type(error).__name__}: {error}")
         )
+
+    async def _wait_for_load(self, opening: asyncio.Task[Servable], files: ModelFiles) -> None:
+        """Until it has ended, has taken too long, or has taken long and is not wanted any more."""
+        began, news = time.monotonic(), self._news[files.name]
+        while not opening.done():
+            limits = [self.load_timeout] if self.load_timeout else []
+            if not self._is_wanted(files):
+                limits.append(self._turns.patience)
+            left = min(limits) - (time.monotonic() - began) if limits else None
+            if left is not None and left <= 0:
+                return
+            news.clear()
+            waiting = asyncio.create_task(news.wait())
+            try:
+                await asyncio.wait([opening, waiting], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+
+    def _is_wanted(self, files: ModelFiles) -> bool:
+        return self._wanted.get(files.name, {}).get(files.version) == files
 
     def _give_up(self, name: str, opening: asyncio.Task[Servable]) -> None:
         """Cancel a load; what it closes counts as draining meanwhile."""
@@ -274,12 +294,12 @@ class Reconciler(Registry):
         by_python_code = servable.platform == Model.platform
         del servable
         if by_python_code and not self._closing.is_set():
-            # Its modules refer to each other and to what they hold, which may be the weights.
-            await in_thread(gc.collect)
+            self._garbage.collect_soon()
 
     async def close(self) -> None:
         """Close every servable. The transports have stopped; a call that still runs is not waited for."""
         self._closing.set()
+        self._garbage.close()
         workers = list(self._workers.values())
         for worker in workers:
             worker.cancel()

@@ -262,7 +262,8 @@ class _Search:
             self._check(file)
         if config is NO_CONFIG:
             return config
-        self.found.policies.setdefault(folder.name, config.version_policy)
+        if folder.name not in self.found.models:  # Or it will be refused.
+            self.found.policies[folder.name] = config.version_policy
         return replace(config, version_policy=ALL)
 
     def _check(self, path: Path) -> None:

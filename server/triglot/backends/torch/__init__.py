@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from triglot.backends.parameters import warn_of_others
 from triglot.backends.torch.archive import Kind, kind_of
 from triglot.backends.torch.exported import read_exported
 from triglot.backends.torch.model import Program, TorchModel
@@ -30,8 +31,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     programs: dict[Device, Program] = {
         device: read(file, _torch_device(device)) for device in dict.fromkeys(devices)
     }
-    for key in config.parameters:
-        log.warning("%s: parameters: %s is ignored; the torch backend has none", config.source or file, key)
+    warn_of_others(file, config, "torch")
     return TorchModel(file, config, [programs[device] for device in devices])
 
 

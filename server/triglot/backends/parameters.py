@@ -1,0 +1,24 @@
+"""Parameters of a configuration that a backend has no use for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from triglot.core.model_config import ModelConfig
+
+log = logging.getLogger(__name__)
+
+
+def warn_of_others(file: Path, config: ModelConfig, backend: str, known: Collection[str] = ()) -> None:
+    """Name the parameters that are none of the `known` ones in the log."""
+    for key in config.parameters:
+        if key not in known:
+            log.warning(
+                "%s: parameters: %s is ignored; the %s backend has %s",
+                config.source or file,
+                key,
+                backend,
+                ", ".join(known) or "none",
+            )
