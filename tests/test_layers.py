@@ -35,7 +35,7 @@ SERVICE = DATA_PLANE | {
     "google.protobuf",
     "orjson",
 }
-BACKEND = CORE | {"numpy"}
+BACKEND = CORE | {"triglot.backends.parameters", "triglot.backends.placement", "numpy"}
 GRPS_BACKEND = BACKEND | {
     "triglot.backends",
     "triglot.grps_types",
@@ -81,11 +81,11 @@ MAY_IMPORT = {
     "triglot.backends.grps.tf_tensor_converter": GRPS_BACKEND | {"tensorflow"},
     "triglot.backends.grps.torch_inferer": GRPS_BACKEND | {"torch"},
     "triglot.backends.grps.torch_tensor_converter": GRPS_BACKEND | {"torch"},
-    "triglot.backends.onnx": BACKEND | {"triglot.backends.placement", "onnxruntime"},
+    "triglot.backends.onnx": BACKEND | {"onnxruntime"},
     "triglot.backends.python": CORE | {"triglot.backends.model_modules"},
     "triglot.backends.predictor": BACKEND | {"triglot.backends.model_modules", "orjson"},
     "triglot.backends.sklearn": BACKEND | {"triglot.backends", "joblib", "sklearn"},
-    "triglot.backends.tensorflow": BACKEND | {"triglot.backends.placement", "tensorflow"},
+    "triglot.backends.tensorflow": BACKEND | {"tensorflow"},
     "triglot.backends.torch": BACKEND | {"triglot.backends", "torch"},
     "triglot.backends.xgboost": BACKEND | {"triglot.backends.error_text", "xgboost"},
     "triglot.dataplane": CORE | {"triglot.engine", "triglot.repository"},

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
@@ -25,6 +25,8 @@ from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager
 from triglot.repository.plan import Version
 from triglot.repository.settings import ModelSettings
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -210,6 +212,10 @@ class DataPlane:
     def queue_depth(self) -> int:
         """Requests that wait, of all models."""
         return sum(version.servable.queue_depth for version in self.versions() if version.servable is not None)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises; it is too much for the event loop."""
+        return await asyncio.to_thread(work)
 
     def loaded(self) -> set[tuple[str, int]]:
         """The versions that are in memory, by model and number."""

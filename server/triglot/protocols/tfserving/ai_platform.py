@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,7 +119,7 @@ class AIPlatform:
             request = asked.decoded
             if servable is not asked.servable:
                 # Another version takes the calls since the body was decoded.
-                request = await asyncio.to_thread(asked.decode, servable)
+                request = await self._dataplane.off_loop(partial(asked.decode, servable))
             inference = InferenceRequest(
                 servable.name,
                 inputs=request.inputs,

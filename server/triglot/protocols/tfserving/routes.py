@@ -6,7 +6,6 @@ does. A request becomes a `RestCall`: what to run, and how its answer is printed
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -139,7 +138,7 @@ class RestApi:
             current = servable.signatures.get(decoded.signature_name or DEFAULT_SIGNATURE)
             if current is not None and _takes_other(current, signature):
                 # Another version takes the calls since the body was decoded.
-                decoded = await asyncio.to_thread(decode_predict, body, lambda _: current)
+                decoded = await self._dataplane.off_loop(partial(decode_predict, body, lambda _: current))
             spec = replace(spec, signature_name=decoded.signature_name)
             return await self._predictions.predict_on(servable, PredictRequest(spec, decoded.inputs), call)
 
