@@ -113,7 +113,7 @@ class PlanModel:
         if former is not None:
             self.draining[former] = None
         self.serving[copy.files.version] = copy
-        version.state, version.served, version.error = State.READY, version.files, None
+        version.state, version.served, version.error, version.retry = State.READY, version.files, None, False
 
     def replaced(self) -> bool:
         """Whether a wanted version serves what is wanted of it."""

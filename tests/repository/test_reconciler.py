@@ -110,7 +110,7 @@ async def test_a_version_that_goes_while_it_is_loaded_again_and_stays_away(tmp_p
         gate.set()
         await reconciler.wait_for(["m"])
         await until(lambda: load.closed["m/1"] == 2)
-        assert state(reconciler, 1) == (State.UNAVAILABLE, "unloaded")
+        await until(lambda: state(reconciler, 1) == (State.UNAVAILABLE, "unloaded"))
 
 
 async def test_a_load_that_waits_for_room_begins_when_more_is_wanted(tmp_path: Path, load: Loads) -> None:

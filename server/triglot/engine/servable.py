@@ -285,14 +285,15 @@ class Servable:
     def _explain(self, error: BaseException) -> ServingError:
         return as_serving_error(error, str(self))
 
-    async def close(self) -> None:
+    async def close(self, *, at_once: bool = False) -> None:
         """End the instances and close the model; the transports let no call through any more.
 
-        A model that still runs is given `UNLOAD_PATIENCE_SECONDS`, and then left alone: it is closed when it ends.
+        A model that still runs is given `UNLOAD_PATIENCE_SECONDS`, and then left alone: it is closed when its last
+        call has ended. `at_once`: code on the loop is not waited for; nobody runs that any more.
         """
         self._queue.close()
         self._drained = self._drained or asyncio.Event()
-        if not self._leases:
+        if at_once or not self._leases:
             self._idle.set()
         unloaded: Future[None] = Future()
 

@@ -219,6 +219,7 @@ class Reconciler(Registry):
     def _serve(self, version: Version, servable: Servable) -> None:
         former, version.servable = version.servable, servable
         version.state, version.served, version.error = State.READY, version.files, None
+        version.retry = False  # Whoever asked for that while it was loaded has it now.
         self.update(version.files.name)
         if former is not None:
             self._drain(former, f"closed the former {version.files}")
@@ -285,7 +286,7 @@ class Reconciler(Registry):
             end.cancel()
         if servable.leases and not self._closing.is_set():
             log.warning("%s: %d calls did not end within %.0f s", servable, servable.leases, self._drain_seconds)
-        await servable.close()
+        await servable.close(at_once=self._closing.is_set())
         if not self._closing.is_set():
             log.info("%s", done)
         if version is not None:
