@@ -8,7 +8,7 @@ import pytest
 
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.model_config import CONFIG_FILE, config_of, parse_override, read_config
+from triglot.repository.model_config import CONFIG_FILE, MAX_CONFIG_BYTES, config_of, parse_override, read_config
 
 BACKENDS = (
     "one of libtorch, onnx, onnxruntime, onnxruntime_onnx, predictor, python, pytorch, pytorch_libtorch, sklearn, "
@@ -100,6 +100,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             "version_policy { specific {} }",
             "version_policy.specific.versions: expected at least one version, got none",
         ),
+        ("instance_group { count: 1001 }", "instance_group[0].count: expected at most 1000, got 1001"),
         ("instance_group [ {}, { count: -1 } ]", "instance_group[1].count: expected at least 0, got -1"),
         ("instance_group { gpus: [ 0, -1 ] }", "instance_group[0].gpus: expected numbers from 0, got [0, -1]"),
         (
@@ -337,3 +338,14 @@ def test_a_wrong_load_request(text: str, parts: list[str]) -> None:
     assert said.startswith("the configuration in the request to load model 'm': ")
     assert [part for part in parts if part not in said] == []
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("#" * (MAX_CONFIG_BYTES + 1), "expected at most 1048576 bytes"),
+        ("instance_group { kind: 99999999999 }", "Invalid protobuf file"),
+    ],
+)
+def test_files_that_cannot_be_parsed(tmp_path: Path, text: str, error: str) -> None:
+    assert error in wrong(tmp_path, text)

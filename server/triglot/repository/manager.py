@@ -272,9 +272,6 @@ class Manager(Looks):
     def _is_unloaded(self, name: str) -> bool:
         return self._explicit is not None and not self._wanted[name]
 
-    def _is_complete(self, name: str) -> bool:
-        return self._is_unloaded(name) or super()._is_complete(name)
-
     def _is_current(self, version: Version) -> bool:
         if not self._is_unloaded(version.files.name):
             return super()._is_current(version)

@@ -30,9 +30,11 @@ from triglot.repository.paths import inside
 from triglot.repository.proto_text import parse_text
 from triglot.repository.scheduling import check_scheduling
 
-Override = pb.ModelConfig
-"""A configuration that stands in place of a model's file."""
 CONFIG_FILE = "config.pbtxt"
+MAX_CONFIG_BYTES = 1024 * 1024
+"""It is read at every look at the disk."""
+MAX_INSTANCES = 1000
+"""Of a group; each is a thread."""
 WARM_UP_FOLDER = "warmup"
 
 BACKEND_OF_NAME = {
@@ -77,11 +79,14 @@ def read_config(folder: Path, warnings: list[str]) -> ModelConfig:
     """
     file = folder / CONFIG_FILE
     try:
-        content = file.read_bytes()
+        with file.open("rb") as opened:
+            content = opened.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not file.is_symlink():
             return NO_CONFIG
         raise ModelLoadError(f"{file}: {error.strerror}") from None
+    if len(content) > MAX_CONFIG_BYTES:
+        raise ModelLoadError(f"{file}: expected at most {MAX_CONFIG_BYTES} bytes", Code.INVALID_ARGUMENT)
     try:
         message = parse_text(content, str(file), pb.ModelConfig)
     except InvalidArgument as error:
@@ -270,6 +275,8 @@ def _groups(message: pb.ModelConfig) -> Iterator[InstanceGroup]:
         if any(gpu < 0 for gpu in group.gpus):
             raise ValueError(f"{key}.gpus: expected numbers from 0, got {list(group.gpus)}")
         count = _not_negative(f"{key}.count", group.count) or 1
+        if count > MAX_INSTANCES:
+            raise ValueError(f"{key}.count: expected at most {MAX_INSTANCES}, got {count}")
         yield InstanceGroup(kind.removeprefix("KIND_"), count, tuple(group.gpus))
 
 
