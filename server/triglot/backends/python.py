@@ -76,7 +76,7 @@ def _forget_with(model: Model, model_class: type[Model], own: OwnFinder) -> None
             if self is served():
                 own.close()
 
-    model_class.close = close_and_forget  # type: ignore[method-assign]
+    model_class.close = close_and_forget  # type: ignore[method-assign]  # The class is this load's own.
 
 
 def _model_class(file: Path, module: ModuleType) -> type[Model]:
