@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
+from triglot.core.scheduling import scheduling_of
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InferenceResponse
@@ -275,6 +276,8 @@ def _admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatu
         check_requested_outputs(signature, request)
     call.request_id = request.id
     call.parameters = request.parameters
+    if request.parameters:
+        call.scheduling = scheduling_of(request.parameters)
     call.signature_name = name
     return signature
 

@@ -29,6 +29,17 @@ def configure(model: Model, config: ModelConfig) -> None:
     if config.max_batch_size:
         model.max_batch_size = config.max_batch_size
     _set_instances(model, config)
+    _set_scheduling(model, config)
+
+
+def _set_scheduling(model: Model, config: ModelConfig) -> None:
+    """What the configuration says takes the place of what the model's class says."""
+    if config.dynamic_batching is not None or config.sequence_batching is not None:
+        model.dynamic_batching, model.sequence_batching = config.dynamic_batching, config.sequence_batching
+    if config.response_cache:
+        model.response_cache = True
+    if config.execution:
+        model.execution = config.execution
 
 
 def _check_decoupled(model: Model, config: ModelConfig) -> None:

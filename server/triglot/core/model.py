@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from triglot.core.model_config import NO_CONFIG, ModelConfig
+from triglot.core.scheduling import DynamicBatching, SequenceBatching
 from triglot.core.signature import Signature
 from triglot.core.types import TensorSpec
 
@@ -49,6 +50,15 @@ class Model:
     """How many threads call `infer` at the same time (plain functions and generators)."""
     max_queue_size: int | None = None
     """Requests that may wait; None: the server's `max_queue_size`."""
+    dynamic_batching: DynamicBatching | None = None
+    """How requests are joined into batches of up to `max_batch_size` rows; None: each is executed alone."""
+    sequence_batching: SequenceBatching | None = None
+    """How requests of a sequence find the same instance and its state; None: there are no sequences."""
+    response_cache: bool = False
+    """Whether equal requests may get an earlier one's answer, where the server has a cache: `infer` gives the same
+    for the same inputs and parameters."""
+    execution: str = "thread"
+    """"thread", or "process": each instance is a process, for code that holds the interpreter's lock."""
     places_instances: bool = False
     """Whether it has put its instances on the devices of its configuration, and says how many `instances` these
     are."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from triglot.core.scheduling import DynamicBatching, SequenceBatching, Step
+
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
@@ -100,7 +102,9 @@ class ModelConfig:
     """What is configured; what is empty is for the model itself to say.
 
     `backend` and `file_name` say what to load, `parameters` are for the model's own code. `decoupled`: None where
-    nothing is said. `source` is what messages call the configuration: its file.
+    nothing is said. `dynamic_batching` and `sequence_batching` exclude each other. `ensemble` are the steps of a
+    model that is made of others. `response_cache`: keep its answers, where the server has a cache. `execution`:
+    "thread" or "process", "" where nothing is said. `source` is what messages call the configuration: its file.
     """
 
     backend: str = ""
@@ -113,6 +117,11 @@ class ModelConfig:
     decoupled: bool | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     warm_up: Sequence[WarmUpRequest] = ()
+    dynamic_batching: DynamicBatching | None = None
+    sequence_batching: SequenceBatching | None = None
+    ensemble: Sequence[Step] = ()
+    response_cache: bool = False
+    execution: str = ""
     source: str = field(default="", compare=False)
 
     def devices(self, gpu_count: Callable[[], int]) -> list[Device]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from triglot.core.errors import Code
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.scheduling import PLAIN
 from triglot.core.tensor import DATATYPES, Array, Buffer
 
 ParameterValue = bool | int | float | str
@@ -126,6 +127,26 @@ def _no_metadata() -> Metadata:
     return ()
 
 
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """What a model's own code asks of another model: see `Call.infer`."""
+
+    model: str
+    inputs: Mapping[str, Any]
+    version: str = ""
+    outputs: Sequence[str] = ()
+    signature_name: str = ""
+    parameters: Mapping[str, ParameterValue] | None = None
+
+
+Reach = Callable[["Call", ModelCall], Any]
+"""Runs a `ModelCall` on behalf of a call: what `Call.infer` returns."""
+
+
+def _no_models(_: Call, __: ModelCall) -> Any:
+    raise RuntimeError("there are no other models to call: this call came without a server")
+
+
 class Call:
     """One call's own circumstances, as a model may ask for them.
 
@@ -135,6 +156,9 @@ class Call:
 
     `respond(answer)` sends one answer of a streaming call, from any thread; it blocks while the reader is slow,
     and is False when nobody reads any more. `finish()` ends the stream before the model returns.
+
+    `scheduling` is what the request says of priorities, its time in the queue, and its sequence. `members` are the
+    calls that are executed together: itself alone, unless this is a `BatchCall`.
 
     What happened, for the telemetry: the model and version that were called (0: none), what came of it where the
     answer itself says so, how many requests were executed together (0: not executed), and how long the request
@@ -155,8 +179,10 @@ class Call:
         "outcome",
         "parameters",
         "queue_seconds",
+        "reach",
         "request_id",
         "respond",
+        "scheduling",
         "signature_name",
     )
 
@@ -170,6 +196,8 @@ class Call:
         self.exchange: Exchange | None = None
         self.respond: Respond = _nobody_listens
         self.finish: Callable[[], None] = _nothing
+        self.scheduling = PLAIN
+        self.reach: Reach = _no_models
         self.model_name = ""
         self.model_version = 0
         self.outcome = Code.OK
@@ -200,6 +228,29 @@ class Call:
         """Whether nobody waits for the answer any more: the caller left, or its deadline passed."""
         return self._cancelled or (self.deadline is not None and self.expired)
 
+    @property
+    def members(self) -> Sequence[Call]:
+        """The calls that are executed together."""
+        return (self,)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        signature_name: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> Any:
+        """The outputs by name of another model of this server, as arrays; no `outputs` means all.
+
+        `async def` code awaits it; other code is held up until they are there. The other call has this one's
+        deadline, ends when this one is cancelled, and, without `parameters`, has this one's. Raises `ServingError`
+        as a client would get it.
+        """
+        return self.reach(self, ModelCall(model, inputs, version, outputs, signature_name, parameters))
+
     def child(self) -> Call:
         """A call of its own for one of several requests that came on this one."""
         return Call(self.deadline, self._read_metadata)
@@ -210,9 +261,9 @@ class Call:
         # A stream and its call would keep each other.
         self.respond, self.finish = _nobody_listens, _nothing
 
-    def started(self, queued: float) -> None:
-        """The model begins; since `queued`, an instant of `time.perf_counter`, the request has waited."""
-        self.batch_size = 1
+    def started(self, queued: float, batch_size: int = 1) -> None:
+        """The model begins with so many requests; since `queued`, of `time.perf_counter`, this one has waited."""
+        self.batch_size = batch_size
         self._started = time.perf_counter()
         self.queue_seconds += self._started - queued
 
@@ -227,3 +278,34 @@ class Call:
         if self._started:
             self.compute_seconds += time.perf_counter() - self._started
             self._started = 0.0
+
+
+class BatchCall(Call):
+    """Several calls that are executed together; the model answers for all of them at once.
+
+    `deadline` is the last one of theirs, None if one has none; `cancelled` when all are. What is the same for all
+    of them, the signature and, for a model that takes the call, the parameters, is the first one's.
+    """
+
+    __slots__ = ("_members",)
+
+    def __init__(self, members: Sequence[Call]) -> None:
+        deadlines = [member.deadline for member in members if member.deadline is not None]
+        first = members[0]
+        super().__init__(max(deadlines) if len(deadlines) == len(members) else None, first._read_metadata)
+        self._members = members
+        self.request_id = first.request_id
+        self.signature_name = first.signature_name
+        self.parameters = first.parameters
+        self.reach = first.reach
+        self.model_name, self.model_version = first.model_name, first.model_version
+
+    @property
+    def members(self) -> Sequence[Call]:
+        """The calls that are executed together."""
+        return self._members
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for any of the answers."""
+        return all(member.cancelled for member in self._members)

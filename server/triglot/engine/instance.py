@@ -6,25 +6,30 @@ import asyncio
 import threading
 
 from triglot.engine.inbox import LoopInbox
-from triglot.engine.queue import WorkQueue
-from triglot.engine.work import Execution, Explain, Function, Stream
+from triglot.engine.schedule import Schedule
+from triglot.engine.work import Explain, Function, Work
 
 
 class Instance:
-    """Takes whatever waits, one piece of work after the other, and hands each result to the loop."""
+    """Takes whatever waits, one piece of work after the other, and hands each result to the loop.
+
+    `number` is its own among the instances of its model, from 0.
+    """
 
     def __init__(
         self,
         name: str,
-        queue: WorkQueue[Execution | Stream],
+        number: int,
+        schedule: Schedule,
         function: Function,
         explain: Explain,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._queue = queue
+        self._number = number
+        self._schedule = schedule
         self._function = function
         self._explain = explain
-        self._finished = LoopInbox(loop, Execution.deliver)
+        self._finished = LoopInbox[Work](loop, _deliver)
         # A daemon: a model that never returns must not keep a stopped server alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -35,13 +40,17 @@ class Instance:
         return self._thread.is_alive()
 
     def join(self) -> None:
-        """Block until the thread has ended; the queue is closed."""
+        """Block until the thread has ended; the schedule is closed."""
         self._thread.join()
 
     def _run(self) -> None:
-        while (work := self._queue.take()) is not None:
+        while (work := self._schedule.take(self._number)) is not None:
             work.run(self._function, self._explain)
-            if isinstance(work, Execution):
+            if work.delivers:
                 self._finished.put(work)
             # The caller's arrays are not kept while this thread waits.
             del work
+
+
+def _deliver(work: Work) -> None:
+    work.deliver()

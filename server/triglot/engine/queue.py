@@ -8,10 +8,11 @@ taken, never both, so `discard` can promise that discarded work is not started.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from triglot.core.errors import QueueFull, Unavailable
+from triglot.core.readings import Reading
 from triglot.engine.parking import Parking
 
 T = TypeVar("T")
@@ -25,6 +26,8 @@ def _no_more(_: int) -> None:
 
 class WorkQueue(Generic[T]):
     """First in, first out; `put` and `discard` belong to the loop, `take` to any number of threads.
+
+    Of `Work`, it is the `Schedule` of models whose requests are executed one by one.
 
     `defer` runs a function a little later on the loop. Threads are called through it, so that what one turn of
     the loop puts is taken in one go. `grow` is told how many more threads would have had something to do.
@@ -74,7 +77,7 @@ class WorkQueue(Generic[T]):
         except IndexError:
             return None
 
-    def take(self) -> T | None:
+    def take(self, _: int = 0) -> T | None:
         """The oldest work, waiting for it; None once the queue is closed and empty."""
         while True:
             work = self.take_nowait()
@@ -95,3 +98,7 @@ class WorkQueue(Generic[T]):
         self._closed = True
         self._grow = _no_more  # Whom it belongs to would live as long as this.
         self._parked.call_all()
+
+    def readings(self) -> Iterator[Reading]:
+        """Nothing: how many wait is counted for every schedule."""
+        return iter(())

@@ -8,17 +8,19 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any
 
 from triglot.core.errors import DeadlineExceeded, QueueFull, ServingError, as_serving_error
 from triglot.core.model import Model
+from triglot.core.readings import Reading
 from triglot.core.signature import default_of, signatures_of
 from triglot.core.types import Call
 from triglot.engine.instance import Instance
-from triglot.engine.queue import RETRY_AFTER_SECONDS, WorkQueue
+from triglot.engine.queue import RETRY_AFTER_SECONDS
+from triglot.engine.schedule import schedule_for
 from triglot.engine.work import (
     NOTHING,
     Around,
@@ -103,9 +105,7 @@ class Servable:
         self.decoupled = inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
         self._loop = asyncio.get_running_loop()
-        self._queue: WorkQueue[Execution | Stream] = WorkQueue(
-            self._limit, self._loop.call_soon, self._add_instances
-        )
+        self._schedule = schedule_for(model, self._limit, self._loop.call_soon, self._add_instances)
         self._instances: list[Instance] = []
         if not self.on_loop:
             # The others are started when there is work for them: a thread that never runs is dear, too.
@@ -119,8 +119,11 @@ class Servable:
 
     def _add_instances(self, wanted: int) -> None:
         for _ in range(min(wanted, self.model.instances - len(self._instances))):
-            name = f"{self.name}/{self.version}#{len(self._instances)}"
-            self._instances.append(Instance(name, self._queue, self.function, self._explain, self._loop))
+            number = len(self._instances)
+            name = f"{self.name}/{self.version}#{number}"
+            self._instances.append(
+                Instance(name, number, self._schedule, self.function, self._explain, self._loop)
+            )
 
     @property
     def alive(self) -> bool:
@@ -130,7 +133,11 @@ class Servable:
     @property
     def queue_depth(self) -> int:
         """Requests in the queue."""
-        return len(self._queue)
+        return len(self._schedule)
+
+    def readings(self) -> Iterator[Reading]:
+        """What its schedule counts."""
+        return self._schedule.readings()
 
     @property
     def leases(self) -> int:
@@ -165,11 +172,11 @@ class Servable:
                     self._admit_on_loop(call)
                 return await self._run_on_loop(inputs, call)
             execution = Execution(inputs, call, self._loop.create_future())
-            self._queue.put(execution)
+            self._schedule.put(execution)
             try:
                 return await execution.future
             except asyncio.CancelledError:
-                self._queue.discard(execution)
+                self._schedule.discard(execution)
                 raise
             finally:
                 del execution  # It has the error, whose traceback has this frame.
@@ -225,7 +232,7 @@ class Servable:
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
     ) -> AsyncGenerator[Any, None]:
         stream = Stream(inputs, call, self._loop)
-        self._queue.put(stream)
+        self._schedule.put(stream)
         try:
             while True:
                 while (item := stream.take()) is NOTHING:
@@ -240,7 +247,7 @@ class Servable:
                     del item  # It has the error, whose traceback has this frame.
         finally:
             stream.abandon()
-            self._queue.discard(stream)
+            self._schedule.discard(stream)
 
     async def on_every_instance(self, inputs: Inputs, around: Around, explain: Explain) -> None:
         """Have `around` call blocking code once on each instance's thread, on all of them at the same time.
@@ -260,17 +267,17 @@ class Servable:
         finally:
             for execution in executions:
                 execution.call.cancel()
-                self._queue.discard(execution)
+                self._schedule.discard(execution)
             together.abort()
 
     def _put_beyond_limit(self, executions: Sequence[Execution]) -> None:
         # Nobody else puts before this returns.
-        limit, self._queue.limit = self._queue.limit, sys.maxsize
+        limit, self._schedule.limit = self._schedule.limit, sys.maxsize
         try:
             for execution in executions:
-                self._queue.put(execution)
+                self._schedule.put(execution)
         finally:
-            self._queue.limit = limit
+            self._schedule.limit = limit
 
     def _outcome(self, error: BaseException, call: Call) -> BaseException:
         """What leaves a call on the loop: its own cancellation as it is, everything else explained.
@@ -291,7 +298,7 @@ class Servable:
         A model that still runs is given `UNLOAD_PATIENCE_SECONDS`, and then left alone: it is closed when its last
         call has ended. `at_once`: code on the loop is not waited for; nobody runs that any more.
         """
-        self._queue.close()
+        self._schedule.close()
         self._drained = self._drained or asyncio.Event()
         if at_once or not self._leases:
             self._idle.set()

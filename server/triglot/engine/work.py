@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from triglot.core.errors import Cancelled, DeadlineExceeded, ServingError
 from triglot.core.tensor import Array
@@ -26,6 +26,20 @@ Explain = Callable[[BaseException], ServingError]
 """What the client is told of an exception of the model's."""
 Around = Callable[[Function, Inputs, Call], Any]
 """Calls a model's `infer` and sees to what it answers."""
+
+
+class Work(Protocol):
+    """What an instance runs in one go."""
+
+    @property
+    def delivers(self) -> bool:
+        """Whether `deliver` has something to do."""
+
+    def run(self, function: Function, explain: Explain) -> None:
+        """On the instance's thread. Raises nothing."""
+
+    def deliver(self) -> None:
+        """On the loop, after `run`."""
 
 
 def reason_to_skip(call: Call) -> ServingError | None:
@@ -47,6 +61,7 @@ class Execution:
     """One call of `infer`."""
 
     __slots__ = ("call", "error", "future", "inputs", "queued", "result")
+    delivers = True
 
     def __init__(self, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
         self.inputs = inputs
@@ -128,6 +143,8 @@ class Stream:
     answers wait; once the call is cancelled nothing is taken any more, and a generator is closed.
     """
 
+    delivers = False
+
     def __init__(self, inputs: Inputs, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         self.inputs = inputs
         self.call = call
@@ -189,6 +206,9 @@ class Stream:
             self._closed = True
             self._append(StreamEnd(error))
             self._parked.call_all()
+
+    def deliver(self) -> None:
+        """Nothing: each answer was handed over when it came."""
 
     async def arrival(self) -> None:
         """On the loop: wait until there is something to `take`."""

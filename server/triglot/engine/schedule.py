@@ -1,0 +1,49 @@
+"""A schedule: what waits for a model's instances, and which of it an instance gets next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from triglot.core.model import Model
+from triglot.core.readings import Reading
+from triglot.engine.queue import WorkQueue
+from triglot.engine.work import Work
+
+Defer = Callable[[Callable[[], None]], object]
+"""Runs a function a little later on the loop: its `call_soon`."""
+Grow = Callable[[int], object]
+"""Is told how many more instances would have had something to do."""
+
+
+class Schedule(Protocol):
+    """`take` belongs to the instances' threads, everything else to the loop.
+
+    Work that was discarded, or whose call is cancelled or expired when it is taken, is never started.
+    """
+
+    limit: int
+    """Requests that may wait."""
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+
+    def put(self, work: Work) -> None:
+        """Add `work`. Raises `QueueFull`, `InvalidArgument` for what it cannot be, `Unavailable` once closed."""
+
+    def take(self, instance: int) -> Work | None:
+        """What the instance of this number runs next, waiting for it; None once closed and empty."""
+
+    def discard(self, work: Work) -> bool:
+        """Take `work` out again, for nobody waits for it; False when an instance has it already."""
+
+    def close(self) -> None:
+        """Let the instances finish what waits, and then end."""
+
+    def readings(self) -> Iterator[Reading]:
+        """What it counts."""
+
+
+def schedule_for(model: Model, limit: int, defer: Defer, grow: Grow) -> Schedule:
+    """The schedule that a model asks for. Raises `ValueError` for what the model cannot have."""
+    return WorkQueue[Work](limit, defer, grow)
