@@ -1,5 +1,7 @@
 """For all tests: no limit on how long one example of a property may take; machines are shared."""
 
+pytest_plugins = ["parallel"]
+
 try:
     from hypothesis import settings
 except ImportError:

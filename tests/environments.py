@@ -2,36 +2,58 @@
 
     python3 tests/environments.py dev        # prints the environment's python
 
-An environment is a file in tests/requirements/. Its folder, .venv/NAME, carries the hash of everything it was
-made from; another hash means that it is made anew. Only the standard library is used: this runs first.
+An environment is a file in tests/requirements/. Its folder, .venv/NAME, says everything it was made from. Where
+only lines were added to the file, they are installed into it, so that who uses it is not disturbed; with any
+other difference it is made anew. Only the standard library is used: this runs first.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 OLDEST_PYTHON = (3, 11, 4)
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "tests" / "requirements"
 
 
-def _fingerprint(requirements: Path) -> str:
-    parts = [requirements.read_bytes(), sys.version.encode(), str(ROOT).encode()]
-    if b"--editable" in parts[0]:
-        parts.append((ROOT / "pyproject.toml").read_bytes())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+def _made_of(requirements: Path) -> dict[str, Any]:
+    """What an environment is made of, but for the names of its folder and its file."""
+    lines = [line.strip() for line in requirements.read_text().splitlines()]
+    lines = sorted(line for line in lines if line and not line.startswith("#"))
+    made_of: dict[str, Any] = {"python": sys.version, "root": str(ROOT), "requirements": lines}
+    if any(line.startswith("--editable") for line in lines):
+        made_of["project"] = _project()
+    return made_of
+
+
+def _project() -> dict[str, Any]:
+    """As much of pyproject.toml as an installation depends on: not the settings of tools."""
+    import tomllib  # noqa: PLC0415 - a Python that is too old has none, and is to be told so.
+
+    text = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return {"build-system": text["build-system"], "project": text["project"], "hatch": text["tool"]["hatch"]}
+
+
+def _has_grown(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether lines of requirements came and nothing else changed."""
+    kept = set(before["requirements"]) <= set(after["requirements"])
+    return kept and {**before, "requirements": []} == {**after, "requirements": []}
 
 
 def _make(folder: Path, requirements: Path) -> None:
     print(f"making {folder.relative_to(ROOT)} from {requirements.relative_to(ROOT)}  (once) …", file=sys.stderr)
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+
+
+def _install(folder: Path, requirements: Path) -> None:
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--requirement", str(requirements)], check=True, cwd=ROOT, stdout=sys.stderr)
 
@@ -46,13 +68,15 @@ def python(name: str) -> Path:
     if folder == Path(sys.prefix):
         return Path(sys.executable)  # Nobody saws off the branch that he sits on.
     folder.parent.mkdir(exist_ok=True)
-    stamp = folder / "requirements.sha256"
+    stamp = folder / "made_of.json"
     with (folder.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        fingerprint = _fingerprint(requirements)
-        if not stamp.exists() or stamp.read_text() != fingerprint:
-            _make(folder, requirements)
-            stamp.write_text(fingerprint)
+        before, after = json.loads(stamp.read_text()) if stamp.exists() else None, _made_of(requirements)
+        if before != after:
+            if before is None or not _has_grown(before, after):
+                _make(folder, requirements)
+            _install(folder, requirements)
+            stamp.write_text(json.dumps(after))
     return folder / "bin" / "python"
 
 

@@ -68,8 +68,12 @@ MAY_IMPORT = {
     "triglot.core": CORE | {"numpy", "ml_dtypes"},
     "triglot.pb": {"triglot.pb", "google.protobuf"},
     "triglot.engine": CORE | {"triglot.engine"},
+    # Where the tensors of several requests become those of one batch.
+    "triglot.engine.buffers": CORE | {"numpy"},
+    "triglot.engine.joining": CORE | {"triglot.engine.buffers", "numpy"},
     "triglot.repository": CORE | {"triglot.engine", "triglot.repository"},
     "triglot.repository.model_config": PROTO_REPOSITORY,
+    "triglot.repository.ensembles": PROTO_REPOSITORY,
     "triglot.repository.proto_text": PROTO_REPOSITORY,
     "triglot.repository.scheduling": PROTO_REPOSITORY,
     "triglot.backends": CORE,
@@ -89,6 +93,7 @@ MAY_IMPORT = {
     "triglot.backends.torch": BACKEND | {"triglot.backends", "torch"},
     "triglot.backends.xgboost": BACKEND | {"triglot.backends.error_text", "xgboost"},
     "triglot.dataplane": CORE | {"triglot.engine", "triglot.repository"},
+    "triglot.model_calls": DATA_PLANE | {"triglot.engine", "triglot.telemetry", "numpy"},
     "triglot.protocols": CODEC,
     "triglot.protocols.kserve.service": SERVICE,
     "triglot.protocols.kserve.routes": SERVICE,
@@ -133,8 +138,11 @@ MAY_IMPORT = {
     "triglot.app": DOWN
     | {
         "triglot.doors",
+        "triglot.engine.admission",
+        "triglot.engine.response_cache",
         "triglot.engine.servable",
         "triglot.engine.warm_up",
+        "triglot.model_calls",
         "triglot.telemetry",
         "triglot.transports",
     },

@@ -18,6 +18,17 @@ from triglot.core.errors import (
     Unimplemented,
 )
 from triglot.core.model import Model
+from triglot.core.scheduling import (
+    ControlInput,
+    DirectStrategy,
+    DynamicBatching,
+    InitialState,
+    OldestStrategy,
+    QueuePolicy,
+    SequenceBatching,
+    SequenceState,
+    Step,
+)
 from triglot.core.signature import Signature
 from triglot.core.types import Call, TensorSpec
 from triglot.version import __version__
@@ -25,6 +36,7 @@ from triglot.version import __version__
 if TYPE_CHECKING:
     from triglot.app import Server
     from triglot.config import Config, ConfigError
+    from triglot.core.ensemble import Ensemble
     from triglot.tf_example import parse_examples
 
 __all__ = [
@@ -32,16 +44,26 @@ __all__ = [
     "Cancelled",
     "Config",
     "ConfigError",
+    "ControlInput",
     "DeadlineExceeded",
+    "DirectStrategy",
+    "DynamicBatching",
+    "Ensemble",
     "FailedPrecondition",
+    "InitialState",
     "Internal",
     "InvalidArgument",
     "Model",
     "ModelLoadError",
     "NotFound",
+    "OldestStrategy",
+    "QueuePolicy",
+    "SequenceBatching",
+    "SequenceState",
     "Server",
     "ServingError",
     "Signature",
+    "Step",
     "TensorSpec",
     "Unavailable",
     "Unimplemented",
@@ -52,6 +74,7 @@ __all__ = [
 _LAZY = {
     "Config": "triglot.config",
     "ConfigError": "triglot.config",
+    "Ensemble": "triglot.core.ensemble",
     "Server": "triglot.app",
     "parse_examples": "triglot.tf_example",
 }

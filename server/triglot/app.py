@@ -16,11 +16,14 @@ from triglot.config import NO_PORT, Config
 from triglot.core.errors import ModelLoadError
 from triglot.dataplane import DataPlane, ModelMetadata
 from triglot.doors import rows
+from triglot.engine.admission import UNLIMITED, Admission, Limits
+from triglot.engine.response_cache import ResponseCache
 from triglot.engine.servable import Servable
 from triglot.engine.warm_up import warm_up as run_warm_up
+from triglot.model_calls import ModelCalls
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
-from triglot.repository.loader import Load
+from triglot.repository.loader import Adapt, Load
 from triglot.repository.manager import Manager
 from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles
@@ -34,7 +37,8 @@ log = logging.getLogger(__name__)
 class Server:
     """The server of the models at `paths`, or of `models`; `async with` starts and stops it.
 
-    `telemetry`: one that somebody else reads or feeds, too. `about`: what grps' clients are told of the server.
+    `load` makes models, and `adapt` completes each of them before it is served. `telemetry`: one that somebody
+    else reads or feeds, too. `about`: what grps' clients are told of the server.
 
     Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
     configuration says that this is the end, and `OSError` when a port is taken. The ports are bound last, when
@@ -48,6 +52,7 @@ class Server:
         *,
         models: Sequence[ModelSettings | ModelFiles] | None = None,
         load: Load = backends.load,
+        adapt: Adapt | None = None,
         skip_missing_dependencies: bool = False,
         telemetry: Telemetry | None = None,
         about: str = "",
@@ -62,14 +67,21 @@ class Server:
             load,
             max_queue_size=self.config.max_queue_size,
             skip_missing_dependencies=skip_missing_dependencies,
-            warm=self._warm_up if self.config.warm_up else None,
+            warm=self._prepare,
             poll_interval=self.config.poll_interval if self.config.model_control_mode == "poll" else 0.0,
             explicit=self.config.models_to_load if self.config.model_control_mode == "explicit" else None,
             allow_symlinks=self.config.allow_symlinks,
             load_timeout=self.config.load_timeout,
             labels_before_load=self.config.labels_before_load,
+            adapt=adapt,
         )
-        self.dataplane = DataPlane(self.manager)
+        self.dataplane = DataPlane(self.manager, default_timeout=self.config.default_timeout)
+        self._admission = Admission(
+            Limits(
+                self.config.max_queue_bytes, self.config.max_total_queue_size, self.config.max_total_queue_bytes
+            )
+        )
+        self._cache = ResponseCache(self.config.response_cache_bytes)
         self.telemetry = telemetry or Telemetry()
         self.telemetry.queue_depth = self.dataplane.queue_depth
         self.telemetry.loaded = self.dataplane.loaded
@@ -98,6 +110,7 @@ class Server:
         if self.config.grpc_socket:
             _check_socket(self.config.grpc_socket)
         started = time.monotonic()
+        self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry).reach
         try:
             errors = await self.manager.load_all(all_or_nothing=self.config.exit_on_load_error)
             if errors and self.config.exit_on_load_error:
@@ -111,8 +124,19 @@ class Server:
             await self.stop()
             raise
 
+    async def _prepare(self, servable: Servable, files: ModelFiles) -> None:
+        """Everything that is done with a version before it takes calls; what warms it up counts nowhere."""
+        if self.config.warm_up:
+            await self._warm_up(servable, files)
+        if self._admission.limits != UNLIMITED:
+            servable.bound(self._admission)
+        if self._cache.most_bytes and servable.model.response_cache:
+            servable.keep_answers(self._cache)
+
     async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:
-        await run_warm_up(servable, files.config.warm_up)
+        # What it calls counts as little.
+        reach = ModelCalls(self.dataplane, None).reach
+        await run_warm_up(servable, files.config.warm_up, reach)
         recorded = await asyncio.to_thread(read_warm_up, files.file.parent)
         await warm_up(self._predictions, servable, recorded)
 

@@ -23,6 +23,7 @@ from triglot.hints import hint_lines
 from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles
 from triglot.telemetry.store import Telemetry
+from triglot.tfserving_batching import Batching
 from triglot.version import __version__
 
 if TYPE_CHECKING:
@@ -58,13 +59,15 @@ def _print(text: str) -> None:
 class Start:
     """What a command line asks for: models at paths, or `models`, and the file to follow that names them.
 
-    `around` is what all of it happens in, `prepare` is called before anything else, `test` is run in place of
-    serving, and `fails` is told why there is no server. See `Server` for `telemetry` and `about`.
+    `batching` has the models batched. `around` is what all of it happens in, `prepare` is called before anything
+    else, `test` is run in place of serving, and `fails` is told why there is no server. See `Server` for
+    `telemetry` and `about`.
     """
 
     config: Config
     paths: Sequence[Path] = ()
     models: Sequence[ModelSettings | ModelFiles] | None = None
+    batching: Batching | None = None
     skip_missing_dependencies: bool = False
     config_file: Path | None = None
     poll_seconds: float = 0.0
@@ -174,6 +177,7 @@ def _start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environmen
     return Start(
         tfserving_cli.configuration(flags, environment),
         models=tfserving_cli.models(flags),
+        batching=tfserving_cli.batching(flags),
         config_file=tfserving_cli.config_file(flags),
         poll_seconds=tfserving_cli.poll_seconds(flags),
         warnings=tfserving_cli.warnings(flags),
@@ -237,6 +241,7 @@ async def _serve(start: Start) -> int:
         start.paths,
         config,
         models=start.models,
+        adapt=start.batching,
         skip_missing_dependencies=start.skip_missing_dependencies,
         telemetry=start.telemetry,
         about=start.about,

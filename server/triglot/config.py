@@ -44,6 +44,7 @@ CONTROL_MODES = ("none", "poll", "explicit")
 POLL_SECONDS = 5.0
 STREAMING_MODES = ("query_param", "header_param", "body_param")
 LAST_PORT = 65535
+GIB = 2**30
 NO_PORT = -1
 
 
@@ -70,6 +71,9 @@ class Config:
     )
     max_connections: int = _option(0, "calls that may be open at a time, over gRPC and over REST; 0 sets no limit")
     rest_timeout: float = _option(0.0, "seconds that a REST call may take; 0 sets no limit")
+    default_timeout: float = _option(
+        0.0, "seconds that a request for a model may take when its client sets no deadline; 0 sets no limit"
+    )
     cors: bool = _option(
         False, "let web pages of any origin read the answers of TensorFlow Serving's REST interface"
     )
@@ -132,6 +136,18 @@ class Config:
         "application/octet-stream", "content type of streams over HTTP in grps' interface"
     )
     max_queue_size: int = _option(1024, "requests that may wait for one model", least=1)
+    max_queue_bytes: int = _option(
+        GIB, "bytes of requests that one model may hold, waiting or running; 0 sets no limit"
+    )
+    max_total_queue_size: int = _option(
+        8192, "requests that all models may hold, waiting or running; 0 sets no limit"
+    )
+    max_total_queue_bytes: int = _option(
+        2 * GIB, "bytes of requests that all models may hold, waiting or running; 0 sets no limit"
+    )
+    response_cache_bytes: int = _option(
+        0, "bytes of answers to keep for equal requests to models that allow it; 0 keeps none"
+    )
     drain_delay: float = _option(5.0, "seconds between not-ready and closing the listeners on SIGTERM")
     grace: float = _option(20.0, "seconds that running calls have to finish when the server stops")
     exit_on_load_error: bool = _option(True, "end when a model cannot be loaded, instead of staying not ready")

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
-from triglot.core.scheduling import scheduling_of
+from triglot.core.scheduling import QueuePolicy, scheduling_of
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array
-from triglot.core.types import Call, InferenceRequest, InferenceResponse
+from triglot.core.types import Call, InferenceRequest, InferenceResponse, Reach, no_models
 from triglot.core.validation import (
     InvalidRequest,
     bind_inputs,
@@ -22,9 +22,11 @@ from triglot.core.validation import (
     check_requested_outputs,
     check_shapes,
 )
+from triglot.engine.response_cache import Shelf
 from triglot.engine.servable import Servable
 from triglot.repository.manager import Manager
 from triglot.repository.plan import Version
+from triglot.repository.sequences import SequenceRoutes
 from triglot.repository.settings import ModelSettings
 
 T = TypeVar("T")
@@ -55,8 +57,13 @@ class ModelMetadata:
 class DataPlane:
     """Finds the servable, validates the request against its signature, runs it, checks what it answers."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, *, default_timeout: float = 0.0) -> None:
+        self.reach: Reach = no_models
+        """What `Call.infer` does; see `ModelCalls`."""
         self._manager = manager
+        self._sequences = SequenceRoutes(manager)
+        self._default_timeout = default_timeout
+        self._default_source = f"the server's default_timeout of {default_timeout:g} seconds"
         self._stopped = asyncio.Event()
         self._changed = asyncio.Event()
         manager.on_change = self._announce
@@ -68,6 +75,16 @@ class DataPlane:
         """
         return self._manager.servable(name, version, label)
 
+    def servable_of(self, request: InferenceRequest) -> Servable:
+        """The version that the request goes to: where its sequence lives, if it goes on with one."""
+        if request.parameters and (holder := self._sequences.find(request)) is not None:
+            return holder
+        return self._manager.servable(request.model_name, request.model_version)
+
+    def streams(self, request: InferenceRequest) -> bool:
+        """Whether the request is answered with a stream. Raises as `metadata`."""
+        return self.servable_of(request).decoupled
+
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """One answer to one request.
 
@@ -75,18 +92,51 @@ class DataPlane:
         `Decoupled` when the model answers with a stream.
         """
         call.model_name = request.model_name
-        with self._manager.servable(request.model_name, request.model_version) as servable:
+        with self.servable_of(request) as servable:
             return await self.infer_on(servable, request, call)
 
     async def infer_on(self, servable: Servable, request: InferenceRequest, call: Call) -> InferenceResponse:
         """As `infer`, on a version that the caller holds a lease of."""
-        _note(servable, call)
+        self._begin(servable, call)
         if servable.decoupled:
             raise Decoupled("the model answers with a stream of responses")
         signature = _admit(servable, request, call)
         inputs = (
-            await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
+            await self._bound(servable, signature, request, call)
+            if signature.takes_bytes or servable.sequences is not None
+            else bind_inputs(signature, request)
         )
+        if servable.answers is not None:
+            return await self._kept_or_new(servable.answers, servable, signature, request, inputs, call)
+        return await self._new(servable, signature, request, inputs, call)
+
+    async def _kept_or_new(
+        self,
+        answers: Shelf,
+        servable: Servable,
+        signature: Signature,
+        request: InferenceRequest,
+        inputs: dict[str, Array],
+        call: Call,
+    ) -> InferenceResponse:
+        """An equal request's answer, or one that is kept for the next."""
+        key = await answers.key(inputs, call, request.outputs, lenient_shapes=request.lenient_shapes)
+        kept = answers.find(key)
+        if kept is not None:
+            return InferenceResponse(servable.name, str(servable.version), request.id, kept)
+        response = await self._new(servable, signature, request, inputs, call)
+        await answers.keep(key, response.outputs)
+        return response
+
+    async def _new(
+        self,
+        servable: Servable,
+        signature: Signature,
+        request: InferenceRequest,
+        inputs: dict[str, Array],
+        call: Call,
+    ) -> InferenceResponse:
+        """What the model answers now."""
         try:
             answer = await servable.infer(inputs, call)
         except Internal:
@@ -99,7 +149,7 @@ class DataPlane:
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
         call.model_name = request.model_name
-        with self._manager.servable(request.model_name, request.model_version) as servable:
+        with self.servable_of(request) as servable:
             async with aclosing(await self.infer_stream_on(servable, request, call)) as responses:
                 async for response in responses:
                     yield response
@@ -111,22 +161,48 @@ class DataPlane:
 
         A model that is not decoupled gives one answer.
         """
-        _note(servable, call)
+        self._begin(servable, call)
         signature = _admit(servable, request, call)
         inputs = (
-            await _bind_bytes(signature, request) if signature.takes_bytes else bind_inputs(signature, request)
+            await self._bound(servable, signature, request, call)
+            if signature.takes_bytes or servable.sequences is not None
+            else bind_inputs(signature, request)
         )
         return servable.stream(inputs, call, partial(_response, servable, signature, request))
 
     async def exchange_on(self, servable: Servable, call: Call) -> Any:
         """What a model that takes messages answers to `call.exchange`. Raises `ServingError`."""
-        _note(servable, call)
+        self._begin(servable, call)
         return await servable.infer({}, call)
 
     def exchange_stream_on(self, servable: Servable, call: Call) -> AsyncGenerator[Any, None]:
         """What such a model answers with, one by one. Closing the generator stops the model."""
-        _note(servable, call)
+        self._begin(servable, call)
         return servable.stream({}, call)
+
+    async def _bound(
+        self, servable: Servable, signature: Signature, request: InferenceRequest, call: Call
+    ) -> dict[str, Array]:
+        """The inputs; a request that starts a sequence is let into it here."""
+        if servable.sequences is None:
+            return await _bind_bytes(signature, request)
+        # Requests of a sequence are not to overtake each other on a thread.
+        async with servable.sequences.binding:
+            inputs = await _bind_bytes(signature, request)
+        if call.scheduling.sequence_start:
+            if self.stopping:
+                raise Unavailable("the server is shutting down: it goes on with sequences, and starts none")
+            self._sequences.begin(servable, call.scheduling.sequence_id)
+        return inputs
+
+    def _begin(self, servable: Servable, call: Call) -> None:
+        """The call learns where it goes, for the telemetry, and when it ends at the latest."""
+        call.model_name, call.model_version = servable.name, servable.version
+        if call.reach is no_models:  # Else a model calls, which knows who called it.
+            call.reach = self.reach
+        # A warm-up may take as long as it takes; what a model asks of another ends with its own call.
+        if self._default_timeout and call.deadline is None and call.size:
+            call.limit(self._default_timeout, self._default_source)
 
     def metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Raises `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one not ready."""
@@ -198,9 +274,9 @@ class DataPlane:
             loading.cancel()
             stopped.cancel()
 
-    def unload_model(self, name: str) -> None:
+    def unload_model(self, name: str, *, dependents: bool = False) -> None:
         """Raises as `Manager.unload_model`."""
-        self._manager.unload_model(name)
+        self._manager.unload_model(name, dependents=dependents)
 
     def broken(self) -> dict[str, ServingError]:
         """What is wrong with those wanted models of which there is no version at all."""
@@ -277,14 +353,18 @@ def _admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatu
     call.request_id = request.id
     call.parameters = request.parameters
     if request.parameters:
-        call.scheduling = scheduling_of(request.parameters)
+        call.scheduling = scheduling_of(request.parameters, call.scheduling)
+        timeout = call.scheduling.timeout
+        if timeout and servable.sequences is None and not _has_queue_policies(servable):
+            call.limit(timeout, f"the request's timeout of {timeout:g} seconds")
     call.signature_name = name
     return signature
 
 
-def _note(servable: Servable, call: Call) -> None:
-    """Where the call goes, for the telemetry."""
-    call.model_name, call.model_version = servable.name, servable.version
+def _has_queue_policies(servable: Servable) -> bool:
+    """Whether these say what a request's `timeout` means: how long it may wait, if it may say so (spec 5.1)."""
+    batching = servable.model.dynamic_batching
+    return batching is not None and (bool(batching.policies) or batching.policy != QueuePolicy())
 
 
 async def _bind_bytes(signature: Signature, request: InferenceRequest) -> dict[str, Array]:

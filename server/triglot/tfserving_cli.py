@@ -19,9 +19,12 @@ from triglot.config import ANY_HOST, NO_PORT, Config, ConfigError, check_option,
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ServingError
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.pb.tfserving import option_files_pb2
+from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
+from triglot.protocols.tfserving.batching import parameters_of
 from triglot.protocols.tfserving.model_config import TENSORFLOW, model_settings
 from triglot.repository.proto_text import parse_text
 from triglot.repository.settings import ModelSettings
+from triglot.tfserving_batching import Batching, read_parameters
 from triglot.version import __version__
 
 log = logging.getLogger(__name__)
@@ -105,13 +108,15 @@ FLAGS = {
     "monitoring_config_file": Flag(
         str, "a MonitoringConfig in text format, which opens the metrics page", "monitoring_path", _monitoring_path
     ),
-    "enable_batching": Flag(boolean, "accepted, but requests are run one by one"),
-    "batching_parameters_file": Flag(str, "parameters for --enable_batching; not read"),
+    "enable_batching": Flag(boolean, "execute requests that wait at the same time together"),
+    "batching_parameters_file": Flag(str, "BatchingParameters in text format, for --enable_batching"),
+    "enable_per_model_batching_parameters": Flag(
+        boolean, "batch a version by the batching_params.pbtxt in its folder, and not at all without one"
+    ),
 }
 
 TUNING: dict[str, Kind] = {
     "rest_api_num_threads": int,
-    "enable_per_model_batching_parameters": boolean,
     "num_load_threads": int,
     "num_unload_threads": int,
     "max_num_load_retries": int,
@@ -225,6 +230,21 @@ def poll_seconds(flags: Mapping[str, Any]) -> float:
     return seconds
 
 
+def batching(flags: Mapping[str, Any]) -> Batching | None:
+    """What has the models batched, if they are to be. Raises `ConfigError`."""
+    if not flags.get("enable_batching"):
+        return None
+    parameters = parameters_of(BatchingParameters(), "")
+    if name := flags.get("batching_parameters_file"):
+        try:
+            parameters = read_parameters(Path(name))
+        except OSError as error:
+            raise ConfigError(f"{name}: {error.strerror}") from None
+        except InvalidArgument as error:
+            raise ConfigError(error.message) from None
+    return Batching(parameters, per_model=flags.get("enable_per_model_batching_parameters", False))
+
+
 def models(flags: Mapping[str, Any]) -> list[ModelSettings]:
     """The models that the flags want. Raises `ConfigError`."""
     if file := config_file(flags):
@@ -262,8 +282,8 @@ def warnings(flags: Mapping[str, Any]) -> list[str]:
     texts = []
     if without_effect := [f"--{name}" for name in TUNING if name in flags]:
         texts.append(f"without effect here: {', '.join(without_effect)}")
-    if flags.get("enable_batching"):
-        texts.append("--enable_batching: requests are not batched yet, but run one by one")
+    if flags.get("enable_per_model_batching_parameters") and not flags.get("enable_batching"):
+        texts.append("--enable_per_model_batching_parameters: without effect, as there is no --enable_batching")
     return texts
 
 

@@ -11,7 +11,7 @@ import triglot
 from triglot.core.signature import DEFAULT_SIGNATURE, signatures_of
 from triglot.core.tensor import object_array
 from triglot.core.types import Call, TensorSpec
-from triglot.engine.servable import takes_call
+from triglot.engine.declarations import takes_call
 
 
 def tensor(values: Any) -> Any:

@@ -38,7 +38,7 @@ class Waiting(triglot.Model):
 
 
 REQUEST = Infer("scalar", [Tensor("x", "BYTES", [1], pack_bytes([b"a"]))], id="7")
-FULL = "[request id: 7] Exceeds maximum queue size: 1 requests wait"
+FULL = "[request id: 7] Exceeds maximum queue size: 1 requests wait, as many as max_queue_size allows"
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from triglot.core.model_config import (
     WarmUpInput,
     WarmUpRequest,
 )
+from triglot.core.scheduling import DynamicBatching
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.model_config import BACKEND_OF_NAME, CONFIG_FILE, config_of, parse_override, read_config
 
@@ -122,13 +123,13 @@ def test_the_configuration_of_an_image_classifier(tmp_path: Path) -> None:
         inputs=(TensorConfig("data_0", "FP32", (3, 224, 224)),),
         outputs=(TensorConfig("fc6_1", "FP32", (1000,), folder / "labels.txt"),),
         instance_groups=(InstanceGroup("GPU", 2, (0, 1)), InstanceGroup("CPU", 1)),
+        dynamic_batching=DynamicBatching(preferred_sizes=(4, 8), max_queue_delay=100e-6),
     )
     assert config.source == file
     assert warnings == [
         "something earlier",
         f"{file}: input[0].format: without effect here",
         f"{file}: output[0].label_filename: without effect yet: there is no classification",
-        f"{file}: dynamic_batching: without effect yet: requests are run one by one",
         f"{file}: optimization: without effect here",
     ]
 
@@ -245,19 +246,21 @@ def test_a_file_below_the_version_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "warnings"),
     [
-        ("ensemble_scheduling { step { model_name: 'a' } }", ["ensemble_scheduling: without effect here"]),
         (
             "cc_model_filenames { key: '7.5' value: 'a.plan' } metric_tags { key: 'a' value: 'b' }",
             ["cc_model_filenames: without effect here", "metric_tags: without effect here"],
         ),
-        ("dynamic_batching {}", ["dynamic_batching: without effect yet: requests are run one by one"]),
         (
-            "sequence_batching { control_input { name: 'START' control { fp32_false_true: [ 0, 1 ] } } }",
-            ["sequence_batching: without effect yet: requests are run one by one"],
+            "sequence_batching { iterative_sequence: true state { input_name: 'a' output_name: 'b' dims: 1 "
+            "data_type: TYPE_FP32 use_same_buffer_for_input_output: true } }",
+            [
+                "sequence_batching.state[0].use_same_buffer_for_input_output: without effect here",
+                "sequence_batching.iterative_sequence: without effect here",
+            ],
         ),
         (
-            "response_cache { enable: true }",
-            ["response_cache.enable: without effect yet: responses are not cached"],
+            "parameters { key: 'excution' value { string_value: 'process' } }",
+            ["parameters[excution]: for the model's own code; did you mean 'execution'?"],
         ),
         (
             "instance_group [ {}, { profile: [ 'a', 'b' ] passive: true } ]",
@@ -289,7 +292,8 @@ def _set(message: Message, field: Any) -> None:
 
 UNDERSTOOD = {
     "ModelConfig": """name platform backend version_policy max_batch_size input output instance_group parameters
-        default_model_filename model_transaction_policy model_warmup response_cache""",
+        default_model_filename model_transaction_policy model_warmup response_cache dynamic_batching
+        sequence_batching ensemble_scheduling""",
     "ModelInput": "name data_type dims",
     "ModelOutput": "name data_type dims label_filename",
     "ModelInstanceGroup": "name count kind gpus",

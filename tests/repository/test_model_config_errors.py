@@ -11,8 +11,8 @@ from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.model_config import CONFIG_FILE, MAX_CONFIG_BYTES, config_of, parse_override, read_config
 
 BACKENDS = (
-    "one of libtorch, onnx, onnxruntime, onnxruntime_onnx, predictor, python, pytorch, pytorch_libtorch, sklearn, "
-    "tensorflow, tensorflow_savedmodel, torch, xgboost"
+    "one of ensemble, libtorch, onnx, onnxruntime, onnxruntime_onnx, predictor, python, pytorch, "
+    "pytorch_libtorch, sklearn, tensorflow, tensorflow_savedmodel, torch, xgboost"
 )
 DATATYPES = (
     "one of TYPE_BOOL, TYPE_UINT8, TYPE_UINT16, TYPE_UINT32, TYPE_UINT64, TYPE_INT8, TYPE_INT16, TYPE_INT32, "
@@ -81,7 +81,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     [
         ("name: 'other'", "name: expected 'm', as the folder is called, got 'other'"),
         ("max_batch_size: -1", "max_batch_size: expected at least 0, got -1"),
-        ("platform: 'ensemble'", f"platform: expected {BACKENDS}, got 'ensemble'"),
         ("platform: 'tensorflow_graphdef'", f"platform: expected {BACKENDS}, got 'tensorflow_graphdef'"),
         ("backend: 'fil'", f"backend: expected {BACKENDS}, got 'fil'"),
         (
@@ -264,7 +263,7 @@ def test_a_preferred_batch_size_where_the_model_says_the_largest(tmp_path: Path)
         ("direct { minimum_slot_utilization: nan }", ".direct.minimum_slot_utilization: expected 0 to 1, got nan"),
         ("control_input {}", ".control_input[0].name: expected a name of its own, got ''"),
         (
-            "control_input { name: 'a' } control_input { name: 'a' }",
+            f"control_input {{ name: 'a' {START} int32_false_true: [ 0, 1 ] }} }} control_input {{ name: 'a' }}",
             ".control_input[1].name: expected a name of its own, got 'a'",
         ),
         (

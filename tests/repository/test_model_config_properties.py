@@ -33,7 +33,7 @@ def messages(draw: st.DrawFn) -> Any:
     """Configurations of model `m`, of which everything is understood."""
     message: Any = pb.ModelConfig(
         name=draw(st.sampled_from(("", "m"))),
-        backend=draw(st.sampled_from(("", *BACKEND_OF_NAME))),
+        backend=draw(st.sampled_from(("", *sorted(BACKEND_OF_NAME.keys() - {"ensemble"})))),
         max_batch_size=draw(st.integers(0, 2**31 - 1)),
     )
     for field, tensors in ((message.input, draw(TENSORS)), (message.output, draw(TENSORS))):
@@ -98,8 +98,8 @@ sequence_batching {
   control_input {
     name: "b"
     control { kind: CONTROL_SEQUENCE_READY bool_false_true: [ false, true ] }
-    control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING }
   }
+  control_input { name: "c" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } }
 }
 response_cache { enable: false }
 """
@@ -112,7 +112,7 @@ def test_values_on_the_bounds_are_fine(folder: Path, text: str) -> None:
     warnings: list[str] = []
     (folder / CONFIG_FILE).write_text(text)
     config = read_config(folder, warnings)
-    assert len(warnings) == 1
+    assert warnings == []
     assert [request.batch_size for request in config.warm_up] == [4] * text.count("model_warmup")
 
 

@@ -138,7 +138,9 @@ async def test_no_more_calls_are_open_than_may_be() -> None:
         await model.entered.wait()
         async with predict(server) as refused:
             assert refused.status == 503
-            assert (await refused.json())["status"]["msg"] == "1 calls are open, no more are taken"
+            assert (await refused.json())["status"]["msg"] == (
+                "1 calls are open, as many as max_connections allows"
+            )
         model.gate.set()
         await first
         async with await second as response:

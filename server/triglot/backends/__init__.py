@@ -12,6 +12,7 @@ from triglot.core.model import Model
 from triglot.core.model_config import NO_CONFIG, ModelConfig
 
 BACKENDS = {
+    "ensemble": "triglot.backends.ensemble:load",
     "onnx": "triglot.backends.onnx:load",
     "predictor": "triglot.backends.predictor:load",
     "python": "triglot.backends.python:load",

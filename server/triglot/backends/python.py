@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from triglot.backends.model_modules import OwnFinder
-from triglot.core.errors import ModelLoadError
+from triglot.core.errors import ModelLoadError, NeedsProcess
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 
@@ -29,12 +29,14 @@ def load(file: Path, config: ModelConfig) -> Model:
     code of theirs that runs on after its `close` cannot import any more of them.
 
     Raises `ModelLoadError` when there is no model class, or more than one, or one of Triton's, and for a `load` or
-    `close` that is no plain function.
+    `close` that is no plain function; `NeedsProcess` when the class says so and the configuration says nothing.
     """
     own = OwnFinder(f"triglot_model_{next(_numbers)}_{file.stem}", [str(file.parent)])
     try:
         model_class = _model_class(file, _import(file, own))
         _check_plain(file, model_class)
+        if model_class.execution == "process" and not config.execution:
+            raise NeedsProcess(f"{file}: execution 'process': expected to be loaded by a server, in a process")
         model = model_class()
         _forget_with(model, model_class, own)
         vars(model)["model_config"] = config  # Past what a frozen dataclass forbids.

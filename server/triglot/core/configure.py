@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig, TensorConfig
+from triglot.core.model_scheduling import CONFIG_KEYS, check_scheduling
 from triglot.core.signature import Signature, default_of, shape_text, signatures_of
 from triglot.core.types import TensorSpec
 
@@ -33,13 +34,19 @@ def configure(model: Model, config: ModelConfig) -> None:
 
 
 def _set_scheduling(model: Model, config: ModelConfig) -> None:
-    """What the configuration says takes the place of what the model's class says."""
+    """What the configuration says takes the place of what the model's class says, and must fit the rest of it."""
     if config.dynamic_batching is not None or config.sequence_batching is not None:
         model.dynamic_batching, model.sequence_batching = config.dynamic_batching, config.sequence_batching
     if config.response_cache:
         model.response_cache = True
     if config.execution:
         model.execution = config.execution
+    if config.cpus:
+        model.cpus = config.cpus
+    if config.hang_seconds is not None:
+        model.hang_seconds = config.hang_seconds
+    if config.dynamic_batching or config.sequence_batching or config.response_cache:
+        check_scheduling(model, CONFIG_KEYS)
 
 
 def _check_decoupled(model: Model, config: ModelConfig) -> None:

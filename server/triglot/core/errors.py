@@ -125,6 +125,10 @@ class ModelLoadError(Exception):
         self.code = code
 
 
+class NeedsProcess(ModelLoadError):
+    """The model's class says that its instances are processes, which load it themselves."""
+
+
 class MissingDependency(ModelLoadError):
     """The library of a backend is not installed; the text names the `pip install` to run."""
 

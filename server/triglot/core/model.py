@@ -59,6 +59,11 @@ class Model:
     for the same inputs and parameters."""
     execution: str = "thread"
     """"thread", or "process": each instance is a process, for code that holds the interpreter's lock."""
+    cpus: Sequence[int] = ()
+    """The CPUs that the instances run on, each on one of them in turn; none: on any."""
+    hang_seconds: float = 0.5
+    """With `execution` "process": after so long without a sign of life a process is ended and replaced; 0: never.
+    Only code that holds the interpreter's lock and neither computes nor waits for a disk gives none."""
     places_instances: bool = False
     """Whether it has put its instances on the devices of its configuration, and says how many `instances` these
     are."""
@@ -70,6 +75,10 @@ class Model:
     """What metadata calls the model's platform."""
     infer: Callable[..., Any]
     """`infer(self, inputs)` or `infer(self, inputs, call)`, see above."""
+    infer_batch: Callable[..., Any] | None = None
+    """`infer_batch(self, inputs, calls)`, for a model with `dynamic_batching` that takes a batch as a list: the
+    inputs and the call of each request; their shapes may differ. It answers with a list, an item for each request,
+    in their order: its outputs, or an exception that is this request's alone."""
 
     def load(self, folder: Path) -> None:
         """Called once, before the first `infer`, with the folder that holds the model's files."""

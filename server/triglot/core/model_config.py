@@ -37,6 +37,8 @@ class VersionPolicy:
         return sorted((self.specific or frozenset()).difference(found))
 
 
+EXECUTIONS = ("thread", "process")
+"""What an instance may be."""
 ALL = VersionPolicy()
 LATEST = VersionPolicy(latest=1)
 
@@ -103,8 +105,11 @@ class ModelConfig:
 
     `backend` and `file_name` say what to load, `parameters` are for the model's own code. `decoupled`: None where
     nothing is said. `dynamic_batching` and `sequence_batching` exclude each other. `ensemble` are the steps of a
-    model that is made of others. `response_cache`: keep its answers, where the server has a cache. `execution`:
-    "thread" or "process", "" where nothing is said. `source` is what messages call the configuration: its file.
+    model that is made of others, and `max_inflight_requests` how many calls of each of these run at the same time,
+    0: as many as come. `response_cache`: keep its answers, where the server has a cache. `execution`:
+    one of `EXECUTIONS`, "" where nothing is said. `cpus` are for the instances, in turn; none: any.
+    `hang_seconds` is the model's, None where nothing is said. `source` is
+    what messages call the configuration: its file.
     """
 
     backend: str = ""
@@ -120,8 +125,11 @@ class ModelConfig:
     dynamic_batching: DynamicBatching | None = None
     sequence_batching: SequenceBatching | None = None
     ensemble: Sequence[Step] = ()
+    max_inflight_requests: int = 0
     response_cache: bool = False
     execution: str = ""
+    cpus: Sequence[int] = ()
+    hang_seconds: float | None = None
     source: str = field(default="", compare=False)
 
     def devices(self, gpu_count: Callable[[], int]) -> list[Device]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Literal
 
+from triglot.core import checks
 from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import DATATYPES
 
 AUTO: Literal["auto"] = "auto"
 """A delay that the batcher finds by itself."""
+MAX_PRIORITY_LEVELS = 1000
+LONGEST_SECONDS = 365 * 24 * 3600.0
+"""What a wait may take; the system's own waiting functions have a limit, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +25,23 @@ class QueuePolicy:
 
     `timeout` is in seconds, 0 is none; a request that has waited longer is refused, or, with `delay_expired`, runs
     after all that have not. `allow_timeout_override`: a request's own, shorter timeout counts. `max_queue_size` 0:
-    as many as the model's queue takes.
+    as many as the model's queue takes. Raises `ValueError`, which names the field, as all of these values do.
     """
 
     timeout: float = 0.0
     delay_expired: bool = False
     allow_timeout_override: bool = False
     max_queue_size: int = 0
+
+    def __post_init__(self) -> None:
+        _check_seconds("timeout", self.timeout)
+        checks.flag("delay_expired", self.delay_expired)
+        checks.flag("allow_timeout_override", self.allow_timeout_override)
+        checks.count("max_queue_size", self.max_queue_size)
+
+
+def _check_seconds(name: str, value: object) -> None:
+    checks.number(name, value, 0, LONGEST_SECONDS, "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +57,10 @@ class DynamicBatching:
     - `max_execution_size`: a request with more rows is executed in parts of so many; 0: requests are never split.
     - `pad_variable_lengths`: inputs that differ in other dims are padded with zeros, up to the longest (tfs 6.5).
     - `max_waiting_batches`: batches of max_batch_size that may wait; 0: the model's bound on requests is all.
+    - `max_batch_size`: most rows of a batch and of a request, where the model has no `max_batch_size` (tfs 6.5).
+    - `signatures`: those whose requests are joined, the others are executed one by one; none: all are joined.
 
-    Raises `ValueError` for a value that there cannot be.
+    Raises `ValueError`, which names the field, for a value that cannot be.
     """
 
     preferred_sizes: Sequence[int] = ()
@@ -57,25 +75,55 @@ class DynamicBatching:
     max_execution_size: int = 0
     pad_variable_lengths: bool = False
     max_waiting_batches: int = 0
+    max_batch_size: int = 0
+    signatures: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        for name in ("preferred_sizes", "allowed_sizes"):
+            object.__setattr__(self, name, checks.sizes(name, getattr(self, name)))
+        object.__setattr__(self, "signatures", checks.items("signatures", self.signatures, "names"))
+        for name in ("max_execution_size", "max_waiting_batches", "max_batch_size"):
+            checks.count(name, getattr(self, name))
+        for name in ("preserve_ordering", "pad_variable_lengths"):
+            checks.flag(name, getattr(self, name))
+        self._check_delay()
+        self._check_levels()
+
+    def _check_delay(self) -> None:
         delay, objective = self.max_queue_delay, self.latency_objective
+        _check_seconds("latency_objective", objective)
         if isinstance(delay, str):
             if delay != AUTO:
                 raise ValueError(f"max_queue_delay: expected seconds or {AUTO!r}, got {delay!r}")
-            if objective <= 0:
+            if not objective:
                 raise ValueError(
                     f"latency_objective: expected seconds above 0 with max_queue_delay {AUTO!r}, got {objective:g}"
                 )
-        elif delay < 0:
-            raise ValueError(f"max_queue_delay: expected at least 0 seconds, got {delay:g}")
-        elif objective:
+            return
+        _check_seconds("max_queue_delay", delay)
+        if objective:
             raise ValueError(f"latency_objective: expected max_queue_delay {AUTO!r} with it, got {delay:g}")
-        for name in ("preferred_sizes", "allowed_sizes"):
-            sizes = tuple(getattr(self, name))
-            if any(size < 1 for size in sizes):
-                raise ValueError(f"{name}: expected sizes of at least 1, got {list(sizes)}")
-            object.__setattr__(self, name, tuple(sorted(set(sizes))))
+
+    def _check_levels(self) -> None:
+        levels = self.priority_levels
+        checks.count("priority_levels", levels, most=MAX_PRIORITY_LEVELS)
+        checks.kind("policy", self.policy, QueuePolicy)
+        checks.kind("policies", self.policies, Mapping)
+        used = {"default_priority_level": self.default_priority_level}
+        used |= {f"policies[{level!r}]": level for level in self.policies}
+        for name, level in used.items():
+            checks.count(name, level)
+            if levels and not 1 <= level <= levels:
+                raise ValueError(f"{name}: expected a level from 1 to priority_levels {levels}, got {level}")
+        if self.preserve_ordering and levels > 1:
+            raise ValueError(f"priority_levels: expected at most 1 with preserve_ordering, got {levels}")
+        policies = {"policy": self.policy} | {
+            f"policies[{level}]": self.policies[level] for level in self.policies
+        }
+        for name, policy in policies.items():
+            checks.kind(name, policy, QueuePolicy)
+            if self.preserve_ordering and policy.timeout and policy.delay_expired:
+                raise ValueError(f"{name}.delay_expired: expected False with preserve_ordering, got True")
 
     def level(self, priority: int) -> int:
         """The level of a request that asks for `priority` (0: for none)."""
@@ -91,6 +139,9 @@ class DynamicBatching:
 # --- sequences ---
 
 ControlKind = Literal["START", "READY", "END", "CORRID"]
+_FLAGS, _IDS = ("INT32", "FP32", "BOOL"), ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
+CONTROL_DATATYPES = {"START": _FLAGS, "READY": _FLAGS, "END": _FLAGS, "CORRID": _IDS}
+"""The datatypes that an input of each kind may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +157,14 @@ class ControlInput:
     false: float = 0
     true: float = 1
 
+    def __post_init__(self) -> None:
+        checks.name("name", self.name)
+        checks.choice("kind", self.kind, CONTROL_DATATYPES)
+        checks.choice("datatype", self.datatype, CONTROL_DATATYPES[self.kind])
+        for name in ("false", "true"):
+            if type(value := getattr(self, name)) not in (bool, int, float):
+                raise checks.expected(name, "a number", value)
+
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
@@ -116,16 +175,43 @@ class InitialState:
     file: Path | None = None
     name: str = ""
 
+    def __post_init__(self) -> None:
+        checks.choice("datatype", self.datatype, DATATYPES)
+        object.__setattr__(self, "dims", checks.dims("dims", self.dims, any_size=False))
+        checks.kind("file", self.file, Path, NoneType)
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """An output of one request that is an input of the sequence's next one; `dims` without the batch dim."""
+    """An output of one request that is an input of the sequence's next one; `dims` without the batch dim.
+
+    `returned`: the output is for the clients, too.
+    """
 
     input_name: str
     output_name: str
     datatype: str
     dims: Sequence[int]
     initial: InitialState | None = None
+    returned: bool = False
+
+    def __post_init__(self) -> None:
+        checks.name("input_name", self.input_name)
+        checks.name("output_name", self.output_name)
+        checks.choice("datatype", self.datatype, DATATYPES)
+        checks.flag("returned", self.returned)
+        own = checks.dims("dims", self.dims, any_size=True)
+        object.__setattr__(self, "dims", own)
+        if self.initial is None:
+            return
+        checks.kind("initial", self.initial, InitialState)
+        if self.initial.datatype != self.datatype:
+            raise ValueError(
+                f"initial.datatype: expected the state's {self.datatype}, got {self.initial.datatype}"
+            )
+        first = self.initial.dims
+        if len(first) != len(own) or any(dim not in (-1, given) for dim, given in zip(own, first, strict=True)):
+            raise ValueError(f"initial.dims: expected what fits the state's {list(own)}, got {list(first)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +220,10 @@ class DirectStrategy:
 
     max_queue_delay: float = 0.0
     minimum_slot_utilization: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_seconds("max_queue_delay", self.max_queue_delay)
+        checks.number("minimum_slot_utilization", self.minimum_slot_utilization, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +234,12 @@ class OldestStrategy:
     preferred_sizes: Sequence[int] = ()
     max_queue_delay: float = 0.0
     preserve_ordering: bool = False
+
+    def __post_init__(self) -> None:
+        checks.count("max_candidate_sequences", self.max_candidate_sequences)
+        object.__setattr__(self, "preferred_sizes", checks.sizes("preferred_sizes", self.preferred_sizes))
+        _check_seconds("max_queue_delay", self.max_queue_delay)
+        checks.flag("preserve_ordering", self.preserve_ordering)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +253,23 @@ class SequenceBatching:
     controls: Sequence[ControlInput] = ()
     states: Sequence[SequenceState] = ()
     strategy: DirectStrategy | OldestStrategy = DirectStrategy()
+
+    def __post_init__(self) -> None:
+        _check_seconds("max_idle", self.max_idle)
+        if not self.max_idle:
+            raise checks.expected("max_idle", "seconds above 0", self.max_idle)
+        for name, kind in (("controls", ControlInput), ("states", SequenceState)):
+            values = checks.items(name, getattr(self, name), f"{kind.__name__}s")
+            for at, value in enumerate(values):
+                checks.kind(f"{name}[{at}]", value, kind)
+            object.__setattr__(self, name, values)
+        checks.kind("strategy", self.strategy, DirectStrategy, OldestStrategy)
+        checks.different("controls", [control.kind for control in self.controls])
+        checks.different(
+            "states",
+            [control.name for control in self.controls] + [state.input_name for state in self.states],
+        )
+        checks.different("states", [state.output_name for state in self.states])
 
 
 # --- ensembles ---
@@ -198,13 +311,13 @@ _MAX_ID = 2**64 - 1
 _RESERVED = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
 
 
-def scheduling_of(parameters: Mapping[str, object]) -> Scheduling:
-    """What a request's parameters say (spec 2.5); `timeout` is in microseconds there.
+def scheduling_of(parameters: Mapping[str, object], otherwise: Scheduling = PLAIN) -> Scheduling:
+    """What a request's parameters say (spec 2.5), or `otherwise`; `timeout` is in microseconds there.
 
     Raises `InvalidArgument` for a parameter of another type, or out of range.
     """
     if not any(name in parameters for name in _RESERVED):
-        return PLAIN
+        return otherwise
     return Scheduling(
         priority=_number(parameters, "priority"),
         timeout=_number(parameters, "timeout") / 1e6,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from triglot.core.scheduling import SequenceBatching
 from triglot.core.tensor import DATATYPES, Array, datatype_of, element_count
 from triglot.core.types import TensorSpec
 
@@ -125,6 +126,7 @@ def _checked_default(name: str, value: Any, rule: TensorRule | None) -> Array:
 def signatures_of(model: Model) -> dict[str, Signature]:
     """A model's signatures by name, `inputs` and `outputs` as `DEFAULT_SIGNATURE` among them.
 
+    What the server adds for sequences, and keeps of them, is no part of them: no client sends or gets it.
     Raises `ValueError` as `Signature`, and when the default signature is declared twice.
     """
     declared = dict(model.signatures)
@@ -137,7 +139,24 @@ def signatures_of(model: Model) -> dict[str, Signature]:
         if DEFAULT_SIGNATURE in declared:
             raise ValueError(f"signatures: {DEFAULT_SIGNATURE!r} is what inputs and outputs declare already")
         declared = {DEFAULT_SIGNATURE: Signature(tuple(model.inputs), tuple(model.outputs)), **declared}
-    return {name: replace(signature, max_batch_size=model.max_batch_size) for name, signature in declared.items()}
+    return {
+        name: _without_own(replace(signature, max_batch_size=model.max_batch_size), model.sequence_batching)
+        for name, signature in declared.items()
+    }
+
+
+def _without_own(signature: Signature, sequences: object) -> Signature:
+    """The signature without controls and states (spec 5.2)."""
+    if not isinstance(sequences, SequenceBatching):
+        return signature
+    inputs = {control.name for control in sequences.controls} | {state.input_name for state in sequences.states}
+    outputs = {state.output_name for state in sequences.states if not state.returned}
+    return replace(
+        signature,
+        inputs=[spec for spec in signature.inputs if spec.name not in inputs],
+        outputs=[spec for spec in signature.outputs if spec.name not in outputs],
+        defaults={name: value for name, value in signature.defaults.items() if name not in inputs},
+    )
 
 
 def default_of(signatures: Mapping[str, Signature]) -> str:

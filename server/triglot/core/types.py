@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from triglot.core.errors import Code
+from triglot.core.errors import Code, DeadlineExceeded
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.scheduling import PLAIN
 from triglot.core.tensor import DATATYPES, Array, Buffer
@@ -129,7 +129,7 @@ def _no_metadata() -> Metadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """What a model's own code asks of another model: see `Call.infer`."""
+    """What a model's own code asks of another model: see `Call.infer` and, of a `stream`, `Call.infer_stream`."""
 
     model: str
     inputs: Mapping[str, Any]
@@ -137,20 +137,23 @@ class ModelCall:
     outputs: Sequence[str] = ()
     signature_name: str = ""
     parameters: Mapping[str, ParameterValue] | None = None
+    stream: bool = False
 
 
 Reach = Callable[["Call", ModelCall], Any]
 """Runs a `ModelCall` on behalf of a call: what `Call.infer` returns."""
 
 
-def _no_models(_: Call, __: ModelCall) -> Any:
+def no_models(_: Call, __: ModelCall) -> Any:
+    """Of a call that no server has admitted."""
     raise RuntimeError("there are no other models to call: this call came without a server")
 
 
 class Call:
     """One call's own circumstances, as a model may ask for them.
 
-    `deadline` is a `time.monotonic()` instant, or None. `signature_name` is the one of the model's signatures
+    `deadline` is a `time.monotonic()` instant, or None. `size`: bytes of the request as it came; 0: it came by no
+    door of the server, as a warm-up, or a model's own call. `signature_name` is the one of the model's signatures
     that is called. `read_metadata` gives gRPC metadata or HTTP headers; few calls look at them, so they are read
     when asked for.
 
@@ -167,6 +170,8 @@ class Call:
 
     __slots__ = (
         "_cancelled",
+        "_followers",
+        "_limited_by",
         "_read_metadata",
         "_started",
         "batch_size",
@@ -184,12 +189,14 @@ class Call:
         "respond",
         "scheduling",
         "signature_name",
+        "size",
     )
 
     def __init__(
         self, deadline: float | None = None, read_metadata: Callable[[], Metadata] = _no_metadata
     ) -> None:
         self.deadline = deadline
+        self.size = 0
         self.request_id = ""
         self.signature_name = ""
         self.parameters: dict[str, ParameterValue] = {}
@@ -197,7 +204,7 @@ class Call:
         self.respond: Respond = _nobody_listens
         self.finish: Callable[[], None] = _nothing
         self.scheduling = PLAIN
-        self.reach: Reach = _no_models
+        self.reach: Reach = no_models
         self.model_name = ""
         self.model_version = 0
         self.outcome = Code.OK
@@ -205,8 +212,10 @@ class Call:
         self.queue_seconds = 0.0
         self.compute_seconds = 0.0
         self._started = 0.0
+        self._limited_by = ""
         self._read_metadata = read_metadata
         self._cancelled = False
+        self._followers: list[Callable[[], object]] | None = None
 
     @property
     def metadata(self) -> dict[str, str | bytes]:
@@ -251,15 +260,45 @@ class Call:
         """
         return self.reach(self, ModelCall(model, inputs, version, outputs, signature_name, parameters))
 
+    def infer_stream(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Any:
+        """The answers of a decoupled model one by one, with the `options` of `infer`; of another, its one answer.
+
+        `async def` code iterates over them with `async for`, other code with `for`.
+        """
+        return self.reach(self, ModelCall(model, inputs, stream=True, **options))
+
     def child(self) -> Call:
         """A call of its own for one of several requests that came on this one."""
-        return Call(self.deadline, self._read_metadata)
+        child = Call(self.deadline, self._read_metadata)
+        child._limited_by = self._limited_by
+        return child
+
+    def limit(self, seconds: float, source: str) -> None:
+        """Let it end in so many seconds at the latest; `source` is what says so, for the error's text."""
+        deadline = time.monotonic() + seconds
+        if self.deadline is None or deadline < self.deadline:
+            self.deadline, self._limited_by = deadline, source
+
+    def overdue(self, when: str) -> DeadlineExceeded:
+        """The error of a call whose deadline passed `when` something was the case."""
+        return DeadlineExceeded(f"{self._limited_by or 'the deadline'} passed {when}")
 
     def cancel(self) -> None:
         """Say that the caller is gone."""
         self._cancelled = True
         # A stream and its call would keep each other.
         self.respond, self.finish = _nobody_listens, _nothing
+        followers, self._followers = self._followers, None
+        for end in followers or ():
+            end()
+
+    def follow(self, end: Callable[[], object]) -> None:
+        """On the loop: have `end` called when this, or one of its members, is cancelled."""
+        self._followers = [*(self._followers or ()), end]
+
+    def unfollow(self, end: Callable[[], object]) -> None:
+        """Take `follow` back."""
+        self._followers = [one for one in self._followers or () if one is not end] or None
 
     def started(self, queued: float, batch_size: int = 1) -> None:
         """The model begins with so many requests; since `queued`, of `time.perf_counter`, this one has waited."""
@@ -304,6 +343,16 @@ class BatchCall(Call):
     def members(self) -> Sequence[Call]:
         """The calls that are executed together."""
         return self._members
+
+    def follow(self, end: Callable[[], object]) -> None:
+        """As of one call."""
+        for member in self._members:
+            member.follow(end)
+
+    def unfollow(self, end: Callable[[], object]) -> None:
+        """As of one call."""
+        for member in self._members:
+            member.unfollow(end)
 
     @property
     def cancelled(self) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from triglot.core.model import Model
 from triglot.core.readings import Reading
+from triglot.engine.batcher import Batcher
 from triglot.engine.queue import WorkQueue
+from triglot.engine.sequences import SequenceSchedule
 from triglot.engine.work import Work
 
 Defer = Callable[[Callable[[], None]], object]
@@ -46,4 +49,8 @@ class Schedule(Protocol):
 
 def schedule_for(model: Model, limit: int, defer: Defer, grow: Grow) -> Schedule:
     """The schedule that a model asks for. Raises `ValueError` for what the model cannot have."""
+    if model.sequence_batching is not None:
+        return SequenceSchedule(model, limit, defer, grow, asyncio.get_running_loop().call_later)
+    if model.dynamic_batching is not None:
+        return Batcher(model, limit, defer, grow, asyncio.get_running_loop().call_later)
     return WorkQueue[Work](limit, defer, grow)

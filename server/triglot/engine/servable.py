@@ -11,66 +11,38 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NoReturn
 
-from triglot.core.errors import DeadlineExceeded, QueueFull, ServingError, as_serving_error
+from triglot.core.errors import QueueFull, ServingError, as_serving_error
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.core.signature import default_of, signatures_of
 from triglot.core.types import Call
+from triglot.engine.admission import Admission, Gate, refusals
+from triglot.engine.deadline import BEFORE_START, WHILE_RUNNING, WHILE_WAITING, EachInTime, in_time
+from triglot.engine.declarations import check_declarations, function_of, takes_call
+from triglot.engine.hosted import HostedModel
 from triglot.engine.instance import Instance
+from triglot.engine.loop_batcher import LoopBatcher
 from triglot.engine.queue import RETRY_AFTER_SECONDS
-from triglot.engine.schedule import schedule_for
+from triglot.engine.response_cache import ResponseCache, Shelf
+from triglot.engine.schedule import Schedule, schedule_for
+from triglot.engine.sequences import SequenceSchedule
 from triglot.engine.work import (
     NOTHING,
     Around,
     Execution,
     Explain,
-    Function,
     Inputs,
     InstanceExecution,
     Stream,
     StreamEnd,
+    Work,
 )
 
 log = logging.getLogger(__name__)
 
 UNLOAD_PATIENCE_SECONDS = 2.0
-
-
-def takes_call(infer: Callable[..., Any]) -> bool:
-    """Whether `infer` wants the call after the inputs.
-
-    Raises `ValueError` when it can be called neither way. A second parameter with a default is the model's own
-    unless it is named `call`.
-    """
-    signature = inspect.signature(infer)
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
-        return True
-    for arguments in (1, 2):
-        try:
-            signature.bind(*range(arguments))
-        except TypeError:
-            continue
-        return arguments == 2 or list(signature.parameters)[1:2] == ["call"]
-    raise ValueError(f"infer: expected infer(self, inputs) or infer(self, inputs, call), got infer{signature}")
-
-
-def check_declarations(model: Model) -> None:
-    """Raises `ValueError` for what a model's class cannot have, and warns of what it seems to have forgotten."""
-    for kind in () if model.signatures or model.any_tensors else ("inputs", "outputs"):
-        if not getattr(model, kind):
-            log.warning("class %s declares no %s", type(model).__name__, kind)
-    for name, least in (("max_batch_size", 0), ("instances", 1), ("max_queue_size", 1)):
-        value = getattr(model, name)
-        if not isinstance(value, int) and not (name == "max_queue_size" and value is None):
-            raise ValueError(f"{name}: expected an integer, got {value!r}")
-        if value is not None and value < least:
-            raise ValueError(f"{name}: expected at least {least}, got {value}")
-
-
-def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], Any]:
-    return lambda inputs, _: infer(inputs)
 
 
 def _as_it_is(answer: Any) -> Any:
@@ -100,16 +72,31 @@ class Servable:
         self.default_signature = default_of(self.signatures)
         self.signature = self.signatures[self.default_signature]
         infer = model.infer
-        self.function: Function = infer if takes_call(infer) else _without_call(infer)
+        self.function = function_of(model)
         self.on_loop = inspect.iscoroutinefunction(infer) or inspect.isasyncgenfunction(infer)
         self.decoupled = inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
         self._loop = asyncio.get_running_loop()
-        self._schedule = schedule_for(model, self._limit, self._loop.call_soon, self._add_instances)
+        joins = model.dynamic_batching is not None and not self.decoupled
+        self._direct = self.on_loop and not joins
+        """Whether a request is a coroutine that runs at once, for itself."""
+        self._joins_streams = joins and (self.on_loop or not takes_call(infer))
+        """Whether a stream of one answer is a request like others, since the model cannot send more."""
+        self._schedule: Schedule = (
+            LoopBatcher(model, self._limit, self._loop, self.function, self._explain)
+            if self.on_loop and joins
+            else schedule_for(model, self._limit, self._loop.call_soon, self._add_instances)
+        )
+        self.sequences = self._schedule if isinstance(self._schedule, SequenceSchedule) else None
+        if self.sequences is not None:
+            self.sequences.lease = self
         self._instances: list[Instance] = []
         if not self.on_loop:
             # The others are started when there is work for them: a thread that never runs is dear, too.
             self._add_instances(1)
+        self._gate: Gate | None = None
+        self.answers: Shelf | None = None
+        self._queue_full = 0
         self._leases = 0
         self._drained: asyncio.Event | None = None
         self._idle = threading.Event()
@@ -128,6 +115,8 @@ class Servable:
     @property
     def alive(self) -> bool:
         """Whether an instance is there to run the next request."""
+        if isinstance(self.model, HostedModel) and not self.model.alive:
+            return False
         return self.on_loop or any(instance.alive for instance in self._instances)
 
     @property
@@ -136,8 +125,26 @@ class Servable:
         return len(self._schedule)
 
     def readings(self) -> Iterator[Reading]:
-        """What its schedule counts."""
-        return self._schedule.readings()
+        """What its schedule counts, and what was refused."""
+        yield from self._schedule.readings()
+        yield refusals("max_queue_size", self._queue_full)
+        if isinstance(self.model, HostedModel):
+            yield from self.model.readings()
+        if self._gate is not None:
+            yield from self._gate.readings()
+        if self.answers is not None:
+            yield from self.answers.readings()
+
+    def bound(self, admission: Admission) -> None:
+        """Count the requests that come from now on, and refuse those that are too many."""
+        self._gate = Gate(admission)
+
+    def keep_answers(self, cache: ResponseCache) -> None:
+        """From now on; equal requests get them. Nothing of a stream, or of a sequence, is kept."""
+        if self.decoupled or self.model.sequence_batching is not None:
+            log.warning("%s: response_cache: no effect on a decoupled model, or on sequences", self)
+        else:
+            self.answers = cache.shelf(ordered=self.model.any_tensors)
 
     @property
     def leases(self) -> int:
@@ -164,24 +171,58 @@ class Servable:
     async def infer(self, inputs: Inputs, call: Call) -> Any:
         """What the model answers.
 
-        Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`.
+        Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`. At its deadline a
+        call ends whatever the model does; code on the loop is cancelled then.
         """
+        gate = self._enter(call) if call.size else None
         try:
-            if self.on_loop:
-                if self._leases > self._limit or call.deadline is not None:
-                    self._admit_on_loop(call)
-                return await self._run_on_loop(inputs, call)
+            if call.deadline is not None and call.expired:
+                raise call.overdue(BEFORE_START)
+            if self._direct:
+                if self._leases > self._limit:
+                    self._refuse_on_loop()
+                if call.deadline is None:
+                    return await self._run_on_loop(inputs, call)
+                return await in_time(call, self._run_on_loop(inputs, call), WHILE_RUNNING)
             execution = Execution(inputs, call, self._loop.create_future())
-            self._schedule.put(execution)
+            self._put(execution)
+            timer = None if call.deadline is None else self._expire_later(call, execution)
             try:
                 return await execution.future
             except asyncio.CancelledError:
                 self._schedule.discard(execution)
                 raise
             finally:
+                if timer is not None:
+                    timer.cancel()
                 del execution  # It has the error, whose traceback has this frame.
         except BaseException as error:
             raise self._outcome(error, call) from None
+        finally:
+            if gate is not None:
+                gate.leave(call.size)
+
+    def _enter(self, call: Call) -> Gate | None:
+        if self._gate is not None:
+            self._gate.enter(call.size)
+        return self._gate
+
+    def _put(self, work: Work) -> None:
+        try:
+            self._schedule.put(work)
+        except QueueFull as error:
+            self._queue_full += 1
+            error.message += ", as many as max_queue_size allows"
+            raise
+
+    def _expire_later(self, call: Call, execution: Execution) -> asyncio.TimerHandle:
+        """End the call at its deadline, wherever it is then."""
+        return self._loop.call_later(call.remaining or 0, self._expire, call, execution)
+
+    def _expire(self, call: Call, execution: Execution) -> None:
+        if not execution.future.done():
+            waits = self._schedule.discard(execution)
+            execution.future.set_exception(call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
 
     async def _run_on_loop(self, inputs: Inputs, call: Call) -> Any:
         call.started(time.perf_counter())
@@ -190,14 +231,13 @@ class Servable:
         finally:
             call.ended()
 
-    def _admit_on_loop(self, call: Call) -> None:
+    def _refuse_on_loop(self) -> NoReturn:
         # Calls of `async def` code do not wait; the bound is on how many run.
-        if self._leases > self._limit:
-            raise QueueFull(
-                f"Exceeds maximum queue size: {self._limit} requests run", retry_after=RETRY_AFTER_SECONDS
-            )
-        if call.expired:
-            raise DeadlineExceeded("the deadline passed before the request was started")
+        self._queue_full += 1
+        raise QueueFull(
+            f"Exceeds maximum queue size: {self._limit} requests run, as many as max_queue_size allows",
+            retry_after=RETRY_AFTER_SECONDS,
+        )
 
     def stream(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _as_it_is
@@ -205,35 +245,53 @@ class Servable:
         """The answers of a decoupled model as it yields them, or the one answer of another model, converted.
 
         A plain function may also send answers by `call.respond`. Closing the generator stops the model at its
-        next answer. Raises as `infer`.
+        next answer; so does its deadline. Raises as `infer`.
         """
+        if self._joins_streams:
+            return self._stream_of_one(inputs, call, convert)
         stream = self._stream_on_loop if self.on_loop else self._stream_from_thread
         return stream(inputs, call, convert)
+
+    async def _stream_of_one(
+        self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
+    ) -> AsyncGenerator[Any, None]:
+        try:
+            yield convert(await self.infer(inputs, call))
+        finally:
+            call.cancel()
 
     async def _stream_on_loop(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
     ) -> AsyncGenerator[Any, None]:
-        self._admit_on_loop(call)
+        if self._leases > self._limit:
+            self._refuse_on_loop()
+        if call.expired:
+            raise call.overdue(BEFORE_START)
+        gate = self._enter(call) if call.size else None
         call.started(time.perf_counter())
         try:
             if self.decoupled:
                 async with aclosing(self.function(inputs, call)) as answers:
-                    async for answer in answers:
+                    async for answer in answers if call.deadline is None else EachInTime(call, answers):
                         yield convert(answer)
             else:
-                yield convert(await self.function(inputs, call))
+                yield convert(await in_time(call, self.function(inputs, call), WHILE_RUNNING))
         except BaseException as error:
             raise self._outcome(error, call) from None
         finally:
             call.ended()
             call.cancel()
+            if gate is not None:
+                gate.leave(call.size)
 
     async def _stream_from_thread(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
     ) -> AsyncGenerator[Any, None]:
+        gate = self._enter(call) if call.size else None
         stream = Stream(inputs, call, self._loop)
-        self._schedule.put(stream)
+        timer = None if call.deadline is None else self._loop.call_later(call.remaining or 0, stream.expire)
         try:
+            self._put(stream)
             while True:
                 while (item := stream.take()) is NOTHING:
                     await stream.arrival()
@@ -246,8 +304,12 @@ class Servable:
                 finally:
                     del item  # It has the error, whose traceback has this frame.
         finally:
+            if timer is not None:
+                timer.cancel()
             stream.abandon()
             self._schedule.discard(stream)
+            if gate is not None:
+                gate.leave(call.size)
 
     async def on_every_instance(self, inputs: Inputs, around: Around, explain: Explain) -> None:
         """Have `around` call blocking code once on each instance's thread, on all of them at the same time.
@@ -299,6 +361,8 @@ class Servable:
         call has ended. `at_once`: code on the loop is not waited for; nobody runs that any more.
         """
         self._schedule.close()
+        if self.answers is not None:
+            self.answers.close()
         self._drained = self._drained or asyncio.Event()
         if at_once or not self._leases:
             self._idle.set()
@@ -314,6 +378,9 @@ class Servable:
         threading.Thread(target=unload, daemon=True).start()
         waiting = asyncio.wrap_future(unloaded)
         await asyncio.wait([waiting], timeout=UNLOAD_PATIENCE_SECONDS)
+        if not waiting.done() and isinstance(self.model, HostedModel):
+            self.model.abandon()
+            await asyncio.wait([waiting], timeout=UNLOAD_PATIENCE_SECONDS)
         if not waiting.done():
             waiting.cancel()
             log.warning("%s still runs; the server does not wait for it", self)

@@ -18,7 +18,7 @@ from typing import Any
 from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError, ServingError
 from triglot.core.model_config import WarmUpRequest
 from triglot.core.tensor import Array
-from triglot.core.types import Call, InferenceRequest, InputTensor
+from triglot.core.types import Call, InferenceRequest, InputTensor, Reach, no_models
 from triglot.core.validation import bind_inputs, bind_outputs
 from triglot.core.warm_up_inputs import configured_inputs, example_inputs
 from triglot.engine.servable import Servable, is_cancelled
@@ -30,16 +30,16 @@ MAX_ANSWERS = 1000
 """Of a run whose answers come one by one: it ends there, since a stream need not have an end of its own."""
 
 
-async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = ()) -> None:
+async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = (), reach: Reach = no_models) -> None:
     """Run the configured requests, then the model's `example`, on every instance of `servable`.
 
     `async def` code runs once, on the loop. A run whose answers come one by one ends with its `MAX_ANSWERS`th.
-    These runs have no deadline, are no request's, and so are counted nowhere.
+    These runs have no deadline, are no request's, and so are counted nowhere. `reach`: their way to other models.
 
     Raises `ModelLoadError` for the first request that does not fit the model's default signature, and for what
     the model raises or answers wrongly; what still runs then sees that its call is cancelled.
     """
-    runner = _Runner(servable)
+    runner = _Runner(servable, reach)
     with servable:
         for sample in _samples(servable, requests):
             try:
@@ -101,8 +101,9 @@ def _not_inputs(servable: Servable, name: str, value: object) -> ModelLoadError:
 class _Runner:
     """Runs requests on every instance."""
 
-    def __init__(self, servable: Servable) -> None:
+    def __init__(self, servable: Servable, reach: Reach) -> None:
         self._servable = servable
+        self._reach = reach
         self._telling = threading.Lock()
 
     async def run(self, sample: _Sample) -> None:
@@ -116,7 +117,7 @@ class _Runner:
 
     def _on_instance(self, function: Function, inputs: Inputs, call: Call) -> None:
         """On an instance's thread."""
-        call.signature_name = self._servable.default_signature
+        self._introduce(call)
         answers = _Answers(self._servable)
         call.respond = answers.respond
         result = function(inputs, call)
@@ -130,9 +131,13 @@ class _Runner:
         elif result is not None or not answers.taken:
             answers.take(result)
 
+    def _introduce(self, call: Call) -> None:
+        call.signature_name = self._servable.default_signature
+        call.reach = self._reach
+
     async def _on_loop(self, inputs: Inputs) -> None:
         call = Call()
-        call.signature_name = self._servable.default_signature
+        self._introduce(call)
         answers = _Answers(self._servable)
         try:
             if self._servable.decoupled:

@@ -11,9 +11,10 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Protocol
 
-from triglot.core.errors import Cancelled, DeadlineExceeded, ServingError
+from triglot.core.errors import Cancelled, ServingError
 from triglot.core.tensor import Array
 from triglot.core.types import Call
+from triglot.engine.deadline import WHILE_STREAMING, WHILE_WAITING
 from triglot.engine.parking import Parking
 
 STREAM_BUFFER = 32
@@ -47,11 +48,11 @@ def reason_to_skip(call: Call) -> ServingError | None:
     if not call.cancelled:
         return None
     if call.expired:
-        return DeadlineExceeded("the deadline passed while the request waited in the queue")
+        return call.overdue(WHILE_WAITING)
     return Cancelled("the caller left while the request waited in the queue")
 
 
-def _light(error: ServingError) -> ServingError:
+def light(error: ServingError) -> ServingError:
     """The error without the frames that it came through: they hold the request's data, and live as long as it."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
@@ -69,7 +70,7 @@ class Execution:
         self.future = future
         self.queued = time.perf_counter()
         self.result: Any = None
-        self.error: BaseException | None = None
+        self.error: ServingError | None = None
 
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread: keep the result or the error."""
@@ -79,8 +80,21 @@ class Execution:
             try:
                 self.result = function(self.inputs, self.call)
             except BaseException as error:  # A model that calls exit() fails this call, not the server.
-                self.error = _light(explain(error))
+                self.error = light(explain(error))
             self.call.ended()
+
+    def skip(self) -> bool:
+        """On the thread of a batch: whether it is not to run; then it has its error."""
+        self.error = reason_to_skip(self.call)
+        return self.error is not None
+
+    def start(self, batch_size: int) -> None:
+        """On the thread of a batch: it runs, with so many requests in all."""
+        self.call.started(self.queued, batch_size)
+
+    def end(self) -> None:
+        """On the thread of a batch: it has run."""
+        self.call.ended()
 
     def deliver(self) -> None:
         """On the loop."""
@@ -148,7 +162,9 @@ class Stream:
     def __init__(self, inputs: Inputs, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         self.inputs = inputs
         self.call = call
-        self._queued = time.perf_counter()
+        self.queued = time.perf_counter()
+        self.result: Any = None
+        self.error: ServingError | None = None
         self._loop = loop
         self._answers: deque[Any] = deque()
         self._parked = Parking()
@@ -162,14 +178,14 @@ class Stream:
         """On the instance's thread: run the model to its end."""
         error = reason_to_skip(self.call)
         if error is None:
-            self.call.started(self._queued)
+            self.call.started(self.queued)
             try:
                 self._take(function(self.inputs, self.call))
             except BaseException as failure:
-                error = _light(explain(failure))
+                error = light(explain(failure))
             self.call.ended()
         if error is None and self.call.expired:
-            error = DeadlineExceeded("the deadline passed while the model was streaming")
+            error = self.call.overdue(WHILE_STREAMING)
         self._finish(error)
 
     def _take(self, result: Any) -> None:
@@ -206,6 +222,32 @@ class Stream:
             self._closed = True
             self._append(StreamEnd(error))
             self._parked.call_all()
+
+    def skip(self) -> bool:
+        """On the thread of a batch: whether it is not to run; then it has its error."""
+        self.error = reason_to_skip(self.call)
+        if self.error is not None:
+            self._finish(self.error)
+        return self.error is not None
+
+    def start(self, batch_size: int) -> None:
+        """On the thread of a batch: it runs, with so many requests in all."""
+        self.call.started(self.queued, batch_size)
+
+    def end(self) -> None:
+        """On the thread of a batch: it has run; `result`, if there is one, is its last answer."""
+        self.call.ended()
+        if self.error is None and self.result is not None:
+            self._put(self.result)
+        self._finish(self.error)
+
+    def refuse(self, error: ServingError) -> None:
+        """On the loop: it is not going to run."""
+        self._finish(error)
+
+    def expire(self) -> None:
+        """On the loop: the deadline passed; the model ends with its next answer, however slow the reader is."""
+        self._finish(self.call.overdue(WHILE_STREAMING if self.call.batch_size else WHILE_WAITING))
 
     def deliver(self) -> None:
         """Nothing: each answer was handed over when it came."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -9,36 +10,66 @@ from functools import partial
 from pathlib import Path
 
 from triglot.core.configure import configure
-from triglot.core.errors import Code, ModelLoadError, ServingError
+from triglot.core.errors import Code, ModelLoadError, NeedsProcess, ServingError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
+from triglot.engine.hosted import HostedModel
+from triglot.engine.processes.remote_model import Loading, RemoteModel
 from triglot.engine.servable import Servable
 from triglot.repository.source import ModelFiles
 from triglot.repository.thread import in_thread
 
 Load = Callable[[str, Path, ModelConfig], Model]
 """Makes a loaded model of (backend, file, configuration); blocks."""
+Adapt = Callable[[Model, ModelFiles], object]
+"""Completes a loaded model that is configured already; blocks. Raises `ModelLoadError`."""
+Complete = Callable[[Servable], Awaitable[None]]
+"""Waits for what a version needs besides itself; raises `ModelLoadError`."""
 Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
 """Runs on a version before it takes calls; what it raises keeps the version from serving."""
 
 
-class Loader:
-    """Loads, checks and warms; what comes half the way is closed again."""
+def _nothing() -> None:
+    pass
 
-    def __init__(self, load: Load, warm: Warm | None, max_queue_size: int) -> None:
+
+class Loader:
+    """Loads, checks and warms; what comes half the way is closed again.
+
+    `changed` is called on the loop when a version becomes alive or not.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        warm: Warm | None,
+        max_queue_size: int,
+        changed: Callable[[], object] = _nothing,
+        adapt: Adapt | None = None,
+    ) -> None:
         self._load = load
+        self._adapt = adapt
+        self._changed = changed
         self._warm = warm
         self._max_queue_size = max_queue_size
 
-    async def open(self, files: ModelFiles) -> Servable:
+    async def open(self, files: ModelFiles, complete: Complete) -> Servable:
         """Raises `ModelLoadError` for whatever the model's code raises. If cancelled, closes what comes later."""
-        model = await in_thread(partial(self._load_model, files), late=_close)
+        loading = Loading(self._load)
+        try:
+            model = await in_thread(partial(self._load_model, files, loading), late=_close)
+        except asyncio.CancelledError:
+            loading.give_up()
+            raise
+        if isinstance(model, HostedModel):
+            model.on_change = partial(_on_loop, asyncio.get_running_loop(), self._changed)
         try:
             servable = Servable(files.name, files.version, model, max_queue_size=self._max_queue_size)
         except Exception as error:  # What a user's class declares can be anything.
             await in_thread(partial(_close, model))
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         try:
+            await complete(servable)
             if self._warm is not None:
                 await self._warm(servable, files)
         except BaseException as error:
@@ -50,17 +81,24 @@ class Loader:
             raise ModelLoadError(f"{type(error).__name__}: {error}") from error
         return servable
 
-    def _load_model(self, files: ModelFiles) -> Model:
+    def _load_model(self, files: ModelFiles, loading: Loading) -> Model:
         try:
             if files.make is not None:
-                return files.make()
-            model = self._load(files.backend, files.file, files.config)
+                return _made(files, files.make)
+            model = self._loaded(files, loading)
         except ModelLoadError:
             raise
         except BaseException as error:  # SystemExit too: it would end the server.
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         try:
             configure(model, files.config)
+            if self._adapt is not None:
+                self._adapt(model, files)
+            if isinstance(model, RemoteModel):
+                model.start()
+        except ModelLoadError:
+            _close(model)
+            raise
         except ValueError as error:
             _close(model)
             raise ModelLoadError(f"{files.config.source}: {error}", Code.INVALID_ARGUMENT) from error
@@ -68,6 +106,34 @@ class Loader:
             _close(model)
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         return model
+
+    def _loaded(self, files: ModelFiles, loading: Loading) -> Model:
+        if files.config.execution != "process":
+            try:
+                return self._load(files.backend, files.file, files.config)
+            except NeedsProcess:
+                pass
+        return loading(str(files), files.backend, files.file, files.config)
+
+
+def _made(files: ModelFiles, make: Callable[[], Model]) -> Model:
+    """A model that this process makes itself. Raises `ModelLoadError` for one that is to be in another."""
+    said = files.config.execution
+    model = None if said == "process" else make()
+    if model is not None and (said or model.execution) != "process":
+        return model
+    if model is not None:
+        _close(model)
+    raise ModelLoadError(
+        f"{files}: execution: expected 'thread' for a model that is given as an object, or is a grps project, got "
+        "'process'",
+        Code.INVALID_ARGUMENT,
+    )
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # The loop is closed: the server has stopped.
+        loop.call_soon_threadsafe(what)
 
 
 def _close(model: Model) -> None:

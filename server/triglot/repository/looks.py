@@ -51,6 +51,10 @@ class Looks(Reconciler):
         self._told = Told()
         self._problems: dict[str, ServingError | None] = {}
         self._looking = asyncio.Lock()
+        self._asked: set[str] = set()
+        """Those that somebody has asked for by name, as long as they load."""
+        self._along: set[str] = set()
+        """Those that were loaded only because ensembles are made of them."""
 
     @property
     def _more_may_come(self) -> bool:
@@ -124,3 +128,46 @@ class Looks(Reconciler):
         found = await in_thread(partial(self._watch.find, self._roots))
         names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
         return [name for name in names if name not in self._wanted]
+
+    # --- what is loaded along with an ensemble ---
+
+    async def _until_loaded(self, names: Collection[str]) -> None:
+        """Wait for those that were asked for, and for what comes along with them."""
+        try:
+            await self.wait_for(names)
+        finally:
+            self._asked = {name for name in self._asked if name in self._workers}
+
+    def _loaded_along_with(self, name: str) -> set[str]:
+        """What was loaded only because this ensemble is made of it, or because of what this is made of."""
+        going, found = {name}, [name]
+        while found:
+            parts = self._dependents.made_of(found.pop()) & self._along - going
+            # An ensemble that goes, too, needs nothing any more.
+            parts = {part for part in parts if self._dependents.needed_by(part) <= going}
+            going |= parts
+            found += parts
+        return going
+
+    def _go(self, names: Collection[str]) -> None:
+        """These are unloaded; whoever is loading what they are part of does not bring them back."""
+        self._along.difference_update(names)
+        for name in names:
+            self._asked -= self._dependents.needed_by(name)
+
+    async def _bring(self, name: str, parts: Collection[str]) -> None:
+        """As somebody who asks for an ensemble asks for what it is made of (spec 3.9)."""
+        missing = {part for part in parts if name in self._asked and not self.is_wanted(part)}
+        if not missing:
+            return
+        async with self._looking:
+            others = {key: versions for key, versions in self._wanted.items() if key not in missing}
+            look = await self._look(self._roots, missing.__contains__, others)
+            self._told.tell(look, missing.__contains__, others=False)
+            found = {part for part in missing if not why_not(part, look, self._roots)}
+            for part in found:
+                self.retry(part)
+            self._asked |= found
+            self._along |= found
+            self.want({**self._wanted, **{part: look.wanted[part] for part in found}})
+            self._note(look, found.__contains__)

@@ -22,7 +22,7 @@ from triglot.core.errors import (
     Unavailable,
 )
 from triglot.core.model_config import NO_CONFIG
-from triglot.repository.loader import Load, Warm
+from triglot.repository.loader import Adapt, Load, Warm
 from triglot.repository.looks import Looks
 from triglot.repository.model_config import parse_override
 from triglot.repository.plan import State, Version
@@ -67,6 +67,7 @@ class Manager(Looks):
         labels_before_load: bool = False,
         load_timeout: float = 0.0,
         drain_seconds: float = DRAIN_SECONDS,
+        adapt: Adapt | None = None,
     ) -> None:
         super().__init__(
             roots,
@@ -81,6 +82,7 @@ class Manager(Looks):
             load_timeout=load_timeout,
             drain_seconds=drain_seconds,
             labels_before_load=labels_before_load,
+            adapt=adapt,
         )
         self._poll_interval = poll_interval
         self._unloaded: dict[str, Collection[int]] = {}
@@ -112,9 +114,10 @@ class Manager(Looks):
             if raised:
                 raise raised[0]
             self._labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
+            self._asked = set(wanted if self._explicit is not None else ())
             self.want(wanted)
             self._note(look)
-        await self.wait_for(wanted)
+        await self._until_loaded(wanted)
         errors = [
             ModelLoadError(version.error.message) for version in self.versions() if version.error is not None
         ]
@@ -230,9 +233,11 @@ class Manager(Looks):
                     f"a configuration is for a model's folder in a repository; model '{name}' is {without[0]}"
                 )
             self.retry(name)
+            self._along.discard(name)
+            self._asked.add(name)
             self.want({**self._wanted, name: chosen})
             self._note(look, asked)
-        await self.wait_for([name])
+        await self._until_loaded([name])
         if self._closing.is_set():
             raise Unavailable(SHUTTING_DOWN)
         if self._wanted.get(name) != chosen:
@@ -245,20 +250,27 @@ class Manager(Looks):
         if failed:
             raise InvalidArgument(f"load failed for model '{name}': {' '.join(failed)}")
 
-    def unload_model(self, name: str) -> None:
+    def unload_model(self, name: str, *, dependents: bool = False) -> None:
         """Unload the model; it takes no calls any more, and those that run come to their end (spec 3.9).
 
-        A name that was never loaded is no error. Raises `Unavailable` as `load_model`, and `InvalidArgument`.
+        `dependents`: also what was loaded along with it, and no other ensemble is made of. A name that was never
+        loaded is no error. Raises `Unavailable` as `load_model`, and `InvalidArgument`.
         """
         self._require_explicit(name)
-        if name in self._wanted:
-            for version in self._versions[name].values():
+        names = {name}
+        if dependents:
+            names |= self._loaded_along_with(name)
+        names &= self._wanted.keys()
+        for one in names:
+            for version in self._versions[one].values():
                 version.problem = None
                 if version.state is State.UNAVAILABLE:
                     version.error = None  # Why it failed does not matter any more.
-            if self._wanted[name]:
-                self._unloaded[name] = self._wanted[name].keys()
-            self.want({**self._wanted, name: {}})
+            if self._wanted[one]:
+                self._unloaded[one] = self._wanted[one].keys()
+        self._go(names)
+        if names:
+            self.want({**self._wanted, **{key: {} for key in names}})
 
     def _require_explicit(self, name: str) -> None:
         if self._explicit is None:

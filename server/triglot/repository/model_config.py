@@ -6,7 +6,7 @@ is set, at any depth, is named in a warning. A value that cannot be meant is an 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,12 @@ from triglot.core.model_config import (
     WarmUpRequest,
 )
 from triglot.pb.kserve import model_config_pb2 as pb
+from triglot.repository.config_values import check_name, datatype_of, either, existing, not_negative
+from triglot.repository.ensembles import ensemble_of
+from triglot.repository.own_parameters import misspelt, others, own_parameters
 from triglot.repository.paths import inside
 from triglot.repository.proto_text import parse_text
-from triglot.repository.scheduling import check_scheduling
+from triglot.repository.scheduling import dynamic_batching, response_cache, sequence_batching
 
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -38,6 +41,7 @@ MAX_INSTANCES = 1000
 WARM_UP_FOLDER = "warmup"
 
 BACKEND_OF_NAME = {
+    "ensemble": "ensemble",
     "libtorch": "torch",
     "onnx": "onnx",
     "onnxruntime": "onnx",
@@ -60,13 +64,15 @@ _UNDERSTOOD = (
     | {"input.name", "input.data_type", "input.dims"}
     | {"output.name", "output.data_type", "output.dims"}
     | {"instance_group.name", "instance_group.count", "instance_group.kind", "instance_group.gpus"}
+    | {"dynamic_batching", "ensemble_scheduling", "response_cache"}
+    | {f"sequence_batching.{name}" for name in ("max_sequence_idle_microseconds", "control_input")}
+    | {f"sequence_batching.{name}" for name in ("direct", "oldest")}
+    | {f"sequence_batching.state.{name}" for name in ("input_name", "output_name", "data_type", "dims")}
+    | {"sequence_batching.state.initial_state"}
 )
 """Fields, each with all that is below it."""
 _WITHOUT_EFFECT_YET = {
-    "dynamic_batching": "without effect yet: requests are run one by one",
-    "sequence_batching": "without effect yet: requests are run one by one",
     "output.label_filename": "without effect yet: there is no classification",
-    "response_cache.enable": "without effect yet: responses are not cached",
 }
 """What is checked only, and what a warning says of it."""
 _KNOWN = (*_UNDERSTOOD, *_WITHOUT_EFFECT_YET)
@@ -122,23 +128,33 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
     """
     try:
         _check_enums(message)
-        check_scheduling(message)
+        parameters = {name: value.string_value for name, value in sorted(message.parameters.items())}
+        own = own_parameters(parameters)
+        steps, max_inflight_requests = ensemble_of(message)
         config = ModelConfig(
             backend=_backend(message),
             file_name=_file_name(message, folder),
             version_policy=_version_policy(message.version_policy),
-            max_batch_size=_not_negative("max_batch_size", message.max_batch_size),
+            max_batch_size=not_negative("max_batch_size", message.max_batch_size),
             inputs=_tensors("input", message.input, folder),
             outputs=_tensors("output", message.output, folder),
             instance_groups=tuple(_groups(message)),
             decoupled=_decoupled(message),
-            parameters={name: value.string_value for name, value in sorted(message.parameters.items())},
+            parameters=others(parameters),
             warm_up=tuple(_warm_up(message, folder)),
+            dynamic_batching=dynamic_batching(message, own.latency_objective),
+            sequence_batching=sequence_batching(message, folder),
+            ensemble=steps,
+            max_inflight_requests=max_inflight_requests,
+            response_cache=response_cache(message),
+            execution=own.execution,
+            cpus=own.cpus,
+            hang_seconds=own.hang_seconds,
             source=source,
         )
     except (ValueError, ModelLoadError) as error:
         raise ModelLoadError(f"{source}: {error}", Code.INVALID_ARGUMENT) from None
-    warnings += [f"{source}: {note}" for note in _without_effect(message)]
+    warnings += [f"{source}: {note}" for note in (*_without_effect(message), *misspelt(parameters))]
     return config
 
 
@@ -175,27 +191,17 @@ def _check_enums(message: Message, key: str = "") -> None:
             if isinstance(item, Message):
                 _check_enums(item, inner_key + ".")
             elif field.enum_type is not None and item not in field.enum_type.values_by_number:
-                raise ValueError(f"{inner_key}: expected {_either(field.enum_type.values_by_name)}, got {item}")
-
-
-def _either(names: Iterable[str]) -> str:
-    return f"one of {', '.join(names)}"
+                raise ValueError(f"{inner_key}: expected {either(field.enum_type.values_by_name)}, got {item}")
 
 
 # --- what is understood; each raises `ValueError` with the key ---
-
-
-def _not_negative(key: str, number: int) -> int:
-    if number < 0:
-        raise ValueError(f"{key}: expected at least 0, got {number}")
-    return number
 
 
 def _backend(message: pb.ModelConfig) -> str:
     named = {key: getattr(message, key) for key in ("backend", "platform") if getattr(message, key)}
     for key, name in named.items():
         if name not in BACKEND_OF_NAME:
-            raise ValueError(f"{key}: expected {_either(BACKEND_OF_NAME)}, got {name!r}")
+            raise ValueError(f"{key}: expected {either(BACKEND_OF_NAME)}, got {name!r}")
     backends = [BACKEND_OF_NAME[name] for name in named.values()]
     if len(set(backends)) > 1:
         raise ValueError(f"platform: expected one of backend {message.backend!r}, got {message.platform!r}")
@@ -216,7 +222,7 @@ def _version_policy(policy: pb.ModelVersionPolicy) -> VersionPolicy:
     if choice is None:
         return LATEST
     for at, version in enumerate(policy.specific.versions):
-        _not_negative(f"version_policy.specific.versions[{at}]", version)
+        not_negative(f"version_policy.specific.versions[{at}]", version)
     if not policy.specific.versions:
         raise ValueError("version_policy.specific.versions: expected at least one version, got none")
     return VersionPolicy(specific=frozenset(policy.specific.versions))
@@ -228,8 +234,8 @@ def _tensors(
     configs: dict[str, TensorConfig] = {}
     for at, tensor in enumerate(tensors):
         key = f"{kind}[{at}]"
-        _check_name(f"{key}.name", tensor.name, configs)
-        datatype = _datatype(f"{key}.data_type", tensor.data_type)
+        check_name(f"{key}.name", tensor.name, configs)
+        datatype = datatype_of(f"{key}.data_type", tensor.data_type)
         if not tensor.dims or any(dim < 1 and dim != -1 for dim in tensor.dims):
             raise ValueError(
                 f"{key}.dims: expected at least one dim, each 1 or more, or -1 for any size, "
@@ -237,33 +243,9 @@ def _tensors(
             )
         label_file = None
         if isinstance(tensor, pb.ModelOutput) and tensor.label_filename:
-            label_file = _existing(folder, tensor.label_filename, f"{key}.label_filename")
+            label_file = existing(folder, tensor.label_filename, f"{key}.label_filename")
         configs[tensor.name] = TensorConfig(tensor.name, datatype, tuple(tensor.dims), label_file)
     return tuple(configs.values())
-
-
-def _check_name(key: str, name: str, others: Container[str]) -> None:
-    if not name:
-        raise ValueError(f"{key}: expected a name, got none")
-    if name in others:
-        raise ValueError(f"{key}: expected different names, got {name!r} twice")
-
-
-def _datatype(key: str, number: int) -> str:
-    if number == pb.TYPE_INVALID:
-        raise ValueError(f"{key}: expected {_either(pb.DataType.keys()[1:])}, got none")
-    return "BYTES" if number == pb.TYPE_STRING else pb.DataType.Name(number).removeprefix("TYPE_")
-
-
-def _existing(folder: Path, name: str, key: str) -> Path:
-    path = inside(folder, name, key)
-    try:
-        found = path.is_file()
-    except OSError:  # A name that no file can have, for one.
-        found = False
-    if not found:
-        raise ValueError(f"{key}: expected a file in {folder}, got {name!r}")
-    return path
 
 
 def _groups(message: pb.ModelConfig) -> Iterator[InstanceGroup]:
@@ -274,7 +256,7 @@ def _groups(message: pb.ModelConfig) -> Iterator[InstanceGroup]:
             raise ValueError(f"{key}.gpus: expected none with {kind}, got {list(group.gpus)}")
         if any(gpu < 0 for gpu in group.gpus):
             raise ValueError(f"{key}.gpus: expected numbers from 0, got {list(group.gpus)}")
-        count = _not_negative(f"{key}.count", group.count) or 1
+        count = not_negative(f"{key}.count", group.count) or 1
         if count > MAX_INSTANCES:
             raise ValueError(f"{key}.count: expected at most {MAX_INSTANCES}, got {count}")
         yield InstanceGroup(kind.removeprefix("KIND_"), count, tuple(group.gpus))
@@ -301,13 +283,13 @@ def _warm_up(message: pb.ModelConfig, folder: Path) -> Iterator[WarmUpRequest]:
 
 
 def _warm_up_input(key: str, tensor: pb.ModelWarmup.Input, folder: Path) -> WarmUpInput:
-    datatype = _datatype(f"{key}.data_type", tensor.data_type)
+    datatype = datatype_of(f"{key}.data_type", tensor.data_type)
     for at, dim in enumerate(tensor.dims):
-        _not_negative(f"{key}.dims[{at}]", dim)
+        not_negative(f"{key}.dims[{at}]", dim)
     choice = tensor.WhichOneof("input_data_type")
     if choice is None:
         raise ValueError(f"{key}: expected zero_data, random_data or input_data_file, got none")
     file = None
     if choice == "input_data_file":
-        file = _existing(folder, tensor.input_data_file, f"{key}.input_data_file")
+        file = existing(folder, tensor.input_data_file, f"{key}.input_data_file")
     return WarmUpInput(datatype, tuple(tensor.dims), choice == "random_data", file)

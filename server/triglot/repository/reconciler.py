@@ -12,15 +12,16 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, ServingError
 from triglot.core.model import Model
 from triglot.engine.servable import Servable
+from triglot.repository.dependents import Actions, Dependents
 from triglot.repository.garbage import Garbage
-from triglot.repository.loader import Load, Loader, Warm, forget_frames, own_error
+from triglot.repository.loader import Adapt, Load, Loader, Warm, forget_frames, own_error
 from triglot.repository.plan import Plan, State, Version, plan
 from triglot.repository.registry import Registry
 from triglot.repository.source import ModelFiles
@@ -41,8 +42,8 @@ class Reconciler(Registry):
     """Loads what is wanted, and unloads the rest.
 
     `skip_missing_dependencies`: leave out, with a warning, what needs a library that is not installed, unless the
-    model serves or somebody asks for it. `warm` runs on each version before it takes calls. `load_timeout`:
-    seconds after which a load has failed; 0 sets no limit.
+    model serves or somebody asks for it. `adapt` completes each model, and `warm` runs on each version before it
+    takes calls. `load_timeout`: seconds after which a load has failed; 0 sets no limit.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class Reconciler(Registry):
         labels_before_load: bool,
         may_be_empty: bool,
         load_patience: float = LOAD_PATIENCE_SECONDS,
+        adapt: Adapt | None = None,
     ) -> None:
         super().__init__(labels_before_load=labels_before_load, may_be_empty=may_be_empty)
-        self._loader = Loader(load, warm, max_queue_size)
+        self._loader = Loader(load, warm, max_queue_size, lambda: self.on_change(), adapt)
         self._skip_missing_dependencies = skip_missing_dependencies
         self.load_timeout = load_timeout
         self._drain_seconds = drain_seconds
@@ -71,16 +73,43 @@ class Reconciler(Registry):
         self._closing = asyncio.Event()
         self._turns = Turns(load_patience)
         self._garbage = Garbage()
+        self._dependents = Dependents(
+            self,
+            Actions(
+                is_busy=self._workers.__contains__,
+                is_left_out=lambda name: any(files.name == name for files in self._left_out),
+                bring=self._bring,
+                retire=self._retire,
+                again=self._start,
+            ),
+        )
 
     def want(self, wanted: Wanted) -> None:
         """As `Registry.want`, and start what follows from it. What is closed wants nothing."""
         super().want({} if self._closing.is_set() else self._without_left_out(wanted))
         for name in self._versions:
-            step = self._next(name)
-            if name in self._workers:
-                self._news[name].set()
-            elif step.load is not None:
-                self._workers[name] = asyncio.create_task(self._work(name))
+            self._start(name)
+        self._dependents.wake()
+
+    def _start(self, name: str) -> None:
+        """Have what is to be done about a model done."""
+        step = self._next(name)
+        if name in self._workers:
+            self._news[name].set()
+        elif step.load is not None and not self._closing.is_set():
+            self._workers[name] = asyncio.create_task(self._work(name))
+
+    async def _bring(self, name: str, parts: Collection[str]) -> None:
+        """Have the models that an ensemble is made of loaded along with it, where that is asked for."""
+
+    def update(self, name: str) -> None:
+        """As `Registry.update`, and see to the ensembles that are made of this model."""
+        super().update(name)
+        self._dependents.changed(name)
+
+    def is_ready(self, name: str, version: str = "") -> bool:
+        """As `Registry.is_ready`; an ensemble is ready when what it is made of is."""
+        return super().is_ready(name, version) and self._dependents.are_ready(self.servable(name, version))
 
     def retry(self, name: str) -> None:
         """As `Registry.retry`; what was left out of the model is tried, too."""
@@ -112,13 +141,14 @@ class Reconciler(Registry):
                     self._news[name].clear()
                     await self._news[name].wait()
                     continue
-                async with self._turns.take():
+                async with self._turns.take() as pass_on:
                     # What is wanted may have changed while it waited for its turn.
                     step = self._next(name)
                     if step.load is not None and not step.wait:
-                        await self._load(step.load)
+                        await self._load(step.load, pass_on)
         finally:
             del self._workers[name]
+            self._dependents.wake()
 
     async def wait_for(self, names: Collection[str]) -> None:
         """Wait until the workers of these models have nothing to do; they go on when this is cancelled."""
@@ -126,7 +156,7 @@ class Reconciler(Registry):
         if workers:
             await asyncio.wait(workers)
 
-    async def _load(self, files: ModelFiles) -> None:
+    async def _load(self, files: ModelFiles, pass_on: Callable[[], None]) -> None:
         known = self._versions[files.name]
         version = known.get(files.version)
         if version is None or version.gone:
@@ -138,7 +168,7 @@ class Reconciler(Registry):
         log.info("loading %s (%s)", files, files.backend)
         started = time.monotonic()
         try:
-            outcome = await self._outcome(files)
+            outcome = await self._outcome(files, pass_on)
         except asyncio.CancelledError:
             self._superseded(version, before)
             raise
@@ -156,9 +186,12 @@ class Reconciler(Registry):
         else:
             self._failed(version, outcome)
 
-    async def _outcome(self, files: ModelFiles) -> Servable | ModelLoadError:
+    async def _outcome(self, files: ModelFiles, pass_on: Callable[[], None]) -> Servable | ModelLoadError:
         """The loaded version, or why there is none. If cancelled, gives the load up."""
-        opening = asyncio.create_task(self._loader.open(files))
+        complete = partial(
+            self._dependents.complete, files, pass_on=pass_on, is_wanted=partial(self._is_wanted, files)
+        )
+        opening = asyncio.create_task(self._loader.open(files, complete))
         try:
             await self._wait_for_load(opening, files)
         except asyncio.CancelledError:
@@ -184,6 +217,8 @@ class Reconciler(Registry):
         """Until it has ended, has taken too long, or has taken long and is not wanted any more."""
         began, news = time.monotonic(), self._news[files.name]
         while not opening.done():
+            if self._dependents.waits(files.name):
+                began = time.monotonic()  # What it waits for has a limit of its own.
             limits = [self.load_timeout] if self.load_timeout else []
             if not self._is_wanted(files):
                 limits.append(self._turns.patience)
@@ -267,6 +302,7 @@ class Reconciler(Registry):
 
     def _drain(self, servable: Servable, done: str, version: Version | None = None) -> None:
         """`done`: what the log says in the end."""
+        self._leaving.setdefault(servable.name, []).append(servable)
         self._drains_until(servable.name, self._drained(servable, done, version))
 
     def _drains_until(self, name: str, end: Coroutine[Any, Any, object]) -> None:
@@ -286,6 +322,7 @@ class Reconciler(Registry):
             end.cancel()
         if servable.leases and not self._closing.is_set():
             log.warning("%s: %d calls did not end within %.0f s", servable, servable.leases, self._drain_seconds)
+        self._leaving[servable.name].remove(servable)
         await servable.close(at_once=self._closing.is_set())
         if not self._closing.is_set():
             log.info("%s", done)

@@ -34,6 +34,7 @@ class Registry:
         self._wanted: Wanted = {}
         self._versions: dict[str, dict[int, Version]] = {}
         self._default: dict[str, Servable] = {}
+        self._leaving: dict[str, list[Servable]] = {}
         self._labels: Mapping[str, Mapping[str, int]] = {}
         self._complete = False
 
@@ -57,6 +58,16 @@ class Registry:
         if entry.state is not State.READY or entry.servable is None:
             raise Unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
         return entry.servable
+
+    def in_memory(self, name: str) -> list[Servable]:
+        """What serves of a model, the highest version first, and then what is leaving."""
+        entries = sorted(self._versions.get(name, {}).items(), reverse=True)
+        serving = [version.servable for _, version in entries if version.state is State.READY]
+        return [servable for servable in serving if servable is not None] + self.leaving(name)
+
+    def leaving(self, name: str) -> list[Servable]:
+        """What takes no new calls and is still there, the newest first: for sequences that go on in it."""
+        return self._leaving.get(name, [])[::-1]
 
     def labelled(self, name: str, label: str) -> int:
         """The version that a label names, available or not. Raises `UnknownLabel` (tfs 3.1)."""
@@ -93,6 +104,35 @@ class Registry:
     def knows(self, name: str) -> bool:
         """Whether the model is wanted, ready or not."""
         return name in self._wanted
+
+    def is_wanted(self, name: str, number: int = 0) -> bool:
+        """Whether a version of the model is wanted; 0: any."""
+        wanted = self._wanted.get(name, {})
+        return number in wanted if number else bool(wanted)
+
+    def wanted_versions(self, name: str) -> list[Version]:
+        """What is known of the versions of a model that are wanted."""
+        known = self._versions.get(name, {})
+        return [known[number] for number in self._wanted.get(name, {}) if number in known]
+
+    def serving(self, name: str, number: int = 0) -> Version | None:
+        """The version, 0: the one that is meant when none is named, if it serves."""
+        if not number:
+            servable = self._default.get(name)
+            return None if servable is None else self._versions[name][servable.version]
+        return self._versions[name][number] if self.is_serving(name, number) else None
+
+    def why_not_serving(self, name: str, number: int = 0) -> str:
+        """Why such a version does not serve."""
+        if not self._wanted.get(name):
+            return "it was unloaded" if name in self._wanted else "there is no such model"
+        failed = [version.reason for version in self.wanted_versions(name) if version.error is not None]
+        if not number:
+            return failed[-1] if failed else "no version of it is ready"
+        entry = self._versions[name].get(number)
+        if number not in self._wanted[name] or entry is None:
+            return "there is no such version"
+        return entry.reason or "it is not ready"
 
     # --- all models ---
 

@@ -1,24 +1,69 @@
-"""Checks what Triton's model configuration says of schedulers and the response cache (spec 5.1, 5.2, 5.4)."""
+"""What Triton's model configuration says of batching, sequences and the response cache (spec 5.1, 5.2, 5.4).
+
+Strategy: the rules stand with the values, in `core.scheduling`; what these say of a field is said of Triton's key.
+Here are the units, and what Triton has in another form. Each raises `ValueError`, which names the key; enums are
+checked already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
+from triglot.core.scheduling import (
+    AUTO,
+    CONTROL_DATATYPES,
+    LONGEST_SECONDS,
+    ControlInput,
+    ControlKind,
+    DirectStrategy,
+    DynamicBatching,
+    InitialState,
+    OldestStrategy,
+    QueuePolicy,
+    SequenceBatching,
+    SequenceState,
+)
+from triglot.core.tensor import DATATYPES, element_count
 from triglot.pb.kserve import model_config_pb2 as pb
+from triglot.repository.config_values import datatype_of, either, existing
 
-_BOOLEANS = ("int32_false_true", "fp32_false_true", "bool_false_true")
-_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
+INITIAL_STATE_FOLDER = "initial_state"
+DEFAULT_IDLE = 1_000_000
+"""Microseconds (spec 5.2)."""
+
+_DYNAMIC = "dynamic_batching"
+_SEQUENCE = "sequence_batching"
+_KEYS = {
+    "initial": "initial_state[0]",
+    "policies": "priority_queue_policy",
+    "policy": "default_queue_policy",
+    "preferred_sizes": "preferred_batch_size",
+    "controls": "control_input",
+    "datatype": "data_type",
+    "max_idle": "max_sequence_idle_microseconds",
+    "states": "state",
+}
+"""Fields of the values that have another name in the configuration."""
+_PAIRS = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
 
 
-def check_scheduling(config: pb.ModelConfig) -> None:
-    """Raises `ValueError`, which names the key, for what Triton refuses, too. Enums are checked already."""
-    _check_dynamic(config.dynamic_batching, config.max_batch_size)
-    _check_sequence(config.sequence_batching, config.max_batch_size)
-    if config.response_cache.enable:
-        if config.HasField("sequence_batching"):
-            raise ValueError("response_cache.enable: expected false with sequence_batching, got true")
-        if config.model_transaction_policy.decoupled:
-            raise ValueError("response_cache.enable: expected false for a decoupled model, got true")
+@contextmanager
+def _said_of(key: str) -> Iterator[None]:
+    """What the block's values say of a field is said of Triton's name for it, below `key`."""
+    try:
+        yield
+    except ValueError as error:
+        field, colon, rest = str(error).partition(":")
+        field = re.sub("[a-z_]+", lambda found: _KEYS.get(found[0], found[0]), field)
+        raise ValueError(f"{key}.{field}{colon}{rest}") from None
+
+
+def _seconds(microseconds: int) -> float:
+    return min(microseconds / 1e6, LONGEST_SECONDS)
 
 
 def _check_sizes(key: str, sizes: Iterable[int], largest: int) -> None:
@@ -29,54 +74,173 @@ def _check_sizes(key: str, sizes: Iterable[int], largest: int) -> None:
             raise ValueError(f"{key}[{at}]: expected {expected}, got {size}")
 
 
-def _check_dynamic(batching: pb.ModelDynamicBatching, largest: int) -> None:
-    key = "dynamic_batching"
-    _check_sizes(f"{key}.preferred_batch_size", batching.preferred_batch_size, largest)
-    levels, policies = batching.priority_levels, batching.priority_queue_policy
-    if levels:
-        used = {f"{key}.default_priority_level": batching.default_priority_level}
-        used |= {f"{key}.priority_queue_policy[{level}]": level for level in sorted(policies)}
-        for name, level in used.items():
-            if not 1 <= level <= levels:
-                raise ValueError(f"{name}: expected a level from 1 to priority_levels {levels}, got {level}")
-    if not batching.preserve_ordering:
-        return
-    if levels > 1:
-        raise ValueError(f"{key}.priority_levels: expected at most 1 with preserve_ordering, got {levels}")
-    named = {f"{key}.default_queue_policy": batching.default_queue_policy}
-    named |= {f"{key}.priority_queue_policy[{level}]": policies[level] for level in sorted(policies)}
-    for name, policy in named.items():
-        if policy.default_timeout_microseconds and policy.timeout_action == pb.ModelQueuePolicy.DELAY:
-            raise ValueError(f"{name}.timeout_action: expected REJECT with preserve_ordering, got DELAY")
+# --- dynamic batching ---
 
 
-def _check_sequence(batching: pb.ModelSequenceBatching, largest: int) -> None:
-    key = "sequence_batching"
-    _check_sizes(f"{key}.oldest.preferred_batch_size", batching.oldest.preferred_batch_size, largest)
-    share = batching.direct.minimum_slot_utilization
-    if not 0 <= share <= 1:
-        raise ValueError(f"{key}.direct.minimum_slot_utilization: expected 0 to 1, got {share:g}")
-    names: set[str] = set()
-    kinds: set[str] = set()
-    for number, tensor in enumerate(batching.control_input):
-        at = f"{key}.control_input[{number}]"
-        if not tensor.name or tensor.name in names:
-            raise ValueError(f"{at}.name: expected a name of its own, got {tensor.name!r}")
-        names.add(tensor.name)
-        for place, control in enumerate(tensor.control):
-            kind = pb.ModelSequenceBatching.Control.Kind.Name(control.kind)
-            if kind in kinds:
-                raise ValueError(f"{at}.control[{place}].kind: expected each kind once, got {kind} again")
-            kinds.add(kind)
-            _check_control(f"{at}.control[{place}]", kind, control)
+def dynamic_batching(config: pb.ModelConfig, latency_objective: float | None = None) -> DynamicBatching | None:
+    """What `dynamic_batching` says; None without it. With a `latency_objective` (seconds) the delay is found."""
+    if not config.HasField(_DYNAMIC):
+        if latency_objective is not None:
+            raise ValueError("parameters[max_queue_delay]: expected dynamic_batching with it, got none")
+        return None
+    batching = config.dynamic_batching
+    _check_sizes(f"{_DYNAMIC}.preferred_batch_size", batching.preferred_batch_size, config.max_batch_size)
+    policy = _policy("default_queue_policy", batching.default_queue_policy, batching)
+    levels = batching.priority_queue_policy
+    policies = {
+        level: _policy(f"priority_queue_policy[{level}]", levels[level], batching) for level in sorted(levels)
+    }
+    with _said_of(_DYNAMIC):
+        made = DynamicBatching(
+            preferred_sizes=batching.preferred_batch_size,
+            max_queue_delay=_seconds(batching.max_queue_delay_microseconds),
+            preserve_ordering=batching.preserve_ordering,
+            priority_levels=batching.priority_levels,
+            default_priority_level=batching.default_priority_level,
+            policy=policy,
+            policies=policies,
+        )
+    if latency_objective is None:
+        return made
+    if batching.max_queue_delay_microseconds:
+        raise ValueError(
+            f"{_DYNAMIC}.max_queue_delay_microseconds: expected none with parameters[max_queue_delay], got "
+            f"{batching.max_queue_delay_microseconds}"
+        )
+    return replace(made, max_queue_delay=AUTO, latency_objective=latency_objective)
 
 
-def _check_control(key: str, kind: str, control: pb.ModelSequenceBatching.Control) -> None:
-    pairs = {name: list(getattr(control, name)) for name in _BOOLEANS if getattr(control, name)}
-    if kind != "CONTROL_SEQUENCE_CORRID":
-        if [len(pair) for pair in pairs.values()] != [2]:
-            raise ValueError(f"{key}: expected two values in one of {', '.join(_BOOLEANS)}, got {pairs or 'none'}")
-    elif pairs:
-        raise ValueError(f"{key}: expected a data_type for {kind}, got {', '.join(pairs)}")
-    elif (datatype := pb.DataType.Name(control.data_type)) not in _ID_TYPES:
-        raise ValueError(f"{key}.data_type: expected one of {', '.join(_ID_TYPES)}, got {datatype}")
+def _policy(key: str, policy: pb.ModelQueuePolicy, batching: pb.ModelDynamicBatching) -> QueuePolicy:
+    delays = policy.timeout_action == pb.ModelQueuePolicy.DELAY
+    if (
+        batching.preserve_ordering
+        and batching.priority_levels <= 1
+        and delays
+        and policy.default_timeout_microseconds
+    ):
+        raise ValueError(f"{_DYNAMIC}.{key}.timeout_action: expected REJECT with preserve_ordering, got DELAY")
+    return QueuePolicy(
+        timeout=_seconds(policy.default_timeout_microseconds),
+        delay_expired=delays,
+        allow_timeout_override=policy.allow_timeout_override,
+        max_queue_size=policy.max_queue_size,
+    )
+
+
+# --- sequences ---
+
+
+def sequence_batching(config: pb.ModelConfig, folder: Path) -> SequenceBatching | None:
+    """What `sequence_batching` says; None without it. States may begin as files in the model's `folder`."""
+    if not config.HasField(_SEQUENCE):
+        return None
+    batching = config.sequence_batching
+    strategy = _strategy(batching, config.max_batch_size)
+    controls = _controls(batching.control_input)
+    outputs = {output.name for output in config.output}
+    states = [
+        replace(_state(f"{_SEQUENCE}.state[{at}]", state, folder), returned=state.output_name in outputs)
+        for at, state in enumerate(batching.state)
+    ]
+    with _said_of(_SEQUENCE):
+        return SequenceBatching(
+            _seconds(batching.max_sequence_idle_microseconds or DEFAULT_IDLE), controls, states, strategy
+        )
+
+
+def _strategy(batching: pb.ModelSequenceBatching, largest: int) -> DirectStrategy | OldestStrategy:
+    if batching.WhichOneof("strategy_choice") != "oldest":
+        direct = batching.direct
+        with _said_of(f"{_SEQUENCE}.direct"):
+            return DirectStrategy(_seconds(direct.max_queue_delay_microseconds), direct.minimum_slot_utilization)
+    oldest = batching.oldest
+    _check_sizes(f"{_SEQUENCE}.oldest.preferred_batch_size", oldest.preferred_batch_size, largest)
+    with _said_of(f"{_SEQUENCE}.oldest"):
+        return OldestStrategy(
+            oldest.max_candidate_sequences,
+            oldest.preferred_batch_size,
+            _seconds(oldest.max_queue_delay_microseconds),
+            oldest.preserve_ordering,
+        )
+
+
+def _controls(tensors: Sequence[pb.ModelSequenceBatching.ControlInput]) -> list[ControlInput]:
+    controls: list[ControlInput] = []
+    for number, tensor in enumerate(tensors):
+        key = f"{_SEQUENCE}.control_input[{number}]"
+        if not tensor.name or tensor.name in [control.name for control in controls]:
+            raise ValueError(f"{key}.name: expected a name of its own, got {tensor.name!r}")
+        if len(tensor.control) != 1:
+            raise ValueError(f"{key}.control: expected one, got {len(tensor.control)}")
+        control = _control(f"{key}.control[0]", tensor.name, tensor.control[0])
+        if control.kind in [other.kind for other in controls]:
+            kind = pb.ModelSequenceBatching.Control.Kind.Name(tensor.control[0].kind)
+            raise ValueError(f"{key}.control[0].kind: expected each kind once, got {kind} again")
+        controls.append(control)
+    return controls
+
+
+_KINDS: Mapping[int, ControlKind] = {
+    pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_START: "START",
+    pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_READY: "READY",
+    pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_END: "END",
+    pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID: "CORRID",
+}
+
+
+def _control(key: str, name: str, control: pb.ModelSequenceBatching.Control) -> ControlInput:
+    kind = _KINDS[control.kind]
+    pairs = {field: list(getattr(control, field)) for field in _PAIRS if getattr(control, field)}
+    if kind == "CORRID":
+        if pairs:
+            raise ValueError(f"{key}: expected a data_type for CONTROL_SEQUENCE_CORRID, got {', '.join(pairs)}")
+        allowed = [f"TYPE_{'STRING' if one == 'BYTES' else one}" for one in CONTROL_DATATYPES[kind]]
+        if (said := pb.DataType.Name(control.data_type)) not in allowed:
+            raise ValueError(f"{key}.data_type: expected {either(allowed)}, got {said}")
+        return ControlInput(name, kind, datatype_of(f"{key}.data_type", control.data_type))
+    if [len(pair) for pair in pairs.values()] != [2]:
+        raise ValueError(f"{key}: expected two values in one of {', '.join(_PAIRS)}, got {pairs or 'none'}")
+    [(field, (false, true))] = pairs.items()
+    return ControlInput(name, kind, _PAIRS[field], false, true)
+
+
+def _state(key: str, state: pb.ModelSequenceBatching.State, folder: Path) -> SequenceState:
+    own = datatype_of(f"{key}.data_type", state.data_type)
+    if len(state.initial_state) > 1:
+        raise ValueError(f"{key}.initial_state: expected at most one, got {len(state.initial_state)}")
+    initial = None
+    for one in state.initial_state:
+        initial = _initial(f"{key}.initial_state[0]", one, folder / INITIAL_STATE_FOLDER)
+    with _said_of(key):
+        return SequenceState(state.input_name, state.output_name, own, tuple(state.dims), initial)
+
+
+def _initial(key: str, initial: pb.ModelSequenceBatching.InitialState, folder: Path) -> InitialState:
+    own = datatype_of(f"{key}.data_type", initial.data_type)
+    choice = initial.WhichOneof("state_data")
+    if choice is None:
+        raise ValueError(f"{key}: expected zero_data or data_file, got none")
+    file = None
+    if choice == "data_file":
+        file = existing(folder, initial.data_file, f"{key}.data_file")
+    with _said_of(key):
+        made = InitialState(own, tuple(initial.dims), file, initial.name)
+    size = element_count(made.dims) * DATATYPES[own].itemsize
+    if file is not None and size and (found := file.stat().st_size) != size:
+        raise ValueError(
+            f"{key}.data_file: expected {size} bytes, as {own} and its dims have, got {found} in {file}"
+        )
+    return made
+
+
+# --- the response cache ---
+
+
+def response_cache(config: pb.ModelConfig) -> bool:
+    """Whether answers may be kept."""
+    if config.response_cache.enable:
+        if config.HasField(_SEQUENCE):
+            raise ValueError("response_cache.enable: expected false with sequence_batching, got true")
+        if config.model_transaction_policy.decoupled:
+            raise ValueError("response_cache.enable: expected false for a decoupled model, got true")
+    return config.response_cache.enable

@@ -292,6 +292,9 @@ class _Search:
         return [versions[number] for number in sorted(versions)]
 
     def _files(self, folder: Path, name: str, version: int, config: ModelConfig) -> ModelFiles | None:
+        if config.ensemble:  # It has no file; what lies in its folders is nobody's.
+            self._check(folder)
+            return ModelFiles(name, version, config.backend, folder, folder=folder, config=config)
         for file_name, usual_backend in candidates(config).items():
             file = folder / file_name
             if not file.is_file():
@@ -311,9 +314,11 @@ class _Search:
 
 
 def named_files(config: ModelConfig) -> list[Path]:
-    """The files that a configuration names: with labels, and with the data of warm-up requests."""
+    """The files that a configuration names: labels, the data of warm-up requests, what states begin with."""
     inputs = [tensor for request in config.warm_up for tensor in request.inputs.values()]
+    states = [] if config.sequence_batching is None else config.sequence_batching.states
     files = [*(tensor.label_file for tensor in config.outputs), *(tensor.file for tensor in inputs)]
+    files += [state.initial.file for state in states if state.initial is not None]
     return [file for file in files if file is not None]
 
 

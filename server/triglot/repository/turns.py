@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 
@@ -15,20 +15,20 @@ class Turns:
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
-    async def take(self) -> AsyncIterator[None]:
-        """Within the block it is this one's turn, for `patience` seconds at least."""
+    async def take(self) -> AsyncIterator[Callable[[], None]]:
+        """Within the block it is this one's turn, for `patience` seconds at least, or until it passes that on."""
         await self._lock.acquire()
         mine = True
 
         def pass_on() -> None:
             nonlocal mine
-            mine = False
-            self._lock.release()
+            if mine:
+                mine = False
+                self._lock.release()
 
         passing = asyncio.get_running_loop().call_later(self.patience, pass_on)
         try:
-            yield
+            yield pass_on
         finally:
             passing.cancel()
-            if mine:
-                self._lock.release()
+            pass_on()

@@ -50,6 +50,7 @@ class Endpoint:
         "door",
         "in_flight",
         "inference",
+        "internal",
         "method",
         "protocol",
     )
@@ -62,11 +63,14 @@ class Endpoint:
         method: str,
         traffic: Traffic | None,
         latencies: deque[float],
+        *,
+        internal: bool = False,
     ) -> None:
         self.protocol = protocol
         self.door = door
         self.method = method
         self.inference = traffic is not None
+        self.internal = internal
         self.in_flight = 0
         self._kinds = kinds
         self._traffic = traffic
@@ -169,20 +173,25 @@ class Telemetry:
         self._latencies: deque[float] = deque(maxlen=MAX_LATENCIES)
         self._kinds = Kinds(self._endpoints)
 
-    def endpoint(self, protocol: str, door: str, method: str, *, inference: bool) -> Endpoint:
+    def endpoint(
+        self, protocol: str, door: str, method: str, *, inference: bool, internal: bool = False
+    ) -> Endpoint:
         """The endpoint for `method` of `protocol` ("kserve", ...) at `door` ("GRPC" or "REST").
 
-        `inference`: calls of it run a model.
+        `inference`: calls of it run a model. `internal`: one model calls another by it; that counts with the
+        called model, and in no sum of what clients ask for.
         """
         key = protocol, door, method
         endpoint = self._endpoints.get(key)
         if endpoint is None:
-            traffic = None
-            if inference:
+            traffic, latencies = None, self._latencies
+            if internal:
+                traffic, latencies = Traffic(), deque(maxlen=0)
+            elif inference:
                 traffic = self._traffic.setdefault(protocol, Traffic())
                 self._ends.setdefault(protocol, traffic.sums())
             endpoint = self._endpoints[key] = Endpoint(
-                self._kinds, protocol, door, method, traffic, self._latencies
+                self._kinds, protocol, door, method, traffic, latencies, internal=internal
             )
         return endpoint
 
@@ -218,8 +227,8 @@ class Telemetry:
 
     @property
     def in_flight(self) -> int:
-        """Inference calls that run at the moment."""
-        return sum([endpoint.in_flight for endpoint in self._endpoints.values() if endpoint.inference])
+        """Clients' inference calls that run at the moment."""
+        return sum([one.in_flight for one in self._endpoints.values() if one.inference and not one.internal])
 
     def metric(self, name: str) -> Metric | None:
         """A metric of grps' monitor, built in or a model's."""

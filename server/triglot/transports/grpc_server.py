@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from triglot.config import NO_PORT, Config
-from triglot.core.errors import Code, ServingError, Unavailable, as_serving_error, outcome
+from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
 from triglot.core.types import Call
 from triglot.protocols import Kind, Method, Operation, Service
 from triglot.telemetry.observation import Observation
@@ -27,7 +27,13 @@ from triglot.transports.shutdown import SHUTTING_DOWN
 MAX_DETAILS_BYTES = 4096
 """Longer status texts overflow what clients accept as metadata."""
 END_AGAIN_SECONDS = 1.0
+LAST_WORD_SECONDS = 1.0
+"""For what a stream still has to say when its deadline is over."""
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
+
+class SlowReader(DeadlineExceeded):
+    """An answer was still on its way at the deadline; only a status can follow it."""
 
 
 class GrpcServer:
@@ -84,7 +90,8 @@ class GrpcServer:
 
         async def handle(data: bytes, context: Any) -> bytes:
             call = _call(context)
-            observed = Observation(endpoint, call, len(data))
+            call.size = len(data)
+            observed = Observation(endpoint, call, call.size)
             try:
                 if len(data) > OFF_LOOP_BYTES:
                     request = await run_sized(method.decode_size(data), decode, data)
@@ -111,7 +118,8 @@ class GrpcServer:
     def _server_stream(self, method: Method, endpoint: Endpoint) -> grpc.RpcMethodHandler:
         async def handle(data: bytes, context: Any) -> None:
             call = _call(context)
-            observed = Observation(endpoint, call, len(data))
+            call.size = len(data)
+            observed = Observation(endpoint, call, call.size)
 
             async def run() -> Any:
                 size = method.decode_size(data) if len(data) > OFF_LOOP_BYTES else 0
@@ -119,7 +127,7 @@ class GrpcServer:
                 observed.decoded()
                 return method.call(request, call)
 
-            await self._send(method, run, context, observed)
+            await self._send(method, run, context, call, observed)
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
@@ -132,12 +140,17 @@ class GrpcServer:
                 return method.call(decoded, call)
 
             # Requests are what counts here, not calls, and who answers them counts them.
-            await self._send(method, run, context, None)
+            await self._send(method, run, context, call, None)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
     async def _send(
-        self, method: Method, run: Callable[[], Awaitable[Any]], context: Any, observed: Observation | None
+        self,
+        method: Method,
+        run: Callable[[], Awaitable[Any]],
+        context: Any,
+        call: Call,
+        observed: Observation | None,
     ) -> None:
         """Send the answers of a stream; when the server stops, the stream ends with UNAVAILABLE."""
         task = asyncio.current_task()
@@ -158,7 +171,7 @@ class GrpcServer:
                     if observed is not None:
                         observed.sent(len(encoded))
                     stream.sending = True
-                    await context.write(encoded)
+                    await _write(context, encoded, call)
                     stream.sending = False
                     if self._stopping:
                         raise Unavailable(SHUTTING_DOWN)
@@ -231,25 +244,44 @@ async def _tell(method: Method, error: Exception, context: Any, observed: Observ
     observed.end(failure.code)
     if told is None:
         await _abort(context, failure, method.details)
+    context.set_trailing_metadata(_hints(failure))
     return told
+
+
+async def _write(context: Any, encoded: bytes, call: Call) -> None:
+    """Send one answer of a stream. Raises `SlowReader`."""
+    if call.remaining is None:
+        await context.write(encoded)
+        return
+    try:
+        # The model ends at the deadline, and may have a last word.
+        async with asyncio.timeout(call.remaining + LAST_WORD_SECONDS):
+            await context.write(encoded)
+    except TimeoutError:
+        raise SlowReader(call.overdue("while the client was reading").message) from None
 
 
 async def _tell_last(method: Method, error: Exception, context: Any, observed: Observation | None) -> None:
     """As `_tell`, for a stream, whose last answer it is."""
     failure = as_serving_error(error, method.name)
-    if (told := method.told(failure)) is None:
+    if (told := method.told(failure)) is None or isinstance(error, SlowReader):
         await _abort(context, failure, method.details)
     if observed is not None:
         observed.sent(len(told))
+    context.set_trailing_metadata(_hints(failure))
     await context.write(told)
 
 
 async def _abort(context: Any, error: ServingError, details: Callable[[str], str] = str) -> NoReturn:
-    metadata: tuple[tuple[str, str], ...] = ()
-    if error.retry_after is not None:
-        metadata = (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
-    await context.abort(_STATUS[error.code], _details(details(error.message)), metadata)
+    await context.abort(_STATUS[error.code], _details(details(error.message)), _hints(error))
     raise AssertionError("abort does not return")
+
+
+def _hints(error: ServingError) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata: when the client may try again."""
+    if error.retry_after is None:
+        return ()
+    return (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
 
 
 def _details(message: str) -> str:

@@ -6,11 +6,10 @@ import asyncio
 import json
 import math
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import PayloadEncodingError
@@ -19,7 +18,6 @@ from triglot.config import Config
 from triglot.core.errors import (
     Cancelled,
     Code,
-    DeadlineExceeded,
     InvalidArgument,
     PayloadTooLarge,
     ServingError,
@@ -37,10 +35,14 @@ from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
 from triglot.transports.off_loop import run_sized
 from triglot.transports.shutdown import SHUTTING_DOWN
 
+T = TypeVar("T")
+
 CLEAN_UP_SECONDS = 1.0
-"""What is left to write and close when the grace period is over."""
+"""What is left to write and close when the grace period, or a call's deadline, is over."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
+RETRY_AFTER_SECONDS = 1.0
+"""Until a connection may be free."""
 LONGEST_LINE = 64 * 1024
 """Bytes of a request's path, and of a header."""
 MODEL_VARIABLE = "model"
@@ -138,7 +140,9 @@ class HttpServer:
     async def _respond(self, route: Route, endpoint: Endpoint, http: web.Request) -> web.StreamResponse:
         """The answer to one request, whatever happens; `_handle` shows how a call goes well."""
         headers = {name.lower(): value for name, value in http.headers.items()}
-        call = Call(None if self._timeout is None else time.monotonic() + self._timeout, headers.items)
+        call = Call(read_metadata=headers.items)
+        if self._timeout is not None:
+            call.limit(self._timeout, f"the server's rest_timeout of {self._timeout:g} seconds")
         if endpoint.inference:
             call.model_name = http.match_info.get(MODEL_VARIABLE, "")
         observed = Observation(endpoint, call)
@@ -171,31 +175,31 @@ class HttpServer:
         if self._stopping:
             raise Unavailable(SHUTTING_DOWN)
         if len(self._calls) >= self._most_calls:
-            raise Unavailable(f"{self._most_calls} calls are open, no more are taken")
+            text = f"{self._most_calls} calls are open, as many as max_connections allows"
+            raise Unavailable(text, retry_after=RETRY_AFTER_SECONDS)
 
     async def _handle(
         self, route: Route, http: web.Request, headers: Mapping[str, str], call: Call, observed: Observation
     ) -> web.StreamResponse:
-        request = await self._read(route, http, headers, observed)
-        decoded = await run_sized(route.text_size(request), route.decode, request)
-        observed.decoded()
-        answer = await self._run(route, decoded, call)
-        observed.answered()
-        response = await run_sized(route.answer_size(answer), route.encode, answer, decoded)
+        answering = self._answer(route, http, headers, call, observed)
+        response = await _in_time(call, answering, 0.0, "before there was an answer")
         if isinstance(response, HttpStream):
-            return await _send_stream(http, route, response, observed)
-        observed.encoded(len(response.body))
+            return await _send_stream(http, route, response, call, observed)
         return _response(route, response)
 
-    async def _run(self, route: Route, decoded: Any, call: Call) -> Any:
-        """The route's call, for as long as a call may take."""
-        if self._timeout is None:
-            return await route.call(decoded, call)
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await route.call(decoded, call)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the call took longer than {self._timeout:g} seconds") from None
+    async def _answer(
+        self, route: Route, http: web.Request, headers: Mapping[str, str], call: Call, observed: Observation
+    ) -> HttpResponse | HttpStream:
+        request = await self._read(route, http, headers, observed)
+        call.size = len(request.body)
+        decoded = await run_sized(route.text_size(request), route.decode, request)
+        observed.decoded()
+        answer = await route.call(decoded, call)
+        observed.answered()
+        response = await run_sized(route.answer_size(answer), route.encode, answer, decoded)
+        if isinstance(response, HttpResponse):
+            observed.encoded(len(response.body))
+        return response
 
     async def _read(
         self, route: Route, http: web.Request, headers: Mapping[str, str], observed: Observation
@@ -260,8 +264,21 @@ def _response(route: Route, response: HttpResponse, headers: Mapping[str, str] |
     return answer
 
 
+async def _in_time(call: Call, work: Awaitable[T], spare: float, when: str) -> T:
+    """What `work` gives until the call's deadline and `spare` seconds more. Raises `DeadlineExceeded`."""
+    if call.remaining is None:
+        return await work
+    try:
+        async with asyncio.timeout(call.remaining + spare) as scope:
+            return await work
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise call.overdue(when) from None
+
+
 async def _send_stream(
-    http: web.Request, route: Route, stream: HttpStream, observed: Observation
+    http: web.Request, route: Route, stream: HttpStream, call: Call, observed: Observation
 ) -> web.StreamResponse:
     """Sends each chunk as one chunk of HTTP, when it comes; a slow client holds the next one up."""
     response = web.StreamResponse(headers={"Content-Type": stream.content_type, **route.headers})
@@ -279,7 +296,8 @@ async def _send_stream(
                 writer.send_headers()
             async for answer in answers:
                 if chunk := await run_sized(stream.answer_size(answer), stream.encode, answer):
-                    await response.write(chunk)
+                    # The model ends at the deadline, and may have a last word.
+                    await _in_time(call, response.write(chunk), CLEAN_UP_SECONDS, "while the client was reading")
                     observed.sent(len(chunk))
             await response.write_eof()
     except ConnectionError:

@@ -126,9 +126,8 @@ class KServe:
     async def unload_model(self, request: pb.RepositoryModelUnloadRequest, _: Call) -> str:
         """The model's name, when it takes no calls any more (spec 3.9). Raises as `Manager.unload_model`."""
         name = _model_to_change(request)
-        # No model depends on another, whatever it says.
-        _parameter(request.parameters, UNLOAD_DEPENDENTS, "bool_param")
-        self._dataplane.unload_model(name)
+        dependents = _parameter(request.parameters, UNLOAD_DEPENDENTS, "bool_param")
+        self._dataplane.unload_model(name, dependents=bool(dependents))
         return name
 
     def grpc_service(self) -> Service:

@@ -87,12 +87,13 @@ class InferStream:
     async def _answer(self, data: bytes, my_turn: asyncio.Future[None], next_turn: asyncio.Future[None]) -> None:
         request = None
         call = self._call.child()
+        call.size = len(data)
         observed = Observation(self._endpoint, call, len(data))
         code = Code.OK
         try:
             request = decode_infer(data)
             observed.decoded()
-            if self._dataplane.decoupled(request.model_name, request.model_version):
+            if self._dataplane.streams(request):
                 # It keeps no order, but what comes after it must not overtake what came before it.
                 my_turn.add_done_callback(lambda _: _pass_on(next_turn))
                 await self._answer_decoupled(request, call, observed)

@@ -67,6 +67,7 @@ class _Everything(CollectorRegistry):
         yield from _executions(calls)
         yield self._in_flight()
         yield from self._models()
+        yield from _readings(self._versions)
         lag = _histogram("triglot_event_loop_lag", "How late the event loop was.", ())
         _add_times(lag, (), self._telemetry.loop_lag)
         yield lag
@@ -190,6 +191,24 @@ def _executions(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[M
     for labels, number in executions.items():
         runs.add_metric(labels, round(number, 3))
     yield runs
+
+
+def _readings(versions: Sequence[Version]) -> Iterator[Metric]:
+    """What the parts of the server that schedule a version's calls count."""
+    families: dict[str, Metric] = {}
+    for version in versions:
+        if version.servable is None:
+            continue
+        labels = {"model": printable(version.files.name), "version": str(version.files.version)}
+        for reading in version.servable.readings():
+            name = f"triglot_{reading.name}"
+            family = families.get(name)
+            if family is None:
+                family = families[name] = Metric(name, reading.help, "counter" if reading.counter else "gauge")
+            family.add_sample(
+                f"{name}_total" if reading.counter else name, labels | dict(reading.labels), reading.value
+            )
+    yield from families.values()
 
 
 def _model(kind: Kind) -> tuple[str, str]:

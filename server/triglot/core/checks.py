@@ -1,0 +1,85 @@
+"""Checks of what a model's author writes into a value: each raises `ValueError`, which names the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+
+def expected(field: str, what: str, value: object) -> ValueError:
+    """The error for a field: what it should be, and what came."""
+    return ValueError(f"{field}: expected {what}, got {value!r}")
+
+
+def count(field: str, value: object, least: int = 0, most: float = math.inf) -> None:
+    """For anything but an integer within the bounds."""
+    if type(value) is not int:
+        raise expected(field, "an integer", value)
+    if not least <= value <= most:
+        raise expected(field, f"at least {least}" if value < least else f"at most {most:g}", value)
+
+
+def number(field: str, value: object, least: float, most: float, unit: str = "") -> None:
+    """For anything but a number within the bounds."""
+    if type(value) is not int and type(value) is not float:
+        raise expected(field, unit or "a number", value)
+    if not least <= value <= most:
+        raise ValueError(f"{field}: expected {least:g} to {most:g}{unit and f' {unit}'}, got {value:g}")
+
+
+def flag(field: str, value: object) -> None:
+    """For anything but True and False."""
+    if type(value) is not bool:
+        raise expected(field, "True or False", value)
+
+
+def name(field: str, value: object) -> None:
+    """For anything but a text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise expected(field, "a name", value)
+
+
+def choice(field: str, value: object, choices: Collection[str]) -> None:
+    """For anything but one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise expected(field, f"one of {', '.join(choices)}", value)
+
+
+def kind(field: str, value: object, *classes: type) -> None:
+    """For anything but an object of one of the classes."""
+    if not isinstance(value, classes):
+        raise expected(field, " or ".join(one.__name__ for one in classes), value)
+
+
+def items(field: str, value: Any, what: str) -> tuple[Any, ...]:
+    """The elements of a list. Texts and mappings are none."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise expected(field, f"a list of {what}", value)
+    return tuple(value)
+
+
+def sizes(field: str, value: Any) -> tuple[int, ...]:
+    """The integers of a list, each at least 1; ascending, and each once."""
+    found = items(field, value, "integers")
+    for at, size in enumerate(found):
+        count(f"{field}[{at}]", size, 1)
+    return tuple(sorted(set(found)))
+
+
+def dims(field: str, value: Any, *, any_size: bool) -> tuple[int, ...]:
+    """The dims of a list, each at least 1, or -1 with `any_size`."""
+    found = items(field, value, "dims")
+    for at, dim in enumerate(found):
+        if not any_size or type(dim) is not int or dim != -1:
+            count(f"{field}[{at}]", dim, 1)
+    return found
+
+
+def different(field: str, names: Iterable[str]) -> None:
+    """For a name that is there twice."""
+    seen: set[str] = set()
+    for one in names:
+        if one in seen:
+            raise ValueError(f"{field}: expected different names, got {one!r} twice")
+        seen.add(one)

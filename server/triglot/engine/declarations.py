@@ -1,0 +1,62 @@
+"""What a model's class says of how it is to be run."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from triglot.core.model import Model
+from triglot.core.model_scheduling import check_scheduling
+from triglot.core.types import Call
+from triglot.engine.hosted import HostedModel
+from triglot.engine.work import Function, Inputs
+
+log = logging.getLogger(__name__)
+
+
+def takes_call(infer: Callable[..., Any]) -> bool:
+    """Whether `infer` wants the call after the inputs.
+
+    Raises `ValueError` when it can be called neither way. A second parameter with a default is the model's own
+    unless it is named `call`.
+    """
+    signature = inspect.signature(infer)
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
+        return True
+    for arguments in (1, 2):
+        try:
+            signature.bind(*range(arguments))
+        except TypeError:
+            continue
+        return arguments == 2 or list(signature.parameters)[1:2] == ["call"]
+    raise ValueError(f"infer: expected infer(self, inputs) or infer(self, inputs, call), got infer{signature}")
+
+
+def check_declarations(model: Model) -> None:
+    """Raises `ValueError` for what a model's class cannot have, and warns of what it seems to have forgotten."""
+    for kind in () if model.signatures or model.any_tensors else ("inputs", "outputs"):
+        if not getattr(model, kind):
+            log.warning("class %s declares no %s", type(model).__name__, kind)
+    for name, least in (("max_batch_size", 0), ("instances", 1), ("max_queue_size", 1)):
+        value = getattr(model, name)
+        if not isinstance(value, int) and not (name == "max_queue_size" and value is None):
+            raise ValueError(f"{name}: expected an integer, got {value!r}")
+        if value is not None and value < least:
+            raise ValueError(f"{name}: expected at least {least}, got {value}")
+    check_scheduling(model)
+
+
+def looks_at_call(model: Model) -> bool:
+    """Whether the model's own code gets the call. Raises as `takes_call`."""
+    return model.looks_at_call if isinstance(model, HostedModel) else takes_call(model.infer)
+
+
+def function_of(model: Model) -> Function:
+    """The model's `infer`, which takes the call in any case. Raises as `takes_call`."""
+    return model.infer if takes_call(model.infer) else _without_call(model.infer)
+
+
+def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], Any]:
+    return lambda inputs, _: infer(inputs)

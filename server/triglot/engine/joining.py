@@ -1,0 +1,129 @@
+"""Several requests' tensors as one batch's, and its outputs as theirs (spec 5.1, tfs 6.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from triglot.core.errors import Internal
+from triglot.core.signature import shape_text
+from triglot.core.tensor import Array
+from triglot.engine.buffers import Buffers
+
+Inputs = Mapping[str, Array]
+
+
+class NoBatchDim(ValueError):
+    """The inputs have no first dim in common; the text says which way."""
+
+
+def rows_of(inputs: Inputs) -> int:
+    """The first dim of all inputs. Raises `NoBatchDim`."""
+    rows = -1
+    for array in inputs.values():
+        if not array.ndim:
+            raise NoBatchDim("input tensors must have at least one dimension")
+        if rows not in (-1, array.shape[0]):
+            raise NoBatchDim("input tensors must have equal 0th-dimension size")
+        rows = array.shape[0]
+    if rows < 0:
+        raise NoBatchDim("there are no input tensors")
+    return rows
+
+
+def layout_of(inputs: Inputs, *, any_lengths: bool = False) -> object:
+    """What is the same for inputs that can be joined: names, dtypes, and all dims but the first.
+
+    `any_lengths`: of the other dims only their number counts.
+    """
+    if any_lengths:
+        parts: list[Any] = [(name, array.dtype, array.ndim) for name, array in inputs.items()]
+    else:
+        parts = [(name, array.dtype, array.shape[1:]) for name, array in inputs.items()]
+    if len(parts) > 1:
+        parts.sort(key=_name_of)
+    return parts
+
+
+def _name_of(part: tuple[str, object, object]) -> str:
+    return part[0]
+
+
+def join(members: Sequence[Inputs], rows: int, buffers: Buffers) -> dict[str, Array]:
+    """The members' inputs below each other, read-only; each is copied once.
+
+    `rows` is at least the sum of theirs: where it is more, the first row is repeated at the end. Members that
+    differ in other dims are padded with zeros, or empty texts, up to the longest.
+    """
+    joined: dict[str, Array] = {}
+    for name in members[0]:
+        array = _join([inputs[name] for inputs in members], rows, buffers)
+        array.flags.writeable = False
+        joined[name] = array
+    return joined
+
+
+def _join(arrays: list[Array], rows: int, buffers: Buffers) -> Array:
+    dtype, tails = arrays[0].dtype, {array.shape[1:] for array in arrays}
+    tail = tails.pop()
+    if tails:
+        tail = tuple(max(dims) for dims in zip(tail, *tails, strict=True))
+    shape = (rows, *tail)
+    # Objects are counted references: memory that is used again would keep them.
+    joined = np.empty(shape, dtype) if dtype.hasobject else buffers.empty(shape, dtype)
+    filled = sum([len(array) for array in arrays])
+    if tails:
+        joined[:filled] = b"" if dtype.hasobject else np.zeros((), dtype)
+        at = 0
+        for array in arrays:
+            joined[(slice(at, at + len(array)), *map(slice, array.shape[1:]))] = array
+            at += len(array)
+    else:
+        np.concatenate(arrays, out=joined[:filled])
+    if filled < rows:
+        joined[filled:] = joined[:1]
+    return joined
+
+
+def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Array]]:
+    """Views of a batch's outputs, one dict for each member, of so many rows.
+
+    Raises `Internal`, with a text for the model's author, for outputs that are not of `rows` rows.
+    """
+    if not isinstance(answer, Mapping):
+        raise Internal(f"the model returned {type(answer).__name__}, expected a dict of outputs by name")
+    parts: list[dict[str, Array]] = [{} for _ in counts]
+    for name, value in answer.items():
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if not array.ndim:
+            raise Internal(f"the model returned output '{name}' without a batch dim for a batch of {rows} rows")
+        if array.shape[0] != rows:
+            raise Internal(
+                f"the model returned output '{name}' with shape {shape_text(array.shape)} for a batch of {rows} "
+                f"rows, expected {rows} as its first dim"
+            )
+        at = 0
+        for part, count in zip(parts, counts, strict=True):
+            part[name] = array[at : at + count]
+            at += count
+    return parts
+
+
+def append(answers: Sequence[object]) -> dict[str, Array]:
+    """The outputs of a request that was executed in parts, below each other.
+
+    Raises `Internal` for parts whose outputs do not fit together.
+    """
+    parts: list[Mapping[str, Any]] = []
+    for answer in answers:
+        if not isinstance(answer, Mapping):
+            raise Internal(f"the model returned {type(answer).__name__}, expected a dict of outputs by name")
+        parts.append(answer)
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise Internal("the model returned other outputs for one part of a request than for another")
+    try:
+        return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
+    except (ValueError, TypeError) as error:
+        raise Internal(f"the outputs for the parts of a request cannot be joined: {error}") from None

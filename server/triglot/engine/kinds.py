@@ -1,0 +1,78 @@
+"""What requests have in common that can be executed together."""
+
+from __future__ import annotations
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.model import Model
+from triglot.core.scheduling import DynamicBatching
+from triglot.core.types import Call
+from triglot.engine.declarations import looks_at_call
+from triglot.engine.joining import NoBatchDim, layout_of, rows_of
+from triglot.engine.work import Inputs
+
+NOT_THE_MODELS = frozenset(
+    (
+        "priority",
+        "timeout",
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "binary_data_output",
+        "triton_enable_empty_final_response",
+        "signature_name",
+    )
+)
+"""Parameters that say nothing to a model (spec 2.5)."""
+
+
+class Kinds:
+    """What requests of a model have to have in common to share a batch."""
+
+    def __init__(self, model: Model, batching: DynamicBatching) -> None:
+        self._model = model
+        self._batching = batching
+        self._by_parameters = model.takes_parameters or looks_at_call(model)
+        # TensorFlow Serving's: the limit is on what the model does not declare itself.
+        self._strict = not model.max_batch_size and batching.max_batch_size > 0
+        self.max_request = model.max_batch_size or batching.max_batch_size
+        self.max_rows = min(self.max_request, batching.max_execution_size or self.max_request)
+
+    def of(self, inputs: Inputs, call: Call) -> tuple[int, object]:
+        """The rows, and what must be equal; None for a request that runs alone.
+
+        Raises `InvalidArgument` as TensorFlow Serving, where the model's limit comes from there (tfs 6.5).
+        """
+        batching = self._batching
+        if not self.max_rows or (batching.signatures and call.signature_name not in batching.signatures):
+            return 1, None
+        if self._model.infer_batch is not None:
+            return self._listed(inputs), (call.signature_name,)
+        try:
+            rows = rows_of(inputs)
+        except NoBatchDim as error:
+            if self._strict:
+                raise InvalidArgument(f"Batching Run() {error}") from None
+            return 1, None
+        if self._strict and rows > self.max_request:
+            raise InvalidArgument(f"Task size {rows} is larger than maximum input batch size {self.max_request}")
+        if not 0 < rows <= self.max_request or call.exchange is not None:
+            return rows, None
+        layout = layout_of(inputs, any_lengths=batching.pad_variable_lengths)
+        if call.parameters and self._by_parameters:
+            return rows, (call.signature_name, layout, _own_parameters(call))
+        return rows, (call.signature_name, layout)
+
+    def _listed(self, inputs: Inputs) -> int:
+        if self._model.any_tensors:
+            return 1
+        try:
+            return min(max(1, rows_of(inputs)), self.max_rows)
+        except NoBatchDim:
+            return 1
+
+
+def _own_parameters(call: Call) -> object:
+    # True is equal to 1, and 1 to 1.0, but not to a model.
+    return [
+        (name, type(value), value) for name, value in sorted(call.parameters.items()) if name not in NOT_THE_MODELS
+    ]

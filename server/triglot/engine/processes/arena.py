@@ -1,0 +1,243 @@
+"""Tensors in shared memory: each side of a conversation writes into regions of its own, and the other reads them.
+
+Strategy: a region carries the tensors of one frame at a time. Its owner writes again when the reader has said that
+it reads it no more; who reads finds that out by a weak reference, since every array that lies over a region holds
+one and the same array, its base. Small tensors are copied out at once, so that what a model keeps of them keeps no
+region. Regions that have not been used for a while give their memory back, and stay.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from triglot.core.tensor import (
+    DATATYPES,
+    Array,
+    array_over,
+    bytes_elements,
+    datatype_of,
+    element_count,
+    object_array,
+    pack_bytes,
+    unpack_bytes,
+)
+from triglot.engine.processes.frames import FrameError, Place
+
+ALIGNMENT = 64
+LEAST_REGION = 64 * 1024
+COPIED = 16 * 1024
+"""Tensors of one frame that are copied out: fewer bytes than a region's books cost."""
+IDLE_SECONDS = 10.0
+"""After which a region gives back its memory."""
+
+
+def shared_memory(size: int) -> int:
+    """The file descriptor of so much memory, all zeros; nothing has a name for it. Raises `OSError`."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("triglot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        descriptor, path = tempfile.mkstemp(prefix="triglot-")
+        os.unlink(path)  # noqa: PTH108 - it has just been made by its name.
+    try:
+        os.ftruncate(descriptor, size)
+        if hasattr(os, "memfd_create"):
+            # Who reads must not meet an end that was not there before.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        elif hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def mapped(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:
+    """The memory; it stays when the file descriptor is closed. Raises `ValueError` when there is not as much."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)
+
+
+@dataclass(slots=True, eq=False)
+class _Region:
+    number: int
+    size: int
+    memory: mmap.mmap
+    busy: bool = True
+    used: float = field(default_factory=time.monotonic)
+    empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Tensors that lie in a region, ready to be sent. `descriptor`: of a region that the reader does not know."""
+
+    places: tuple[Place, ...]
+    region: int = 0
+    region_size: int = 0
+    descriptor: int | None = None
+
+
+class Arena:
+    """The regions that this side writes. Any thread may `trim`."""
+
+    def __init__(self) -> None:
+        self._regions: dict[int, _Region] = {}
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def place(self, tensors: Mapping[Any, Any]) -> Placed:
+        """Copy the tensors into a region. Raises `TypeError` for a dtype without a name, and `OSError`."""
+        rows: list[tuple[str, str, tuple[int, ...], int, int, Array | bytes]] = []
+        end = 0
+        for name, value in tensors.items():
+            array = value if isinstance(value, np.ndarray) else np.asarray(value)
+            try:
+                datatype = datatype_of(array)
+            except TypeError as error:
+                raise TypeError(f"'{name}': {error}") from None
+            data: Array | bytes = pack_bytes(bytes_elements(array)) if datatype == "BYTES" else array
+            size = len(data) if isinstance(data, bytes) else data.nbytes
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            rows.append((str(name), datatype, array.shape, start, size, data))
+            end = start + size
+        places = tuple(Place(*row[:5]) for row in rows)
+        if not end:
+            return Placed(places)
+        region, descriptor = self._take(end)
+        try:
+            for _, datatype, shape, start, size, data in rows:
+                if isinstance(data, bytes):
+                    region.memory[start : start + size] = data
+                elif size:
+                    np.copyto(np.ndarray(shape, DATATYPES[datatype].dtype, region.memory, start), data)
+        except BaseException:
+            self.forget(region.number)
+            if descriptor is not None:
+                os.close(descriptor)
+            raise
+        return Placed(places, region.number, region.size if descriptor is not None else 0, descriptor)
+
+    def _take(self, size: int) -> tuple[_Region, int | None]:
+        with self._lock:
+            free = [one for one in self._regions.values() if not one.busy and one.size >= size]
+            if free:
+                region = min(free, key=lambda one: one.size)
+                region.busy, region.empty = True, False
+                return region, None
+            self._last += 1
+            number = self._last
+        size = max(LEAST_REGION, 1 << (size - 1).bit_length())
+        descriptor = shared_memory(size)
+        try:
+            region = _Region(number, size, mapped(descriptor, size, writable=True))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with self._lock:
+            self._regions[number] = region
+        return region, descriptor
+
+    def forget(self, number: int) -> None:
+        """A region whose frame was not sent is not used again: the reader may not know it."""
+        with self._lock:
+            self._regions.pop(number, None)
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """The reader reads these no more. Raises `FrameError` for one that there is not."""
+        with self._lock:
+            for number in numbers:
+                region = self._regions.get(number)
+                if region is None:
+                    raise FrameError(f"there is no region {number}")
+                region.busy, region.used = False, time.monotonic()
+
+    def trim(self, now: float, idle: float = IDLE_SECONDS) -> None:
+        """Give back the memory of regions that have been free for `idle` seconds."""
+        with self._lock:
+            for region in self._regions.values():
+                if not region.busy and not region.empty and now - region.used >= idle:
+                    region.empty = True
+                    if hasattr(mmap, "MADV_REMOVE"):
+                        # Not every file system can.
+                        with suppress(OSError):
+                            region.memory.madvise(mmap.MADV_REMOVE)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the regions whose memory is in use."""
+        with self._lock:
+            return sum(region.size for region in self._regions.values() if not region.empty)
+
+
+class Mirror:
+    """The regions of the other side, as one thread at a time reads them."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, mmap.mmap] = {}
+        self._held: list[tuple[int, weakref.ref[Array]]] = []
+        self._released: list[int] = []
+
+    def adopt(self, number: int, size: int, descriptor: int) -> None:
+        """Map a new region. The descriptor is closed. Raises `ValueError` and `OSError`."""
+        try:
+            self._memory[number] = mapped(descriptor, size, writable=False)
+        finally:
+            os.close(descriptor)
+
+    def tensors(self, number: int, places: Sequence[Place]) -> dict[str, Array]:
+        """The tensors that lie in a region, as read-only arrays. Raises `FrameError` for what cannot lie there."""
+        if not number:
+            return {place.name: _array(_NOTHING, place) for place in places}
+        memory = self._memory.get(number)
+        if memory is None:
+            raise FrameError(f"there is no region {number}")
+        end = max(place.offset + place.size for place in places)
+        if end > len(memory):
+            raise FrameError(f"tensors of {end} bytes do not lie in a region of {len(memory)}")
+        # One for each frame: all arrays that are made of it, and what is made of these, hold it.
+        base: Array
+        if end <= COPIED:
+            self._released.append(number)
+            base = np.frombuffer(memory[:end], np.uint8)
+        else:
+            base = np.frombuffer(memory, np.uint8, end)
+            self._held.append((number, weakref.ref(base)))
+        return {place.name: _array(base, place) for place in places}
+
+    def released(self) -> tuple[int, ...]:
+        """The regions that have become free since this was asked last."""
+        if self._held:
+            self._released += [number for number, base in self._held if base() is None]
+            self._held = [(number, base) for number, base in self._held if base() is not None]
+        released, self._released = tuple(self._released), []
+        return released
+
+
+_NOTHING = np.frombuffer(b"", np.uint8)
+
+
+def _array(base: Array, place: Place) -> Array:
+    count = element_count(place.shape)
+    if place.datatype == "BYTES":
+        packed = base[place.offset : place.offset + place.size].tobytes()
+        array = object_array(unpack_bytes(packed, count), place.shape)
+        array.flags.writeable = False
+        return array
+    dtype = DATATYPES[place.datatype].dtype
+    if count * dtype.itemsize != place.size:
+        raise FrameError(f"tensor {place.name!r} of shape {place.shape} has {place.size} bytes")
+    if not count:
+        return array_over(b"", dtype, place.shape)
+    return np.ndarray(place.shape, dtype, base, place.offset)

@@ -1,0 +1,90 @@
+"""How processes are looked after, and the thread that does it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from triglot.engine.processes.health import BEAT_SECONDS
+from triglot.engine.processes.process import Process
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How processes are looked after; all in seconds.
+
+    A process is replaced after `first_delay`, after twice as much when that is lost, too, and so on up to
+    `longest_delay`; one that has lasted for `steady` is no reason to wait longer. A replacement may take
+    `load_patience`, or ten times as long as the first process if that is more. In the end each has `end_patience`
+    to close its model, and then `more_patience` to heed SIGTERM.
+    """
+
+    first_delay: float = 0.1
+    longest_delay: float = 30.0
+    steady: float = 10.0
+    load_patience: float = 60.0
+    end_patience: float = 10.0
+    more_patience: float = 1.0
+
+
+CARE = Care()
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where there is a process, or will be one: `coming` is loading, `due` is when the next one is started."""
+
+    number: int
+    process: Process | None = None
+    coming: Process | None = None
+    begun: float = 0.0
+    due: float = 0.0
+    lost_in_a_row: int = 0
+
+
+class Keeper:
+    """A thread that calls `look` again and again, and does what it is told in between.
+
+    Processes that are started there end with it, at the latest, where the system can do that.
+    """
+
+    def __init__(self, name: str, look: Callable[[], object]) -> None:
+        self._look = look
+        self._orders: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                order = self._orders.get(timeout=BEAT_SECONDS)
+            except queue.Empty:
+                self._look()
+            else:
+                if order is None:
+                    return
+                order()
+
+    def do(self, work: Callable[[], T]) -> T:
+        """On another thread: what `work` gives or raises there. Not after `end`."""
+        done: Future[T] = Future()
+
+        def order() -> None:
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._orders.put(order)
+        return done.result()
+
+    def end(self) -> None:
+        """Wait for its end."""
+        self._orders.put(None)
+        self._thread.join()

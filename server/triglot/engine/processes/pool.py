@@ -1,0 +1,340 @@
+"""The processes of a model: who runs the next call, and what becomes of one that is lost.
+
+Strategy: a thread of the pool's own starts all of them, so that the system can end them with it, and looks after
+them: a process that has ended or hangs is given up at once, and replaced after a delay that grows while these
+last only for a short time. Whoever has a call borrows a process that is free, and waits while there is none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from triglot.core.errors import ModelLoadError, Unavailable
+from triglot.core.readings import Reading
+from triglot.core.types import Call
+from triglot.engine.processes.care import CARE, Care, Keeper, Place
+from triglot.engine.processes.health import BEAT_SECONDS
+from triglot.engine.processes.process import Process, Program
+from triglot.engine.work import reason_to_skip
+
+log = logging.getLogger(__name__)
+
+
+class Pool:
+    """The processes of one model. `changed` is called, on any thread, when the model becomes alive or not."""
+
+    def __init__(self, program: Program, care: Care = CARE) -> None:
+        self.program = program
+        self.changed: Callable[[], object] = lambda: None
+        self.hang_seconds = 0.0
+        self.sticky = False
+        """Whether each thread that calls has a process of its own."""
+        self._care = care
+        self._places: list[Place] = []
+        self._free = threading.Condition()
+        self._live = 0
+        self._failure = ""
+        self._restarts = {"ended": 0, "hung": 0}
+        self._load_seconds = 0.0
+        self._closed = False
+        self._gone: list[Process] = []
+        self._threads = threading.local()
+        self._numbers = itertools.count()
+        self._keeper = Keeper(f"{program.name} processes", self._look)
+
+    # --- the beginning ---
+
+    def open(self) -> dict[str, Any]:
+        """What the model declares, once a first process has loaded it. Raises `ModelLoadError`."""
+        begun = time.monotonic()
+        place = Place(0)
+        with self._free:
+            self._places.append(place)
+        declared = self._fill(place)
+        self._load_seconds = time.monotonic() - begun
+        return declared
+
+    def grow(self, count: int) -> None:
+        """Have `count` processes in all, once they are loaded. Raises `ModelLoadError`."""
+        with self._free:
+            more = [Place(number) for number in range(len(self._places), count)]
+            self._places += more
+        errors: list[Exception] = []
+
+        def fill(place: Place) -> None:
+            try:
+                self._fill(place)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=fill, args=(place,), daemon=True) for place in more]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def _fill(self, place: Place) -> dict[str, Any]:
+        """Not on the keeper's thread: start a process there and load the model."""
+        try:
+            process = self._keeper.do(partial(self._start, place))
+        except OSError as error:
+            raise ModelLoadError(f"{self.program.file}: no process could be started: {error}") from error
+        return self._loaded(place, process)
+
+    def _start(self, place: Place) -> Process:
+        """On the keeper's thread."""
+        if self._closed:
+            raise OSError("the model was given up")
+        process = Process.start(self.program.name, place.number)
+        with self._free:
+            place.coming, place.begun = process, time.monotonic()
+        self._end_if_closed(process)
+        return process
+
+    def _end_if_closed(self, process: Process) -> None:
+        if self._closed:
+            process.kill("was given up")
+
+    def _loaded(self, place: Place, process: Process) -> dict[str, Any]:
+        try:
+            declared = process.load(self.program)
+        except BaseException:
+            process.kill("could not load its model")
+            with self._free:
+                place.coming = None
+                self._gone.append(process)
+            raise
+        with self._free:
+            place.coming = None
+            if process.lost:
+                self._gone.append(process)
+                raise ModelLoadError(f"{self.program.file}: its process {process.lost}")
+            place.process, place.begun = process, time.monotonic()
+            self._live += 1
+            self._failure = ""
+            self._free.notify_all()
+            first = self._live == 1
+        if first:
+            self.changed()
+        return declared
+
+    # --- calls ---
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process."""
+        return self._live > 0
+
+    @contextmanager
+    def borrowed(self, call: Call) -> Iterator[Process]:
+        """A process for this call, waiting for one.
+
+        Raises `Unavailable` when there is none, and will be none soon, and `ServingError` for a call that nobody
+        waits for any more.
+        """
+        process = self._borrow(call)
+        try:
+            yield process
+        finally:
+            if process.lost:
+                self._lose(process)
+            with self._free:
+                process.busy = False
+                self._free.notify_all()
+
+    def _borrow(self, call: Call) -> Process:
+        with self._free:
+            process = self._free_one()
+            if process is None:
+                since = time.perf_counter()
+                while process is None:
+                    self._check(call)
+                    # Nobody says when a call is cancelled.
+                    self._free.wait(BEAT_SECONDS)
+                    process = self._free_one()
+                call.waited(since)
+            process.busy = True
+            return process
+
+    def _free_one(self) -> Process | None:
+        mine = self._my_number() if self.sticky else None
+        for place in self._places:
+            process = place.process
+            if process is not None and not process.busy and mine in (None, place.number):
+                return process
+        return None
+
+    def _my_number(self) -> int:
+        number: int | None = getattr(self._threads, "number", None)
+        if number is None:
+            number = self._threads.number = next(self._numbers) % len(self._places)
+        return number
+
+    def _check(self, call: Call) -> None:
+        if self._closed:
+            raise Unavailable("the model was unloaded")
+        if self._failure and not self._live:
+            due = min(place.due for place in self._places)
+            wait = max(0.0, due - time.monotonic())
+            raise Unavailable(f"{self.program.name}: {self._failure}", retry_after=max(1.0, wait))
+        if (reason := reason_to_skip(call)) is not None:
+            raise reason
+
+    # --- care ---
+
+    def _look(self) -> None:
+        """On the keeper's thread."""
+        with self._free:
+            places = list(self._places)
+            self._gone = [process for process in self._gone if not process.forget()]
+        now = time.monotonic()
+        for place in places:
+            if (process := place.process) is not None:
+                self._look_at(process)
+            elif (coming := place.coming) is not None:
+                self._look_at_coming(place, coming, now)
+            elif place.due and now >= place.due and not self._closed:
+                self._replace(place)
+
+    def _look_at(self, process: Process) -> None:
+        if why := process.ended():
+            process.kill(why)
+        else:
+            process.tell_cancelled()
+            process.trim()
+            process.pulse.look()
+            if 0 < self.hang_seconds <= process.pulse.silence:
+                process.hung = True
+                process.kill(f"gave no sign of life for {process.pulse.silence:.1f} s and was killed")
+        if process.lost:
+            self._lose(process)
+
+    def _look_at_coming(self, place: Place, coming: Process, now: float) -> None:
+        if why := coming.ended():
+            coming.kill(why)
+        elif self._load_seconds and now - place.begun > max(self._care.load_patience, 10 * self._load_seconds):
+            coming.kill(f"did not load its model within {now - place.begun:.0f} s and was killed")
+
+    def _lose(self, process: Process) -> None:
+        """On any thread: it is not called any more, and will be replaced."""
+        with self._free:
+            place = self._places[process.number]
+            if place.process is not process:
+                return
+            place.process = None
+            self._gone.append(process)
+            self._live -= 1
+            none_left = not self._live
+            if self._closed:
+                return
+            if time.monotonic() - place.begun >= self._care.steady:
+                place.lost_in_a_row = 0
+            delay = self._delay(place)
+            self._restarts["hung" if process.hung else "ended"] += 1
+        log.error("%s %s; it is replaced in %.1f s", process, process.lost, delay)
+        if none_left:
+            self.changed()
+
+    def _delay(self, place: Place) -> float:
+        """Until the next one is started."""
+        delay = min(self._care.first_delay * 2.0 ** min(place.lost_in_a_row, 60), self._care.longest_delay)
+        place.lost_in_a_row += 1
+        place.due = time.monotonic() + delay
+        return delay
+
+    def _replace(self, place: Place) -> None:
+        """On the keeper's thread."""
+        try:
+            process = self._start(place)
+        except OSError as error:
+            self._not_replaced(place, error)
+        else:
+            threading.Thread(target=partial(self._load_again, place, process), daemon=True).start()
+
+    def _load_again(self, place: Place, process: Process) -> None:
+        try:
+            self._loaded(place, process)
+        except Exception as error:
+            self._not_replaced(place, error)
+        else:
+            log.info("%s takes the place of the one that was lost", process)
+
+    def _not_replaced(self, place: Place, error: Exception) -> None:
+        with self._free:
+            delay = self._delay(place)
+            self._failure = f"its process was lost and could not be replaced: {error}"
+            self._free.notify_all()
+            if self._closed:
+                return
+        log.error(
+            "%s: process %d could not be replaced, the next try is in %.1f s: %s",
+            self.program.name,
+            place.number,
+            delay,
+            error,
+        )
+
+    # --- the end ---
+
+    def give_up(self) -> None:
+        """On any thread: end every process at once; whoever waits for one gets an error."""
+        self._kill("was given up", lambda _: True)
+
+    def abandon(self) -> None:
+        """On any thread: end those that run a call, unless the model is being closed; no call waits any more."""
+        if not self._closed:
+            self._kill("ran a call that did not end in time", lambda process: process.busy)
+
+    def _kill(self, why: str, which: Callable[[Process], bool]) -> None:
+        with self._free:
+            self._closed = True
+            self._free.notify_all()
+            there = self._there()
+        for process in filter(which, there):
+            process.kill(why)
+
+    def _there(self) -> list[Process]:
+        both = (process for place in self._places for process in (place.process, place.coming))
+        return [process for process in both if process is not None] + self._gone
+
+    def close(self) -> None:
+        """Have every process close its model and end; nobody calls them any more. Blocks."""
+        with self._free:
+            self._closed = True
+            self._free.notify_all()
+            there = self._there()
+            coming = {place.coming for place in self._places}
+            self._live = 0
+        for process in there:
+            if process in coming:
+                process.kill("was given up")
+            elif not process.lost:
+                process.ask_to_end()
+        until = time.monotonic() + self._care.end_patience
+        for process in there:
+            process.end(max(0.0, until - time.monotonic()), self._care.more_patience)
+        # It may just have started one more.
+        self._keeper.end()
+        with self._free:
+            there = [process for process in self._there() if process not in there]
+            self._places.clear()
+            self._gone.clear()
+        for process in there:
+            process.kill("was given up")
+            process.end(self._care.more_patience, 0.0)
+
+    def readings(self) -> Iterator[Reading]:
+        """The processes that live, and how many were replaced."""
+        yield Reading("processes", "Processes that can run the model.", self._live)
+        for reason, count in self._restarts.items():
+            text = "Processes of the model that were lost, and are replaced."
+            yield Reading("processes_lost", text, count, {"reason": reason}, counter=True)

@@ -1,0 +1,176 @@
+"""Requests of several sequences that an instance executes together, each in a row of its own."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.model import Model
+from triglot.core.tensor import Array
+from triglot.core.types import BatchCall, Call
+from triglot.engine.batch import own_copy
+from triglot.engine.buffers import Buffers
+from triglot.engine.joining import layout_of, split
+from triglot.engine.sequences.controls import ControlTensors
+from triglot.engine.sequences.request import SequenceRequest
+from triglot.engine.sequences.states import StateTensors, joined
+from triglot.engine.sequences.strategies import Rows
+from triglot.engine.sequences.table import Dropped
+from triglot.engine.work import Explain, Function, Inputs, InstanceExecution
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What a model of sequences adds to its clients' inputs. `decoupled`: it answers one request at a time."""
+
+    controls: ControlTensors
+    states: StateTensors
+    batched: bool
+    decoupled: bool
+
+    @classmethod
+    def of(cls, model: Model) -> Tensors:
+        """Raises `ValueError` for what the model cannot have."""
+        batching = model.sequence_batching
+        if batching is None:
+            raise ValueError("sequence_batching: expected a SequenceBatching, got None")
+        if model.takes_messages:
+            raise ValueError("sequence_batching: expected a model of tensors, got one that takes messages")
+        batched, decoupled = model.max_batch_size > 0, inspect.isgeneratorfunction(model.infer)
+        if batching.states and decoupled:
+            raise ValueError("sequence_batching.states: expected none of a model that yields its answers")
+        controls = ControlTensors(batching.controls, batched=batched)
+        return cls(controls, StateTensors(batching.states, batched=batched), batched, decoupled)
+
+    def check(self, inputs: Inputs, sequence_id: int | str, model: str) -> None:
+        """Raises `InvalidArgument` for a request that cannot be in a sequence of this model."""
+        if self.batched and any(array.shape[:1] not in ((), (1,)) for array in inputs.values()):
+            raise InvalidArgument(
+                f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence "
+                f"batcher, got {max(array.shape[0] for array in inputs.values() if array.shape)}"
+            )
+        self.controls.check(sequence_id)
+
+    def shapes(self, inputs: Inputs) -> object:
+        """What is the same for requests that can be in one batch."""
+        return layout_of(inputs) if self.batched else None
+
+    def inputs(self, rows: Rows, buffers: Buffers) -> dict[str, Array]:
+        """The model's inputs for these rows, of which one at least has a request."""
+        first = next(row for row in rows if row is not None)
+        if len(rows) == 1:
+            clients = dict(first.inputs)
+        else:
+            clients = {
+                name: joined([None if row is None else row.inputs[name] for row in rows], buffers)
+                for name in first.inputs
+            }
+        return {**clients, **self.controls.inputs(rows), **self.states.inputs(rows, buffers)}
+
+    def completed(self, work: InstanceExecution) -> InstanceExecution:
+        """A run of its own on each instance, as sequences of one request each."""
+        sizes = [array.shape[0] for array in work.inputs.values() if array.shape]
+        rows = sizes[0] if self.batched and sizes else 1
+        work.inputs = {**work.inputs, **self.controls.alone(rows), **self.states.alone(rows)}
+        return work
+
+
+class SequenceBatch:
+    """What a schedule hands an instance: `rows`, and requests that were `dropped`, each with its error.
+
+    `finished` is told on the instance's thread when the model has ended, `delivered` on the loop.
+    """
+
+    delivers = True
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        rows: Rows,
+        buffers: Buffers,
+        dropped: list[Dropped],
+        finished: Callable[[SequenceBatch], None],
+        delivered: Callable[[], None],
+    ) -> None:
+        self.members = [row for row in rows if row is not None]
+        self.dropped = dropped
+        self._tensors = tensors
+        self._rows = rows
+        self._buffers = buffers
+        self._finished = finished
+        self._delivered = delivered
+
+    def run(self, function: Function, explain: Explain) -> None:
+        """On the instance's thread."""
+        try:
+            if len(self._rows) == 1 and self.members:
+                self._run_alone(self.members[0], function, explain)
+            elif self.members:
+                self._run_together(function, explain)
+        finally:
+            self._finished(self)
+
+    def _run_alone(self, request: SequenceRequest, function: Function, explain: Explain) -> None:
+        def noted(_: Inputs, call: Call) -> Any:
+            request.executed = True
+            answer = function(self._tensors.inputs(self._rows, self._buffers), call)
+            if self._tensors.states:
+                self._keep(answer)
+            return answer
+
+        request.work.run(noted, explain)
+
+    def _run_together(self, function: Function, explain: Explain) -> None:
+        calls = [member.work.call for member in self.members]
+        for member, call in zip(self.members, calls, strict=True):
+            call.started(member.arrived, len(calls))
+            member.executed = True
+        try:
+            inputs = self._tensors.inputs(self._rows, self._buffers)
+            answer = function(inputs, BatchCall(calls) if len(calls) > 1 else calls[0])
+            # The buffers are free for the next batch, unless the model has kept them.
+            del inputs
+            parts = self._split(answer)
+            self._keep(answer)
+            for row, part in zip(self._rows, parts, strict=True):
+                if row is not None:
+                    row.give(part)
+        except BaseException as error:  # A model that calls exit() fails these calls, not the server.
+            told = explain(error)
+            for member in self.members:
+                member.give_error(own_copy(told))
+        for call in calls:
+            call.ended()
+
+    def _keep(self, answer: object) -> None:
+        with _logged():
+            self._tensors.states.keep(answer, self._rows)
+
+    def _split(self, answer: object) -> list[dict[str, Array]]:
+        with _logged():
+            return split(answer, [1] * len(self._rows), len(self._rows))
+
+    def deliver(self) -> None:
+        """On the loop."""
+        for member in self.members:
+            member.work.deliver()
+        for request, error in self.dropped:
+            request.fail(error)
+        self._delivered()
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """What is wrong with a model's answer is for its author."""
+    try:
+        yield
+    except Internal as error:
+        log.error("%s", error.message)
+        raise

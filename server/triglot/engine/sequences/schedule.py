@@ -1,0 +1,284 @@
+"""The schedule of a model of sequences."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+from triglot.core.errors import InvalidArgument, QueueFull, Unavailable
+from triglot.core.model import Model
+from triglot.core.readings import Reading
+from triglot.engine.buffers import Buffers
+from triglot.engine.queue import RETRY_AFTER_SECONDS
+from triglot.engine.sequences.batch import SequenceBatch, Tensors
+from triglot.engine.sequences.request import SequenceRequest, SequenceWork
+from triglot.engine.sequences.strategies import Rows, strategy_of
+from triglot.engine.sequences.table import REASONS, Dropped, SequenceTable
+from triglot.engine.work import Execution, InstanceExecution, Stream, Work
+
+if TYPE_CHECKING:
+    from triglot.engine.schedule import Defer, Grow
+
+
+class Timer(Protocol):
+    """What `Later` gives."""
+
+    def cancel(self) -> None:
+        """Forget it."""
+
+
+Later = Callable[[float, Callable[[], None]], Timer]
+"""Runs a function on the loop in so many seconds: its `call_later`."""
+
+
+class SequenceSchedule:
+    """Requests with the same sequence id reach the same instance, in their order. A `Schedule`.
+
+    `lease` is entered once for each sequence that lives, and left when it is over. Raises `ValueError` for what
+    the model cannot have.
+
+    Strategy: one lock, which nobody holds for longer than it takes to choose a batch. Threads wait each on a
+    condition of its own, since what waits is for one of them. The loop calls them a little later, so that what one
+    turn of it puts is taken together.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        limit: int,
+        defer: Defer,
+        grow: Grow,
+        later: Later,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        batching = model.sequence_batching
+        if batching is None:
+            raise ValueError("sequence_batching: expected a SequenceBatching, got None")
+        self.limit = limit
+        self.lease: AbstractContextManager[object] = nullcontext()
+        self.binding = asyncio.Lock()
+        """Held while a request's inputs are looked at: requests come here in the order in which they came in."""
+        self._tensors = Tensors.of(model)
+        self._strategy = strategy_of(model, alone=self._tensors.decoupled or not self._tensors.batched)
+        self._table = SequenceTable(
+            instances=model.instances, rows=self._strategy.rows, max_idle=batching.max_idle
+        )
+        self._defer = defer
+        self._grow = grow
+        self._later = later
+        self._clock = clock
+        self._buffers = [Buffers() for _ in range(model.instances)]
+        self._requests: dict[Work, SequenceRequest] = {}
+        self._each: deque[InstanceExecution] = deque()
+        self._lock = threading.Lock()
+        self._conditions = [threading.Condition(self._lock) for _ in range(model.instances)]
+        self._instances = 1
+        self._calling = False
+        self._closed = False
+        self._leases = 0
+        self._timer: Timer | None = None
+        self._timer_at = math.inf
+
+    def __len__(self) -> int:
+        return self._table.waiting + len(self._each)
+
+    def holds(self, sequence_id: int | str) -> bool:
+        """Whether a request with this id, and without START, continues a sequence."""
+        return self._table.holds(sequence_id)
+
+    # --- on the loop ---
+
+    def put(self, work: Work) -> None:
+        """See `Schedule`. `InvalidArgument`: not a single request of a sequence that has been started."""
+        if self._closed:
+            raise Unavailable("the model was unloaded")
+        if len(self) >= self.limit:
+            raise QueueFull(
+                f"Exceeds maximum queue size: {self.limit} requests wait", retry_after=RETRY_AFTER_SECONDS
+            )
+        if isinstance(work, InstanceExecution):
+            self._each.append(self._tensors.completed(work))
+            self._call_soon()
+        elif isinstance(work, Execution | Stream):
+            self._put(work)
+        else:
+            raise TypeError(f"expected an execution or a stream, got {work!r}")
+
+    def _put(self, work: SequenceWork) -> None:
+        call, inputs = work.call, work.inputs
+        scheduling = call.scheduling
+        if not scheduling.sequence_id:
+            raise InvalidArgument(
+                f"inference request to model '{call.model_name}' must specify a non-zero or non-empty "
+                "correlation ID"
+            )
+        self._tensors.check(inputs, scheduling.sequence_id, call.model_name)
+        shapes = self._tensors.shapes(inputs)
+        with self._lock:
+            request = self._table.add(work, scheduling, inputs, shapes, self._clock())
+            self._requests[work] = request
+        slot = request.run.slot
+        if slot is not None and slot.instance >= self._instances:
+            self._grow(slot.instance + 1 - self._instances)
+            self._instances = slot.instance + 1
+        self._call_soon()
+        self._keep_up()
+
+    def discard(self, work: Work) -> bool:
+        """See `Schedule`. What follows a START that nobody waits for is refused."""
+        if isinstance(work, InstanceExecution):
+            try:
+                self._each.remove(work)
+            except ValueError:
+                return False
+            return True
+        with self._lock:
+            request = self._requests.pop(work, None)
+            if request is None:
+                return False
+            dropped = self._table.drop(request, self._clock())
+        self._fail(dropped)
+        return True
+
+    def end(self, sequence_id: int | str) -> None:
+        """The sequence, if there is one, begins anew in another version; what waits of it here is its last."""
+        with self._lock:
+            self._table.end(sequence_id, self._clock())
+        self._keep_up()
+
+    def close(self) -> None:
+        """See `Schedule`. A sequence is over when nothing of it waits or runs."""
+        self._closed = True
+        with self._lock:
+            self._table.close()
+            for condition in self._conditions:
+                condition.notify_all()
+        self._keep_up()
+        # Whom they belong to would live as long as this.
+        self._grow = _no_more
+
+    def _fail(self, dropped: Sequence[Dropped]) -> None:
+        for request, error in dropped:
+            self._requests.pop(request.work, None)
+            request.fail(error)
+        self._call_soon()
+        self._keep_up()
+
+    def _call_soon(self) -> None:
+        if not self._calling and (self._table.woken or self._each or self._closed):
+            self._calling = True
+            self._defer(self._call)
+
+    def _call(self) -> None:
+        self._calling = False
+        with self._lock:
+            # Once closed, each ends when it finds that nothing waits any more.
+            everybody = bool(self._each) or self._closed
+            woken = range(len(self._conditions)) if everybody else list(self._table.woken)
+            self._table.woken.clear()
+            for instance in woken:
+                self._conditions[instance].notify()
+
+    def _keep_up(self) -> None:
+        """Hold as many leases as there are sequences, and be there when one of them expires."""
+        live = len(self._table.live)
+        while self._leases < live:
+            self.lease.__enter__()
+            self._leases += 1
+        while self._leases > live:
+            self._leases -= 1
+            self.lease.__exit__(None, None, None)
+        if self._closed and not live:
+            self.lease = nullcontext()  # As in `close`.
+        with self._lock:
+            due = self._table.next_due()
+        if due < self._timer_at or (self._timer is not None and not live):
+            self._set_timer(due)
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, due
+        if due < math.inf:
+            self._timer = self._later(max(0.0, due - self._clock()), self._expire)
+
+    def _expire(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        with self._lock:
+            dropped = self._table.expire(self._clock())
+        self._fail(dropped)
+
+    # --- on the threads ---
+
+    def take(self, instance: int) -> Work | None:
+        """See `Schedule`."""
+        condition = self._conditions[instance]
+        with condition:
+            while True:
+                work = self._next(instance)
+                if not isinstance(work, float):
+                    return work
+                condition.wait(work if work < math.inf else None)
+
+    def take_nowait(self, instance: int) -> Work | None:
+        """What the instance runs next, if there is something now."""
+        with self._lock:
+            work = self._next(instance)
+        return None if isinstance(work, float) else work
+
+    def _next(self, instance: int) -> Work | float | None:
+        """What the instance runs next; how long to wait for it; None once there will be no more."""
+        if self._each:
+            return self._each.popleft()
+        heads, dropped = self._table.heads(instance, self._clock())
+        rows: Rows | float = math.inf
+        if heads:
+            rows = self._strategy.choose(heads, math.inf if self._closed else self._clock())
+        if isinstance(rows, float):
+            if not dropped:
+                return None if self._closed and not self._table.waiting else rows
+            rows = ()
+        members = [row for row in rows if row is not None]
+        self._table.take(members)
+        for request in [*members, *(one for one, _ in dropped)]:
+            self._requests.pop(request.work, None)
+        return SequenceBatch(
+            self._tensors, rows, self._buffers[instance], dropped, self._finished, self._delivered
+        )
+
+    def _finished(self, batch: SequenceBatch) -> None:
+        with self._lock:
+            dropped = self._table.finish(batch.members, self._clock())
+            for request, _ in dropped:
+                self._requests.pop(request.work, None)
+            batch.dropped += dropped
+            if self._closed and not self._table.waiting:
+                for condition in self._conditions:
+                    condition.notify_all()
+
+    def _delivered(self) -> None:
+        """On the loop."""
+        self._call_soon()
+        self._keep_up()
+
+    def readings(self) -> Iterator[Reading]:
+        """The sequences that live and those that were, and the slots."""
+        table = self._table
+        yield Reading("sequences", "Sequences that live.", len(table.live))
+        yield Reading("sequence_backlog", "Sequences that wait for a slot.", len(table.backlog))
+        yield Reading("sequence_slots", "Sequences that the instances have room for.", table.slots)
+        yield Reading("sequence_slots_used", "Slots that have a sequence.", table.used_slots)
+        yield Reading("sequences_started", "Sequences that began.", table.started, counter=True)
+        for reason in REASONS:
+            text = "Sequences that are over, and why."
+            yield Reading("sequences_ended", text, table.over[reason], {"reason": reason}, counter=True)
+
+
+def _no_more(_: int) -> None:
+    pass

@@ -1,0 +1,97 @@
+"""Which of the requests that an instance may execute are executed together, and when (spec 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+from triglot.core.model import Model
+from triglot.core.scheduling import DirectStrategy, OldestStrategy
+from triglot.engine.sequences.request import SequenceRequest
+
+Rows = Sequence[SequenceRequest | None]
+"""A batch; None is a row without a request."""
+
+
+class Strategy(Protocol):
+    """How a batch is put together."""
+
+    rows: int
+    """Sequences that each instance has room for."""
+
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Rows | float:
+        """A batch of the instance's `heads`, the oldest first, at least one; or how many seconds to wait for it.
+
+        After these seconds, and when somebody asks at infinity, it is a batch.
+        """
+
+
+def strategy_of(model: Model, *, alone: bool) -> Strategy:
+    """The model's strategy; `alone`: each request is executed alone."""
+    batching = model.sequence_batching
+    if batching is None:
+        raise ValueError("sequence_batching: expected a SequenceBatching, got None")
+    rows = max(1, model.max_batch_size)
+    if isinstance(batching.strategy, OldestStrategy):
+        return Oldest(batching.strategy, 1 if alone else rows, batching.strategy.max_candidate_sequences or rows)
+    return Alone(rows) if alone else Direct(batching.strategy, rows)
+
+
+def alike(heads: Sequence[SequenceRequest]) -> list[SequenceRequest]:
+    """The first, and those that can be in a batch with it."""
+    key: Hashable = heads[0].shapes
+    return [head for head in heads if head.shapes == key]
+
+
+class Alone:
+    """One request at a time."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Rows | float:
+        """See `Strategy`."""
+        return heads[:1]
+
+
+class Direct:
+    """Each sequence is in its own row in every batch; the batch goes up to the highest one that is ready.
+
+    The delay is for batches that use less than `minimum_slot_utilization` of the rows.
+    """
+
+    def __init__(self, strategy: DirectStrategy, rows: int) -> None:
+        self.rows = rows
+        self._enough = rows * strategy.minimum_slot_utilization
+        self._delay = strategy.max_queue_delay if strategy.minimum_slot_utilization else 0.0
+
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Rows | float:
+        """See `Strategy`."""
+        chosen = alike(heads)
+        left = heads[0].arrived + self._delay - now
+        if self._delay and len(chosen) < self._enough and left > 0:
+            return left
+        places = {head.run.slot.row: head for head in chosen if head.run.slot is not None}
+        return [places.get(row) for row in range(max(places) + 1)]
+
+
+class Oldest:
+    """The oldest requests, one of each sequence, as in dynamic batching (spec 5.1)."""
+
+    def __init__(self, strategy: OldestStrategy, most: int, rows: int) -> None:
+        self.rows = rows
+        self._most = most
+        self._preferred = [size for size in strategy.preferred_sizes if size <= most]
+        self._delay = strategy.max_queue_delay
+
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Rows | float:
+        """See `Strategy`."""
+        chosen = alike(heads)[: self._most]
+        reached = [size for size in self._preferred if size <= len(chosen)]
+        left = heads[0].arrived + self._delay - now
+        if left <= 0 or len(chosen) == self._most or not self._delay:
+            return chosen[: max(reached)] if reached else chosen
+        # All that there can be are here.
+        if reached or len(heads) == self.rows:
+            return chosen[: max(reached)] if reached else chosen
+        return left

@@ -1,0 +1,48 @@
+"""Values that occur in several places of Triton's model configuration; each raises `ValueError` with the key."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+from triglot.pb.kserve import model_config_pb2 as pb
+from triglot.repository.paths import inside
+
+
+def either(names: Iterable[str]) -> str:
+    """What is expected of a choice."""
+    return f"one of {', '.join(names)}"
+
+
+def not_negative(key: str, number: int) -> int:
+    """The number."""
+    if number < 0:
+        raise ValueError(f"{key}: expected at least 0, got {number}")
+    return number
+
+
+def check_name(key: str, name: str, others: Container[str]) -> None:
+    """There is a name, and it is none of the others."""
+    if not name:
+        raise ValueError(f"{key}: expected a name, got none")
+    if name in others:
+        raise ValueError(f"{key}: expected different names, got {name!r} twice")
+
+
+def datatype_of(key: str, number: int) -> str:
+    """The datatype that the number of a DataType means."""
+    if number == pb.TYPE_INVALID:
+        raise ValueError(f"{key}: expected {either(pb.DataType.keys()[1:])}, got none")
+    return "BYTES" if number == pb.TYPE_STRING else pb.DataType.Name(number).removeprefix("TYPE_")
+
+
+def existing(folder: Path, name: str, key: str) -> Path:
+    """The file of this name in the folder. Raises `ModelLoadError`, too, for a name that leads out of it."""
+    path = inside(folder, name, key)
+    try:
+        found = path.is_file()
+    except OSError:  # A name that no file can have, for one.
+        found = False
+    if not found:
+        raise ValueError(f"{key}: expected a file in {folder}, got {name!r}")
+    return path

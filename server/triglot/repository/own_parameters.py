@@ -1,0 +1,101 @@
+"""Parameters of a model's configuration that are for the server, beside those for the model's own code."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from triglot.core.model_config import EXECUTIONS
+from triglot.core.scheduling import AUTO
+
+OWN = ("execution", "max_queue_delay", "latency_objective_ms", "cpus", "hang_seconds")
+MAX_CPU = 4095
+MISSPELT = 0.9
+"""How like one of ours a name must be to be taken for it."""
+_LIST = re.compile(r"[0-9]+(-[0-9]+)?(\s*,\s*[0-9]+(-[0-9]+)?)*")
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnParameters:
+    """What they say: as what the instances run, "" where nothing is said, and on which CPUs.
+
+    `hang_seconds`: the model's. `latency_objective`: seconds in which 99 % of the requests are to be answered; the batcher finds its delay.
+    """
+
+    execution: str = ""
+    cpus: Sequence[int] = ()
+    latency_objective: float | None = None
+    hang_seconds: float | None = None
+
+
+def own_parameters(parameters: Mapping[str, str]) -> OwnParameters:
+    """What a configuration's parameters say to the server. Raises `ValueError`, which names the key."""
+    execution = parameters.get("execution", "")
+    if "execution" in parameters and execution not in EXECUTIONS:
+        raise _wrong("execution", " or ".join(EXECUTIONS), execution, EXECUTIONS)
+    return OwnParameters(
+        execution, _cpus(parameters), _latency_objective(parameters), _hang_seconds(parameters)
+    )
+
+
+def others(parameters: Mapping[str, str]) -> dict[str, str]:
+    """The parameters for the model's own code."""
+    return {name: text for name, text in parameters.items() if name not in OWN}
+
+
+def misspelt(parameters: Mapping[str, str]) -> Iterator[str]:
+    """A note for each parameter that is probably meant to be one of ours."""
+    for name in others(parameters):
+        if near := difflib.get_close_matches(name, OWN, n=1, cutoff=MISSPELT):
+            yield f"parameters[{name}]: for the model's own code; did you mean {near[0]!r}?"
+
+
+def _wrong(name: str, expected: str, text: str, known: Sequence[str] = ()) -> ValueError:
+    near = difflib.get_close_matches(text, known, n=1)
+    hint = f", did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"parameters[{name}]: expected {expected}, got {text!r}{hint}")
+
+
+def _latency_objective(parameters: Mapping[str, str]) -> float | None:
+    delay, milliseconds = (parameters.get(name) for name in ("max_queue_delay", "latency_objective_ms"))
+    if delay is None:
+        if milliseconds is not None:
+            raise ValueError(
+                f"parameters[latency_objective_ms]: expected max_queue_delay {AUTO!r} with it, got none"
+            )
+        return None
+    if delay != AUTO:
+        hint = " (dynamic_batching.max_queue_delay_microseconds is for a delay that does not change)"
+        raise ValueError(f"parameters[max_queue_delay]: expected {AUTO!r}, got {delay!r}{hint}")
+    if milliseconds is None:
+        raise ValueError(
+            f"parameters[latency_objective_ms]: expected milliseconds with max_queue_delay {AUTO!r}, got none"
+        )
+    if not _NUMBER.fullmatch(milliseconds) or not float(milliseconds):
+        raise _wrong("latency_objective_ms", "a number of milliseconds above 0", milliseconds)
+    return float(milliseconds) / 1000
+
+
+def _hang_seconds(parameters: Mapping[str, str]) -> float | None:
+    text = parameters.get("hang_seconds")
+    if text is not None and not _NUMBER.fullmatch(text):
+        raise _wrong("hang_seconds", "a number of seconds, 0 for no limit", text)
+    return None if text is None else float(text)
+
+
+def _cpus(parameters: Mapping[str, str]) -> tuple[int, ...]:
+    """The numbers of a list like 0,2-3, in its order, each once."""
+    if (text := parameters.get("cpus")) is None:
+        return ()
+    if not _LIST.fullmatch(text.strip()) or len(text) > 1000:
+        raise _wrong("cpus", "numbers of CPUs like 0,2-3", text)
+    cpus: dict[int, None] = {}
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if len(first) > 4 or len(last) > 4 or not int(first) <= int(last or first) <= MAX_CPU:
+            raise _wrong("cpus", f"numbers from 0 to {MAX_CPU}, in ranges the lower one first", text)
+        cpus |= dict.fromkeys(range(int(first), int(last or first) + 1))
+    return tuple(cpus)

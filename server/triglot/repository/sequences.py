@@ -1,0 +1,32 @@
+"""Where sequences live: in the version that they began in, whatever serves by now (spec 5.2)."""
+
+from __future__ import annotations
+
+from triglot.core.types import InferenceRequest
+from triglot.engine.servable import Servable
+from triglot.repository.registry import Registry
+
+
+class SequenceRoutes:
+    """Finds the version of a request that goes on with a sequence."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def find(self, request: InferenceRequest) -> Servable | None:
+        """The version in which the request's sequence lives, serving or not; None when it lives nowhere."""
+        sequence_id = request.parameters.get("sequence_id")
+        if not sequence_id or request.parameters.get("sequence_start"):
+            return None
+        for servable in self._registry.in_memory(request.model_name):
+            if servable.sequences is None or request.model_version not in ("", str(servable.version)):
+                continue
+            if isinstance(sequence_id, int | str) and servable.sequences.holds(sequence_id):
+                return servable
+        return None
+
+    def begin(self, servable: Servable, sequence_id: int | str) -> None:
+        """It begins in `servable`: one with this id that is left in a version that serves no more is over."""
+        for other in self._registry.leaving(servable.name):
+            if other is not servable and other.sequences is not None:
+                other.sequences.end(sequence_id)

@@ -1,0 +1,123 @@
+"""The table: every kind of request by every door, what may happen to it, where, and what each side is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from request_doors import CUT_OFF, DOORS, IN_BAND, LEFT, Ask, Door
+
+MODELS = (
+    "unary_thread",
+    "unary_loop",
+    "decoupled_thread",
+    "decoupled_loop",
+    "pushed_thread",
+)
+EVENTS = ("ok", "cancel", "deadline", "error", "shutdown")
+POINTS = {
+    "unary": ("queued", "running"),
+    "decoupled": ("queued", "yield 1", "yield 2", "end"),
+    "pushed": ("queued", "yield 1", "yield 2", "end"),
+    "batched": ("queued", "running"),
+    "sequence": ("queued", "running"),
+}
+"""Where a request of a kind may be: behind another one, or in the model's code."""
+SEEN = {
+    "ok": "OK",
+    "cancel": "CANCELLED",
+    "deadline": "DEADLINE_EXCEEDED",
+    "error": "INTERNAL",
+    "crash": "UNAVAILABLE",
+    "shutdown": "UNAVAILABLE",
+}
+"""What the server counts."""
+_GRPC = SEEN | {"cancel": LEFT}
+_HTTP = {"ok": "200", "cancel": LEFT, "deadline": "504", "error": "500", "crash": "503", "shutdown": "503"}
+_TOLD = {"ok": "OK", "cancel": LEFT, "deadline": "status 504", "error": "status 500", "crash": "status 503"}
+TOLD: dict[str, dict[str, str]] = {
+    "kserve_grpc": _GRPC,
+    "kserve_stream": _GRPC | {"error": IN_BAND, "crash": IN_BAND},
+    "kserve_rest": _HTTP,
+    "tfserving_grpc": _GRPC,
+    "tfserving_rest": _HTTP,
+    "grps_grpc": _TOLD | {"shutdown": "UNAVAILABLE"},
+    "grps_streaming": _TOLD | {"shutdown": "UNAVAILABLE"},
+    "grps_http": _HTTP,
+    # Its head is sent before the first answer: there is no other way to say that this is not the end.
+    "grps_chunked": dict.fromkeys(SEEN, CUT_OFF) | {"ok": "200", "cancel": LEFT},
+}
+"""What the client is told, by door."""
+AT_ITS_DEADLINE = {"DEADLINE_EXCEEDED", "status 504", IN_BAND}
+"""What a client of gRPC may see at its deadline: its own clock's word, or what the server has sent by then."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One field of the table."""
+
+    model: str
+    door: str
+    event: str
+    point: str
+
+    @property
+    def kind(self) -> str:
+        """Of request."""
+        return self.model.partition("_")[0]
+
+    @property
+    def told(self) -> set[str]:
+        """How the request may end for its client."""
+        if self.event == "deadline" and "grpc" in self.door + DOORS[self.door].endpoint[1].lower():
+            return AT_ITS_DEADLINE
+        return {TOLD[self.door][self.event]}
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.door}-{self.event}-{self.point}".replace(" ", "_")
+
+
+def carries(door: type[Door] | Door, model: str) -> bool:
+    """Whether requests of such a model can come by this door."""
+    kind = model.partition("_")[0]
+    if kind in ("decoupled", "pushed"):
+        # A model that only may stream gives ModelStreamInfer the one answer that it returns.
+        return door.streams and (kind == "decoupled" or door.endpoint[0] == "grps")
+    return door.sequences if kind == "sequence" else True
+
+
+def points(model: str, event: str) -> tuple[str, ...]:
+    """Where this may happen to a request of such a model."""
+    everywhere = POINTS[model.partition("_")[0]]
+    if event == "ok":
+        return everywhere[-1:]
+    if model.endswith("_loop") or event in ("error", "crash"):
+        return everywhere[1:]
+    return everywhere
+
+
+def cells() -> Iterator[Cell]:
+    """All of them."""
+    for model in MODELS:
+        for event in EVENTS:
+            if event == "crash" and not model.endswith("_process"):
+                continue
+            for point in points(model, event):
+                for name, door in DOORS.items():
+                    if carries(door, model):
+                        yield Cell(model, name, event, point)
+
+
+def good(model: str, text: str = "good", timeout: float | None = None) -> Ask:
+    """A request that goes well, if it is let."""
+    return Ask(model, text, timeout)
+
+
+def answers_of(model: str, text: str) -> list[str]:
+    """What such a model answers to this text."""
+    return [text] * (2 if model.partition("_")[0] in ("decoupled", "pushed") else 1)
+
+
+def first_point(model: str) -> str:
+    """Where the model's code first says that it runs."""
+    return POINTS[model.partition("_")[0]][1]

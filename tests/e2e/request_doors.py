@@ -1,0 +1,334 @@
+"""One request of one BYTES element by every door that runs models, and how a client sees it end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import grpc.aio
+
+from process import SECONDS
+from triglot.core.tensor import pack_bytes, unpack_bytes
+from triglot.pb.grps.grps_pb2 import DT_STRING, GrpsMessage
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.pb.tfserving import predict_pb2, tensor_pb2
+
+LEFT = "left"
+"""How a request ends for a client that has left."""
+CUT_OFF = "cut off"
+"""The connection was closed in the middle of the answer."""
+IN_BAND = "in band"
+"""ModelStreamInfer says the error in an answer, without a code."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: its model and text, the seconds that its client waits, and its parameters (KServe only)."""
+
+    model: str
+    text: str
+    timeout: float | None = None
+    parameters: tuple[tuple[str, Any], ...] = ()
+
+
+class Attempt:
+    """A request under way: the texts that were answered so far, and how it ends."""
+
+    def __init__(self, run: Callable[[Attempt], Awaitable[str]]) -> None:
+        self.answers: list[str] = []
+        self.leave: Callable[[], object]
+        """The client goes away."""
+        self._more = asyncio.Condition()
+        self._task: asyncio.Task[str] = asyncio.ensure_future(run(self))
+        self.leave = self._task.cancel
+
+    async def answered(self, text: str) -> None:
+        """An answer has come."""
+        async with self._more:
+            self.answers.append(text)
+            self._more.notify_all()
+
+    async def until_answered(self, count: int) -> None:
+        """Wait for so many answers."""
+        async with asyncio.timeout(SECONDS), self._more:
+            await self._more.wait_for(lambda: len(self.answers) >= count)
+
+    @property
+    def over(self) -> bool:
+        """Whether the client knows how it ended."""
+        return self._task.done()
+
+    async def ended(self) -> str:
+        """How: the name of gRPC's code, HTTP's status, grps' status in an answer, or one of the above."""
+        await asyncio.wait([self._task], timeout=SECONDS)
+        assert self._task.done(), "the client still waits"
+        return LEFT if self._task.cancelled() else self._task.result()
+
+
+class Door(ABC):
+    """A method of a protocol. `endpoint` is what the telemetry calls it."""
+
+    streams = False
+    """Whether it can carry several answers."""
+    endpoint: tuple[str, str, str]
+    good = "OK"
+    """How a request ends that goes well."""
+    sequences = False
+    """Whether a request can belong to a sequence there."""
+
+    def __init__(self, channel: grpc.aio.Channel, session: aiohttp.ClientSession, url: str) -> None:
+        self.channel = channel
+        self.session = session
+        self.url = url
+
+    def begin(self, ask: Ask) -> Attempt:
+        """Send it."""
+        return Attempt(lambda attempt: self.run(ask, attempt))
+
+    @abstractmethod
+    async def run(self, ask: Ask, attempt: Attempt) -> str:
+        """The whole request, from the client's side."""
+
+
+# --- gRPC ---
+
+
+class GrpcDoor(Door):
+    """One that goes over the channel."""
+
+    async def run(self, ask: Ask, attempt: Attempt) -> str:
+        call = self.call(ask)
+        attempt.leave = call.cancel
+        try:
+            return await self.read(call, attempt)
+        except grpc.aio.AioRpcError as error:
+            return str(error.code().name)
+        except asyncio.CancelledError:
+            return LEFT  # What grpc.aio raises after call.cancel().
+
+    @abstractmethod
+    def call(self, ask: Ask) -> Any:
+        """The call, which has begun."""
+
+    @abstractmethod
+    async def read(self, call: Any, attempt: Attempt) -> str:
+        """How it ends well."""
+
+
+class KServeGrpc(GrpcDoor):
+    """ModelInfer."""
+
+    endpoint = ("kserve", "GRPC", "ModelInfer")
+    sequences = True
+
+    def call(self, ask: Ask) -> Any:
+        infer = self.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        return infer(_kserve_message(ask).SerializeToString(), timeout=ask.timeout)
+
+    async def read(self, call: Any, attempt: Attempt) -> str:
+        await attempt.answered(_kserve_text(pb.ModelInferResponse.FromString(await call)))
+        return "OK"
+
+
+class KServeStream(GrpcDoor):
+    """ModelStreamInfer with one request."""
+
+    endpoint = ("kserve", "GRPC", "ModelStreamInfer")
+    streams = True
+    sequences = True
+
+    def call(self, ask: Ask) -> Any:
+        infer = self.channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        return infer(iter([_kserve_message(ask).SerializeToString()]), timeout=ask.timeout)
+
+    async def read(self, call: Any, attempt: Attempt) -> str:
+        ended = "OK"
+        async for data in call:
+            answer = pb.ModelStreamInferResponse.FromString(data)
+            if answer.error_message:
+                ended = IN_BAND
+            else:
+                await attempt.answered(_kserve_text(answer.infer_response))
+        return ended
+
+
+def _kserve_message(ask: Ask) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=ask.model, raw_input_contents=[pack_bytes([ask.text.encode()])])
+    message.inputs.add(name="x", datatype="BYTES", shape=[1])
+    member = {bool: "bool_param", int: "int64_param", str: "string_param"}
+    for key, value in ask.parameters:
+        setattr(message.parameters[key], member[type(value)], value)
+    return message
+
+
+def _kserve_text(message: pb.ModelInferResponse) -> str:
+    (raw,) = message.raw_output_contents
+    return bytes(unpack_bytes(raw, 1)[0]).decode()
+
+
+class TensorFlowGrpc(GrpcDoor):
+    """PredictionService.Predict."""
+
+    endpoint = ("tfserving", "GRPC", "Predict")
+
+    def call(self, ask: Ask) -> Any:
+        request = predict_pb2.PredictRequest(model_spec={"name": ask.model})
+        request.inputs["x"].dtype = tensor_pb2.DT_STRING
+        request.inputs["x"].tensor_shape.dim.add(size=1)
+        request.inputs["x"].string_val.append(ask.text.encode())
+        predict = self.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+        return predict(request.SerializeToString(), timeout=ask.timeout)
+
+    async def read(self, call: Any, attempt: Attempt) -> str:
+        response = predict_pb2.PredictResponse.FromString(await call)
+        await attempt.answered(response.outputs["y"].string_val[0].decode())
+        return "OK"
+
+
+class GrpsGrpc(GrpcDoor):
+    """GrpsService.Predict: errors are told in the message."""
+
+    endpoint = ("grps", "GRPC", "Predict")
+
+    def call(self, ask: Ask) -> Any:
+        predict = self.channel.unary_unary("/grps.protos.v1.GrpsService/Predict")
+        return predict(_grps_message(ask).SerializeToString(), timeout=ask.timeout)
+
+    async def read(self, call: Any, attempt: Attempt) -> str:
+        return await _read_grps(GrpsMessage.FromString(await call), attempt)
+
+
+class GrpsStreaming(GrpcDoor):
+    """GrpsService.PredictStreaming: the error is the last answer."""
+
+    endpoint = ("grps", "GRPC", "PredictStreaming")
+    streams = True
+
+    def call(self, ask: Ask) -> Any:
+        predict = self.channel.unary_stream("/grps.protos.v1.GrpsService/PredictStreaming")
+        return predict(_grps_message(ask).SerializeToString(), timeout=ask.timeout)
+
+    async def read(self, call: Any, attempt: Attempt) -> str:
+        ended = "OK"
+        async for data in call:
+            ended = await _read_grps(GrpsMessage.FromString(data), attempt)
+        return ended
+
+
+def _grps_message(ask: Ask) -> GrpsMessage:
+    message = GrpsMessage(model=f"{ask.model}-1")
+    message.gtensors.tensors.add(name="x", dtype=DT_STRING, shape=[1], flat_string=[ask.text])
+    return message
+
+
+async def _read_grps(answer: GrpsMessage, attempt: Attempt) -> str:
+    if answer.status.code != 200:
+        return f"status {answer.status.code}"
+    await attempt.answered(answer.gtensors.tensors[0].flat_string[0])
+    return "OK"
+
+
+# --- HTTP ---
+
+
+class HttpDoor(Door):
+    """One that goes over the session."""
+
+    good = "200"
+    path: str
+
+    async def run(self, ask: Ask, attempt: Attempt) -> str:
+        url = self.url + self.path.format(model=ask.model)
+        try:
+            async with self.session.post(url, json=self.body(ask)) as response:
+                if response.status != 200:
+                    return str(response.status)
+                async for answer in self.answers(response):
+                    await attempt.answered(answer)
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError):
+            return CUT_OFF
+        return "200"
+
+    @abstractmethod
+    def body(self, ask: Ask) -> Any:
+        """The request."""
+
+    @abstractmethod
+    def text(self, answer: Any) -> str:
+        """The text of an answer."""
+
+    async def answers(self, response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+        """The texts of the answers."""
+        yield self.text(await response.json())
+
+
+class KServeRest(HttpDoor):
+    """POST /v2/models/…/infer."""
+
+    endpoint = ("kserve", "REST", "infer")
+    path = "/v2/models/{model}/infer"
+    sequences = True
+
+    def body(self, ask: Ask) -> Any:
+        tensor = {"name": "x", "datatype": "BYTES", "shape": [1], "data": [ask.text]}
+        return {"inputs": [tensor], "parameters": dict(ask.parameters)}
+
+    def text(self, answer: Any) -> str:
+        return str(answer["outputs"][0]["data"][0])
+
+
+class TensorFlowRest(HttpDoor):
+    """POST /v1/models/…:predict."""
+
+    endpoint = ("tfserving", "REST", "predict")
+    path = "/v1/models/{model}:predict"
+
+    def body(self, ask: Ask) -> Any:
+        return {"instances": [ask.text]}
+
+    def text(self, answer: Any) -> str:
+        return str(answer["predictions"][0])
+
+
+class GrpsHttp(HttpDoor):
+    """POST /grps/v1/infer/predict."""
+
+    endpoint = ("grps", "REST", "predict")
+    path = "/grps/v1/infer/predict"
+
+    def body(self, ask: Ask) -> Any:
+        tensor = {"name": "x", "dtype": "DT_STRING", "shape": [1], "flat_string": [ask.text]}
+        return {"model": f"{ask.model}-1", "gtensors": {"tensors": [tensor]}}
+
+    def text(self, answer: Any) -> str:
+        return str(answer["gtensors"]["tensors"][0]["flat_string"][0])
+
+
+class GrpsChunked(GrpsHttp):
+    """The same, as a stream: each answer is a chunk."""
+
+    path = "/grps/v1/infer/predict?streaming=true"
+    streams = True
+
+    async def answers(self, response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+        """As in the base class."""
+        while chunk := (await response.content.readchunk())[0]:
+            yield self.text(json.loads(chunk))
+
+
+DOORS: dict[str, type[Door]] = {
+    "kserve_grpc": KServeGrpc,
+    "kserve_stream": KServeStream,
+    "kserve_rest": KServeRest,
+    "tfserving_grpc": TensorFlowGrpc,
+    "tfserving_rest": TensorFlowRest,
+    "grps_grpc": GrpsGrpc,
+    "grps_streaming": GrpsStreaming,
+    "grps_http": GrpsHttp,
+    "grps_chunked": GrpsChunked,
+}

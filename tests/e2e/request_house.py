@@ -1,0 +1,148 @@
+"""A server in this process with all of the staged models, and what is left in it of a request that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+import grpc.aio
+from request_cells import answers_of, carries, good
+from request_doors import DOORS, Ask, Door
+from request_stage import Stage, stage_in, write_models
+
+import triglot
+from process import SECONDS
+from triglot.core.types import Call
+
+POOL = "asyncio_"
+"""How the threads of the loop's own pool begin, which come when they are needed, and stay."""
+
+
+async def until(true: Callable[[], bool], what: str, said: Callable[[], object] = lambda: "") -> None:
+    """Look until it is true. Raises `AssertionError` when it takes too long."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            while not true():  # noqa: ASYNC110 - the server sets no event of the test's
+                await asyncio.sleep(0.001)
+    except TimeoutError:
+        raise AssertionError(f"{what}: {said()}") from None
+
+
+class House:
+    """The server, its doors, and the stage of its models."""
+
+    def __init__(
+        self, server: triglot.Server, stage: Stage, channel: grpc.aio.Channel, session: aiohttp.ClientSession
+    ) -> None:
+        self.server = server
+        self.stage = stage
+        url = f"http://127.0.0.1:{server.rest_port}"
+        self.doors: dict[str, Door] = {name: door(channel, session, url) for name, door in DOORS.items()}
+        self.threads: frozenset[str] = frozenset()
+
+    async def infer(self, door: str, ask: Ask) -> tuple[str, list[str]]:
+        """How a request ends, and its answers."""
+        attempt = self.doors[door].begin(ask)
+        return await attempt.ended(), attempt.answers
+
+    def waiting(self, model: str) -> int:
+        """Requests in a model's queue."""
+        return self.server.manager.servable(model).queue_depth
+
+    def counted(self, door: str) -> Counter[str]:
+        """How many inferences by this door ended with each code."""
+        endpoint = self.doors[door].endpoint
+        counts: Counter[str] = Counter()
+        for one, kind, stats in self.server.telemetry.calls():
+            if (one.protocol, one.door, one.method) == endpoint:
+                counts[kind.code.name] += stats.latency.count
+        return counts
+
+    async def at_rest(self) -> None:
+        """Wait until nothing is left of any request. Raises `AssertionError` when something stays."""
+        await until(lambda: not self.server.telemetry.in_flight, "calls are in flight")
+        await until(lambda: not self.held(), "something is held", self.held)
+        await until(lambda: not calls(), "calls are alive", lambda: [vars_of(call) for call in calls()])
+        await until(lambda: threads() <= self.threads, "threads have come", lambda: threads() - self.threads)
+
+    def held(self) -> list[str]:
+        """Leases, requests that wait, and what is counted as held."""
+        held = []
+        for version in self.server.dataplane.versions():
+            one = version.servable
+            if one is None:
+                continue
+            held += [f"{one}: {one.leases} leases"] if one.leases else []
+            held += [f"{one}: {one.queue_depth} requests wait"] if one.queue_depth else []
+            held += [
+                f"{one}: {reading.name} {reading.value}"
+                for reading in one.readings()
+                if reading.name in ("held_requests", "held_bytes") and reading.value
+            ]
+        return held
+
+
+def calls() -> list[Call]:
+    """The calls that are alive, collected or not."""
+    return [one for one in gc.get_objects() if isinstance(one, Call)]
+
+
+def vars_of(call: Call) -> str:
+    """For a failure: whose it is, and what keeps it."""
+    kept = [type(one).__name__ for one in gc.get_referrers(call)]
+    return f"{call.model_name}, cancelled: {call.cancelled}, kept by {kept}"
+
+
+def threads() -> frozenset[str]:
+    """The names of the threads, but for those of pools."""
+    return frozenset(f"{one.name}/{one.ident}" for one in threading.enumerate() if not one.name.startswith(POOL))
+
+
+@contextmanager
+def nobody_keeps_logs() -> Iterator[None]:
+    """What pytest keeps of the log has the frames of every error, and the calls in them."""
+    log = logging.getLogger("triglot")
+    before, log.propagate = log.propagate, False
+    try:
+        yield
+    finally:
+        log.propagate = before
+
+
+@asynccontextmanager
+async def open_house(models: Sequence[str], **options: Any) -> AsyncIterator[House]:
+    """Serve these models on the stage; each has answered a request once."""
+    with nobody_keeps_logs(), TemporaryDirectory(prefix="stage-") as folder:
+        write_models(Path(folder), tuple(models))
+        config = triglot.Config(
+            grpc_port=0,
+            rest_port=0,
+            grace=0,
+            protocols="kserve,tfserving,grps",
+            max_total_queue_size=100,
+            **options,
+        )
+        async with (
+            stage_in(Path(folder)) as stage,
+            triglot.Server([Path(folder)], config) as server,
+            grpc.aio.insecure_channel(
+                f"127.0.0.1:{server.grpc_port}", [("grpc.use_local_subchannel_pool", 1)]
+            ) as channel,
+            aiohttp.ClientSession() as session,
+        ):
+            house = House(server, stage, channel, session)
+            for model in models:
+                for name, door in house.doors.items():
+                    if carries(door, model):
+                        assert await house.infer(name, good(model)) == (door.good, answers_of(model, "good"))
+            house.threads = threads()
+            yield house

@@ -1,0 +1,201 @@
+"""Models that say where a request is and wait to be told how it goes on, and the stage that tells them.
+
+Strategy: a model calls the stage over a Unix socket, one connection for each point that it comes to, so a model on
+a thread, on the event loop and in a process of its own are told in the same way, and nobody looks at a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from process import SECONDS, write_model
+
+SOCKET = "stage"
+TEXT = '''
+import asyncio
+import os
+import socket
+
+import triglot
+from triglot.core.scheduling import DynamicBatching, SequenceBatching
+
+SIZE = 16
+"""Characters that name a request: the beginning of its input."""
+
+
+class Model(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "BYTES", [-1])]
+    outputs = [triglot.TensorSpec("y", "BYTES", [-1])]
+{attributes}
+    def load(self, folder):
+        self.stage = str(folder.parent / "stage")
+
+    def at(self, point, inputs, call):
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(self.stage)
+            line.sendall(said(point, inputs, call))
+            obey(line.recv(16))
+
+    async def at_async(self, point, inputs, call):
+        reader, writer = await asyncio.open_unix_connection(self.stage)
+        try:
+            writer.write(said(point, inputs, call))
+            obey(await reader.read(16))
+        finally:
+            writer.close()
+
+{infer}
+
+def said(point, inputs, call):
+    names = b"+".join(bytes(x)[:SIZE] for x in inputs["x"].reshape(-1))
+    return b"%s|%s|%d\\n" % (point.encode(), names, call.cancelled)
+
+
+def obey(order):
+    if order == b"fail":
+        raise RuntimeError("told to fail")
+    if order == b"exit":
+        os._exit(3)
+'''
+ONE = """
+    def infer(self, inputs, call):
+        self.at("running", inputs, call)
+        return {"y": inputs["x"]}
+"""
+ONE_ON_LOOP = """
+    async def infer(self, inputs, call):
+        await self.at_async("running", inputs, call)
+        return {"y": inputs["x"]}
+"""
+MANY = """
+    def infer(self, inputs, call):
+        try:
+            for number in (1, 2):
+                self.at(f"yield {number}", inputs, call)
+                yield {"y": inputs["x"]}
+            self.at("end", inputs, call)
+        finally:
+            self.at("closed", inputs, call)
+"""
+MANY_ON_LOOP = """
+    async def infer(self, inputs, call):
+        try:
+            for number in (1, 2):
+                await self.at_async(f"yield {number}", inputs, call)
+                yield {"y": inputs["x"]}
+            await self.at_async("end", inputs, call)
+        finally:
+            await self.at_async("closed", inputs, call)
+"""
+PUSHED = """
+    def infer(self, inputs, call):
+        for number in (1, 2):
+            self.at(f"yield {number}", inputs, call)
+            call.respond({"y": inputs["x"]})
+        self.at("end", inputs, call)
+"""
+PROCESS = '    execution = "process"\n'
+BATCHED = "    max_batch_size = 8\n    dynamic_batching = DynamicBatching()\n"
+SEQUENCE = "    max_batch_size = 8\n    sequence_batching = SequenceBatching(max_idle=30)\n"
+MODELS = {
+    "unary_thread": (ONE, ""),
+    "unary_loop": (ONE_ON_LOOP, ""),
+    "unary_process": (ONE, PROCESS),
+    "decoupled_thread": (MANY, ""),
+    "decoupled_loop": (MANY_ON_LOOP, ""),
+    "decoupled_process": (MANY, PROCESS),
+    "pushed_thread": (PUSHED, ""),
+    "pushed_process": (PUSHED, PROCESS),
+    "batched_thread": (ONE, BATCHED),
+    "batched_process": (ONE, BATCHED + PROCESS),
+    "sequence_thread": (ONE, SEQUENCE),
+}
+"""`infer` and the class attributes of each model: what kind of call it answers, and what runs it."""
+
+
+def write_models(folder: Path, names: Mapping[str, object] | tuple[str, ...]) -> None:
+    """FOLDER/NAME/model.py for each of these `MODELS`."""
+    for name in names:
+        infer, attributes = MODELS[name]
+        write_model(folder / name, TEXT.replace("{attributes}", attributes).replace("{infer}", infer))
+
+
+class Visit:
+    """A request that has come to a point and waits there; `left` says whether the model saw that nobody waits."""
+
+    def __init__(self, names: list[str], left: bool, writer: asyncio.StreamWriter) -> None:
+        self.names = names
+        self.left = left
+        self._writer = writer
+
+    def go(self, order: str = "go") -> None:
+        """Let it go on, or have it `fail`, or its process `exit`."""
+        self._writer.write(order.encode())
+        self._writer.close()
+
+
+class Stage:
+    """Where models say how far they are; only who is `held` there waits."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, str], asyncio.Future[Visit]] = {}
+        self.passed: list[tuple[str, str]] = []
+        """The points and names of the requests that were not held."""
+        self._open: set[asyncio.StreamWriter] = set()
+        self._changed = asyncio.Condition()
+
+    def hold(self, name: str, point: str) -> asyncio.Future[Visit]:
+        """Hold the request of this name when it comes to this point; the future is done when it is there."""
+        future: asyncio.Future[Visit] = asyncio.get_running_loop().create_future()
+        self._held[name, point] = future
+        return future
+
+    async def arrived(self, visit: asyncio.Future[Visit]) -> Visit:
+        """Wait until it is there."""
+        async with asyncio.timeout(SECONDS):
+            return await asyncio.shield(visit)
+
+    async def until_passed(self, name: str, point: str) -> None:
+        """Wait until the request has come to this point, or was there."""
+        async with asyncio.timeout(SECONDS), self._changed:
+            await self._changed.wait_for(lambda: (name, point) in self.passed)
+
+    def clear(self) -> None:
+        """Let everybody go, and forget who was here."""
+        for future in self._held.values():
+            if future.done():
+                future.result().go()
+            else:
+                future.cancel()
+        self._held.clear()
+        self.passed.clear()
+
+    async def receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One model at one point."""
+        point, joined, left = (await reader.readline()).decode().strip().split("|")
+        names = joined.split("+")
+        visit = Visit(names, left == "1", writer)
+        for name in names:
+            future = self._held.pop((name, point), None)
+            if future is not None and not future.done():
+                future.set_result(visit)
+                return
+        visit.go()
+        async with self._changed:
+            self.passed.extend((name, point) for name in names)
+            self._changed.notify_all()
+
+
+@asynccontextmanager
+async def stage_in(folder: Path) -> AsyncIterator[Stage]:
+    """The stage of the models in this folder."""
+    stage = Stage()
+    server = await asyncio.start_unix_server(stage.receive, folder / SOCKET)
+    try:
+        yield stage
+    finally:
+        stage.clear()
+        server.close()

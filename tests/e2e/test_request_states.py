@@ -1,0 +1,133 @@
+"""Whatever happens to a request, wherever it is, on every protocol: its client is told, nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from request_cells import MODELS, SEEN, Cell, answers_of, cells, first_point, good
+from request_doors import Attempt
+from request_house import House, open_house, until
+from request_stage import Visit
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WAIT = 0.15
+"""Seconds that the client of a request waits that is to come too late, at first."""
+HURRY = 0.4
+"""Seconds that every request may take on the server where those of HTTP come too late: their clients set none."""
+TRIES = 8
+SUBJECT, OTHER = "subject", "other"
+CELLS = list(cells())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house() -> AsyncIterator[House]:
+    """The server of everything but the deadlines of HTTP, and the ends."""
+    async with open_house(MODELS) as one:
+        yield one
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hurried_house() -> AsyncIterator[House]:
+    """A server where no request takes longer than `HURRY`."""
+    async with open_house(MODELS, default_timeout=HURRY) as one:
+        yield one
+
+
+class Scene:
+    """A request that is held at the point of its cell, and the one that it waits behind, if it is queued."""
+
+    def __init__(self, house: House, cell: Cell) -> None:
+        self.house = house
+        self.cell = cell
+        self.door = house.doors[cell.door]
+        self.before = house.counted(cell.door)
+        self.others: list[Attempt] = []
+        self.subject: Attempt
+        self._held: list[asyncio.Future[Visit]] = []
+
+    async def begin(self, timeout: float | None = None) -> bool:
+        """Send it, and wait until it is at its point; whether it came so far before it ended."""
+        cell, stage = self.cell, self.house.stage
+        if cell.point == "queued":
+            first = stage.hold(OTHER, first_point(cell.model))
+            self.others.append(self.door.begin(good(cell.model, OTHER)))
+            await stage.arrived(first)
+            self._held.append(first)
+            self.subject = self.door.begin(good(cell.model, SUBJECT, timeout))
+            await until(lambda: self.subject.over or self.house.waiting(cell.model) == 1, "it does not wait")
+            return not self.subject.over
+        here = stage.hold(SUBJECT, cell.point)
+        self.subject = self.door.begin(good(cell.model, SUBJECT, timeout))
+        await until(lambda: self.subject.over or here.done(), "it does not come here")
+        self._held.append(here)
+        return here.done()
+
+    def let_go(self, order: str = "go") -> None:
+        """Let who is held go on."""
+        for visit in self._held:
+            if visit.done():
+                visit.result().go(order)
+        self._held.clear()
+
+    async def happens(self) -> None:
+        """What the cell says."""
+        match self.cell.event:
+            case "ok" | "error":
+                self.let_go("fail" if self.cell.event == "error" else "go")
+            case "cancel":
+                self.subject.leave()
+            case "shutdown":
+                await self.house.server.stop()
+            case "deadline":
+                pass  # It comes by itself.
+
+    async def end(self) -> None:
+        """See how everything ends."""
+        cell = self.cell
+        assert await self.subject.ended() in cell.told
+        # The model is at work yet, and the server has done with the call.
+        await until(
+            lambda: self.house.counted(cell.door) - self.before >= Counter({SEEN[cell.event]: 1}),
+            "it is not counted",
+            lambda: self.house.counted(cell.door) - self.before,
+        )
+        self.let_go()
+        for other in self.others:
+            ended = await other.ended()
+            assert ended == self.door.good if cell.event != "shutdown" else cell.told
+
+
+async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
+    """One cell, on a server that stays."""
+    for attempt in range(TRIES):
+        scene = Scene(house, cell)
+        if await scene.begin(None if timeout is None else timeout * 2**attempt):
+            break
+        # It came too late before it was where it was to come too late.
+        house.stage.clear()
+        await scene.subject.ended()
+        await house.at_rest()
+    else:
+        raise AssertionError(f"in {TRIES} tries it was not {cell.point}")
+    await scene.happens()
+    await scene.end()
+    await house.at_rest()
+
+
+def of(*events: str) -> list[object]:
+    return [pytest.param(cell, id=str(cell)) for cell in CELLS if cell.event in events]
+
+
+@pytest.mark.parametrize("cell", of("ok", "cancel", "error"))
+async def test_nothing_stays(house: House, cell: Cell) -> None:
+    await run(house, cell)
+    assert await house.infer(cell.door, good(cell.model)) == (
+        house.doors[cell.door].good,
+        answers_of(cell.model, "good"),
+    )
+    await house.at_rest()

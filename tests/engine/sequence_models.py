@@ -1,0 +1,182 @@
+"""Models of sequences, and a schedule of theirs that the test drives by hand, with a clock of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scripted_models import Inputs
+
+from triglot import Call, Model, TensorSpec
+from triglot.core.errors import ServingError, as_serving_error
+from triglot.core.scheduling import ControlInput, Scheduling, SequenceBatching, SequenceState
+from triglot.engine.sequences import SequenceSchedule
+from triglot.engine.sequences.batch import SequenceBatch
+from triglot.engine.work import Execution
+
+CONTROLS = (
+    ControlInput("start", "START", "INT32"),
+    ControlInput("ready", "READY", "BOOL"),
+    ControlInput("end", "END", "FP32"),
+    ControlInput("id", "CORRID", "UINT64"),
+)
+SUM = SequenceState("before", "after", "FP32", [1])
+
+
+class Summing(Model):
+    """Answers the sum of what its sequence has sent; `before` and `after` are its state."""
+
+    inputs = [TensorSpec("x", "FP32", [-1, 1])]
+    outputs = [TensorSpec("y", "FP32", [-1, 1])]
+    max_batch_size = 4
+    sequence_batching = SequenceBatching(controls=CONTROLS, states=[SUM])
+
+    def __init__(self, batching: SequenceBatching | None = None, *, rows: int = 4, instances: int = 1) -> None:
+        if batching is not None:
+            self.sequence_batching = batching
+        self.max_batch_size = rows
+        self.instances = instances
+        if not rows:
+            self.inputs, self.outputs = [TensorSpec("x", "FP32", [1])], [TensorSpec("y", "FP32", [1])]
+        self.seen: list[dict[str, Any]] = []
+
+    def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
+        self.seen.append({name: array.copy() for name, array in inputs.items()})
+        y = inputs["x"] + inputs["before"]
+        return {"y": y, "after": y}
+
+
+def sequence_call(sequence_id: int | str, *, start: bool = False, end: bool = False, timeout: float = 0.0) -> Call:
+    """A call for one request of a sequence."""
+    call = Call()
+    call.model_name = "summing"
+    call.scheduling = Scheduling(sequence_id=sequence_id, sequence_start=start, sequence_end=end, timeout=timeout)
+    return call
+
+
+class Lease:
+    """Counts how often it is held."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def __enter__(self) -> None:
+        self.held += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.held -= 1
+
+
+class _Timer:
+    def __init__(self, at: float, run: Callable[[], None]) -> None:
+        self.at = at
+        self.run = run
+
+    def cancel(self) -> None:
+        self.at = math.inf
+
+
+class Driver:
+    """The loop and the instances of one schedule: nothing happens but what the test does next."""
+
+    def __init__(self, model: Model, *, limit: int = 1000) -> None:
+        self.now = 0.0
+        self.grown = 1
+        self.lease = Lease()
+        self._model = model
+        self._timers: list[_Timer] = []
+        self._deferred: list[Callable[[], None]] = []
+        self.schedule = SequenceSchedule(
+            model, limit, self._deferred.append, self._grow, self._later, lambda: self.now
+        )
+        self.schedule.lease = self.lease
+        self.timers_fired = 0
+
+    def _grow(self, wanted: int) -> None:
+        self.grown += wanted
+
+    def _later(self, seconds: float, run: Callable[[], None]) -> _Timer:
+        self._timers.append(_Timer(self.now + seconds, run))
+        return self._timers[-1]
+
+    def send(self, value: float, sequence_id: int | str, **flags: Any) -> Execution:
+        """Put a request. Raises as `Schedule.put`."""
+        return self.put(value, sequence_call(sequence_id, **flags))
+
+    def put(self, value: float, call: Call) -> Execution:
+        """Put a request of this call."""
+        shape = (1, 1) if self._model.max_batch_size else (1,)
+        return self.put_inputs({"x": np.full(shape, value, np.float32)}, call)
+
+    def put_inputs(self, inputs: Inputs, call: Call) -> Execution:
+        """Put a request of these inputs."""
+        execution = Execution(inputs, call, asyncio.get_running_loop().create_future())
+        self.schedule.put(execution)
+        return execution
+
+    def take(self, instance: int = 0) -> SequenceBatch | None:
+        """What the instance would run now."""
+        work = self.schedule.take_nowait(instance)
+        assert work is None or isinstance(work, SequenceBatch)
+        return work
+
+    def finish(self, batch: SequenceBatch, infer: Callable[..., Any] | None = None) -> None:
+        """Run what was taken, by the model's `infer` or another, and deliver it."""
+        batch.run(infer or self._model.infer, _explain)
+        batch.deliver()
+        self.turn()
+
+    def run(self, instance: int = 0) -> bool:
+        """Let the instance run what it would run now, if there is something."""
+        batch = self.take(instance)
+        if batch is not None:
+            self.finish(batch)
+        return batch is not None
+
+    def turn(self) -> None:
+        """What the loop does in its next turn."""
+        while self._deferred:
+            self._deferred.pop(0)()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass; timers come when they are due."""
+        end = self.now + seconds
+        while (timer := min(self._timers, key=lambda one: one.at, default=None)) is not None and timer.at <= end:
+            self._timers.remove(timer)
+            self.now = max(self.now, timer.at)
+            self.timers_fired += 1
+            timer.run()
+            self.turn()
+        self._timers = [one for one in self._timers if one.at < math.inf]
+        self.now = end
+
+    @property
+    def timers(self) -> int:
+        """Timers that would still come."""
+        return sum(one.at < math.inf for one in self._timers)
+
+    def reading(self, name: str, **labels: str) -> float:
+        """One of the schedule's readings."""
+        (value,) = [
+            one.value for one in self.schedule.readings() if one.name == name and dict(one.labels) == labels
+        ]
+        return value
+
+
+def value_of(execution: Execution) -> float:
+    """What was answered. Raises what it failed with."""
+    return float(execution.future.result()["y"].item())
+
+
+def error_of(execution: Execution) -> ServingError:
+    """What it failed with."""
+    error = execution.future.exception()
+    assert isinstance(error, ServingError)
+    return error
+
+
+def _explain(error: BaseException) -> ServingError:
+    return as_serving_error(error, "the model")

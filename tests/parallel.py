@@ -1,0 +1,138 @@
+"""Tests side by side: what goes to which of pytest-xdist's workers, and what runs while no other test does.
+
+Strategy: a file of tests, or several that share what is dear to start, go to one worker, so each server starts
+once. Tests with the mark `alone` measure, and the others would be measured too: all workers take turns at two
+locks, of which such a test holds the second one for itself. Without workers nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
+
+TOGETHER = {
+    "tests/e2e/test_tensorflow_client.py": "tensorflow",
+    "tests/e2e/test_tensorflow_warm_up.py": "tensorflow",
+}
+"""Files that share a server that is dear to start, and what their group is called."""
+LONGEST = (
+    "tests/backends/test_torch_missing.py",
+    "tests/backends/test_sklearn_missing.py",
+    "tensorflow",
+    "tests/e2e/test_hundred_swaps.py",
+    "tests/cases/test_tfserving_cases.py",
+    "tests/e2e/test_load_failures.py",
+    "tests/e2e/test_grps_streams.py",
+    "tests/repository/test_reconciler_machine.py",
+)
+"""The groups that take longest: begun last, they would leave one worker alone at its work."""
+_FOLDER = "turns"
+
+
+def group_of(node_id: str) -> str:
+    """The name of a test's group; the tests of a group run on one worker, one after the other."""
+    file = node_id.split("::", 1)[0]
+    return TOGETHER.get(file, file)
+
+
+class Turns:
+    """The two locks: who waits for the second one holds the first, so that nobody overtakes."""
+
+    def __init__(self, folder: Path) -> None:
+        with ExitStack() as files:
+            self._door, self._room = (files.enter_context((folder / name).open("w")) for name in ("door", "room"))
+            self._files = files.pop_all()
+
+    @contextmanager
+    def turn(self, *, alone: bool) -> Iterator[None]:
+        """Wait until nobody runs who is `alone`; with `alone`, until nobody runs."""
+        fcntl.flock(self._door, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        finally:
+            fcntl.flock(self._door, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._room, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Give back the files."""
+        self._files.close()
+
+
+class Worker:
+    """In each worker: its tests take their turns."""
+
+    def __init__(self, folder: Path) -> None:
+        self._turns = Turns(folder)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """One test, with the fixtures that are made for it and ended after it."""
+        with self._turns.turn(alone=item.get_closest_marker("alone") is not None):
+            return (yield)
+
+    def pytest_unconfigure(self) -> None:
+        """The end."""
+        self._turns.close()
+
+
+class Controller:
+    """In the process that has workers: it gives out the tests, and keeps the locks' files."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="triglot-tests-")
+
+    def pytest_configure_node(self, node: WorkerController) -> None:
+        """What a worker is told."""
+        node.workerinput[_FOLDER] = self._folder.name
+
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Producer) -> object:
+        """Who gives out the tests."""
+        from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - not every environment has it.
+
+        class Groups(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
+            """By groups, the long ones first."""
+
+            def _split_scope(self, nodeid: str) -> str:
+                return group_of(nodeid)
+
+        config.option.loadscopereorder = False
+        return Groups(config, log)
+
+    def pytest_unconfigure(self) -> None:
+        """The end."""
+        self._folder.cleanup()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take part, in one role or the other, where there are workers."""
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if worker is not None:
+        config.pluginmanager.register(Worker(Path(worker[_FOLDER])))
+    elif getattr(config.option, "numprocesses", None):
+        config.pluginmanager.register(Controller())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest groups first; otherwise the order stays as it is."""
+    ranks = {group: rank for rank, group in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from what is there to stay: many tests, and what they test, have it collect."""
+    gc.freeze()
