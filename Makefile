@@ -25,9 +25,10 @@ codegen:  ## Regenerate what `make check` compares.
 	@python="$(call environment,dev)" && set -ex && \
 	"$$python" codegen/generate.py && "$$python" codegen/image_classifier.py && "$$python" codegen/readme.py
 
-bench:  ## Measure, and write bench/micro.txt, bench/lifecycle.txt and bench/results.md.
-	@python="$(call environment,dev)" && set -ex && "$$python" -m bench.micro | tee bench/micro.txt && \
-	"$$python" -m bench.lifecycle | tee bench/lifecycle.txt && "$$python" -m bench.load
+bench:  ## Measure, and write bench/results.md and a text for each of the other benches.
+	@python="$(call environment,dev)" && set -exo pipefail && \
+	for name in micro lifecycle batching overload; do \
+	"$$python" -m bench.$$name | tee bench/$$name.txt; done && "$$python" -m bench.load
 
 clean:  ## Remove the virtual environments and caches.
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

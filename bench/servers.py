@@ -93,13 +93,20 @@ class Server:
 
     def peak_bytes(self) -> int | None:
         """The largest resident size so far (VmHWM), summed over the process and its children."""
+        return self._status_bytes("VmHWM:")
+
+    def resident_bytes(self) -> int | None:
+        """The resident size now (VmRSS), summed over the process and its children."""
+        return self._status_bytes("VmRSS:")
+
+    def _status_bytes(self, key: str) -> int | None:
         if sys.platform != "linux":
             return None
         total = 0
         for pid in self._tree():
             with contextlib.suppress(OSError):
                 for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                    if line.startswith("VmHWM:"):
+                    if line.startswith(key):
                         total += int(line.split()[1]) * 1024
         return total
 

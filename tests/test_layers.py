@@ -69,9 +69,12 @@ MAY_IMPORT = {
     "triglot.pb": {"triglot.pb", "google.protobuf"},
     "triglot.engine": CORE | {"triglot.engine"},
     # Where the tensors of several requests become those of one batch.
+    "triglot.engine.processes": CORE | {"triglot.engine", "numpy"},
     "triglot.engine.buffers": CORE | {"numpy"},
+    "triglot.engine.sequences": CORE | {"triglot.engine", "numpy"},
     "triglot.engine.joining": CORE | {"triglot.engine.buffers", "numpy"},
     "triglot.repository": CORE | {"triglot.engine", "triglot.repository"},
+    "triglot.repository.config_values": PROTO_REPOSITORY,
     "triglot.repository.model_config": PROTO_REPOSITORY,
     "triglot.repository.ensembles": PROTO_REPOSITORY,
     "triglot.repository.proto_text": PROTO_REPOSITORY,
@@ -157,6 +160,7 @@ MAY_IMPORT = {
         "triglot.repository.settings",
         "triglot.repository.source",
         "triglot.telemetry.store",
+        "triglot.tfserving_batching",
         "triglot.tfserving_cli",
         "triglot.version",
     },
@@ -173,10 +177,19 @@ MAY_IMPORT = {
     | {
         "triglot.config",
         "triglot.pb",
+        "triglot.protocols.tfserving.batching",
         "triglot.protocols.tfserving.model_config",
         "triglot.repository.proto_text",
         "triglot.repository.settings",
+        "triglot.tfserving_batching",
         "triglot.version",
+    },
+    "triglot.tfserving_batching": CORE
+    | {
+        "triglot.pb",
+        "triglot.protocols.tfserving.batching",
+        "triglot.repository.proto_text",
+        "triglot.repository.source",
     },
     "triglot.__main__": {"triglot.cli"},
     # Written as users write theirs.

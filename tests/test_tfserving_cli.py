@@ -16,7 +16,7 @@ from triglot import tfserving_cli
 from triglot.config import Config, ConfigError
 from triglot.core.model_config import ALL
 from triglot.repository.settings import ModelSettings
-from triglot.tfserving_cli import FLAGS, REFUSED, TUNING, configuration, models, warnings
+from triglot.tfserving_cli import FLAGS, REFUSED, TUNING, batching, configuration, models, warnings
 
 # The flags of tensorflow_model_server, as its users write them.
 ALL_FLAGS = re.findall(
@@ -185,11 +185,40 @@ def test_flags_without_effect_are_named_in_one_warning() -> None:
     assert warnings(parse()) == []
 
 
-def test_batching_is_accepted_with_a_warning() -> None:
-    flags = parse("--enable_batching", "--batching_parameters_file=/batching.config")
+# --- batching ---
+
+
+def test_models_are_batched_where_a_flag_says_so() -> None:
+    assert batching(parse("--enable_batching")) is not None
+    assert batching(parse("--enable_batching=false")) is None
+    assert batching(parse()) is None
+
+
+def test_per_model_batching_does_nothing_without_batching() -> None:
+    flags = parse("--enable_per_model_batching_parameters")
+    assert batching(flags) is None
     assert configuration(flags, {}) == config()
-    assert warnings(flags) == ["--enable_batching: requests are not batched yet, but run one by one"]
-    assert warnings(parse("--enable_batching=false")) == []
+    assert warnings(flags) == [
+        "--enable_per_model_batching_parameters: without effect, as there is no --enable_batching"
+    ]
+    assert warnings(parse("--enable_batching", "--enable_per_model_batching_parameters")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "{}: No such file or directory"),
+        ("max_batch_size: 8", "Invalid protobuf file: '{}': 1:17 : "),
+        ("max_batch_size { value: 0 }", "{}: max_batch_size: expected 1 to 2147483647, got 0"),
+    ],
+)
+def test_wrong_batching_parameters(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "batching.config"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        batching(parse("--enable_batching", f"--batching_parameters_file={file}"))
+    assert str(caught.value).startswith(message.format(file))
 
 
 @pytest.mark.parametrize(

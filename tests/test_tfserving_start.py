@@ -116,11 +116,12 @@ def test_everybody_may_call_unless_told_otherwise(tmp_path: Path) -> None:
 
 def test_warnings_of_flags_come_first(tmp_path: Path) -> None:
     folder = base_path(tmp_path / "m", 1)
-    with TfServing(f"--model_base_path={folder}", "--grpc_max_threads=4", "--enable_batching") as server:
+    per_model = "--enable_per_model_batching_parameters"
+    with TfServing(f"--model_base_path={folder}", "--grpc_max_threads=4", per_model) as server:
         server.ports()
     first, second, *_ = server.stderr.text().splitlines()
     assert first.endswith(" W without effect here: --grpc_max_threads")
-    assert second.endswith(" W --enable_batching: requests are not batched yet, but run one by one")
+    assert second.endswith(f" W {per_model}: without effect, as there is no --enable_batching")
 
 
 def test_a_new_version_is_served(tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ class Server:
         if delay:
             log.info("not ready any more; new requests are taken for another %.0f s", delay)
             await asyncio.sleep(delay)
+            await self.dataplane.sequences_ended(self.config.grace)
 
     async def stop(self) -> None:
         """Close the ports, let running calls finish within the grace period, unload the models."""

@@ -321,6 +321,10 @@ class DataPlane:
         self._stopped.set()
         self._announce()
 
+    async def sequences_ended(self, at_most: float) -> None:
+        """Wait until no sequence lives any more, `at_most` seconds; a server that stops begins none."""
+        await self._sequences.ended(at_most)
+
     def _announce(self) -> None:
         """Wake who waits for a change."""
         changed, self._changed = self._changed, asyncio.Event()

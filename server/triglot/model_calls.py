@@ -123,6 +123,8 @@ class ModelCalls:
             return future.result()
         except CancelledError:
             raise Unavailable(STOPPED) from None
+        finally:
+            del future  # It has the error, whose traceback has this frame.
 
     def _pull(self, parent: Call, answers: AsyncGenerator[T, None]) -> Iterator[T]:
         """The answers, on a thread; closing the generator stops the model."""

@@ -1,4 +1,4 @@
-"""Dynamic batching: who shares a batch, what each member is told, and when it is released."""
+"""Dynamic batching inside a DAG: who shares a batch, what each member is told, and when it is released."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from grps_folders import (
     write_project,
 )
 
+from triglot.backends.grps.settings import ProjectSettings
 from triglot.core.errors import Cancelled, DeadlineExceeded, Internal
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 
@@ -84,8 +85,24 @@ def told(outcomes: list[tuple[GrpsCall, Any]]) -> list[Any]:
     return [outcome[0] if isinstance(outcome, tuple) else outcome for _, outcome in outcomes]
 
 
+NEXT = """
+class Next(Base):
+    def infer(self, inp, context):
+        return inp
+
+
+inferer_register.register("next", Next())
+"""
+
+
+def in_dag(folder: Path, code: str, model: dict[str, Any], **keys: Any) -> ProjectSettings:
+    """A project whose DAG has the batched model, and one that hands on what it gets."""
+    models = [model, entry("next", inferer_name="next")]
+    return write_project(folder, code + NEXT, models=models, nodes=["m-1.0.0", "next-1.0.0"], **keys)
+
+
 def one(folder: Path, code: str, size: int, timeout_us: int = NEVER, **server: Any) -> Any:
-    return opened(write_project(folder, code, models=[entry(batching=batched(size, timeout_us))], **server))
+    return opened(in_dag(folder, code, entry(batching=batched(size, timeout_us)), **server))
 
 
 def test_a_full_batch_runs_at_once(tmp_path: Path) -> None:
@@ -111,9 +128,8 @@ def test_the_window_ends(tmp_path: Path) -> None:
 
 
 def test_other_callers_share_the_batch(tmp_path: Path) -> None:
-    """A call with arrays and one with a message; the DAG and the model itself."""
-    settings = write_project(tmp_path, SIZES, models=[entry(batching=batched(2, NEVER))])
-    with opened(settings) as model, threads(2) as pool:
+    """A call with arrays and one with a message."""
+    with one(tmp_path, SIZES, 2) as model, threads(2) as pool:
         arrays = pool.submit(model.infer, {}, GrpsCall().child())
         message = pool.submit(model.infer, {}, GrpsCall(GrpsMessage(str_data="a")))
         assert answer_of(result(message)) == "a@2"
@@ -154,9 +170,9 @@ converter_register.register("numbers", Numbers())
         'return [GrpsMessage(str_data=f"{inp.str_data}@{len(inps)}") for inp in inps]',
         "ran.append(inps)\n        return [2 * inp for inp in inps]",
     )
-    models = [entry(converter_type="customized", converter_name="numbers", batching=batched(2, NEVER))]
+    numbers = entry(converter_type="customized", converter_name="numbers", batching=batched(2, NEVER))
     files = {"src/customized_converter.py": IMPORTS + converter}
-    with opened(write_project(tmp_path, f"ran = []\n{code}", models=models, files=files)) as model:
+    with opened(in_dag(tmp_path, f"ran = []\n{code}", numbers, files=files)) as model:
         assert told(texts_of(model, "1", "2")) == ["2@2", "4@2!"]
         assert told(texts_of(model, "bad", "2")) == ["no number", "4@2!"]
         ran = list(own_module().ran)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
-import aiohttp
 import grpc
 import grpc.aio
 from live import Live
 
+from process import SECONDS
 from triglot.core.errors import Code
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
@@ -40,8 +41,7 @@ class Told(NamedTuple):
 
 
 Door = Callable[..., Awaitable[Told]]
-"""`door(live, value)`; `text`: how long the input's text is made, where that can be; `parameters` where there are
-any."""
+"""`door(live, value)`, and KServe's with `parameters`."""
 
 
 # --- gRPC ---
@@ -52,8 +52,8 @@ def _hint(metadata: Any) -> float | None:
     return None if value is None else int(value) / 1000
 
 
-async def _grpc(server: Live, method: str, request: bytes) -> tuple[Told, bytes]:
-    call = server.channel.unary_unary(method)(request)
+async def _grpc(server: Live, method: str, request: bytes, timeout: float | None = None) -> tuple[Told, bytes]:
+    call = server.channel.unary_unary(method)(request, timeout=timeout)
     try:
         answer = bytes(await call)
     except grpc.aio.AioRpcError as error:
@@ -70,9 +70,11 @@ def infer_message(value: float, parameters: dict[str, int] | None = None) -> inf
     return message
 
 
-async def kserve_grpc(server: Live, value: float, parameters: dict[str, int] | None = None) -> Told:
+async def kserve_grpc(
+    server: Live, value: float, parameters: dict[str, int] | None = None, timeout: float | None = None
+) -> Told:
     request = infer_message(value, parameters).SerializeToString()
-    told, answer = await _grpc(server, "/inference.GRPCInferenceService/ModelInfer", request)
+    told, answer = await _grpc(server, "/inference.GRPCInferenceService/ModelInfer", request, timeout)
     return told._replace(value=_FLOAT.unpack(answer[-4:])[0]) if answer else told
 
 
@@ -80,7 +82,7 @@ async def kserve_stream(server: Live, value: float, parameters: dict[str, int] |
     async def requests() -> AsyncIterator[bytes]:
         yield infer_message(value, parameters).SerializeToString()
 
-    (answer,) = [answer async for answer in server.stream_infer(requests())]
+    *_, answer = [answer async for answer in server.stream_infer(requests())]
     if answer.error_message:
         # The text is all that there is.
         text = answer.error_message
@@ -116,7 +118,7 @@ def _grps_told(answer: bytes, retry: float | None) -> Told:
 
 async def grps_grpc(server: Live, value: float) -> Told:
     told, answer = await _grpc(server, GRPS + "Predict", grps_message(value).SerializeToString())
-    return _grps_told(answer, told.retry)
+    return _grps_told(answer, told.retry) if told.code is Code.OK else told
 
 
 async def grps_grpc_stream(server: Live, value: float) -> Told:
@@ -178,11 +180,16 @@ async def grps_rest(server: Live, value: float) -> Told:
     return told
 
 
+def _last(documents: str) -> str:
+    """The last of the documents of a stream; each ends with a line of its own."""
+    return "{" + documents.rstrip().rpartition("\n}\n{")[2].removeprefix("{")
+
+
 async def grps_rest_stream(server: Live, value: float) -> Told:
     url = server.url.removesuffix("/v2") + "/grps/v1/infer/predict?streaming=true"
     async with server.session.post(url, json=grps_body(value)) as response:
         assert response.status == 200
-        return _document(json.loads(await response.read()), None)
+        return _document(json.loads(_last(await response.text())), None)
 
 
 UNARY: dict[str, Door] = {
@@ -216,9 +223,8 @@ async def looks(server: Live) -> None:
         await server.channel.unary_unary(method)(b"")
 
 
-async def leave(server: Live, door: Door, value: float) -> None:
-    """Call and be gone at once, whatever becomes of it."""
-    try:
-        await door(server, value)
-    except (aiohttp.ClientError, grpc.aio.AioRpcError):
-        pass
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a request that is on its way brings about."""
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 - the server sets no event of the test's
+            await asyncio.sleep(0.001)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 import aiohttp
@@ -67,11 +68,16 @@ class House:
                 counts[kind.code.name] += stats.latency.count
         return counts
 
-    async def at_rest(self) -> None:
-        """Wait until nothing is left of any request. Raises `AssertionError` when something stays."""
+    async def at_rest(self, *, aborted: bool = False) -> None:
+        """Wait until nothing is left of any request. Raises `AssertionError` when something stays.
+
+        `aborted`: grpc.aio has ended a call with a status, and left it to the garbage collector.
+        """
         await until(lambda: not self.server.telemetry.in_flight, "calls are in flight")
         await until(lambda: not self.held(), "something is held", self.held)
-        await until(lambda: not calls(), "calls are alive", lambda: [vars_of(call) for call in calls()])
+        await until(
+            lambda: not calls(collect=aborted), "calls are alive", lambda: [vars_of(call) for call in calls()]
+        )
         await until(lambda: threads() <= self.threads, "threads have come", lambda: threads() - self.threads)
 
     def held(self) -> list[str]:
@@ -91,15 +97,21 @@ class House:
         return held
 
 
-def calls() -> list[Call]:
-    """The calls that are alive, collected or not."""
+def calls(*, collect: bool = False) -> list[Call]:
+    """The calls that are alive; `collect`: but for those that only the garbage collector frees."""
+    if collect:
+        gc.collect()
     return [one for one in gc.get_objects() if isinstance(one, Call)]
 
 
 def vars_of(call: Call) -> str:
     """For a failure: whose it is, and what keeps it."""
-    kept = [type(one).__name__ for one in gc.get_referrers(call)]
+    kept = [_named(one) for one in gc.get_referrers(call)]
     return f"{call.model_name}, cancelled: {call.cancelled}, kept by {kept}"
+
+
+def _named(one: object) -> str:
+    return one.f_code.co_qualname if isinstance(one, FrameType) else type(one).__name__
 
 
 def threads() -> frozenset[str]:
@@ -108,20 +120,27 @@ def threads() -> frozenset[str]:
 
 
 @contextmanager
-def nobody_keeps_logs() -> Iterator[None]:
-    """What pytest keeps of the log has the frames of every error, and the calls in them."""
-    log = logging.getLogger("triglot")
-    before, log.propagate = log.propagate, False
+def traces_as_text() -> Iterator[None]:
+    """What pytest keeps of the log would have the frames of every error, and the calls in them."""
+    usual = logging.getLogRecordFactory()
+
+    def make(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = usual(*arguments, **named)
+        if record.exc_info:
+            record.exc_text, record.exc_info = logging.Formatter().formatException(record.exc_info), None
+        return record
+
+    logging.setLogRecordFactory(make)
     try:
         yield
     finally:
-        log.propagate = before
+        logging.setLogRecordFactory(usual)
 
 
 @asynccontextmanager
 async def open_house(models: Sequence[str], **options: Any) -> AsyncIterator[House]:
     """Serve these models on the stage; each has answered a request once."""
-    with nobody_keeps_logs(), TemporaryDirectory(prefix="stage-") as folder:
+    with traces_as_text(), TemporaryDirectory(prefix="stage-") as folder:
         write_models(Path(folder), tuple(models))
         config = triglot.Config(
             grpc_port=0,

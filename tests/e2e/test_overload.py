@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from async_doors import DOORS, MODEL, STREAMS, UNARY, Door, Told, grps_rest, kserve_grpc, kserve_rest, looks
+from async_doors import (
+    DOORS,
+    MODEL,
+    STREAMS,
+    UNARY,
+    Door,
+    infer_message,
+    kserve_grpc,
+    kserve_stream,
+    looks,
+    until,
+)
 from live import Live, live
-from scripted_models import Scripted
+from scripted_models import Inputs, Plain, Scripted
 
-from triglot.core.errors import Code
+from process import SECONDS
+from triglot.core.errors import Code, Unavailable
 
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
 HINTED = [*UNARY.values(), STREAMS["grps gRPC stream"]]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what a request that is on its way brings about."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - the server sets no event of the test's
-            await asyncio.sleep(0.001)
 
 
 def metric(server: Live, name: str, **labels: str) -> float:
@@ -35,20 +40,19 @@ def metric(server: Live, name: str, **labels: str) -> float:
 
 
 @asynccontextmanager
-async def busy(requests: int = 2, **options: Any) -> AsyncIterator[tuple[Live, list[asyncio.Task[Told]]]]:
-    """A server that holds so many requests of 4 bytes and some, the first of which runs."""
+async def busy(**options: Any) -> AsyncIterator[Live]:
+    """A server that holds two requests; one runs, and the other waits."""
     model = Scripted(open_gate=False)
     async with live({MODEL: model}, **options) as server:
-        tasks = []
-        for held in range(requests):
-            tasks.append(asyncio.ensure_future(kserve_grpc(server, held)))
-            await until(lambda: server.leases() == len(tasks))  # noqa: B023
+        tasks = [asyncio.ensure_future(kserve_grpc(server, 1))]
         await model.wait_until_entered()
+        tasks.append(asyncio.ensure_future(kserve_grpc(server, 2)))
+        await until(lambda: server.server.dataplane.queue_depth() == 1)
         try:
-            yield server, tasks
+            yield server
         finally:
             model.gate.set()
-            assert [told.value for told in await asyncio.gather(*tasks)] == [2 * held for held in range(requests)]
+            assert [told.value for told in await asyncio.gather(*tasks)] == [2, 4]
 
 
 def hint(door: Door) -> float | None:
@@ -58,8 +62,9 @@ def hint(door: Door) -> float | None:
 
 @EVERY_DOOR
 async def test_a_full_queue_refuses_at_once(door: Door) -> None:
-    async with busy(max_queue_size=1) as (server, _):
-        told = await door(server, 1)
+    async with busy(max_queue_size=1) as server:
+        async with asyncio.timeout(SECONDS):
+            told = await door(server, 1)
         assert (told.code, told.retry) == (Code.RESOURCE_EXHAUSTED, hint(door))
         assert "Exceeds maximum queue size: 1 requests wait, as many as max_queue_size allows" in told.text
         assert metric(server, "requests_refused", limit="max_queue_size") == 1
@@ -76,9 +81,10 @@ async def test_a_full_queue_refuses_at_once(door: Door) -> None:
     ],
 )
 async def test_too_many_requests_or_bytes_are_refused_at_once(door: Door, option: str, text: str) -> None:
-    # Two of KServe's messages have less than 100 bytes, three have more, and nobody's message is smaller.
-    async with busy(**{option: 2 if option.endswith("size") else 100}) as (server, _):
-        told = await door(server, 1)
+    size = 2 * len(infer_message(0).SerializeToString())
+    async with busy(**{option: 2 if option.endswith("size") else size}) as server:
+        async with asyncio.timeout(SECONDS):
+            told = await door(server, 1)
         assert (told.code, told.retry) == (Code.RESOURCE_EXHAUSTED, hint(door))
         assert f"Exceeds maximum queue size: {text}" in told.text
         assert f"{option} allows" in told.text
@@ -94,3 +100,16 @@ async def test_one_request_is_never_too_much(door: Door) -> None:
         for value in range(3):
             assert (await door(server, value)).value == 2 * value
         assert metric(server, "held_requests") == metric(server, "held_bytes") == 0
+
+
+@EVERY_DOOR
+async def test_a_model_that_is_not_there_is_no_full_one(door: Door) -> None:
+    def infer(inputs: Inputs) -> Any:
+        raise Unavailable("not now", retry_after=2.0)
+
+    async with live({MODEL: Plain(infer)}) as server:
+        told = await door(server, 1)
+        assert "not now" in told.text
+        if door is not kserve_stream:  # Its errors have no code.
+            assert told.code is Code.UNAVAILABLE
+        assert told.retry == (2.0 if door in HINTED else None)

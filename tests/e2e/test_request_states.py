@@ -86,10 +86,11 @@ class Scene:
             case "deadline":
                 pass  # It comes by itself.
 
-    async def end(self) -> None:
-        """See how everything ends."""
+    async def end(self) -> str:
+        """See how everything ends; how it did for the client."""
         cell = self.cell
-        assert await self.subject.ended() in cell.told
+        told = await self.subject.ended()
+        assert told in cell.told
         # The model is at work yet, and the server has done with the call.
         await until(
             lambda: self.house.counted(cell.door) - self.before >= Counter({SEEN[cell.event]: 1}),
@@ -100,6 +101,7 @@ class Scene:
         for other in self.others:
             ended = await other.ended()
             assert ended == self.door.good if cell.event != "shutdown" else cell.told
+        return told
 
 
 async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
@@ -115,8 +117,8 @@ async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
     else:
         raise AssertionError(f"in {TRIES} tries it was not {cell.point}")
     await scene.happens()
-    await scene.end()
-    await house.at_rest()
+    ended = await scene.end()
+    await house.at_rest(aborted=ended.isupper() and ended != "OK")
 
 
 def of(*events: str) -> list[object]:

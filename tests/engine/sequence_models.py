@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from scripted_models import Inputs
 
 from triglot import Call, Model, TensorSpec
@@ -15,6 +16,7 @@ from triglot.core.errors import ServingError, as_serving_error
 from triglot.core.scheduling import ControlInput, Scheduling, SequenceBatching, SequenceState
 from triglot.engine.sequences import SequenceSchedule
 from triglot.engine.sequences.batch import SequenceBatch
+from triglot.engine.servable import Servable
 from triglot.engine.work import Execution
 
 CONTROLS = (
@@ -24,6 +26,9 @@ CONTROLS = (
     ControlInput("id", "CORRID", "UINT64"),
 )
 SUM = SequenceState("before", "after", "FP32", [1])
+HOUR = 3600.0
+DIRECT = SequenceBatching(max_idle=100, controls=CONTROLS, states=[SUM])
+LONG = SequenceBatching(max_idle=HOUR, controls=CONTROLS, states=[SUM])
 
 
 class Summing(Model):
@@ -55,6 +60,25 @@ def sequence_call(sequence_id: int | str, *, start: bool = False, end: bool = Fa
     call.model_name = "summing"
     call.scheduling = Scheduling(sequence_id=sequence_id, sequence_start=start, sequence_end=end, timeout=timeout)
     return call
+
+
+async def send(one: Servable, value: float, sequence_id: int | str, **flags: Any) -> float:
+    """The sum that a `Summing` answers."""
+    shape = (1, 1) if one.model.max_batch_size else (1,)
+    answer = await one.infer({"x": np.full(shape, value, np.float32)}, sequence_call(sequence_id, **flags))
+    return float(answer["y"].item())
+
+
+async def refusal(one: Servable, sequence_id: int | str, **flags: Any) -> ServingError:
+    """What a request is refused with."""
+    with pytest.raises(ServingError) as caught:
+        await send(one, 1, sequence_id, **flags)
+    return caught.value
+
+
+def reading(one: Servable, name: str, **labels: str) -> float:
+    (value,) = [found.value for found in one.readings() if found.name == name and dict(found.labels) == labels]
+    return value
 
 
 class Lease:
@@ -164,6 +188,22 @@ class Driver:
             one.value for one in self.schedule.readings() if one.name == name and dict(one.labels) == labels
         ]
         return value
+
+
+def rows_of(batch: SequenceBatch | None) -> list[int]:
+    """The sequence in each row; 0 for none."""
+    assert batch is not None
+    return [0 if row is None else int(row.scheduling.sequence_id) for row in batch._rows]
+
+
+def started(batching: SequenceBatching, count: int, **said: Any) -> Driver:
+    """A driver of so many sequences, from 1 on, that have had their first request."""
+    driver = Driver(Summing(batching, **said))
+    for number in range(1, count + 1):
+        driver.send(0, number, start=True)
+    while any([driver.run(instance) for instance in range(driver.grown)]):  # noqa: C419 - each of them has its turn
+        pass
+    return driver
 
 
 def value_of(execution: Execution) -> float:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from batching_simulation import ClosedLoop, Fixed, Machine, OpenLoop, Outcome, Policy, Simulation
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from triglot import Call, DynamicBatching, Model, TensorSpec
 from triglot.engine.adaptive import BatchCost, DelayTuner
+from triglot.engine.servable import Servable
 from triglot.engine.trial import Lateness, Setting, Trial
 
 Load = ClosedLoop | OpenLoop
@@ -48,7 +53,7 @@ def best(clients: int, p99: float = 1.0) -> float:
     return max(rate for rate, its in fixed_settings(clients) if its <= p99)
 
 
-def unbatched_by_choice(load: Load, machine: Machine, seconds: float) -> Outcome:
+def never_waiting(load: Load, machine: Machine, seconds: float) -> Outcome:
     """What comes of never waiting."""
     return run(load, Fixed(0.0, 1), machine, seconds)
 
@@ -70,7 +75,7 @@ def test_keeps_the_objective(clients: int, objective: float) -> None:
 @pytest.mark.parametrize("objective", [0.001, 0.003])
 def test_an_objective_that_cannot_be_kept_costs_no_throughput(objective: float) -> None:
     outcome = run(ClosedLoop(64), DelayTuner(objective, 256), MACHINE, 5.0)
-    zero = unbatched_by_choice(ClosedLoop(64), MACHINE, 2.0)
+    zero = never_waiting(ClosedLoop(64), MACHINE, 2.0)
     assert outcome.rate(3.0, 5.0) >= 0.97 * zero.rate(1.0, 2.0)
 
 
@@ -92,6 +97,14 @@ def test_a_lone_client_soon_does_not_wait_after_others_have_left() -> None:
     assert max(alone[16:]) == pytest.approx(cost)
 
 
+@pytest.mark.parametrize("instances", [2, 4])
+def test_shares_the_load_between_instances(instances: int) -> None:
+    machine = Machine(instances=instances)
+    outcome = run(ClosedLoop(64), DelayTuner(RELAXED, 256), machine, 5.0)
+    zero = never_waiting(ClosedLoop(64), machine, 1.0)
+    assert outcome.rate(3.0, 5.0) >= 1.05 * zero.rate(0.2, 1.0)
+
+
 @pytest.mark.parametrize("machine", [MACHINE, NOISY], ids=["steady", "noisy"])
 @pytest.mark.parametrize(
     "load", [OpenLoop(100), OpenLoop(1000), OpenLoop(10_000), OpenLoop(20_000), DOOR], ids=str
@@ -99,14 +112,14 @@ def test_a_lone_client_soon_does_not_wait_after_others_have_left() -> None:
 def test_does_no_harm_where_waiting_is_of_no_use(load: Load, machine: Machine) -> None:
     start, end = (20.0, 40.0) if load == OpenLoop(100) else (3.0, 6.0)
     tuned = run(load, DelayTuner(RELAXED, 256), machine, end).between(start, end)
-    zero = unbatched_by_choice(load, machine, end).between(start, end)
+    zero = never_waiting(load, machine, end).between(start, end)
     assert tuned.mean <= 1.1 * zero.mean
     assert len(tuned.latencies) >= 0.97 * len(zero.latencies)
 
 
 def test_learns_that_some_clients_come_late() -> None:
     outcome = run(JITTER, DelayTuner(RELAXED, 256), MACHINE, 5.0)
-    zero = unbatched_by_choice(JITTER, MACHINE, 5.0)
+    zero = never_waiting(JITTER, MACHINE, 5.0)
     assert outcome.rate(3.0, 5.0) >= 1.1 * zero.rate(3.0, 5.0)
 
 
@@ -122,7 +135,7 @@ def test_follows_the_load() -> None:
         if isinstance(load, ClosedLoop):
             assert outcome.rate(begin, end) >= 0.9 * best(load.clients), number
         else:
-            zero = unbatched_by_choice(load, MACHINE, 2.0)
+            zero = never_waiting(load, MACHINE, 2.0)
             assert outcome.between(begin, end).mean <= 1.1 * zero.mean
 
 
@@ -142,10 +155,10 @@ class Watched(DelayTuner):
 def test_trials_become_few() -> None:
     tuner = Watched(RELAXED, 256)
     simulation = Simulation(MACHINE, tuner)
-    OpenLoop(10_000).start(simulation)
-    simulation.run(3.0)
-    waited, seen = tuner.waited, tuner.seen
+    OpenLoop(1000).start(simulation)
     simulation.run(10.0)
+    waited, seen = tuner.waited, tuner.seen
+    simulation.run(40.0)
     assert tuner.waited - waited <= 0.01 * (tuner.seen - seen)
 
 
@@ -190,6 +203,34 @@ def test_readings_say_what_was_chosen() -> None:
     assert readings["adaptive_cost_seconds", "row"] == pytest.approx(MACHINE.per_row, rel=0.2)
     assert readings["adaptive_trials", "adopted"] >= 1
     assert readings["adaptive_back_offs",] == 0
+
+
+class Doubles(Model):
+    """What the batcher joins is doubled."""
+
+    inputs = outputs = [TensorSpec("x", "FP32", [-1])]
+    max_batch_size = 8
+    dynamic_batching = DynamicBatching(max_queue_delay="auto", latency_objective=RELAXED)
+
+    def infer(self, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return {"x": inputs["x"] * 2}
+
+
+async def test_a_model_asks_for_it() -> None:
+    servable = Servable("doubles", 1, Doubles(), max_queue_size=100)
+
+    async def client(value: int) -> None:
+        for _ in range(100):
+            answer = await servable.infer({"x": np.array([value], np.float32)}, Call())
+            assert answer["x"].tolist() == [2 * value]
+
+    with servable:
+        await asyncio.gather(*[client(value) for value in range(5)])
+        readings = {one.name: one.value for one in servable.readings()}
+    await servable.close()
+    assert readings["adaptive_objective_seconds"] == RELAXED
+    assert readings["adaptive_p99_seconds"] > 0
+    assert readings["adaptive_cost_seconds"] >= 0
 
 
 def test_a_batch_without_requests_says_nothing() -> None:

@@ -84,18 +84,24 @@ class _Run:
 
     async def tensors(self) -> dict[str, Array]:
         """What is there when every step has run."""
-        graph, running = self._graph, self._running
+        running = self._running
         try:
             while running:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    outputs = graph.steps[running.pop(task)].outputs
-                    answer = task.result()
-                    self._add({tensor: answer[name] for name, tensor in outputs.items()})
+                while done:
+                    self._ended(done.pop())
             return self._there
         finally:
             for task in running:
                 task.cancel()
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        outputs = self._graph.steps[self._running.pop(task)].outputs
+        try:
+            answer = task.result()
+        finally:
+            del task  # It has the error, whose traceback has this frame.
+        self._add({tensor: answer[name] for name, tensor in outputs.items()})
 
     def _add(self, tensors: Inputs) -> None:
         """These are there now: start what has waited for them."""
@@ -165,7 +171,7 @@ def check_steps(steps: Sequence[Step], signature: Signature, keys: Keys) -> None
     if not steps:
         raise ValueError(f"{keys.step}: expected at least one step, got none")
     given = {spec.name: f"input '{spec.name}' of the ensemble" for spec in signature.inputs}
-    for kind, specs in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+    for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
         if not specs:
             raise ValueError(f"{kind}: expected at least one, got none")
     for at, step in enumerate(steps):

@@ -47,7 +47,8 @@ class Model:
     max_batch_size: int = 0
     """Largest first dim of the inputs, for every signature; 0: there is no batch dimension to check."""
     instances: int = 1
-    """How many threads call `infer` at the same time (plain functions and generators)."""
+    """How many threads call `infer` at the same time (plain functions and generators); with `execution` "process",
+    how many processes there are."""
     max_queue_size: int | None = None
     """Requests that may wait; None: the server's `max_queue_size`."""
     dynamic_batching: DynamicBatching | None = None

@@ -37,6 +37,8 @@ BUDGET, FULL_BUDGET = 0.1, 256.0
 PATIENCE = 5
 """After so many trials in vain the budget shrinks no more."""
 TRIAL_BATCHES = FEWEST_PAIRS * (SETTLE_BATCHES + SLOT_BATCHES)
+GRANT_BATCHES = 10 * TRIAL_BATCHES
+"""Between two changes of the load that are answered with a trial at once."""
 MARGIN = 0.95
 """Of the objective, what is aimed at."""
 LATENCIES = 1000
@@ -96,6 +98,7 @@ class DelayTuner:
         self._back_offs = 0
         self._next = 0
         self._budget = FULL_BUDGET
+        self._ungranted = 0
         self._in_vain = 0
         """Trials since the last one that changed something, or since the load has changed."""
         self._load = 0.0
@@ -129,33 +132,37 @@ class DelayTuner:
     def _no_lateness(self) -> Lateness:
         return Lateness(self._objective * MARGIN)
 
-    def _peak(self) -> int:
-        return max(self._in_flight)
+    def _company(self) -> int:
+        """Rows that can be in a batch."""
+        return min(max(self._in_flight), self._max_batch_size)
 
     def _longest(self) -> float:
         """The longest delay that may pay."""
-        whole = self._cost.of(min(self._peak(), self._max_batch_size))
-        return min(self._cost.fixed + whole, self._objective * MARGIN)
+        return min(self._cost.fixed + self._cost.of(self._company()), self._objective * MARGIN)
 
     def _apply(self) -> None:
         trial = self._trial
         setting = trial.other if trial is not None and trial.on_other else self._setting
-        if setting.wait:
-            self.size = max(1, min(ceil(setting.company * self._peak()), self._max_batch_size))
-            self.delay = setting.wait * self._longest()
+        size = min(ceil(setting.company * max(self._in_flight)), self._max_batch_size)
+        if setting.wait and size > 1:
+            self.size, self.delay = size, setting.wait * self._longest()
         else:
             self.size, self.delay = 1, 0.0
 
     def _follow_load(self, in_flight: int) -> None:
         """Look for another load: it makes everything worth another trial."""
         self._batches += 1
+        self._ungranted += 1
         self._load += max(1 / self._batches, 1 / PEAK_BATCHES) * (in_flight - self._load)
         if self._batches < 2 * PEAK_BATCHES:
             return
         self._load_before = self._load_before or self._load
-        if not 0.5 < self._load / self._load_before < 2:
+        # A few more or less are chance.
+        if not 0.5 < (self._load + 4) / (self._load_before + 4) < 2:
             self._late_anyway = False
-            self._budget = max(self._budget, TRIAL_BATCHES)
+            if self._ungranted >= GRANT_BATCHES:
+                self._ungranted = 0
+                self._budget = max(self._budget, TRIAL_BATCHES)
             self._start_over()
             if self._setting.wait:
                 self._next = -1  # Is the waiting still of use?
@@ -175,17 +182,14 @@ class DelayTuner:
             # It is not the delay's fault: perhaps others are less late.
             self._late_anyway = True
             self._budget = max(self._budget, TRIAL_BATCHES)
-        if (
-            self._budget >= TRIAL_BATCHES
-            and self._batches >= PEAK_BATCHES
-            and self._peak() > 1 < self._max_batch_size
-        ):
+        rested = self._batches >= PEAK_BATCHES and self._budget >= TRIAL_BATCHES
+        if rested and self._company() > 1:
             choices = self._choices()
             self._trial = Trial(choices[self._next % len(choices)], self._objective * MARGIN)
             self._next += 1
 
     def _choices(self) -> Sequence[Setting]:
-        """The neighbours of the setting."""
+        """What is tried next, in turn: other shares of the rows, delays near by, and none."""
         wait, company = self._setting.wait, self._setting.company
         if not wait:
             return FIRST_CHOICES
@@ -200,11 +204,13 @@ class DelayTuner:
         else:
             self._lateness.add(latencies)
         trial.add(now, rows, latencies)
+        late = self._lateness.violated
+        if self._company() == 1 or (late and self._setting.wait and not self._late_anyway):
+            self._trial = None  # There is nobody left to wait for, or no time.
+            return
         verdict = trial.verdict
-        if trial.lateness.violated and not self._late_anyway and not self._lateness.violated:
+        if trial.lateness.violated and not self._late_anyway and not late:
             verdict = -1.0
-        if self._peak() == 1:  # There is nobody left to wait for.
-            verdict = 0.0
         if verdict is None:
             return
         self._trial = None

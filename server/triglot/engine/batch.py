@@ -48,16 +48,19 @@ class Member(Protocol):
 
 
 class Owner(Protocol):
-    """Whom a batch comes back to: `waiting` on a thread, the others on the loop."""
+    """Whom a batch comes back to: `others` on a thread, the rest on the loop."""
 
-    def waiting(self) -> int:
-        """Requests that wait."""
+    def others(self, members: int) -> int:
+        """Requests that wait or run besides the members of this batch."""
+
+    def came_back(self, members: int) -> None:
+        """A batch of so many has its outcomes."""
 
     def deliver(self, work: Execution) -> None:
         """Its outcome may leave."""
 
-    def executed(self, members: Sequence[Member], rows: int, seconds: float, ended: float, waiting: int) -> None:
-        """These ran together until `ended`, of `time.perf_counter`; so many requests waited then."""
+    def executed(self, members: Sequence[Member], rows: int, seconds: float, ended: float, others: int) -> None:
+        """These ran together until `ended`, of `time.perf_counter`; so many others waited or ran then."""
 
 
 class Batch:
@@ -75,10 +78,10 @@ class Batch:
         "_joinable",
         "_joining",
         "_members",
+        "_others",
         "_owner",
         "_padded",
         "_running",
-        "_waiting",
     )
     delivers = True
 
@@ -99,7 +102,7 @@ class Batch:
         self._counts: list[int] = []  # Rows of each that runs.
         self._padded = 0  # Rows of the joined inputs; 0: nothing was joined.
         self._began = self._ended = 0.0
-        self._waiting = 0
+        self._others = 0
 
     @property
     def abandoned(self) -> bool:
@@ -191,15 +194,16 @@ class Batch:
 
     def _end(self) -> None:
         self._ended = time.perf_counter()
-        self._waiting = self._owner.waiting()
+        self._others = self._owner.others(len(self._members))
         for member in self._running:
             member.end()
 
     def deliver(self) -> None:
         """On the loop."""
+        self._owner.came_back(len(self._members))
         if self._running:
             rows, seconds = sum(self._counts) or len(self._running), self._ended - self._began
-            self._owner.executed(self._running, rows, seconds, self._ended, self._waiting)
+            self._owner.executed(self._running, rows, seconds, self._ended, self._others)
         for member in self._members:
             if isinstance(member, Execution):
                 if not self._began:

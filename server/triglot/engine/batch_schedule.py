@@ -84,6 +84,7 @@ class BatchSchedule(ABC):
         self._wholes: dict[Execution, Whole] = {}
         self._growing: Growing | None = None
         self._has_grown = False
+        self._came_back = 0
 
     @property
     def limit(self) -> int:
@@ -137,7 +138,7 @@ class BatchSchedule(ABC):
     def discard(self, work: Work) -> bool:
         """Take `work` out again, for nobody waits for it; False when an instance has it already."""
         if self._order is not None and isinstance(work, Execution):
-            self._order.done(work)
+            self._order.give_up(work)
         whole = self._wholes.pop(work, None) if isinstance(work, Execution) else None
         if whole is not None:
             return sum(map(self._room.discard, whole.parts)) == len(whole.parts)
@@ -173,17 +174,20 @@ class BatchSchedule(ABC):
         """What was taken, as work."""
         if taken.refused:
             return Refusal([(work, expired()) for work in taken.refused], self)
-        first = taken.works[0]
-        if isinstance(first, InstanceExecution) or (isinstance(first, Stream) and not taken.joinable):
-            return first
+        if not taken.batched:
+            return taken.works[0]
         members = [work for work in taken.works if isinstance(work, Execution | Stream)]
         return Batch(members, taken.joinable, self._joining, buffers, self)
 
     # --- what comes back, on the loop ---
 
-    def waiting(self) -> int:
-        """Requests that wait, for a thread that has just executed some."""
-        return len(self._room)
+    def others(self, members: int) -> int:
+        """Requests that wait or run, but for so many. On any thread."""
+        return len(self._room) + self._room.batched - self._came_back - members
+
+    def came_back(self, members: int) -> None:
+        """A batch of so many has its outcomes."""
+        self._came_back += members
 
     def deliver(self, work: Execution) -> None:
         """Its outcome may leave, in its turn."""
@@ -198,11 +202,11 @@ class BatchSchedule(ABC):
                 self._room.discard(part)
         self.deliver(whole.execution)
 
-    def executed(self, members: Sequence[Member], rows: int, seconds: float, ended: float, waiting: int) -> None:
-        """These ran together until `ended`, of `time.perf_counter`; so many requests waited then."""
+    def executed(self, members: Sequence[Member], rows: int, seconds: float, ended: float, others: int) -> None:
+        """These ran together until `ended`, of `time.perf_counter`; so many others waited or ran then."""
         if self._tuner is not None:
             latencies = [ended - one.queued for one in members if not one.call.cancelled]
             try:
-                self._tuner.observe(ended, rows, seconds, latencies, waiting)
+                self._tuner.observe(ended, rows, seconds, latencies, others)
             except Exception:  # The members wait for their answers.
                 log.exception("the adaptive mode failed; it goes on with what it chose last")

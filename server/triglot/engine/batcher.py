@@ -28,8 +28,8 @@ def _no_more(_: int) -> None:
 class Batcher(BatchSchedule):
     """A `Schedule` that gives each instance a batch. Raises as `BatchSchedule`.
 
-    `defer` runs a function a little later on the loop, `later` in so many seconds. `grow` is told how many more instances would have had
-    something to do.
+    `defer` runs a function a little later on the loop, `later` in so many seconds. `grow` is told how many more
+    instances would have had something to do.
     """
 
     def __init__(

@@ -46,7 +46,8 @@ class Kinds:
         if not self.max_rows or (batching.signatures and call.signature_name not in batching.signatures):
             return 1, None
         if self._model.infer_batch is not None:
-            return self._listed(inputs), (call.signature_name,)
+            # A call with a message names no signature.
+            return self._listed(inputs), (None if self._model.any_tensors else call.signature_name,)
         try:
             rows = rows_of(inputs)
         except NoBatchDim as error:
@@ -57,7 +58,9 @@ class Kinds:
             raise InvalidArgument(f"Task size {rows} is larger than maximum input batch size {self.max_request}")
         if not 0 < rows <= self.max_request or call.exchange is not None:
             return rows, None
-        layout = layout_of(inputs, any_lengths=batching.pad_variable_lengths)
+        # Parts of one request are not padded to the lengths of others: their outputs must fit together.
+        any_lengths = batching.pad_variable_lengths and rows <= self.max_rows
+        layout = layout_of(inputs, any_lengths=any_lengths)
         if call.parameters and self._by_parameters:
             return rows, (call.signature_name, layout, _own_parameters(call))
         return rows, (call.signature_name, layout)

@@ -20,7 +20,7 @@ from triglot.core.signature import default_of, signatures_of
 from triglot.core.types import Call
 from triglot.engine.admission import Admission, Gate, refusals
 from triglot.engine.deadline import BEFORE_START, WHILE_RUNNING, WHILE_WAITING, EachInTime, in_time
-from triglot.engine.declarations import check_declarations, function_of, takes_call
+from triglot.engine.declarations import check_declarations, function_of, looks_at_call
 from triglot.engine.hosted import HostedModel
 from triglot.engine.instance import Instance
 from triglot.engine.loop_batcher import LoopBatcher
@@ -80,7 +80,7 @@ class Servable:
         joins = model.dynamic_batching is not None and not self.decoupled
         self._direct = self.on_loop and not joins
         """Whether a request is a coroutine that runs at once, for itself."""
-        self._joins_streams = joins and (self.on_loop or not takes_call(infer))
+        self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
         """Whether a stream of one answer is a request like others, since the model cannot send more."""
         self._schedule: Schedule = (
             LoopBatcher(model, self._limit, self._loop, self.function, self._explain)

@@ -59,12 +59,14 @@ class Level(Lane):
 class Taken:
     """What an idle instance gets: refused requests, or a batch of `works`, or until when it is to wait.
 
-    None of the three: nothing waits. `joinable`: the works have the same layout.
+    None of the three: nothing waits. `joinable`: the works have the same layout. `batched`: they are a batch, if only
+    of one, and do not run by themselves.
     """
 
     refused: list[Execution | Stream] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
     joinable: bool = False
+    batched: bool = False
     wait: Wait | None = None
 
 
@@ -88,6 +90,7 @@ class WaitingRoom:
         self._places_of_gone = 0
         self._rows_came = self._rows_given_up = self._rows_left = 0
         self._closed_for: dict[Reason, int] = {}
+        self.batched = 0
         self._requests = self._rows = self._timeouts = self._timeouts_on_loop = 0
 
     def __len__(self) -> int:
@@ -254,13 +257,17 @@ class WaitingRoom:
 
     def _run(self, run: Run, taken: Taken) -> None:
         taken.joinable = run.members[0].key is not None
+        rows = []
         for one in run.members:
             work = self._claim(one)
             if work is not None:
                 taken.works.append(work)
-                self._rows += one.rows
-        if taken.works:
+                rows.append(one.rows)
+        if taken.works and not isinstance(taken.works[0], InstanceExecution):  # Warm-ups are not counted.
+            taken.batched = taken.joinable or isinstance(taken.works[0], Execution)
+            self.batched += len(taken.works) if taken.batched else 0
             self._requests += len(taken.works)
+            self._rows += sum(rows)
             self._closed_for[run.reason] = self._closed_for.get(run.reason, 0) + 1
 
     def _claim(self, one: Waiting) -> Work | None:

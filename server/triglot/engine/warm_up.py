@@ -21,6 +21,7 @@ from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InputTensor, Reach, no_models
 from triglot.core.validation import bind_inputs, bind_outputs
 from triglot.core.warm_up_inputs import configured_inputs, example_inputs
+from triglot.engine.hosted import HostedModel
 from triglot.engine.servable import Servable, is_cancelled
 from triglot.engine.work import Function, Inputs
 
@@ -46,6 +47,8 @@ async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = (), re
                 await runner.run(sample)
             except ServingError as error:
                 raise ModelLoadError(f"{servable}: {sample.name}: {error.message}", error.code) from error
+    if isinstance(servable.model, HostedModel):
+        servable.model.warm_up = partial(runner.run_again, _samples(servable, requests))
 
 
 # --- what is run ---
@@ -114,6 +117,13 @@ class _Runner:
                 await self._on_loop(inputs)
             else:
                 await self._servable.on_every_instance(inputs, self._on_instance, self._explain)
+
+    def run_again(self, samples: Sequence[_Sample], function: Function) -> None:
+        """On any thread, once the version serves: all of it on one instance, which `function` calls."""
+        for sample in samples:
+            inputs = sample.bind(self._servable)
+            for _ in range(sample.count):
+                self._on_instance(function, inputs, Call())
 
     def _on_instance(self, function: Function, inputs: Inputs, call: Call) -> None:
         """On an instance's thread."""

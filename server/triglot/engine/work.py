@@ -225,10 +225,10 @@ class Stream:
 
     def skip(self) -> bool:
         """On the thread of a batch: whether it is not to run; then it has its error."""
-        self.error = reason_to_skip(self.call)
-        if self.error is not None:
-            self._finish(self.error)
-        return self.error is not None
+        error = reason_to_skip(self.call)
+        if error is not None:
+            self._finish(error)
+        return error is not None
 
     def start(self, batch_size: int) -> None:
         """On the thread of a batch: it runs, with so many requests in all."""
@@ -237,9 +237,12 @@ class Stream:
     def end(self) -> None:
         """On the thread of a batch: it has run; `result`, if there is one, is its last answer."""
         self.call.ended()
-        if self.error is None and self.result is not None:
-            self._put(self.result)
-        self._finish(self.error)
+        # The frames that raise the error have this: it must not have the error.
+        result, self.result = self.result, None
+        error, self.error = self.error, None
+        if error is None and result is not None:
+            self._put(result)
+        self._finish(error)
 
     def refuse(self, error: ServingError) -> None:
         """On the loop: it is not going to run."""

@@ -79,7 +79,8 @@ class Dependents:
             check_steps(steps, servable.signature, keys)
         except ValueError as error:
             raise _wrong(files, error) from None
-        await self._do.bring(name, {step.model for step in steps})
+        await self._do.bring(name, list(dict.fromkeys(step.model for step in steps)))
+        self._tries[name, servable.version] = _Try(steps, _files(self._served(steps)))
         await self._wait(name, files, steps, pass_on, is_wanted)
         served = self._served(steps)
         self._tries[name, servable.version] = _Try(steps, _files(served))
@@ -107,18 +108,19 @@ class Dependents:
         pass_on: Callable[[], None],
         is_wanted: Callable[[], bool],
     ) -> None:
+        self._waiting[name] = {step.model for step in steps}
         try:
-            while pending := {step.model for step in steps if self._is_pending(step)}:
-                if not is_wanted():
-                    raise ModelLoadError(f"{files.file}: it is not wanted any more")
-                self._waiting[name] = pending
+            while is_wanted():
                 if circle := self._circle(name):
                     raise ModelLoadError(
-                        f"{files.file}: ensembles that are made of each other: {' -> '.join(circle)}",
+                        f"{_source(files)}: ensembles that are made of each other: {' -> '.join(circle)}",
                         Code.INVALID_ARGUMENT,
                     )
+                if not any(map(self._is_pending, steps)):
+                    return
                 pass_on()
                 await self._news.wait()
+            raise ModelLoadError(f"{files.file}: it is not wanted any more")
         finally:
             self._waiting.pop(name, None)
 
@@ -129,18 +131,26 @@ class Dependents:
         return wanted and registry.serving(step.model, step.version) is None
 
     def _circle(self, name: str) -> list[str]:
-        """The ensembles that wait for each other in a row, from this one to itself; empty when there are none."""
+        """The ensembles that are made of each other in a row, from this one to itself; empty without such."""
         paths = [[name]]
         seen: set[str] = set()
         while paths:
             path = paths.pop()
-            for other in sorted(self._waiting.get(path[-1], ())):
+            for other in sorted(self._parts(path[-1])):
                 if other == name:
                     return [*path, name]
                 if other not in seen:
                     seen.add(other)
                     paths.append([*path, other])
         return []
+
+    def _parts(self, name: str) -> set[str]:
+        """What an ensemble that waits, or else serves, is made of."""
+        if name in self._waiting:
+            return self._waiting[name]
+        served = self._registry.serving(name)
+        model = None if served is None or served.servable is None else served.servable.model
+        return {step.model for step in model.steps} if isinstance(model, Ensemble) else set()
 
     def _served(self, steps: Sequence[Step]) -> Served:
         return [self._registry.serving(step.model, step.version) for step in steps]
@@ -165,10 +175,13 @@ class Dependents:
         news.set()
 
     def changed(self, name: str) -> None:
-        """A version of this model has begun or ceased to serve, perhaps: look at what is made of it."""
+        """A version of this model has begun or ceased to serve, perhaps: look at what is made of it.
+
+        And at itself: what it is made of may have changed after its last look, while it was warmed up.
+        """
         self.wake()
         for ensemble in sorted(self._names):
-            if ensemble != name and any(step.model == name for step in self._steps(ensemble)):
+            if ensemble == name or any(step.model == name for step in self._steps(ensemble)):
                 self._look_at(ensemble)
 
     def _look_at(self, name: str) -> None:

@@ -14,6 +14,7 @@ from triglot.core.errors import Code, ModelLoadError, NeedsProcess, ServingError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.engine.hosted import HostedModel
+from triglot.engine.processes.process import ModelFailure
 from triglot.engine.processes.remote_model import Loading, RemoteModel
 from triglot.engine.servable import Servable
 from triglot.repository.source import ModelFiles
@@ -145,8 +146,8 @@ def own_error(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
     """What the version's own code has raised, and did not word for us: its trace from there on."""
     worded = (ModelLoadError, ServingError)
     cause = next((one for one in _chain(error, lambda one: one.__cause__) if not isinstance(one, worded)), None)
-    if cause is None:
-        return None
+    if cause is None or isinstance(cause, ModelFailure):
+        return cause
     folder, trace = (files.folder or files.file.parent).absolute(), cause.__traceback__
     while trace is not None and not Path(trace.tb_frame.f_code.co_filename).absolute().is_relative_to(folder):
         trace = trace.tb_next

@@ -157,17 +157,21 @@ class Looks(Reconciler):
 
     async def _bring(self, name: str, parts: Collection[str]) -> None:
         """As somebody who asks for an ensemble asks for what it is made of (spec 3.9)."""
-        missing = {part for part in parts if name in self._asked and not self.is_wanted(part)}
+        missing = [
+            part
+            for part in parts
+            if name in self._asked and part not in self._workers and self.serving(part) is None
+        ]
         if not missing:
             return
         async with self._looking:
             others = {key: versions for key, versions in self._wanted.items() if key not in missing}
             look = await self._look(self._roots, missing.__contains__, others)
             self._told.tell(look, missing.__contains__, others=False)
-            found = {part for part in missing if not why_not(part, look, self._roots)}
+            found = [part for part in missing if not why_not(part, look, self._roots)]
             for part in found:
                 self.retry(part)
-            self._asked |= found
-            self._along |= found
+            self._asked.update(found)
+            self._along.update(part for part in found if not self.is_wanted(part))
             self.want({**self._wanted, **{part: look.wanted[part] for part in found}})
             self._note(look, found.__contains__)

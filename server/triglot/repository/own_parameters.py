@@ -22,7 +22,8 @@ _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 class OwnParameters:
     """What they say: as what the instances run, "" where nothing is said, and on which CPUs.
 
-    `hang_seconds`: the model's. `latency_objective`: seconds in which 99 % of the requests are to be answered; the batcher finds its delay.
+    `latency_objective`: seconds in which 99 % of the requests are to be answered; the batcher finds its delay.
+    `hang_seconds`: the model's.
     """
 
     execution: str = ""

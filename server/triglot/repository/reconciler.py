@@ -61,7 +61,7 @@ class Reconciler(Registry):
         adapt: Adapt | None = None,
     ) -> None:
         super().__init__(labels_before_load=labels_before_load, may_be_empty=may_be_empty)
-        self._loader = Loader(load, warm, max_queue_size, lambda: self.on_change(), adapt)
+        self._loader = Loader(load, warm, max_queue_size, self._announce, adapt)
         self._skip_missing_dependencies = skip_missing_dependencies
         self.load_timeout = load_timeout
         self._drain_seconds = drain_seconds
@@ -83,6 +83,9 @@ class Reconciler(Registry):
                 again=self._start,
             ),
         )
+
+    def _announce(self) -> None:
+        self.on_change()  # Whoever is told of changes may come later.
 
     def want(self, wanted: Wanted) -> None:
         """As `Registry.want`, and start what follows from it. What is closed wants nothing."""

@@ -65,6 +65,10 @@ class Registry:
         serving = [version.servable for _, version in entries if version.state is State.READY]
         return [servable for servable in serving if servable is not None] + self.leaving(name)
 
+    def all_in_memory(self) -> list[Servable]:
+        """As `in_memory`, of all models."""
+        return [servable for name in self._versions for servable in self.in_memory(name)]
+
     def leaving(self, name: str) -> list[Servable]:
         """What takes no new calls and is still there, the newest first: for sequences that go on in it."""
         return self._leaving.get(name, [])[::-1]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 from triglot.core.types import InferenceRequest
 from triglot.engine.servable import Servable
 from triglot.repository.registry import Registry
+
+log = logging.getLogger(__name__)
 
 
 class SequenceRoutes:
@@ -30,3 +35,16 @@ class SequenceRoutes:
         for other in self._registry.leaving(servable.name):
             if other is not servable and other.sequences is not None:
                 other.sequences.end(sequence_id)
+
+    async def ended(self, at_most: float) -> None:
+        """Wait until no sequence lives any more, `at_most` seconds."""
+        all_of_them = [one.sequences for one in self._registry.all_in_memory() if one.sequences is not None]
+        waiting = [asyncio.ensure_future(one.empty.wait()) for one in all_of_them if not one.empty.is_set()]
+        if not waiting:
+            return
+        log.info("%d models have sequences that may end within %.0f s", len(waiting), at_most)
+        try:
+            await asyncio.wait(waiting, timeout=at_most)
+        finally:
+            for one in waiting:
+                one.cancel()

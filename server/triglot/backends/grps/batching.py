@@ -1,4 +1,4 @@
-"""Dynamic batching of a grps project's model (grps 6.5).
+"""Dynamic batching of a model inside a DAG of several (grps 6.5); that of a model alone is the server's own.
 
 Strategy: there is no thread of its own. The first request opens a batch and leads it: its thread waits until the
 batch is full or the window ends, and then runs it for all. A full batch is closed at once, so the next request
@@ -14,11 +14,11 @@ from copy import copy
 from typing import Any
 
 from triglot.backends.grps.context import GrpsContext
-from triglot.core.errors import Cancelled, DeadlineExceeded, ServingError
+from triglot.core.errors import Cancelled, ServingError
 from triglot.core.types import Call
 
-Run = Callable[[list[Any], list[GrpsContext]], Any]
-"""Messages and contexts in; a sequence with an output for each out. It may be shorter, and None is none at all."""
+Run = Callable[[list[Any], list[GrpsContext]], list[Any]]
+"""Messages and contexts in, an output for each out."""
 Explain = Callable[[BaseException], ServingError]
 """What the callers are told of an exception of the project's code."""
 
@@ -26,7 +26,7 @@ Explain = Callable[[BaseException], ServingError]
 def reason_to_skip(call: Call, awaited: str) -> ServingError:
     """Why nobody waits any more for a call that waited for `awaited`."""
     if call.expired:
-        return DeadlineExceeded(f"the deadline passed while the request waited for {awaited}")
+        return call.overdue(f"while the request waited for {awaited}")
     return Cancelled(f"the caller left while the request waited for {awaited}")
 
 
@@ -111,10 +111,7 @@ class DynamicBatcher:
                 call.batch_size = len(members)
         try:
             outputs = self._run([member.message for member in members], [member.context for member in members])
-            outputs = () if outputs is None else tuple(outputs)
-            if len(outputs) > len(members):
-                raise ValueError(f"the batch has {len(outputs)} outputs, expected {len(members)}, one per request")
-            for member, output in zip(members, outputs, strict=False):
+            for member, output in zip(members, outputs, strict=True):
                 member.output = output
         except BaseException as error:  # Whatever it is, the others must not wait for ever.
             failure = self._explain(error)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from copy import copy
 from typing import Any
 
 from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.messages import NOT_A_MESSAGE, as_ours, is_message, parsed
 from triglot.backends.grps.runner import Failures, ModelRunner, Pool, run_in_sequence
+from triglot.backends.grps.settings import Batching
 from triglot.backends.grps.tensors import arrays_of, message_of
-from triglot.core.errors import Code, Internal
+from triglot.core.errors import Code, Internal, ServingError
 from triglot.core.model import Model
+from triglot.core.scheduling import LONGEST_SECONDS, DynamicBatching
 from triglot.core.tensor import Array
 from triglot.core.types import Call
 
@@ -55,27 +58,37 @@ class GrpsModel(Model):
         `call.exchange.http_response`. Raises a `ServingError` of code INTERNAL for what the project's code raises
         or reports, and `InvalidArgument` for a request that is no message.
         """
-        exchange = call.exchange
-        with self._pool.slot(call):
-            message = message_of(inputs, self._model_id) if exchange is None else parsed(exchange.message)
+        with self._pool.slots([call]) as [skipped]:
+            if skipped is not None:
+                raise skipped
+            message = self._message(inputs, call)
             context = GrpsContext.of(call)
             with closing(context):
                 answer = self._run(message, context)
-            if context.has_err():
-                log.error("%s: the project's code says: %s", self._model_id or "the DAG", context.get_err_msg())
-            if exchange is not None and exchange.http is not None:
-                exchange.http_response = context.response
-                call.outcome = _outcome(context)
-                return None
-            if context.finished:
-                return None
-            if context.has_err():
-                raise Internal(str(context.get_err_msg()))
-            if exchange is not None and exchange.streaming:
-                return None
-            if not is_message(answer):
-                raise Internal(NOT_A_MESSAGE)
-            return answer.SerializeToString() if exchange is not None else arrays_of(as_ours(answer))
+            return self._answer(answer, context, call)
+
+    def _message(self, inputs: Mapping[str, Array], call: Call) -> Any:
+        exchange = call.exchange
+        return message_of(inputs, self._model_id) if exchange is None else parsed(exchange.message)
+
+    def _answer(self, answer: Any, context: GrpsContext, call: Call) -> Any:
+        """What the call is answered with. Raises as `infer`."""
+        exchange = call.exchange
+        if context.has_err():
+            log.error("%s: the project's code says: %s", self._model_id or "the DAG", context.get_err_msg())
+        if exchange is not None and exchange.http is not None:
+            exchange.http_response = context.response
+            call.outcome = _outcome(context)
+            return None
+        if context.finished:
+            return None
+        if context.has_err():
+            raise Internal(str(context.get_err_msg()))
+        if exchange is not None and exchange.streaming:
+            return None
+        if not is_message(answer):
+            raise Internal(NOT_A_MESSAGE)
+        return answer.SerializeToString() if exchange is not None else arrays_of(as_ours(answer))
 
     def _run(self, message: Any, context: GrpsContext) -> Any:
         try:
@@ -90,6 +103,59 @@ class GrpsModel(Model):
         """Gives up its part of the project."""
         self._runners = ()
         self._release()
+
+
+class BatchedGrpsModel(GrpsModel):
+    """One model of a project that is batched: the server hands it the requests of a batch together (grps 6.5).
+
+    Inside a DAG of several models batches are formed there: see `DynamicBatcher`.
+    """
+
+    def __init__(self, runner: ModelRunner, batching: Batching, *said: Any) -> None:
+        super().__init__([runner], *said)
+        # Each request of a batch takes one of the pool's places.
+        size = min(batching.max_batch_size, self._pool.size)
+        delay = min(batching.timeout_us / 1e6, LONGEST_SECONDS)
+        self.dynamic_batching = DynamicBatching(max_batch_size=size, max_queue_delay=delay)
+
+    def infer(self, inputs: Mapping[str, Array], call: Call) -> Any:
+        """A batch of one."""
+        [answer] = self.infer_batch([inputs], [call])
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def infer_batch(self, inputs: Sequence[Mapping[str, Array]], calls: Sequence[Call]) -> list[Any]:
+        """As `infer`, for several calls at once: what each is answered with, or its error."""
+        with self._pool.slots(calls) as skipped, ExitStack() as stack:
+            answers: list[Any] = list(skipped)
+            messages: dict[int, Any] = {}
+            contexts: dict[int, GrpsContext] = {}
+            for at in [at for at, reason in enumerate(skipped) if reason is None]:
+                try:
+                    messages[at] = self._message(inputs[at], calls[at])
+                    contexts[at] = stack.enter_context(closing(GrpsContext.of(calls[at])))
+                except Exception as error:  # The others know nothing of it.
+                    answers[at] = error.with_traceback(None)  # Its frames hold what holds it.
+            outputs = (
+                self._run_batch([messages[at] for at in contexts], list(contexts.values())) if contexts else []
+            )
+            for (at, context), output in zip(contexts.items(), outputs, strict=True):
+                try:
+                    failed = isinstance(output, ServingError)
+                    answers[at] = output if failed else self._answer(output, context, calls[at])
+                except Exception as error:
+                    answers[at] = error.with_traceback(None)
+            return answers
+
+    def _run_batch(self, messages: list[Any], contexts: list[GrpsContext]) -> list[Any]:
+        """What the model makes of each message, or the error that all of them share."""
+        try:
+            return self._runners[0].run_batch(messages, contexts)
+        except BaseException as error:
+            failure = self._failures.explain(error)
+            # An exception belongs to one request: each gets its own.
+            return [None if context.finished else copy(failure) for context in contexts]
 
 
 def _outcome(context: GrpsContext) -> Code:

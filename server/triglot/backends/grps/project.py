@@ -11,7 +11,7 @@ from typing import Any
 from triglot.backends.grps.components import Components
 from triglot.backends.grps.executor import Executor
 from triglot.backends.grps.http_values import require_flask
-from triglot.backends.grps.model import GrpsModel
+from triglot.backends.grps.model import BatchedGrpsModel, GrpsModel
 from triglot.backends.grps.names import ImportNames
 from triglot.backends.grps.runner import Failures, ModelRunner, Pool
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings
@@ -88,7 +88,10 @@ class GrpsProject:
             except BaseException:
                 self._release()
                 raise
-            return GrpsModel(runners, model_id, description, self._pool, self._failures, self._release)
+            said = (model_id, description, self._pool, self._failures, self._release)
+            if len(runners) == 1 and (batching := runners[0].batching) is not None:
+                return BatchedGrpsModel(runners[0], batching, *said)
+            return GrpsModel(runners, *said)
 
     def _release(self) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from triglot.backends.grps.batching import DynamicBatcher, reason_to_skip
 from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.settings import Batching
-from triglot.core.errors import DeadlineExceeded, Internal, ServingError
+from triglot.core.errors import Internal, ServingError
 from triglot.core.monitor import Monitor
 from triglot.core.types import Call
 
@@ -23,27 +24,58 @@ OOM_TEXTS = ("CUDA out of memory", "OOM")
 
 
 class Pool:
-    """Lets `size` requests run at a time, over all models of a project (grps 5.1, `max_concurrency`)."""
+    """Lets `size` requests run at a time, over all models of a project, those first that came first (grps 5.1,
+    `max_concurrency`)."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._slots = threading.BoundedSemaphore(size)
+        self._free = size
+        self._turns: deque[object] = deque()
+        self._changed = threading.Condition()
 
     @contextmanager
-    def slot(self, call: Call) -> Iterator[None]:
-        """Wait for a turn and keep it. Raises `DeadlineExceeded` or `Cancelled` when nobody waits any more."""
-        call.batch_size = 0
+    def slots(self, calls: Sequence[Call]) -> Iterator[list[ServingError | None]]:
+        """Wait until all of these requests, `size` at most, may run, and let them.
+
+        Yields for each why it is not to run, if so: nobody waits for it any more.
+        """
+        for call in calls:
+            call.batch_size = 0
         since = time.perf_counter()
-        if not self._slots.acquire(timeout=call.remaining):
-            raise DeadlineExceeded("the deadline passed while the request waited for its turn")
+        held = self._take(calls)
         try:
-            if call.cancelled:
-                raise reason_to_skip(call, "its turn")
-            call.waited(since)
-            call.batch_size = 1
-            yield
+            skipped = [reason_to_skip(call, "its turn") if call.cancelled else None for call in calls]
+            running = [call for call, reason in zip(calls, skipped, strict=True) if reason is None]
+            for call in running:
+                call.waited(since)
+                call.batch_size = len(running)
+            yield skipped
         finally:
-            self._slots.release()
+            with self._changed:
+                self._free += held
+                self._changed.notify_all()
+
+    def _take(self, calls: Sequence[Call]) -> int:
+        """Wait for as many slots as there are calls; 0 once nobody waits for any of these."""
+        turn = object()
+        with self._changed:
+            self._turns.append(turn)
+            try:
+                while self._turns[0] is not turn or self._free < len(calls):
+                    if all(call.cancelled for call in calls):
+                        return 0
+                    self._changed.wait(_longest(calls))
+                self._free -= len(calls)
+                return len(calls)
+            finally:
+                self._turns.remove(turn)
+                self._changed.notify_all()
+
+
+def _longest(calls: Sequence[Call]) -> float | None:
+    """Seconds until the last deadline; None when there is none."""
+    remaining = [seconds for call in calls if (seconds := call.remaining) is not None]
+    return max(remaining) if len(remaining) == len(calls) else None
 
 
 class Failures:
@@ -69,17 +101,18 @@ class ModelRunner:
     def __init__(self, inferer: Any, converter: Any, batching: Batching | None, failures: Failures) -> None:
         self._inferer = inferer
         self._converter = converter
+        self.batching = batching
         self._batcher = (
-            DynamicBatcher(batching.max_batch_size, batching.timeout_us, self._run_batch, failures.explain)
+            DynamicBatcher(batching.max_batch_size, batching.timeout_us, self.run_batch, failures.explain)
             if batching is not None
             else None
         )
 
     def run(self, message: Any, context: GrpsContext) -> Any:
         """What the model makes of a GrpsMessage; None once the context has an error."""
-        context.enter(self._inferer, self._converter)
         if self._batcher is not None:
             return self._batcher.infer(message, context)
+        context.enter(self._inferer, self._converter)
         if self._converter is None:
             return self._inferer.infer(message, context)
         inp = self._converter.preprocess(message, context)
@@ -88,8 +121,21 @@ class ModelRunner:
         out = self._inferer.infer(inp, context)
         return None if context.has_err() else self._converter.postprocess(out, context)
 
-    def _run_batch(self, messages: list[Any], contexts: list[GrpsContext]) -> Any:
-        """The outputs for some messages; an error of some contexts keeps none of the others from running."""
+    def run_batch(self, messages: list[Any], contexts: list[GrpsContext]) -> list[Any]:
+        """An output for each message, None where the model has none.
+
+        An error of some contexts keeps none of the others from running. Raises what the project's code raises, and
+        `ValueError` for more outputs than messages.
+        """
+        for context in contexts:
+            context.enter(self._inferer, self._converter)
+        outputs = self._outputs(messages, contexts)
+        outputs = [] if outputs is None else list(outputs)
+        if len(outputs) > len(messages):
+            raise ValueError(f"the batch has {len(outputs)} outputs, expected {len(messages)}, one per request")
+        return [*outputs, *[None] * (len(messages) - len(outputs))]
+
+    def _outputs(self, messages: list[Any], contexts: list[GrpsContext]) -> Any:
         if self._converter is None:
             return self._inferer.batch_infer(messages, contexts)
         inp = self._converter.batch_preprocess(messages, contexts)

@@ -8,9 +8,9 @@ region. Regions that have not been used for a while give their memory back, and 
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+if sys.platform != "win32":
+    import fcntl
 
 from triglot.core.tensor import (
     DATATYPES,
@@ -39,6 +42,8 @@ ALIGNMENT = 64
 LEAST_REGION = 64 * 1024
 COPIED = 16 * 1024
 """Tensors of one frame that are copied out: fewer bytes than a region's books cost."""
+MOST_HELD = 16
+"""Regions that are read at the same time; each has a file descriptor. Of any more the tensors are copied out."""
 IDLE_SECONDS = 10.0
 """After which a region gives back its memory."""
 
@@ -208,7 +213,7 @@ class Mirror:
             raise FrameError(f"tensors of {end} bytes do not lie in a region of {len(memory)}")
         # One for each frame: all arrays that are made of it, and what is made of these, hold it.
         base: Array
-        if end <= COPIED:
+        if end <= COPIED or self._holds_many():
             self._released.append(number)
             base = np.frombuffer(memory[:end], np.uint8)
         else:
@@ -216,11 +221,24 @@ class Mirror:
             self._held.append((number, weakref.ref(base)))
         return {place.name: _array(base, place) for place in places}
 
+    def _holds_many(self) -> bool:
+        if len(self._held) >= MOST_HELD:
+            self._look()
+        return len(self._held) >= MOST_HELD
+
+    def _look(self) -> None:
+        """See which regions nobody reads any more."""
+        held = []
+        for number, base in self._held:
+            if base() is None:
+                self._released.append(number)
+            else:
+                held.append((number, base))
+        self._held = held
+
     def released(self) -> tuple[int, ...]:
         """The regions that have become free since this was asked last."""
-        if self._held:
-            self._released += [number for number, base in self._held if base() is None]
-            self._held = [(number, base) for number, base in self._held if base() is not None]
+        self._look()
         released, self._released = tuple(self._released), []
         return released
 

@@ -129,8 +129,7 @@ class Worker:
             fields = {"message": text, "missing": isinstance(error, MissingDependency)}
             if isinstance(error, ModelLoadError):
                 fields["code"] = int(error.code)
-            cause = error.__cause__ if isinstance(error, ModelLoadError) else error
-            if cause is not None:
+            if (cause := _own_error(error, file.parent)) is not None:
                 fields |= _failure(cause)
             self._channel.send(Kind.UNLOADABLE, text=dumps(fields))
             return None
@@ -232,6 +231,17 @@ def _failure(error: BaseException) -> dict[str, Any]:
         return error_fields(error)
     trace = "".join(traceback.format_exception(error))
     return {"kind": type(error).__name__, "text": str(error)[:MAX_TRACE], "trace": trace[-MAX_TRACE:]}
+
+
+def _own_error(error: BaseException, folder: Path) -> BaseException | None:
+    """What the model's own code has raised, and did not word for us: its trace from there on."""
+    cause: BaseException | None = error
+    while isinstance(cause, ModelLoadError | ServingError):
+        cause = cause.__cause__
+    trace = None if cause is None else cause.__traceback__
+    while trace is not None and not Path(trace.tb_frame.f_code.co_filename).is_relative_to(folder):
+        trace = trace.tb_next
+    return None if cause is None or trace is None else cause.with_traceback(trace)
 
 
 def _load_function(path: str) -> Callable[[str, Path, InstanceConfig], Model]:

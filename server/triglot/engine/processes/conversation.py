@@ -9,7 +9,18 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequen
 from functools import partial
 from typing import Any
 
-from triglot.core.errors import Code, Internal, ServingError, Unavailable
+from triglot.core.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ServingError,
+    Unavailable,
+    Unimplemented,
+)
 from triglot.core.scheduling import PLAIN, Scheduling
 from triglot.core.types import Call, ModelCall
 from triglot.engine.processes.arena import Placed
@@ -213,11 +224,27 @@ def call_fields(call: Call) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
+_CLASSES: Mapping[Code, type[ServingError]] = {
+    kind.code: kind
+    for kind in (
+        Cancelled,
+        DeadlineExceeded,
+        FailedPrecondition,
+        Internal,
+        InvalidArgument,
+        NotFound,
+        Unavailable,
+        Unimplemented,
+    )
+}
+
+
 def error_fields(error: ServingError) -> dict[str, Any]:
     """An error that a client may read, to be handed over."""
     return {"code": int(error.code), "message": error.message, "retry_after": error.retry_after}
 
 
 def error_of(fields: Mapping[str, Any]) -> ServingError:
-    """The error again; its class is the general one."""
-    return ServingError(fields["message"], code=Code(fields["code"]), retry_after=fields["retry_after"])
+    """The error again, of the class that its code usually has."""
+    code = Code(fields["code"])
+    return _CLASSES.get(code, ServingError)(fields["message"], code=code, retry_after=fields["retry_after"])

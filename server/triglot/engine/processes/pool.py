@@ -33,6 +33,8 @@ class Pool:
     def __init__(self, program: Program, care: Care = CARE) -> None:
         self.program = program
         self.changed: Callable[[], object] = lambda: None
+        self.warm: Callable[[Process], object] = lambda _: None
+        """Runs on each process that replaces another, before it is called. What it raises is a failure to load."""
         self.hang_seconds = 0.0
         self.sticky = False
         """Whether each thread that calls has a process of its own."""
@@ -104,9 +106,12 @@ class Pool:
         if self._closed:
             process.kill("was given up")
 
-    def _loaded(self, place: Place, process: Process) -> dict[str, Any]:
+    def _loaded(
+        self, place: Place, process: Process, warm: Callable[[Process], object] = lambda _: None
+    ) -> dict[str, Any]:
         try:
             declared = process.load(self.program)
+            warm(process)
         except BaseException:
             process.kill("could not load its model")
             with self._free:
@@ -227,8 +232,8 @@ class Pool:
     def _lose(self, process: Process) -> None:
         """On any thread: it is not called any more, and will be replaced."""
         with self._free:
-            place = self._places[process.number]
-            if place.process is not process:
+            place = next((one for one in self._places if one.process is process), None)
+            if place is None:
                 return
             place.process = None
             self._gone.append(process)
@@ -240,7 +245,8 @@ class Pool:
                 place.lost_in_a_row = 0
             delay = self._delay(place)
             self._restarts["hung" if process.hung else "ended"] += 1
-        log.error("%s %s; it is replaced in %.1f s", process, process.lost, delay)
+        # As texts: what keeps the record must not keep the process.
+        log.error("%s %s; it is replaced in %.1f s", str(process), process.lost, delay)
         if none_left:
             self.changed()
 
@@ -262,11 +268,11 @@ class Pool:
 
     def _load_again(self, place: Place, process: Process) -> None:
         try:
-            self._loaded(place, process)
+            self._loaded(place, process, self.warm)
         except Exception as error:
             self._not_replaced(place, error)
         else:
-            log.info("%s takes the place of the one that was lost", process)
+            log.info("%s takes the place of the one that was lost", str(process))
 
     def _not_replaced(self, place: Place, error: Exception) -> None:
         with self._free:
@@ -280,7 +286,7 @@ class Pool:
             self.program.name,
             place.number,
             delay,
-            error,
+            str(error),
         )
 
     # --- the end ---

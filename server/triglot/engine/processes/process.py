@@ -42,7 +42,7 @@ class ModelFailure(Exception):
     """What a model's code has raised in its process; the trace there is its cause."""
 
 
-class _Trace(Exception):
+class ModelTrace(Exception):
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
@@ -291,7 +291,7 @@ def _spawned(name: str, end: int, page: int) -> subprocess.Popen[bytes]:
         log: int = 2
     except OSError:
         log = subprocess.DEVNULL
-    program = _PROGRAM.format(path=sys.path)
+    program = _PROGRAM.format(path=[str(path) for path in sys.path])
     return subprocess.Popen(
         [sys.executable, "-c", program, str(end), str(page), str(os.getpid()), name],
         stdin=subprocess.DEVNULL,
@@ -327,5 +327,5 @@ def _cause(fields: Mapping[str, Any]) -> Exception | None:
     if "kind" not in fields:
         return None
     failure: Exception = type(fields["kind"], (ModelFailure,), {})(fields["text"])
-    failure.__cause__ = _Trace(fields["trace"])
+    failure.__cause__ = ModelTrace(fields["trace"])
     return failure

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import socket
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +15,11 @@ from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.core.readings import Reading
 from triglot.core.types import Call
-from triglot.engine.hosted import HostedModel
+from triglot.engine.hosted import HostedModel, not_at_all
 from triglot.engine.processes.care import CARE, Care
 from triglot.engine.processes.pool import Pool
-from triglot.engine.processes.process import NotBegun, Program
-from triglot.engine.work import Inputs
+from triglot.engine.processes.process import NotBegun, Process, Program
+from triglot.engine.work import Function, Inputs
 
 
 class RemoteModel(HostedModel):
@@ -36,10 +38,17 @@ class RemoteModel(HostedModel):
         pool.sticky = self.sequence_batching is not None
         pool.hang_seconds = self.hang_seconds
         pool.changed = self._changed
+        pool.warm = self._warm
         pool.grow(self.instances)
 
     def _changed(self) -> None:
         self.on_change()
+
+    def _warm(self, process: Process) -> None:
+        self.warm_up(self._run_on(process))
+
+    def _run_on(self, process: Process) -> Function:
+        return process.run
 
     def infer(self, inputs: Inputs, call: Call) -> Any:
         """What the model answers. Raises `Unavailable` when its process is lost, and what the model raises."""
@@ -60,6 +69,7 @@ class RemoteModel(HostedModel):
     def close(self) -> None:
         """Have each process close the model and end; blocks for as long."""
         self._pool.close()
+        self.warm_up = not_at_all  # Of whom it is would be kept.
 
     def readings(self) -> Iterator[Reading]:
         """As `Pool.readings`."""
@@ -76,6 +86,9 @@ class DecoupledRemoteModel(RemoteModel):
                 yield from process.stream(inputs, call)
                 return
 
+    def _run_on(self, process: Process) -> Function:
+        return process.stream
+
 
 class Loading:
     """Loads a model into processes of its own; `give_up` ends that, on any thread."""
@@ -88,6 +101,8 @@ class Loading:
 
     def __call__(self, name: str, backend: str, file: Path, config: ModelConfig) -> RemoteModel:
         """The model, with one process; `name` is what messages call it. Raises `ModelLoadError`."""
+        if not hasattr(socket, "send_fds"):
+            raise ModelLoadError(f"{file}: execution: expected 'thread' on {sys.platform}, got 'process'")
         program = Program(name, self._path(file), backend, file, config)
         pool = self._pool = Pool(program, self._care)
         if self._given_up:

@@ -62,7 +62,8 @@ def _plain_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _plain_array(value: Any) -> dict[str, Any]:
     array = np.asarray(value)
-    raw = base64.b64encode(bytes(raw_buffer(array))).decode()
+    data = raw_buffer(array)
+    raw = base64.b64encode(data.tobytes() if isinstance(data, np.ndarray) else data).decode()
     return {_TAG: "array", "datatype": datatype_of(array), "shape": array.shape, "of": raw}
 
 

@@ -15,7 +15,7 @@ from triglot.core.tensor import Array
 from triglot.core.types import BatchCall, Call
 from triglot.engine.batch import own_copy
 from triglot.engine.buffers import Buffers
-from triglot.engine.joining import layout_of, split
+from triglot.engine.joining import split
 from triglot.engine.sequences.controls import ControlTensors
 from triglot.engine.sequences.request import SequenceRequest
 from triglot.engine.sequences.states import StateTensors, joined
@@ -58,9 +58,9 @@ class Tensors:
             )
         self.controls.check(sequence_id)
 
-    def shapes(self, inputs: Inputs) -> object:
+    def key(self, request: SequenceRequest) -> object:
         """What is the same for requests that can be in one batch."""
-        return layout_of(inputs) if self.batched else None
+        return request.shapes, self.states.shapes(request.run.states)
 
     def inputs(self, rows: Rows, buffers: Buffers) -> dict[str, Array]:
         """The model's inputs for these rows, of which one at least has a request."""

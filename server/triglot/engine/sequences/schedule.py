@@ -15,6 +15,7 @@ from triglot.core.errors import InvalidArgument, QueueFull, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.engine.buffers import Buffers
+from triglot.engine.joining import layout_of
 from triglot.engine.queue import RETRY_AFTER_SECONDS
 from triglot.engine.sequences.batch import SequenceBatch, Tensors
 from triglot.engine.sequences.request import SequenceRequest, SequenceWork
@@ -64,8 +65,12 @@ class SequenceSchedule:
         self.lease: AbstractContextManager[object] = nullcontext()
         self.binding = asyncio.Lock()
         """Held while a request's inputs are looked at: requests come here in the order in which they came in."""
+        self.empty = asyncio.Event()
+        """Set while no sequence lives."""
+        self.empty.set()
         self._tensors = Tensors.of(model)
-        self._strategy = strategy_of(model, alone=self._tensors.decoupled or not self._tensors.batched)
+        alone = self._tensors.decoupled or not self._tensors.batched
+        self._strategy = strategy_of(model, self._tensors.key, alone=alone)
         self._table = SequenceTable(
             instances=model.instances, rows=self._strategy.rows, max_idle=batching.max_idle
         )
@@ -100,7 +105,8 @@ class SequenceSchedule:
             raise Unavailable("the model was unloaded")
         if len(self) >= self.limit:
             raise QueueFull(
-                f"Exceeds maximum queue size: {self.limit} requests wait", retry_after=RETRY_AFTER_SECONDS
+                f"Exceeds maximum queue size: {self.limit} requests wait, as many as max_queue_size allows",
+                retry_after=RETRY_AFTER_SECONDS,
             )
         if isinstance(work, InstanceExecution):
             self._each.append(self._tensors.completed(work))
@@ -119,7 +125,7 @@ class SequenceSchedule:
                 "correlation ID"
             )
         self._tensors.check(inputs, scheduling.sequence_id, call.model_name)
-        shapes = self._tensors.shapes(inputs)
+        shapes = layout_of(inputs)
         with self._lock:
             request = self._table.add(work, scheduling, inputs, shapes, self._clock())
             self._requests[work] = request
@@ -194,6 +200,10 @@ class SequenceSchedule:
         while self._leases > live:
             self._leases -= 1
             self.lease.__exit__(None, None, None)
+        if not live:
+            self.empty.set()
+        elif self.empty.is_set():
+            self.empty.clear()
         if self._closed and not live:
             self.lease = nullcontext()  # As in `close`.
         with self._lock:

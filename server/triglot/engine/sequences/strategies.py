@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from triglot.core.model import Model
@@ -26,21 +26,28 @@ class Strategy(Protocol):
         """
 
 
-def strategy_of(model: Model, *, alone: bool) -> Strategy:
+Key = Callable[[SequenceRequest], object]
+"""What is the same for the requests of a batch."""
+
+
+def strategy_of(model: Model, key: Key, *, alone: bool) -> Strategy:
     """The model's strategy; `alone`: each request is executed alone."""
     batching = model.sequence_batching
     if batching is None:
         raise ValueError("sequence_batching: expected a SequenceBatching, got None")
     rows = max(1, model.max_batch_size)
     if isinstance(batching.strategy, OldestStrategy):
-        return Oldest(batching.strategy, 1 if alone else rows, batching.strategy.max_candidate_sequences or rows)
-    return Alone(rows) if alone else Direct(batching.strategy, rows)
+        candidates = batching.strategy.max_candidate_sequences or rows
+        return Alone(candidates) if alone else Oldest(batching.strategy, key, rows, candidates)
+    return Alone(rows) if alone else Direct(batching.strategy, key, rows)
 
 
-def alike(heads: Sequence[SequenceRequest]) -> list[SequenceRequest]:
+def _alike(heads: Sequence[SequenceRequest], key: Key) -> list[SequenceRequest]:
     """The first, and those that can be in a batch with it."""
-    key: Hashable = heads[0].shapes
-    return [head for head in heads if head.shapes == key]
+    if len(heads) == 1:
+        return list(heads)
+    first = key(heads[0])
+    return [head for head in heads if key(head) == first]
 
 
 class Alone:
@@ -60,14 +67,15 @@ class Direct:
     The delay is for batches that use less than `minimum_slot_utilization` of the rows.
     """
 
-    def __init__(self, strategy: DirectStrategy, rows: int) -> None:
+    def __init__(self, strategy: DirectStrategy, key: Key, rows: int) -> None:
         self.rows = rows
+        self._key = key
         self._enough = rows * strategy.minimum_slot_utilization
         self._delay = strategy.max_queue_delay if strategy.minimum_slot_utilization else 0.0
 
     def choose(self, heads: Sequence[SequenceRequest], now: float) -> Rows | float:
         """See `Strategy`."""
-        chosen = alike(heads)
+        chosen = _alike(heads, self._key)
         left = heads[0].arrived + self._delay - now
         if self._delay and len(chosen) < self._enough and left > 0:
             return left
@@ -78,15 +86,16 @@ class Direct:
 class Oldest:
     """The oldest requests, one of each sequence, as in dynamic batching (spec 5.1)."""
 
-    def __init__(self, strategy: OldestStrategy, most: int, rows: int) -> None:
+    def __init__(self, strategy: OldestStrategy, key: Key, most: int, rows: int) -> None:
         self.rows = rows
+        self._key = key
         self._most = most
         self._preferred = [size for size in strategy.preferred_sizes if size <= most]
         self._delay = strategy.max_queue_delay
 
     def choose(self, heads: Sequence[SequenceRequest], now: float) -> Rows | float:
         """See `Strategy`."""
-        chosen = alike(heads)[: self._most]
+        chosen = _alike(heads, self._key)[: self._most]
         reached = [size for size in self._preferred if size <= len(chosen)]
         left = heads[0].arrived + self._delay - now
         if left <= 0 or len(chosen) == self._most or not self._delay:

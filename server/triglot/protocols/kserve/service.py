@@ -22,7 +22,12 @@ from triglot.version import __version__
 SERVICE = "inference.GRPCInferenceService"
 PROTOCOL = "kserve"
 RepositoryChange = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
-EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "parameters",
+    "model_repository",
+    "model_repository(unload_dependents)",
+)
 CONFIG = "config"
 FILE_PREFIX = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"

@@ -105,19 +105,23 @@ class InferStream:
         except Exception as error:
             request = request or identify(data)
             call.model_name = request.model_name
-            failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
-            code = failure.code
+            code = outcome(error)
             await asyncio.shield(my_turn)
-            if not self._end_on_error or failure.code in _VALIDATION:
-                await self._send(StreamError(request, failure), observed)
-            else:
-                await self._answers.put(failure)
+            await self._tell(error, request, observed)
         except BaseException as error:
             code = outcome(error)
             raise
         finally:
             observed.end(code)
         _pass_on(next_turn)
+
+    async def _tell(self, error: Exception, request: InferenceRequest, observed: Observation) -> None:
+        # A function of its own: a frame that the error came through would keep it, and it the frame.
+        failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
+        if not self._end_on_error or failure.code in _VALIDATION:
+            await self._send(StreamError(request, failure), observed)
+        else:
+            await self._answers.put(failure)
 
     async def _answer_decoupled(self, request: InferenceRequest, call: Call, observed: Observation) -> None:
         async with aclosing(self._dataplane.infer_stream(request, call)) as responses:

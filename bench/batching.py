@@ -1,0 +1,280 @@
+"""What batching gives a model that costs a + b·n per batch, and how near the adaptive mode is to the best setting.
+
+From the repository's root: `python -m bench.batching --help`. Each setting is a model of its own, and all of them
+are loaded in turn, round by round: first over gRPC, where the server's front end is part of what is measured and
+may well be the limit, then in this process straight on the engine, without any protocol.
+"""
+
+import argparse
+import asyncio
+import gc
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bench import affine, report, servers
+from bench.affine import Batching
+from bench.measure import Round, Subject, call_once, load
+from bench.payloads import grpc_exchange, tensor
+from bench.scenarios import Scenario
+from bench.tally import BenchError
+from triglot.core.types import Call
+from triglot.engine.servable import Servable
+
+ELEMENTS = 16
+OBJECTIVE = 0.1
+"""Seconds: the adaptive mode's p99."""
+DELAYS = (0.001, 0.002, 0.005)
+UNBATCHED = Batching("unbatched", on=False)
+AT_ONCE = Batching("delay 0")
+ADAPTIVE = Batching("adaptive", objective=OBJECTIVE)
+COLUMNS = (
+    "setting",
+    "calls/s",
+    "x unbatched",
+    "(min-max)",
+    "p50 ms",
+    "p99 ms",
+    "CPU µs/call",
+    "x unbatched",
+    "client busy",
+)
+LEGEND = """\
+Medians over rounds; the settings are loaded in turn, one at a time, round by round. "x unbatched" is the median of
+the rounds' own ratios to the first line (and, in brackets, their range). CPU covers user and kernel time: of the
+server over gRPC, of the whole process on the engine. "client busy" is the share of one core that the load client
+used. "delay d, size n": an idle instance waits for d, or until there are n rows. The adaptive mode is told its
+objective alone, and has had its time to learn before the first round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the person who started the bench chose."""
+
+    rounds: int
+    seconds: float
+    learn: float
+    """Seconds under load that the adaptive mode gets before the first round."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """The rounds of one setting."""
+
+    batching: Batching
+    rounds: list[Round] = field(default_factory=list)
+
+
+def settings(in_flight: int) -> list[Batching]:
+    """What is compared with so many calls in flight; one in flight has nothing to wait for."""
+    if in_flight == 1:
+        return [UNBATCHED, AT_ONCE, Batching("delay 5 ms", delay=0.005), ADAPTIVE]
+    sizes = (in_flight // 2, in_flight)
+    by_hand = [
+        Batching(f"delay {delay * 1e3:g} ms, size {size}", delay=delay, sizes=(size,))
+        for delay in DELAYS
+        for size in sizes
+    ]
+    return [UNBATCHED, AT_ONCE, *by_hand, ADAPTIVE]
+
+
+def _settle(batching: Batching, plan: Plan) -> float:
+    return plan.learn if batching == ADAPTIVE else min(0.5, plan.seconds)
+
+
+# --- over gRPC ---
+
+
+@contextmanager
+def _serving(batchings: Sequence[Batching], core: int | None) -> Iterator[list[Subject]]:
+    """A server with one model for each."""
+    values = tensor(1, ELEMENTS)
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
+        folder = Path(name)
+        for number, batching in enumerate(batchings):
+            affine.write(folder / "models" / f"model_{number}", batching)
+        grpc_port, rest_port = servers.free_port(), servers.free_port()
+        command = [sys.executable, "-m", "triglot", "serve", str(folder / "models")]
+        command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
+        with servers.started(
+            "triglot",
+            command,
+            lambda: servers.answers_ready(rest_port),
+            core=core,
+            log=folder / "log",
+            environment={},
+        ) as server:
+            subjects = [
+                Subject(batching.name, server, grpc_port, grpc_exchange(f"model_{number}", values))
+                for number, batching in enumerate(batchings)
+            ]
+            try:
+                yield subjects
+            except (BenchError, OSError) as error:
+                raise BenchError(f"{error}\n{server.tail()}") from error
+
+
+def over_grpc(in_flight: int, plan: Plan, core: int | None) -> list[Measured]:
+    """One server, all settings, one call after the other on each of `in_flight` streams."""
+    measured = [Measured(batching) for batching in settings(in_flight)]
+    scenario = Scenario("batching", ELEMENTS, in_flight, grpc_exchange, (), ())
+    with _serving([one.batching for one in measured], core) as subjects:
+        for subject in subjects:
+            subject.expected = call_once(scenario, subject)
+
+        async def rounds() -> None:
+            for one, subject in zip(measured, subjects, strict=True):
+                await load(scenario, subject, _settle(one.batching, plan), 0.1)
+            for _ in range(plan.rounds):
+                for one, subject in zip(measured, subjects, strict=True):
+                    one.rounds.append(await load(scenario, subject, min(0.5, plan.seconds), plan.seconds))
+
+        asyncio.run(rounds())
+    return measured
+
+
+# --- on the engine ---
+
+
+async def _load_engine(servable: Servable, in_flight: int, seconds: float) -> Round:
+    """So many tasks that ask again and again."""
+    inputs = {"x": tensor(1, ELEMENTS)}
+    latencies: list[float] = []
+    clock = time.perf_counter
+    end = clock() + seconds
+
+    async def client() -> None:
+        while (started := clock()) < end:
+            with servable:
+                await servable.infer(inputs, Call())
+            latencies.append(clock() - started)
+
+    gc.collect()
+    gc.disable()
+    try:
+        began, cpu = clock(), time.process_time()
+        await asyncio.gather(*[client() for _ in range(in_flight)])
+        took, cpu = clock() - began, time.process_time() - cpu
+    finally:
+        gc.enable()
+    p50, p99 = np.percentile(latencies, (50, 99))
+    return Round(len(latencies) / took, float(p50), float(p99), cpu / len(latencies), 0.0, None)
+
+
+async def _on_engine(measured: Sequence[Measured], in_flight: int, plan: Plan) -> None:
+    servables = [
+        Servable(one.batching.name, 1, affine.model(one.batching), max_queue_size=2 * in_flight)
+        for one in measured
+    ]
+    try:
+        for one, servable in zip(measured, servables, strict=True):
+            await _load_engine(servable, in_flight, _settle(one.batching, plan))
+        for _ in range(plan.rounds):
+            for one, servable in zip(measured, servables, strict=True):
+                await _load_engine(servable, in_flight, min(0.2, plan.seconds))
+                one.rounds.append(await _load_engine(servable, in_flight, plan.seconds))
+    finally:
+        for servable in servables:
+            await servable.close()
+
+
+def on_engine(in_flight: int, plan: Plan) -> list[Measured]:
+    """The same settings without a server: what batching itself gives."""
+    measured = [Measured(batching) for batching in settings(in_flight)]
+    asyncio.run(_on_engine(measured, in_flight, plan))
+    return measured
+
+
+# --- what is printed ---
+
+
+def ratio(mine: Measured, other: Measured) -> float:
+    """Throughput, median of the rounds' own ratios."""
+    pairs = zip(mine.rounds, other.rounds, strict=True)
+    return statistics.median(one.rate / another.rate for one, another in pairs)
+
+
+def _row(one: Measured, first: Measured) -> list[str]:
+    pairs = list(zip(one.rounds, first.rounds, strict=True))
+    rates = [mine.rate / its.rate for mine, its in pairs]
+    costs = [mine.cpu / its.cpu for mine, its in pairs if mine.cpu is not None and its.cpu]
+    cpu = [mine.cpu for mine in one.rounds if mine.cpu is not None]
+    busy = statistics.median(mine.client_busy for mine in one.rounds)
+    return [
+        one.batching.name,
+        f"{statistics.median(mine.rate for mine in one.rounds):,.0f}",
+        f"{statistics.median(rates):.2f}",
+        f"({min(rates):.2f}-{max(rates):.2f})",
+        f"{statistics.median(mine.p50 for mine in one.rounds) * 1e3:.3g}",
+        f"{statistics.median(mine.p99 for mine in one.rounds) * 1e3:.3g}",
+        f"{statistics.median(cpu) * 1e6:,.0f}" if cpu else "n/a",
+        f"{statistics.median(costs):.2f}" if costs else "n/a",
+        f"{busy:.0%}{' !' if busy > report.CLIENT_BOUND else ''}" if busy else "n/a",
+    ]
+
+
+def lines(measured: Sequence[Measured]) -> Iterator[str]:
+    """The table of one load, and what it comes to."""
+    first, adaptive = measured[0], measured[-1]
+    yield report.plain(COLUMNS, [_row(one, first) for one in measured])
+    others = [one for one in measured if one.batching.on and not one.batching.objective]
+    best = max(others, key=lambda one: statistics.median(mine.rate for mine in one.rounds))
+    if len(measured) > len(settings(1)):
+        yield f"batched / unbatched: {ratio(best, first):.1f} with {best.batching.name}, goal 8"
+        yield f"adaptive / unbatched: {ratio(adaptive, first):.1f}, goal 8"
+        yield f"adaptive / the best by hand: {ratio(adaptive, best):.2f}, goal 0.90"
+    else:
+        for one in (measured[1], adaptive):
+            p50s = zip(one.rounds, first.rounds, strict=True)
+            more = statistics.median(mine.p50 - its.p50 for mine, its in p50s)
+            yield f"alone, {one.batching.name}: p50 {more * 1e6:+,.0f} µs against unbatched, goal: no delay"
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.batching", description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per setting (default: %(default)s)")
+    parser.add_argument(
+        "--learn", type=float, default=8.0, help="seconds that the adaptive mode may learn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--in-flight", type=int, nargs="+", default=[1, 64, 256], help="calls in flight (default: 1 64 256)"
+    )
+    parser.add_argument("--only", choices=["grpc", "engine"], help="one of the two")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 when something went wrong."""
+    arguments = parse(words)
+    plan = Plan(arguments.rounds, arguments.seconds, arguments.learn)
+    cores = servers.choose_cores()
+    servers.pin(cores.client)
+    what = f"a model that sleeps {affine.A * 1e3:g} ms + {affine.B * 1e3:g} ms·n for n rows of {ELEMENTS} FP32, "
+    what += f"1 instance, max_batch_size {affine.MAX_BATCH_SIZE}; adaptive: p99 within {OBJECTIVE * 1e3:g} ms"
+    described = f"{plan.rounds} rounds of {plan.seconds:g} s"
+    print(*report.machine(), what, described, sep="\n", flush=True)
+    try:
+        for in_flight in arguments.in_flight:
+            if arguments.only != "engine":
+                print(f"\nover gRPC, {in_flight} in flight; {cores.note}")
+                print(*lines(over_grpc(in_flight, plan, cores.server)), sep="\n", flush=True)
+            if arguments.only != "grpc":
+                print(f"\non the engine, {in_flight} in flight; everything on one core")
+                print(*lines(on_engine(in_flight, plan)), sep="\n", flush=True)
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"\n{LEGEND}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

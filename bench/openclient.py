@@ -1,0 +1,95 @@
+"""An open-loop gRPC load client: calls start when they are due, whatever has become of the ones before."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from random import Random
+
+from bench.h2client import H2Connection
+from bench.tally import BenchError
+
+
+@dataclass(slots=True)
+class Ended:
+    """The latencies, in seconds from when a call was due: of the expected answers, and of the errors."""
+
+    good: list[float] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    """From the first call until the last answer."""
+    latest: float = 0.0
+    """How much later than due a call was sent at most: the client's own share of a latency."""
+
+
+class OpenConnection(H2Connection):
+    """One connection. An error has no data before its trailers; which one it is, the server's metrics say."""
+
+    def __init__(self, path: str, message: bytes, authority: str, reply: bytes) -> None:
+        super().__init__(path, message, 0, authority)
+        self.ended = Ended()
+        self.failure = ""
+        self.over = asyncio.Event()
+        """No call is open, or none will ever be answered."""
+        self._reply_size = len(reply) + 5
+
+    def send(self, due: float) -> None:
+        """Start a call that was due then."""
+        self.over.clear()
+        number = self.next_stream
+        self._start()
+        self.calls[number].started = due
+        self.ended.latest = max(self.ended.latest, time.perf_counter() - due)
+        self._flush()
+
+    def _finish(self, stream: int) -> None:
+        call = self.calls.pop(stream, None)
+        if call is None:
+            return
+        latency = time.perf_counter() - call.started
+        if call.received == self._reply_size:
+            self.ended.good.append(latency)
+        elif not call.received:
+            self.ended.refused.append(latency)
+        else:
+            self._abort(f"a reply of {call.received} bytes in place of {self._reply_size}")
+        if not self.calls:
+            self.over.set()
+
+    def _abort(self, text: str) -> None:
+        self.failure = self.failure or text
+        self.over.set()
+        super()._abort(text)
+
+
+async def connect(port: int, path: str, message: bytes, reply: bytes) -> OpenConnection:
+    """A connection to a local server; `reply` is a good answer."""
+    _, connection = await asyncio.get_running_loop().create_connection(
+        lambda: OpenConnection(path, message, f"127.0.0.1:{port}", reply), "127.0.0.1", port
+    )
+    async with asyncio.timeout(10):
+        await connection.ready
+    return connection
+
+
+async def offer(connection: OpenConnection, rate: float, seconds: float, patience: float = 30.0) -> Ended:
+    """So many calls a second, at random instants; waits for the last answers.
+
+    Raises `BenchError` for a connection that breaks, and for calls without an answer.
+    """
+    random = Random(1)
+    began = due = time.perf_counter()
+    end = due + seconds
+    while due < end and not connection.failure:
+        while due <= min(time.perf_counter(), end):
+            connection.send(due)
+            due += random.expovariate(rate)
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+    try:
+        async with asyncio.timeout(patience):
+            await connection.over.wait()
+    except TimeoutError:
+        raise BenchError(f"{len(connection.calls)} calls without an answer for {patience:.0f} s") from None
+    if connection.failure:
+        raise BenchError(connection.failure)
+    connection.ended.seconds = time.perf_counter() - began
+    return connection.ended

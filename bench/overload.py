@@ -1,0 +1,282 @@
+"""What a server does that is offered several times what its model can do.
+
+From the repository's root: `python -m bench.overload --help`. The capacity is measured before and after, with as
+many calls in flight as fill the batches. Between the two, calls come at random instants over gRPC, whatever has
+become of the ones before, so the queue is full all the time; others ask for the server's health and metadata.
+"""
+
+import argparse
+import asyncio
+import http.client
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from bench import affine, h2client, openclient, report, servers
+from bench.affine import Batching
+from bench.payloads import Exchange, framed, grpc_exchange, tensor
+from bench.tally import BenchError, drive
+from triglot.pb.kserve import inference_pb2 as pb
+
+MODEL = "busy"
+PROBES = 20.0
+"""Of each kind, a second."""
+SAMPLES = 6
+"""How often the resident size is looked at."""
+REQUESTS = re.compile(r'triglot_requests_total\{.*code="(\w+)".*method="ModelInfer".*\} (\S+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the person who started the bench chose."""
+
+    seconds: float
+    times: float
+    """How many times its capacity the server is offered."""
+    fixed: float
+    per_row: float
+    max_batch_size: int
+    queue: int
+
+
+@dataclass(slots=True)
+class Result:
+    """Of one run."""
+
+    capacity: tuple[float, float]
+    """Calls a second, before and after."""
+    offered: float
+    ended: openclient.Ended
+    probes: dict[str, list[float]] = field(default_factory=dict)
+    resident: list[int | None] = field(default_factory=list)
+    codes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def goodput(self) -> float:
+        return len(self.ended.good) / self.ended.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The server, and where it listens."""
+
+    server: servers.Server
+    grpc_port: int
+    rest_port: int
+
+    def codes(self) -> Counter[str]:
+        """How many calls of ModelInfer have ended with which code."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.rest_port, timeout=10)
+        try:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        return Counter({code: int(float(value)) for code, value in REQUESTS.findall(text)})
+
+
+@contextmanager
+def _serving(plan: Plan, core: int | None) -> Iterator[Serving]:
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
+        folder = Path(name)
+        affine.write(
+            folder / "models" / MODEL,
+            Batching("delay 0"),
+            fixed=plan.fixed,
+            per_row=plan.per_row,
+            max_batch_size=plan.max_batch_size,
+            max_queue_size=plan.queue,
+        )
+        grpc_port, rest_port = servers.free_port(), servers.free_port()
+        command = [sys.executable, "-m", "triglot", "serve", str(folder / "models")]
+        command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
+        with servers.started(
+            "triglot",
+            command,
+            lambda: servers.answers_ready(rest_port),
+            core=core,
+            log=folder / "log",
+            environment={},
+        ) as server:
+            try:
+                yield Serving(server, grpc_port, rest_port)
+            except (BenchError, OSError) as error:
+                raise BenchError(f"{error}\n{server.tail()}") from error
+
+
+async def _capacity(port: int, exchange: Exchange, plan: Plan, seconds: float) -> float:
+    """Calls a second when every batch is full, and none is refused."""
+    in_flight = min(4 * plan.max_batch_size, plan.queue)
+    connections = await h2client.connect(port, exchange.path, exchange.body, in_flight)
+    try:
+        await drive(connections, seconds / 4, framed([exchange.reply]))
+        outcome = await drive(connections, seconds, framed([exchange.reply]))
+    finally:
+        for connection in connections:
+            connection.close()
+        await asyncio.sleep(0)  # lets the transports close their sockets
+    return outcome.calls / outcome.seconds
+
+
+async def _rest_probe(port: int, seconds: float) -> list[float]:
+    """How long REST's readiness takes, on one connection."""
+    latencies: list[float] = []
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    end = time.perf_counter() + seconds
+    try:
+        while (started := time.perf_counter()) < end:
+            writer.write(b"GET /v2/health/ready HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+            await reader.readexactly(int(length[1]) if length else 0)
+            if b" 200 " not in head.partition(b"\r\n")[0]:
+                raise BenchError(f"GET /v2/health/ready answered {head!r}")
+            latencies.append(time.perf_counter() - started)
+            await asyncio.sleep(1 / PROBES)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    return latencies
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A question, and its answer while nothing else goes on."""
+
+    name: str
+    path: str
+    message: bytes
+    reply: bytes
+
+
+def _probes(port: int) -> list[Probe]:
+    asked = (
+        ("gRPC health", "/grpc.health.v1.Health/Check", b""),
+        (
+            "gRPC model metadata",
+            "/inference.GRPCInferenceService/ModelMetadata",
+            pb.ModelMetadataRequest(name=MODEL).SerializeToString(),
+        ),
+    )
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        return [
+            Probe(name, path, message, channel.unary_unary(path)(message, timeout=10))
+            for name, path, message in asked
+        ]
+
+
+async def _grpc_probe(port: int, probe: Probe, seconds: float) -> list[float]:
+    connection = await openclient.connect(port, probe.path, probe.message, probe.reply)
+    try:
+        ended = await openclient.offer(connection, PROBES, seconds)
+    finally:
+        connection.close()
+        await asyncio.sleep(0)
+    if ended.refused:
+        raise BenchError(f"{len(ended.refused)} calls of {probe.path} have failed")
+    return ended.good
+
+
+async def _samples(server: servers.Server, seconds: float) -> list[int | None]:
+    sizes = []
+    for _ in range(SAMPLES):
+        await asyncio.sleep(seconds / SAMPLES)
+        sizes.append(server.resident_bytes())
+    return sizes
+
+
+async def _overload(serving: Serving, exchange: Exchange, probes: Sequence[Probe], plan: Plan) -> Result:
+    port, brief = serving.grpc_port, max(0.2, plan.seconds / 6)
+    before = await _capacity(port, exchange, plan, brief)
+    counted = serving.codes()
+    offered = plan.times * before
+    connection = await openclient.connect(port, exchange.path, exchange.body, exchange.reply)
+    try:
+        ended, resident, rest, answers = await asyncio.gather(
+            openclient.offer(connection, offered, plan.seconds),
+            _samples(serving.server, plan.seconds),
+            _rest_probe(serving.rest_port, plan.seconds),
+            asyncio.gather(*[_grpc_probe(port, probe, plan.seconds) for probe in probes]),
+        )
+    finally:
+        connection.close()
+        await asyncio.sleep(0)
+    codes = serving.codes()
+    codes.subtract(counted)
+    after = await _capacity(port, exchange, plan, brief)
+    latencies = {probe.name: its for probe, its in zip(probes, answers, strict=True)} | {"REST readiness": rest}
+    return Result((before, after), offered, ended, latencies, resident, codes)
+
+
+def measure(plan: Plan, core: int | None) -> Result:
+    """Start a server, and offer it too much."""
+    exchange = grpc_exchange(MODEL, tensor(1, 16))
+    with _serving(plan, core) as serving:
+        return asyncio.run(_overload(serving, exchange, _probes(serving.grpc_port), plan))
+
+
+def _times(latencies: Sequence[float]) -> str:
+    if not latencies:
+        return "none"
+    p50, p99 = np.percentile(latencies, (50, 99)) * 1e3
+    return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, longest {max(latencies) * 1e3:.1f} ms"
+
+
+def lines(result: Result) -> Iterator[str]:
+    """What is printed of a result."""
+    before, after = result.capacity
+    capacity = (before + after) / 2
+    yield f"capacity {before:,.0f} calls/s before, {after:,.0f} after"
+    times = f"{result.offered / capacity:.1f} times the capacity"
+    yield f"offered {result.offered:,.0f} calls/s for {result.ended.seconds:.0f} s, {times}"
+    yield f"goodput {result.goodput:,.0f} calls/s, {result.goodput / capacity:.2f} of the capacity, goal 0.90"
+    yield f"  answered: {_times(result.ended.good)}"
+    yield f"refused {len(result.ended.refused):,}: {_times(result.ended.refused)}, goal 20 ms"
+    yield f"  of this the client's own, at most: {result.ended.latest * 1e3:.1f} ms"
+    counted = ", ".join(f"{number:,} {code}" for code, number in sorted(result.codes.items()) if number)
+    yield f"codes, as the server counts them: {counted}"
+    for name, latencies in result.probes.items():
+        yield f"{name} meanwhile: {_times(latencies)}, goal p99 50 ms"
+    sizes = ", ".join("n/a" if size is None else f"{size / 2**20:.0f}" for size in result.resident)
+    yield f"resident MiB, at {SAMPLES} points: {sizes}"
+
+
+def parse(words: Sequence[str] | None = None) -> Plan:
+    parser = argparse.ArgumentParser(prog="python -m bench.overload", description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=30.0, help="of overload (default: %(default)s)")
+    parser.add_argument("--times", type=float, default=3.0, help="the capacity (default: %(default)s)")
+    parser.add_argument("--fixed", type=float, default=0.01, help="seconds of a batch (default: %(default)s)")
+    parser.add_argument("--per-row", type=float, default=0.0005, help="and of a row (default: %(default)s)")
+    parser.add_argument("--max-batch-size", type=int, default=8, help="(default: %(default)s)")
+    parser.add_argument("--queue", type=int, default=64, help="requests that may wait (default: %(default)s)")
+    given = parser.parse_args(words)
+    return Plan(given.seconds, given.times, given.fixed, given.per_row, given.max_batch_size, given.queue)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 when something went wrong."""
+    plan = parse(words)
+    cores = servers.choose_cores()
+    servers.pin(cores.client)
+    what = f"a model that sleeps {plan.fixed * 1e3:g} ms + {plan.per_row * 1e3:g} ms·n for n rows, 1 instance, "
+    what += f"max_batch_size {plan.max_batch_size}, {plan.queue} requests may wait; {cores.note}"
+    print(*report.machine(), what, "", sep="\n", flush=True)
+    try:
+        print(*lines(measure(plan, cores.server)), sep="\n")
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The benches of scheduling, as short as they can be: that they run and count right, not what they measure."""
+
+import asyncio
+from itertools import count
+
+import grpc
+import pytest
+
+from bench import affine, batching, openclient, overload
+from bench.affine import Batching
+from bench.tally import BenchError
+from bench.test_clients import PATH, Context, grpc_server
+from triglot.core.scheduling import AUTO, DynamicBatching
+
+
+async def _offer(port: int, reply: bytes, patience: float = 10.0) -> openclient.Ended:
+    connection = await openclient.connect(port, PATH, b"x" * 100, reply)
+    try:
+        return await openclient.offer(connection, 500.0, 0.2, patience)
+    finally:
+        connection.close()
+        await asyncio.sleep(0.01)
+
+
+async def test_an_open_loop_tells_answers_from_refusals() -> None:
+    numbers = count(1)
+
+    async def handler(request: bytes, context: Context) -> bytes:
+        if next(numbers) % 3 == 0:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        return request
+
+    async with grpc_server(handler) as port:
+        ended = await _offer(port, b"x" * 100)
+    came = next(numbers) - 1
+    assert len(ended.refused) == came // 3 > 0
+    assert len(ended.good) == came - came // 3
+    assert 0 < min(ended.good + ended.refused) < ended.seconds
+
+
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
+    arrived = asyncio.Semaphore(0)
+    answer = asyncio.Event()
+
+    async def handler(request: bytes, context: Context) -> bytes:
+        arrived.release()
+        await answer.wait()
+        return request
+
+    async with grpc_server(handler) as port:
+        offering = asyncio.ensure_future(_offer(port, b"x" * 100))
+        for _ in range(20):
+            await arrived.acquire()
+        answer.set()
+        assert len((await offering).good) >= 20
+
+
+async def test_an_open_loop_refuses_another_reply() -> None:
+    async def handler(request: bytes, context: Context) -> bytes:
+        return request + b"!"
+
+    async with grpc_server(handler) as port:
+        with pytest.raises(BenchError, match="106 bytes in place of 105"):
+            await _offer(port, b"x" * 100)
+
+
+async def test_an_open_loop_misses_answers() -> None:
+    async def handler(request: bytes, context: Context) -> bytes:
+        await asyncio.sleep(30)
+        return request
+
+    async with grpc_server(handler) as port:
+        with pytest.raises(BenchError, match="calls without an answer"):
+            await _offer(port, b"x" * 100, patience=0.1)
+
+
+@pytest.mark.parametrize(
+    ("one", "wanted"),
+    [
+        (Batching("none", on=False), None),
+        (Batching("by hand", delay=0.002, sizes=(8,)), DynamicBatching((8,), 0.002)),
+        (Batching("adaptive", objective=0.05), DynamicBatching((), AUTO, 0.05)),
+    ],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_served_and_run_alike(one: Batching, wanted: DynamicBatching | None) -> None:
+    assert affine.model(one).dynamic_batching == wanted
+    namespace: dict[str, object] = {}
+    text = affine.MODEL.format(fixed=1, per_row=2, max_batch_size=3, max_queue_size=4, batching=one.source())
+    exec(text, namespace)
+    model = namespace["Model"]
+    assert isinstance(model, type)
+    assert issubclass(model, affine.Affine)
+    assert model.dynamic_batching == wanted
+
+
+PLAN = batching.Plan(rounds=1, seconds=0.05, learn=0.05)
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+@pytest.mark.parametrize("over", ["grpc", "engine"])
+def test_batching(in_flight: int, over: str) -> None:
+    measured = batching.over_grpc(in_flight, PLAN, None) if over == "grpc" else batching.on_engine(in_flight, PLAN)
+    assert [one.batching for one in measured] == batching.settings(in_flight)
+    assert all(one.rounds[0].rate > 0 for one in measured)
+    printed = "\n".join(batching.lines(measured))
+    assert printed.count("goal") == (2 if in_flight == 1 else 3)
+
+
+def test_overload() -> None:
+    plan = overload.parse(["--seconds", "1"])
+    result = overload.measure(plan, None)
+    assert result.codes["OK"] == len(result.ended.good) > 0
+    assert result.codes["RESOURCE_EXHAUSTED"] == len(result.ended.refused) > 0
+    assert set(+result.codes) == {"OK", "RESOURCE_EXHAUSTED"}
+    assert all(result.probes.values())
+    assert len(result.resident) == overload.SAMPLES
+    assert sum("goal" in line for line in overload.lines(result)) == 5
+
+
+async def test_a_silent_port_is_an_error() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        with pytest.raises(BenchError, match="closed the connection"):
+            await openclient.connect(server.sockets[0].getsockname()[1], PATH, b"", b"")

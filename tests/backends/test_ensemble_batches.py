@@ -1,0 +1,77 @@
+"""Ensembles of models that batch: the steps of many requests are executed together, each gets its own rows."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import triglot
+from served_models import SECONDS, Arrays, Function, ensemble, ints, serving, step, until
+from triglot.core.types import Call
+
+BATCHED: dict[str, Any] = {"max_batch_size": 64, "dynamic_batching": triglot.DynamicBatching()}
+
+
+async def test_every_request_gets_its_own_rows() -> None:
+    """Also where a model gives what it took, whose memory is the batch's."""
+    sizes: list[int] = []
+
+    def same(inputs: Arrays, call: Call) -> Any:
+        sizes.append(len(call.members))
+        return {"y": inputs["x"]}
+
+    def more(inputs: Arrays) -> Any:
+        return {"y": inputs["x"] + 1}
+
+    async def ask(at: int) -> None:
+        for turn in range(5):
+            x = ints(*range(100 * at + turn, 100 * at + turn + at % 3 + 1))
+            assert np.array_equal(await served.infer("chain", x), x + 1)
+
+    chain = ensemble(step("same", "x", "m"), step("more", "m", "n"), step("same", "n", "y"), max_batch_size=8)
+    models = {"chain": chain, "same": Function(same, **BATCHED), "more": Function(more, **BATCHED)}
+    async with serving(models) as served:
+        await asyncio.gather(*[ask(at) for at in range(32)])
+        assert max(sizes) > 1
+        await served.is_idle()
+
+
+@pytest.mark.parametrize("leaving", [1, 3])
+async def test_a_batch_calls_another_model(leaving: int) -> None:
+    """On behalf of all of its members: it goes on while one of them waits, and ends with the last of them."""
+    first, gate, begun, inner_gate = (threading.Event() for _ in range(4))
+    calls: list[Call] = []
+
+    def outer(inputs: Arrays, call: Call) -> Any:
+        if len(call.members) == 1:
+            first.set()
+            assert gate.wait(SECONDS)
+            return {"y": inputs["x"]}
+        return call.infer("inner", inputs)
+
+    def inner(inputs: Arrays, call: Call) -> Any:
+        calls.append(call)
+        begun.set()
+        assert inner_gate.wait(SECONDS)
+        return {"y": inputs["x"] * 2}
+
+    async with serving({"outer": Function(outer, **BATCHED), "inner": Function(inner)}) as served:
+        alone = asyncio.create_task(served.infer("outer", ints(1)))
+        await until(first.is_set)
+        members = [asyncio.create_task(served.infer("outer", ints(at))) for at in (2, 3, 4)]
+        await until(lambda: served.server.dataplane.queue_depth() == 3)
+        gate.set()
+        assert (await alone).tolist() == [1]
+        await until(begun.is_set)
+        for member in members[:leaving]:
+            member.cancel()
+        await asyncio.wait(members[:leaving])
+        await until(lambda: calls[0].cancelled is (leaving == 3))
+        inner_gate.set()
+        answers = await asyncio.gather(*members[leaving:])
+        assert [answer.tolist() for answer in answers] == [[6], [8]][leaving - 1 :]
+        await served.is_idle()

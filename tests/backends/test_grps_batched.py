@@ -1,0 +1,285 @@
+"""Dynamic batching of a project's model by the server: who shares a batch, and what each member is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grps_folders import IMPORTS, PATIENCE, batched, entry, own_module, write_project
+from grps_served import PREDICT, SERVICE, Served, served
+
+from served_models import until
+from triglot.backends.grps.settings import ProjectSettings
+from triglot.pb.grps.grps_pb2 import GrpsMessage
+
+NEVER = 10_000_000
+"""Microseconds of a window that no test waits for: the batch fills up before."""
+SIZES = """
+class Sizes(Base):
+    def infer(self, inp, context):
+        raise AssertionError("batched models are called in batches")
+
+    def batch_infer(self, inps, contexts):
+        assert all(context.inferer is self for context in contexts)
+        return [GrpsMessage(str_data=f"{inp.str_data}@{len(inps)}") for inp in inps]
+
+
+inferer_register.register("inferer", Sizes())
+"""
+
+
+def project(folder: Path, code: str, size: int, timeout_us: int = NEVER, **server: Any) -> ProjectSettings:
+    return write_project(folder, code, models=[entry(batching=batched(size, timeout_us))], **server)
+
+
+async def told(server: Served, *texts: str, model: str = "") -> list[str]:
+    """What calls with these texts, all at once, are answered with: a text, or an error's."""
+    answers = await asyncio.gather(*[server.predict(GrpsMessage(str_data=text, model=model)) for text in texts])
+    return [answer.str_data if answer.status.code == 200 else answer.status.msg for answer in answers]
+
+
+async def readings(server: Served, name: str) -> dict[str, float]:
+    """The values of a metric of the batches, by the label `reason`."""
+    _, text = await server.ask("GET", "/metrics")
+    lines = [line for line in text.decode().splitlines() if line.startswith(f"triglot_{name}")]
+    return {line.partition('reason="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+async def test_full_batches_run_at_once(tmp_path: Path) -> None:
+    async with served(project(tmp_path, SIZES, 2)) as server:
+        assert await told(server, *"abcdef") == [f"{text}@2" for text in "abcdef"]
+        assert (await readings(server, "batches_closed_total"))["full"] == 3
+
+
+@pytest.mark.parametrize("model", ["", "m-1.0.0"], ids=["DAG", "model"])
+async def test_a_dag_of_one_model_and_the_model_itself(tmp_path: Path, model: str) -> None:
+    async with served(project(tmp_path, SIZES, 3)) as server:
+        assert await told(server, *"abc", model=model) == ["a@3", "b@3", "c@3"]
+
+
+async def test_every_door_leads_into_the_same_batch(tmp_path: Path) -> None:
+    """A grps call by gRPC and by HTTP, a stream, and a KServe client's arrays."""
+    async with served(project(tmp_path, SIZES, 4)) as server:
+        tensor = {"name": "str_data", "datatype": "BYTES", "shape": [1], "data": ["d"]}
+        grpc_answer, stream, http, kserve = await asyncio.gather(
+            server.predict(GrpsMessage(str_data="a")),
+            server.stream(GrpsMessage(str_data="b")),
+            server.ask("POST", PREDICT, {"str_data": "c"}),
+            server.ask("POST", "/v2/models/the_dag/infer", {"inputs": [tensor]}),
+        )
+        assert grpc_answer.str_data == "a@4"
+        assert stream == []
+        assert http[1]["str_data"] == "c@4"
+        assert kserve[1]["outputs"][0]["data"] == ["@4"]  # The project gets gtensors.
+
+
+async def test_a_window_that_ends(tmp_path: Path) -> None:
+    async with served(project(tmp_path, SIZES, 100, timeout_us=1)) as server:
+        assert await told(server, "a") == ["a@1"]
+
+
+@pytest.mark.parametrize(("size", "pool"), [(1, 8), (8, 1)])
+async def test_batches_of_one(tmp_path: Path, size: int, pool: int) -> None:
+    async with served(project(tmp_path, SIZES, size, max_concurrency=pool)) as server:
+        assert await told(server, "a", "b") == ["a@1", "b@1"]
+
+
+async def test_batches_are_no_larger_than_the_pool(tmp_path: Path) -> None:
+    async with served(project(tmp_path, SIZES, 100, max_concurrency=2)) as server:
+        assert await told(server, *"abcdef") == [f"{text}@2" for text in "abcdef"]
+
+
+async def test_as_many_batches_run_as_the_pool_has_places_for(tmp_path: Path) -> None:
+    code = """
+running, most, gate = [], [], threading.Barrier(2)
+
+
+class Meets(Base):
+    def infer(self, inp, context):
+        raise AssertionError
+
+    def batch_infer(self, inps, contexts):
+        running.extend(inps)
+        most.append(len(running))
+        gate.wait(30)
+        del running[: len(inps)]
+        gate.wait(30)
+        return inps
+
+
+inferer_register.register("inferer", Meets())
+"""
+    async with served(project(tmp_path, code, 2, max_concurrency=4)) as server:
+        assert await told(server, *"abcdefgh") == list("abcdefgh")
+        assert max(own_module().most) == 4
+
+
+async def test_a_converter_works_on_batches(tmp_path: Path) -> None:
+    converter = """
+class Numbers(Converter):
+    def init(self, path=None, args=None):
+        super().init(path, args)
+
+    def preprocess(self, inp, context):
+        raise AssertionError
+
+    postprocess = preprocess
+
+    def batch_preprocess(self, inps, contexts):
+        assert all(context.converter is self for context in contexts)
+        for inp, context in zip(inps, contexts):
+            context.put_user_data("text", inp.str_data)
+            if inp.str_data == "bad":
+                context.set_err_msg("no number")
+        return [0 if inp.str_data == "bad" else int(inp.str_data) for inp in inps]
+
+    def batch_postprocess(self, numbers, contexts):
+        return [
+            GrpsMessage(str_data=f"{context.get_user_data('text')}:{number}@{len(numbers)}")
+            for number, context in zip(numbers, contexts)
+        ]
+
+
+converter_register.register("numbers", Numbers())
+"""
+    code = SIZES.replace(
+        'return [GrpsMessage(str_data=f"{inp.str_data}@{len(inps)}") for inp in inps]',
+        "ran.append(inps)\n        return [2 * inp for inp in inps]",
+    )
+    models = [entry(converter_type="customized", converter_name="numbers", batching=batched(2, NEVER))]
+    files = {"src/customized_converter.py": IMPORTS + converter}
+    async with served(write_project(tmp_path, f"ran = []\n{code}", models=models, files=files)) as server:
+        assert await told(server, "1", "2") == ["1:2@2", "2:4@2"]
+        assert await told(server, "bad", "2") == ["no number", "2:4@2"]
+        ran = list(own_module().ran)
+        # With an error in every context the inferer is not called.
+        assert await told(server, "bad", "bad") == ["no number"] * 2
+        assert own_module().ran == ran
+        assert await told(server, "1", "x") == ["ValueError: invalid literal for int() with base 10: 'x'"] * 2
+
+
+ODD = """
+class Odd(Base):
+    def infer(self, inp, context):
+        raise AssertionError
+
+    def batch_infer(self, inps, contexts):
+        texts = [inp.str_data for inp in inps]
+        for text, context in zip(texts, contexts):
+            if text.startswith("err"):
+                context.set_err_msg(text)
+            if text == "raise":
+                raise ValueError("boom")
+            if text == "exit":
+                raise SystemExit("gone")
+        outs = [GrpsMessage(str_data=f"{text}@{len(texts)}") for text in texts]
+        if "more" in texts:
+            outs.append(GrpsMessage())
+        if "none" in texts:
+            return None
+        if "fewer" in texts:
+            return outs[: len(outs) // 2]
+        return tuple(outs)
+
+
+inferer_register.register("inferer", Odd())
+"""
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["a", "err one"], ["a@2", "err one"]),
+        (["err one", "err two"], ["err one", "err two"]),
+        (["raise", "a"], ["ValueError: boom"] * 2),
+        (["exit", "a"], ["SystemExit: gone"] * 2),
+        (["more", "a"], ["ValueError: the batch has 3 outputs, expected 2, one per request"] * 2),
+        (["none", "a"], ["Output type must be GrpsMessage."] * 2),
+        (["fewer", "fewer"], ["Output type must be GrpsMessage.", "fewer@2"]),
+    ],
+    ids=lambda texts: "-".join(texts).replace(" ", "_")[:30],
+)
+async def test_what_members_are_told(tmp_path: Path, texts: Sequence[str], expected: Sequence[str]) -> None:
+    async with served(project(tmp_path, ODD, 2)) as server:
+        assert sorted(await told(server, *texts)) == sorted(expected)
+        # The loop lives on.
+        assert await told(server, "a", "b") == ["a@2", "b@2"]
+
+
+async def test_without_batch_methods(tmp_path: Path) -> None:
+    code = """
+class Single(Base):
+    def infer(self, inp, context):
+        return inp
+
+
+inferer_register.register("inferer", Single())
+"""
+    async with served(project(tmp_path, code, 1)) as server:
+        assert await told(server, "a") == [
+            "NotImplementedError: Single has no batch_infer, which dynamic batching needs"
+        ]
+
+
+async def test_what_is_no_message_leaves_the_others_alone(tmp_path: Path) -> None:
+    async with served(project(tmp_path, SIZES, 3)) as server:
+        call = server.channel.unary_unary(SERVICE + "Predict")
+        not_utf_8 = GrpsMessage(str_data="x").SerializeToString().replace(b"x", b"\xff")
+        broken, *others = await asyncio.gather(call(not_utf_8), told(server, "a"), told(server, "b"))
+        assert GrpsMessage.FromString(broken).status.msg.startswith("the request is no GrpsMessage: ")
+        assert others == [["a@2"], ["b@2"]]
+
+
+async def test_a_caller_who_left_is_in_no_batch(tmp_path: Path) -> None:
+    async with served(project(tmp_path, SIZES, 2)) as server:
+        gone = server.channel.unary_unary(SERVICE + "Predict")(GrpsMessage(str_data="gone").SerializeToString())
+        await until(lambda: server.server.dataplane.queue_depth() == 1)
+        gone.cancel()
+        await until(lambda: server.server.dataplane.queue_depth() == 0)
+        assert await told(server, "a", "b") == ["a@2", "b@2"]
+
+
+STREAMS = """
+gate, sent = threading.Event(), threading.Semaphore(0)
+
+
+class Streams(Base):
+    def infer(self, inp, context):
+        raise AssertionError
+
+    def batch_infer(self, inps, contexts):
+        for inp, context in zip(inps, contexts):
+            context.stream_respond(GrpsMessage(str_data=f"{inp.str_data}1"))
+            context.stream_respond(GrpsMessage(str_data=f"{inp.str_data}2"), final=inp.str_data == "f")
+        sent.release()
+        assert gate.wait(30)
+        for context in contexts:
+            context.stream_respond(GrpsMessage(str_data="end"))
+        if any(inp.str_data == "r" for inp in inps):
+            raise ValueError("boom")
+        return inps
+
+
+inferer_register.register("inferer", Streams())
+"""
+
+
+@pytest.mark.parametrize("other", ["r", "s"])
+async def test_a_final_answer_releases_its_request(tmp_path: Path, other: str) -> None:
+    """Nothing but its own answers is sent to it, whatever becomes of the batch."""
+    async with served(project(tmp_path, STREAMS, 2)) as server:
+        last = asyncio.create_task(server.stream(GrpsMessage(str_data=other)))
+        final = await asyncio.wait_for(server.stream(GrpsMessage(str_data="f")), PATIENCE)
+        assert [answer.str_data for answer in final] == ["f1", "f2"]
+        assert not last.done()
+        gate: threading.Event = own_module().gate
+        gate.set()
+        answers = await asyncio.wait_for(last, PATIENCE)
+        texts = [answer.str_data for answer in answers if answer.status.code == 200]
+        failed = [answer.status.msg for answer in answers if answer.status.code != 200]
+        assert texts == [f"{other}1", f"{other}2", "end"]
+        assert failed == (["ValueError: boom"] if other == "r" else [])

@@ -1,0 +1,414 @@
+"""What a model's class may say of its scheduling: values that are checked, and what fits the rest of the model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triglot.core.configure import configure
+from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig
+from triglot.core.model_scheduling import check_scheduling
+from triglot.core.scheduling import (
+    AUTO,
+    ControlInput,
+    DirectStrategy,
+    DynamicBatching,
+    InitialState,
+    OldestStrategy,
+    QueuePolicy,
+    SequenceBatching,
+    SequenceState,
+)
+from triglot.core.signature import DEFAULT_SIGNATURE, Signature, signatures_of
+from triglot.core.types import TensorSpec
+
+SECONDS = "0 to 3.1536e+07 seconds"
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "message"),
+    [
+        (QueuePolicy, {"timeout": -1}, f"timeout: expected {SECONDS}, got -1"),
+        (QueuePolicy, {"timeout": "1"}, "timeout: expected seconds, got '1'"),
+        (QueuePolicy, {"delay_expired": 1}, "delay_expired: expected True or False, got 1"),
+        (
+            QueuePolicy,
+            {"allow_timeout_override": None},
+            "allow_timeout_override: expected True or False, got None",
+        ),
+        (QueuePolicy, {"max_queue_size": 1.5}, "max_queue_size: expected an integer, got 1.5"),
+        (QueuePolicy, {"max_queue_size": True}, "max_queue_size: expected an integer, got True"),
+        (DynamicBatching, {"preferred_sizes": 4}, "preferred_sizes: expected a list of integers, got 4"),
+        (DynamicBatching, {"preferred_sizes": "48"}, "preferred_sizes: expected a list of integers, got '48'"),
+        (DynamicBatching, {"preferred_sizes": [4, 0]}, "preferred_sizes[1]: expected at least 1, got 0"),
+        (DynamicBatching, {"allowed_sizes": [1.0]}, "allowed_sizes[0]: expected an integer, got 1.0"),
+        (DynamicBatching, {"max_queue_delay": None}, "max_queue_delay: expected seconds, got None"),
+        (
+            DynamicBatching,
+            {"max_queue_delay": "often"},
+            "max_queue_delay: expected seconds or 'auto', got 'often'",
+        ),
+        (DynamicBatching, {"max_queue_delay": -0.5}, f"max_queue_delay: expected {SECONDS}, got -0.5"),
+        (DynamicBatching, {"max_queue_delay": float("nan")}, f"max_queue_delay: expected {SECONDS}, got nan"),
+        (DynamicBatching, {"max_queue_delay": float("inf")}, f"max_queue_delay: expected {SECONDS}, got inf"),
+        (
+            DynamicBatching,
+            {"max_queue_delay": AUTO},
+            "latency_objective: expected seconds above 0 with max_queue_delay 'auto', got 0",
+        ),
+        (
+            DynamicBatching,
+            {"latency_objective": 0.1},
+            "latency_objective: expected max_queue_delay 'auto' with it, got 0",
+        ),
+        (DynamicBatching, {"priority_levels": -1}, "priority_levels: expected at least 0, got -1"),
+        (
+            DynamicBatching,
+            {"priority_levels": 2, "default_priority_level": 3},
+            "default_priority_level: expected a level from 1 to priority_levels 2, got 3",
+        ),
+        (
+            DynamicBatching,
+            {"priority_levels": 2, "default_priority_level": 1, "policies": {0: QueuePolicy()}},
+            "policies[0]: expected a level from 1 to priority_levels 2, got 0",
+        ),
+        (DynamicBatching, {"policies": {"1": QueuePolicy()}}, "policies['1']: expected an integer, got '1'"),
+        (DynamicBatching, {"policies": {1: 5}}, "policies[1]: expected QueuePolicy, got 5"),
+        (DynamicBatching, {"policies": [QueuePolicy()]}, f"policies: expected Mapping, got {[QueuePolicy()]}"),
+        (DynamicBatching, {"policy": 5}, "policy: expected QueuePolicy, got 5"),
+        (
+            DynamicBatching,
+            {"preserve_ordering": True, "priority_levels": 2, "default_priority_level": 1},
+            "priority_levels: expected at most 1 with preserve_ordering, got 2",
+        ),
+        (
+            DynamicBatching,
+            {"preserve_ordering": True, "policy": QueuePolicy(timeout=1, delay_expired=True)},
+            "policy.delay_expired: expected False with preserve_ordering, got True",
+        ),
+        (DynamicBatching, {"signatures": "a"}, "signatures: expected a list of names, got 'a'"),
+        (ControlInput, {"name": "", "kind": "START", "datatype": "BOOL"}, "name: expected a name, got ''"),
+        (
+            ControlInput,
+            {"name": "a", "kind": "BEGIN", "datatype": "BOOL"},
+            "kind: expected one of START, READY, END, CORRID, got 'BEGIN'",
+        ),
+        (
+            ControlInput,
+            {"name": "a", "kind": "END", "datatype": "INT64"},
+            "datatype: expected one of INT32, FP32, BOOL, got 'INT64'",
+        ),
+        (
+            ControlInput,
+            {"name": "a", "kind": "START", "datatype": "BOOL", "true": "yes"},
+            "true: expected a number, got 'yes'",
+        ),
+        (
+            SequenceState,
+            {"input_name": "a", "output_name": "b", "datatype": "FLOAT", "dims": [1]},
+            "datatype: expected one of BOOL",
+        ),
+        (
+            SequenceState,
+            {"input_name": "a", "output_name": "b", "datatype": "FP32", "dims": [-2]},
+            "dims[0]: expected at least 1, got -2",
+        ),
+        (
+            SequenceState,
+            {"input_name": "a", "output_name": "b", "datatype": "FP32", "dims": [1], "initial": 0},
+            "initial: expected InitialState, got 0",
+        ),
+        (InitialState, {"datatype": "FP32", "dims": [-1]}, "dims[0]: expected at least 1, got -1"),
+        (InitialState, {"datatype": "FP32", "dims": [], "file": "a"}, "file: expected Path or NoneType, got 'a'"),
+        (DirectStrategy, {"minimum_slot_utilization": 2}, "minimum_slot_utilization: expected 0 to 1, got 2"),
+        (
+            OldestStrategy,
+            {"max_candidate_sequences": "4"},
+            "max_candidate_sequences: expected an integer, got '4'",
+        ),
+        (SequenceBatching, {"max_idle": 0}, "max_idle: expected seconds above 0, got 0"),
+        (SequenceBatching, {"controls": ["START"]}, "controls[0]: expected ControlInput, got 'START'"),
+        (
+            SequenceBatching,
+            {"strategy": "oldest"},
+            "strategy: expected DirectStrategy or OldestStrategy, got 'oldest'",
+        ),
+        (
+            SequenceBatching,
+            {"controls": [ControlInput("a", "START", "BOOL"), ControlInput("b", "START", "BOOL")]},
+            "controls: expected different names, got 'START' twice",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be(make: Callable[..., Any], said: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=": expected ") as caught:
+        make(**said)
+    assert str(caught.value).startswith(message)
+
+
+def test_values_on_the_bounds() -> None:
+    assert DynamicBatching(preferred_sizes=[8, 4, 8]).preferred_sizes == (4, 8)
+    assert DynamicBatching(max_queue_delay=1, policies={7: QueuePolicy()}).priority_levels == 0
+    assert DirectStrategy(minimum_slot_utilization=1).minimum_slot_utilization == 1
+    state = SequenceState("a", "b", "FP32", [2, -1], InitialState("FP32", (2, 5), Path("file")))
+    assert (state.dims, state.initial and state.initial.dims) == ((2, -1), (2, 5))
+
+
+# --- with the rest of the model ---
+
+ROWS = TensorSpec("x", "FP32", [-1])
+START = ControlInput("start", "START", "INT32")
+SUM = SequenceState("sum", "sum_out", "FP32", [1])
+SEQUENCES = SequenceBatching(controls=[START], states=[SUM])
+
+
+class Plain(Model):
+    inputs, outputs = [ROWS], [ROWS]
+
+    def infer(self, inputs: Any) -> Any:
+        return inputs
+
+
+class OfFile(Plain):
+    platform = "onnxruntime_onnx"
+
+
+class Streaming(Plain):
+    def infer(self, inputs: Any) -> Iterator[Any]:
+        yield inputs
+
+
+class OnLoop(Plain):
+    async def infer(self, inputs: Any) -> Any:
+        return inputs
+
+
+class StreamingOnLoop(Plain):
+    async def infer(self, inputs: Any) -> AsyncIterator[Any]:
+        yield inputs
+
+
+def model_of(kind: type[Model] = Plain, **said: Any) -> Model:
+    model = kind()
+    vars(model).update(said)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "message"),
+    [
+        (Plain, {"dynamic_batching": True}, "dynamic_batching: expected DynamicBatching, got True"),
+        (
+            Plain,
+            {"dynamic_batching": SEQUENCES},
+            "dynamic_batching: expected DynamicBatching, got SequenceBatching(",
+        ),
+        (Plain, {"sequence_batching": {}}, "sequence_batching: expected SequenceBatching, got {}"),
+        (
+            Plain,
+            {"dynamic_batching": DynamicBatching(), "sequence_batching": SequenceBatching()},
+            "sequence_batching: expected none with dynamic_batching, got both",
+        ),
+        (
+            Plain,
+            {"dynamic_batching": DynamicBatching(preferred_sizes=[4])},
+            "dynamic_batching.preferred_sizes: expected none without a max_batch_size, got [4]",
+        ),
+        (
+            Plain,
+            {"dynamic_batching": DynamicBatching(preferred_sizes=[4, 9]), "max_batch_size": 8},
+            "dynamic_batching.preferred_sizes: expected at most the max_batch_size 8, got 9",
+        ),
+        (
+            Plain,
+            {"dynamic_batching": DynamicBatching(max_batch_size=9), "max_batch_size": 8},
+            "dynamic_batching.max_batch_size: expected at most the model's 8, got 9",
+        ),
+        (
+            Plain,
+            {"dynamic_batching": DynamicBatching(allowed_sizes=[2, 4]), "max_batch_size": 8},
+            "dynamic_batching.allowed_sizes: expected the max_batch_size 8 as the last, got 4",
+        ),
+        (
+            Plain,
+            {"dynamic_batching": DynamicBatching(max_execution_size=9), "max_batch_size": 8},
+            "dynamic_batching.max_execution_size: expected at most the max_batch_size 8, got 9",
+        ),
+        (
+            Plain,
+            {"dynamic_batching": DynamicBatching(max_execution_size=4, allowed_sizes=[8]), "max_batch_size": 8},
+            "dynamic_batching.allowed_sizes: expected at most the max_execution_size 4, got 8",
+        ),
+        (
+            Plain,
+            {"dynamic_batching": DynamicBatching(max_queue_delay=AUTO, latency_objective=0.1)},
+            "dynamic_batching.max_queue_delay: expected a max_batch_size with 'auto', got none",
+        ),
+        (
+            Plain,
+            {"sequence_batching": SequenceBatching(strategy=OldestStrategy(preferred_sizes=[2]))},
+            "sequence_batching.strategy.preferred_sizes: expected none without a max_batch_size, got [2]",
+        ),
+        (
+            OnLoop,
+            {"sequence_batching": SequenceBatching()},
+            "sequence_batching: expected an infer that is a plain function, got async def",
+        ),
+        (
+            Plain,
+            {"sequence_batching": SEQUENCES, "inputs": [ROWS, TensorSpec("start", "BOOL", [-1])]},
+            "sequence_batching.controls: 'start': expected the model's BOOL, got INT32",
+        ),
+        (
+            Plain,
+            {"sequence_batching": SEQUENCES, "outputs": [TensorSpec("sum_out", "FP64", [-1])]},
+            "sequence_batching.states: 'sum_out': expected the model's FP64, got FP32",
+        ),
+        (
+            OfFile,
+            {"sequence_batching": SEQUENCES},
+            "sequence_batching.controls: expected an input of the model ('x'), got 'start'",
+        ),
+        (
+            Plain,
+            {"sequence_batching": SequenceBatching(), "response_cache": True},
+            "response_cache: expected false with sequence_batching, got true",
+        ),
+        (Streaming, {"response_cache": True}, "response_cache: expected false for a decoupled model, got true"),
+        (
+            StreamingOnLoop,
+            {"response_cache": True},
+            "response_cache: expected false for a decoupled model, got true",
+        ),
+        (Plain, {"response_cache": 1}, "response_cache: expected True or False, got 1"),
+        (Plain, {"execution": "fork"}, "execution: expected one of thread, process, got 'fork'"),
+        (Plain, {"cpus": "0,1"}, "cpus: expected a list of CPU numbers, got '0,1'"),
+        (Plain, {"cpus": [0, -1]}, "cpus[1]: expected at least 0, got -1"),
+    ],
+)
+def test_what_a_model_cannot_say(kind: type[Model], said: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=": expected ") as caught:
+        check_scheduling(model_of(kind, **said))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Plain, {}),
+        (Plain, {"dynamic_batching": DynamicBatching(policy=QueuePolicy(timeout=1))}),
+        (Plain, {"dynamic_batching": DynamicBatching([8, 2], 0.1, allowed_sizes=[3, 8]), "max_batch_size": 8}),
+        (Plain, {"dynamic_batching": DynamicBatching(max_batch_size=4, max_execution_size=2, allowed_sizes=[2])}),
+        (OnLoop, {"dynamic_batching": DynamicBatching(), "response_cache": True}),
+        (Streaming, {"sequence_batching": SEQUENCES}),
+        (Plain, {"sequence_batching": SEQUENCES, "any_tensors": True}),
+        (OfFile, {"sequence_batching": SEQUENCES, "inputs": (), "outputs": ()}),
+        (Plain, {"execution": "process", "cpus": (0, 3)}),
+    ],
+)
+def test_what_a_model_can_say(kind: type[Model], said: dict[str, Any]) -> None:
+    check_scheduling(model_of(kind, **said))
+
+
+# --- what no client sends or gets ---
+
+
+def test_controls_and_states_are_in_no_signature() -> None:
+    whole = [ROWS, TensorSpec("start", "INT32", [-1, 1]), TensorSpec("sum", "FP32", [-1, 1])]
+    given = [TensorSpec("y", "FP32", [-1]), TensorSpec("sum_out", "FP32", [-1, 1])]
+    model = model_of(
+        inputs=whole,
+        outputs=given,
+        signatures={"other": Signature(whole, given)},
+        sequence_batching=SEQUENCES,
+        max_batch_size=4,
+    )
+    for signature in signatures_of(model).values():
+        assert [spec.name for spec in signature.inputs] == ["x"]
+        assert [spec.name for spec in signature.outputs] == ["y"]
+        assert signature.max_batch_size == 4
+    model.sequence_batching = SequenceBatching(
+        states=[SequenceState("sum", "sum_out", "FP32", [1], returned=True)]
+    )
+    signature = signatures_of(model)[DEFAULT_SIGNATURE]
+    assert [spec.name for spec in signature.inputs] == ["x", "start"]
+    assert [spec.name for spec in signature.outputs] == ["y", "sum_out"]
+    model.sequence_batching = None
+    assert len(signatures_of(model)[DEFAULT_SIGNATURE].inputs) == 3
+
+
+# --- a configuration ---
+
+BATCHED = ModelConfig(max_batch_size=8, dynamic_batching=DynamicBatching(preferred_sizes=[4]))
+
+
+def test_a_configuration_takes_the_place_of_the_classs_own() -> None:
+    own = DynamicBatching(max_queue_delay=0.5)
+    model = model_of(dynamic_batching=own)
+    configure(model, ModelConfig())
+    assert model.dynamic_batching is own
+    configure(model, BATCHED)
+    assert model.dynamic_batching is BATCHED.dynamic_batching
+    configure(model, ModelConfig(sequence_batching=SEQUENCES, execution="process", cpus=(1,)))
+    assert (model.dynamic_batching, model.sequence_batching) == (None, SEQUENCES)
+    assert (model.execution, model.cpus, model.response_cache) == ("process", (1,), False)
+    configure(model_of(), ModelConfig(response_cache=True))
+
+
+def test_the_models_own_limit_holds_for_a_configuration() -> None:
+    model = model_of(max_batch_size=4)
+    configure(model, ModelConfig(dynamic_batching=BATCHED.dynamic_batching))
+    assert (model.max_batch_size, model.dynamic_batching) == (4, BATCHED.dynamic_batching)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "config", "message"),
+    [
+        (
+            Plain,
+            {"max_batch_size": 2},
+            ModelConfig(dynamic_batching=BATCHED.dynamic_batching),
+            "dynamic_batching.preferred_batch_size: expected at most the max_batch_size 2, got 4",
+        ),
+        (
+            Plain,
+            {},
+            ModelConfig(dynamic_batching=BATCHED.dynamic_batching),
+            "dynamic_batching.preferred_batch_size: expected none without a max_batch_size, got [4]",
+        ),
+        (
+            Plain,
+            {},
+            ModelConfig(dynamic_batching=DynamicBatching(max_queue_delay=AUTO, latency_objective=1)),
+            "parameters[max_queue_delay]: expected a max_batch_size with 'auto', got none",
+        ),
+        (
+            Plain,
+            {},
+            ModelConfig(sequence_batching=SequenceBatching(strategy=OldestStrategy(preferred_sizes=[4]))),
+            "sequence_batching.oldest.preferred_batch_size: expected none without a max_batch_size, got [4]",
+        ),
+        (
+            Streaming,
+            {},
+            ModelConfig(response_cache=True),
+            "response_cache.enable: expected false for a decoupled model, got true",
+        ),
+        (
+            OnLoop,
+            {},
+            ModelConfig(sequence_batching=SequenceBatching()),
+            "sequence_batching: expected an infer that is a plain function, got async def",
+        ),
+    ],
+)
+def test_a_configuration_that_does_not_fit(
+    kind: type[Model], said: dict[str, Any], config: ModelConfig, message: str
+) -> None:
+    with pytest.raises(ValueError, match=": expected ") as caught:
+        configure(model_of(kind, **said), config)
+    assert str(caught.value) == message

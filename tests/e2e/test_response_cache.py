@@ -1,0 +1,174 @@
+"""Answers that are kept for equal requests, by every door (spec 5.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from async_doors import DOORS, MODEL, UNARY, Door, kserve_grpc, kserve_rest, kserve_stream, until
+from live import Live, live
+from scripted_models import Scripted
+
+from triglot import Call, InvalidArgument, Model, TensorSpec
+from triglot.core.errors import Code
+from triglot.core.tensor import Array
+
+MIB = 1 << 20
+PARAMETERS = pytest.mark.parametrize("door", [kserve_grpc, kserve_rest, kserve_stream])
+
+
+class Doubling(Model):
+    """Doubles, and remembers what it was asked for; its answers may be kept."""
+
+    inputs = [TensorSpec("x", "FP32", [-1])]
+    outputs = [TensorSpec("y", "FP32", [-1])]
+    response_cache = True
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def infer(self, inputs: Mapping[str, Array], call: Call) -> dict[str, Any]:
+        self.asked.append(float(inputs["x"][0]))
+        if inputs["x"][0] < 0:
+            raise InvalidArgument("below zero")
+        return {"y": inputs["x"] * 2}
+
+
+def readings(server: Live) -> dict[str, float]:
+    """What the cache counts of the only version."""
+    (version,) = server.server.manager.versions()
+    assert version.servable is not None
+    values = {one.name: one.value for one in version.servable.readings()}
+    return {name.removeprefix("response_cache_"): values[name] for name in values if "cache" in name}
+
+
+@pytest.mark.parametrize("door", UNARY.values(), ids=UNARY)
+async def test_an_equal_request_gets_the_answer_of_the_first(door: Door) -> None:
+    model = Doubling()
+    async with live({MODEL: model}, response_cache_bytes=MIB) as server:
+        for value in (1, 2, 1, 2, 1):
+            assert (await door(server, value)).value == 2 * value
+        assert model.asked == [1, 2]
+        counted = readings(server)
+        assert (counted["hits"], counted["misses"], counted["evictions"]) == (3, 2, 0)
+        assert 0 < counted["bytes"] <= MIB
+
+
+async def test_all_doors_share_what_is_kept() -> None:
+    model = Doubling()
+    doors = [kserve_grpc, kserve_rest, kserve_stream, DOORS["grps gRPC"], DOORS["grps HTTP"]]
+    async with live({MODEL: model}, response_cache_bytes=MIB) as server:
+        for door in doors:
+            assert (await door(server, 3)).value == 6
+        # TensorFlow Serving's rules for shapes are others.
+        for name in ("TF Serving gRPC", "TF Serving REST", "AI Platform"):
+            assert (await DOORS[name](server, 3)).value == 6
+        assert model.asked == [3, 3]
+
+
+@pytest.mark.parametrize("options", [{}, {"response_cache_bytes": MIB}])
+async def test_nothing_is_kept_unless_server_and_model_say_so(options: dict[str, Any]) -> None:
+    model = Doubling()
+    model.response_cache = not options
+    async with live({MODEL: model}, **options) as server:
+        for _ in range(2):
+            await kserve_grpc(server, 1)
+        assert model.asked == [1, 1]
+        assert readings(server) == {}
+
+
+@PARAMETERS
+async def test_parameters_are_part_of_a_request(door: Door) -> None:
+    model = Doubling()
+    async with live({MODEL: model}, response_cache_bytes=MIB) as server:
+        for parameters in ({}, {"seed": 1}, {"seed": 2}, {"seed": 1}, {"priority": 1}, {"timeout": 10**9}):
+            await door(server, 1, parameters=parameters)
+        # When it is executed is none of the model's business.
+        assert len(model.asked) == 3
+
+
+@pytest.mark.parametrize("door", UNARY.values(), ids=UNARY)
+async def test_errors_are_not_kept(door: Door) -> None:
+    model = Doubling()
+    async with live({MODEL: model}, response_cache_bytes=MIB) as server:
+        for _ in range(2):
+            try:
+                assert (await door(server, -1)).code is not Code.OK
+            except KeyError:
+                pass  # grps tells it as 500, like any error of a model's.
+        assert model.asked == [-1, -1]
+        assert readings(server)["bytes"] == 0
+
+
+async def test_a_kept_answer_takes_no_place_in_the_queue() -> None:
+    class Gated(Scripted):
+        response_cache = True
+
+    model = Gated()
+    async with live({MODEL: model}, response_cache_bytes=MIB, max_queue_size=1) as server:
+        assert (await kserve_grpc(server, 1)).value == 2
+        model.gate.clear()
+        held = [asyncio.ensure_future(kserve_grpc(server, 2))]
+        await model.wait_until_entered(2)
+        held.append(asyncio.ensure_future(kserve_grpc(server, 3)))
+        await until(lambda: server.server.dataplane.queue_depth() == 1)
+        assert (await kserve_grpc(server, 4)).code is Code.RESOURCE_EXHAUSTED
+        assert (await kserve_grpc(server, 1)).value == 2
+        model.gate.set()
+        assert [told.value for told in await asyncio.gather(*held)] == [4, 6]
+
+
+async def test_a_kept_answer_is_a_request_and_no_execution() -> None:
+    async with live({MODEL: Doubling()}, response_cache_bytes=MIB) as server:
+        for _ in range(3):
+            await kserve_grpc(server, 1)
+        text = await (await server.session.get(server.url.removesuffix("/v2") + "/metrics")).text()
+        lines = [line for line in text.splitlines() if f'model="{MODEL}"' in line]
+
+        def counted(name: str) -> list[float]:
+            return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{")]
+
+        assert counted("triglot_requests_total") == [3]
+        assert counted("triglot_executions_total") == [1]
+        assert counted("triglot_response_cache_hits_total") == [2]
+        assert counted("triglot_response_cache_misses_total") == [1]
+
+
+async def test_a_version_that_is_loaded_again_has_answers_of_its_own() -> None:
+    models = [Doubling(), Doubling()]
+    made = iter(models)
+
+    class EachNew(dict[str, Model]):
+        def __getitem__(self, name: str) -> Model:
+            return next(made)
+
+    options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": MODEL}
+    async with live(EachNew({MODEL: models[0]}), response_cache_bytes=MIB, **options) as server:
+        for _ in range(2):
+            await kserve_grpc(server, 1)
+        config = {"parameters": {"changed": {"string_value": "yes"}}}
+        await server.server.dataplane.load_model(MODEL, json.dumps(config))
+        for _ in range(2):
+            await kserve_grpc(server, 1)
+        assert [model.asked for model in models] == [[1], [1]]
+        counted = readings(server)
+        assert (counted["hits"], counted["misses"]) == (1, 1)
+
+
+async def test_equal_requests_at_the_same_time_are_each_executed() -> None:
+    class Gated(Scripted):
+        response_cache = True
+
+    model = Gated(open_gate=False)
+    async with live({MODEL: model}, response_cache_bytes=MIB) as server:
+        calls = [asyncio.ensure_future(kserve_grpc(server, 1)) for _ in range(2)]
+        await until(lambda: server.leases() == 2)
+        await model.wait_until_entered()
+        calls[0].cancel()
+        model.gate.set()
+        assert (await calls[1]).value == 2
+        assert (await kserve_grpc(server, 1)).value == 2
+        assert readings(server)["hits"] == 1

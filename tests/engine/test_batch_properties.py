@@ -1,0 +1,190 @@
+"""Whatever comes, leaves, expires and fails, in whatever order: each member gets its own rows, and one outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from batched_models import Batched, Inputs, rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triglot import Call, Cancelled, InvalidArgument
+from triglot.core.errors import DeadlineExceeded, ServingError
+from triglot.core.scheduling import DynamicBatching, Scheduling
+from triglot.engine.batcher import Batcher
+from triglot.engine.work import Execution, Work
+
+BAD = -1.0
+"""A value that fails its whole batch."""
+
+
+@dataclass(frozen=True)
+class Put:
+    rows: int
+    width: int
+    bad: bool
+    priority: int
+
+
+@dataclass(frozen=True)
+class Do:
+    """Something that happens to the request, or the batch, at this place among those that there are."""
+
+    what: str
+    place: int
+
+
+PUTS = st.builds(
+    Put, st.integers(1, 5), st.integers(1, 2), st.integers(0, 9).map(lambda n: n == 0), st.integers(0, 2)
+)
+DOINGS = st.builds(Do, st.sampled_from(["leave", "cancel", "expire", "run", "run", "deliver"]), st.integers(0, 50))
+STEPS = st.lists(PUTS | DOINGS, max_size=40)
+BATCHINGS = st.builds(
+    DynamicBatching,
+    preferred_sizes=st.sampled_from([(), (2, 4), (3,)]),
+    allowed_sizes=st.sampled_from([(), (4, 6)]),
+    max_execution_size=st.sampled_from([0, 0, 2]),
+    pad_variable_lengths=st.booleans(),
+)
+SCHEDULES = st.one_of(
+    BATCHINGS,
+    st.just(DynamicBatching(priority_levels=2, default_priority_level=2)),
+    st.just(DynamicBatching(preserve_ordering=True)),
+)
+
+
+class Run:
+    """A batcher whose threads are this one, so that everything happens in the order of the steps."""
+
+    def __init__(self, batching: DynamicBatching, loop: asyncio.AbstractEventLoop) -> None:
+        self.in_order = batching.preserve_ordering
+        self.loop = loop
+        model = Batched(batching, max_batch_size=6, answer=self.answer)
+        self.schedule = Batcher(model, 10_000, lambda _: None, lambda _: None, loop.call_later)
+        self.function: Callable[[Inputs, Call], Any] = model.infer
+        self.requests: list[Execution] = []
+        self.values: list[list[float]] = []
+        self.given_up: set[int] = set()
+        self.executed: list[Work] = []
+        self.seen: list[float] = []
+        self.failed: set[float] = set()
+
+    def answer(self, inputs: Inputs) -> Any:
+        values = inputs["x"][:, 0].tolist()
+        self.seen += dict.fromkeys(values)  # A row that pads the batch is there twice.
+        if BAD in inputs["x"][:, -1]:
+            self.failed.update(values)
+            raise InvalidArgument("bad")
+        return {"y": inputs["x"] * 2}
+
+    def put(self, put: Put) -> None:
+        first = float(sum(map(len, self.values)) + 1)
+        values = [first + at for at in range(put.rows)]
+        inputs = rows(*values, width=2 * put.width)
+        if put.bad:
+            inputs["x"][:, -1] = BAD
+        call = Call()
+        call.scheduling = Scheduling(priority=put.priority)
+        execution = Execution(inputs, call, self.loop.create_future())
+        self.requests.append(execution)
+        self.values.append(values)
+        self.schedule.put(execution)
+
+    def do(self, do: Do) -> None:
+        if do.what == "run":
+            self.run()
+        elif do.what == "deliver":
+            if self.executed:
+                self.executed.pop(do.place % len(self.executed)).deliver()
+        elif self.requests:
+            number = do.place % len(self.requests)
+            request = self.requests[number]
+            if do.what == "cancel":
+                request.call.cancel()
+            elif not request.future.done():
+                self.given_up.add(number)
+                if do.what == "leave":
+                    request.future.cancel()
+                self.schedule.discard(request)
+                if do.what == "expire":
+                    request.future.set_exception(DeadlineExceeded("late"))
+        if self.in_order:
+            done = [one.future.done() for at, one in enumerate(self.requests) if at not in self.given_up]
+            assert done == sorted(done, reverse=True)
+
+    def run(self) -> None:
+        if len(self.schedule):
+            work = self.schedule.take(0)
+            assert work is not None
+            work.run(self.function, self.explain)
+            self.executed.append(work)
+
+    @staticmethod
+    def explain(error: BaseException) -> ServingError:
+        assert isinstance(error, ServingError), error
+        return error
+
+    def end(self) -> None:
+        self.schedule.close()
+        while len(self.schedule):
+            self.run()
+        assert self.schedule.take(0) is None
+        for work in reversed(self.executed):
+            work.deliver()
+
+    def check(self) -> None:
+        assert len(set(self.seen)) == len(self.seen), "a row was executed twice"
+        errors = []
+        for number, (request, values) in enumerate(zip(self.requests, self.values, strict=True)):
+            future = request.future
+            assert future.done()
+            if number in self.given_up:
+                assert future.cancelled() or isinstance(future.exception(), DeadlineExceeded)
+            elif isinstance(error := future.exception(), Cancelled):
+                assert request.call.cancelled
+            elif error is not None:
+                assert isinstance(error, InvalidArgument)
+                assert not self.failed.isdisjoint(values)
+                errors.append(error)
+            else:
+                answer = future.result()["y"]
+                width = request.inputs["x"].shape[1]
+                np.testing.assert_array_equal(answer[:, :width], request.inputs["x"] * 2)
+                assert not answer[:, width:].any()
+        assert len({id(error) for error in errors}) == len(errors)
+
+
+@contextmanager
+def new_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    with new_loop() as loop:
+        yield loop
+
+
+@settings(max_examples=300)
+@given(batching=SCHEDULES, steps=STEPS)
+def test_each_member_gets_its_own_rows_and_one_outcome(
+    loop: asyncio.AbstractEventLoop, batching: DynamicBatching, steps: list[Put | Do]
+) -> None:
+    run = Run(batching, loop)
+    for step in steps:
+        if isinstance(step, Put):
+            run.put(step)
+        else:
+            run.do(step)
+    run.end()
+    run.check()

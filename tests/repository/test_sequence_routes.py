@@ -1,0 +1,236 @@
+"""Sequences while versions come and go: each ends in the version that it began in (spec 5.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_loads import look_twice, put, settings, states, until
+from sequence_models import HOUR, LONG, Summing
+
+from triglot import Call, Model, TensorSpec
+from triglot.core.errors import Code, InvalidArgument, ServingError, Unavailable
+from triglot.core.model_config import ModelConfig
+from triglot.core.scheduling import SequenceBatching
+from triglot.core.tensor import pack_bytes
+from triglot.core.types import InferenceRequest, InputTensor
+from triglot.dataplane import DataPlane
+from triglot.repository.manager import Manager
+
+V1, V2 = 1000.0, 2000.0
+
+
+class Numbered(Summing):
+    """Adds a thousand times its version."""
+
+    def __init__(self, number: int, max_idle: float) -> None:
+        super().__init__(replace(LONG, max_idle=max_idle))
+        self.number = number
+
+    def infer(self, inputs: Any, call: Call) -> dict[str, Any]:
+        answer = super().infer(inputs, call)
+        return {**answer, "y": answer["y"] + 1000 * self.number}
+
+
+class House:
+    """A model `m` whose versions come and go."""
+
+    def __init__(self, manager: Manager, folder: Path) -> None:
+        self.manager = manager
+        self.folder = folder
+        self.dataplane = DataPlane(manager)
+
+    async def add(self, number: int, text: str = "") -> None:
+        """Have a version served, too, or again."""
+        put(self.folder / str(number), text)
+        await look_twice(self.manager)
+        await until(lambda: self.manager.servable("m").version == number)
+
+    async def send(
+        self, value: float, sequence_id: int | str, *, start: bool = False, end: bool = False, version: str = ""
+    ) -> float:
+        """What a request is answered with."""
+        tensor = InputTensor("x", "FP32", (1, 1), np.array([value], np.float32))
+        parameters: dict[str, Any] = {"sequence_id": sequence_id, "sequence_start": start, "sequence_end": end}
+        request = InferenceRequest("m", version, inputs=[tensor], parameters=parameters)
+        response = await self.dataplane.infer(request, Call())
+        return float(response.outputs[0].array.item())
+
+    async def error(self, value: float, sequence_id: int | str, **said: Any) -> ServingError:
+        """What a request is refused with."""
+        with pytest.raises(ServingError) as caught:
+            await self.send(value, sequence_id, **said)
+        return caught.value
+
+    async def state(self, number: int, state: str) -> None:
+        """Wait until a version is in this state."""
+        await until(lambda: states(self.manager, "m").get(number) == state)
+
+
+@asynccontextmanager
+async def house(
+    tmp_path: Path, *, max_idle: float = HOUR, all_versions: bool = False, **options: Any
+) -> AsyncIterator[House]:
+    """Of version 1; later ones take its place, unless `all_versions` serve."""
+
+    def load(backend: str, file: Path, config: ModelConfig) -> Model:
+        return Numbered(int(file.parent.name) + (10 if file.read_text() else 0), max_idle)
+
+    folder = tmp_path / "m"
+    put(folder / "1")
+    root = tmp_path if all_versions else settings(folder)
+    manager = Manager([root], load, max_queue_size=100, **options)
+    try:
+        await manager.load_all()
+        yield House(manager, folder)
+    finally:
+        await manager.close()
+
+
+async def test_a_sequence_goes_on_in_the_version_that_it_began_in(tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+        assert await one.send(1, 5, start=True) == V1 + 1
+        await one.add(2)
+        await one.state(1, "UNLOADING")
+        assert await one.send(1, 5) == V1 + 2
+        assert await one.send(1, 5, version="1") == V1 + 3
+        # Others begin in the new one.
+        assert await one.send(1, 6, start=True) == V2 + 1
+        assert await one.send(1, 6) == V2 + 2
+        assert (await one.error(1, 7)).code is Code.INVALID_ARGUMENT
+        assert (await one.error(1, 7, start=True, version="1")).code is Code.UNAVAILABLE
+        assert (await one.error(1, 5, version="2")).code is Code.INVALID_ARGUMENT
+        assert states(one.manager, "m")[1] == "UNLOADING"
+        assert await one.send(1, 5, end=True) == V1 + 4
+        await one.state(1, "UNAVAILABLE")
+        assert (await one.error(1, 5)).code is Code.INVALID_ARGUMENT
+
+
+async def test_a_sequence_without_a_version_stays_where_it_began(tmp_path: Path) -> None:
+    async with house(tmp_path, all_versions=True) as one:
+        assert await one.send(1, 5, start=True) == V1 + 1
+        await one.add(2)
+        assert await one.send(1, 5) == V1 + 2
+        assert await one.send(1, 5, start=True, version="2") == V2 + 1
+        # Two of the same id: the one that a new one would be beside.
+        assert await one.send(1, 5) == V2 + 2
+        assert await one.send(1, 5, version="1") == V1 + 3
+
+
+async def test_a_start_goes_to_the_new_version_and_ends_the_former_sequence(tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+        assert await one.send(1, 5, start=True) == V1 + 1
+        await one.add(2)
+        assert await one.send(1, 5, start=True) == V2 + 1
+        await one.state(1, "UNAVAILABLE")
+        assert await one.send(1, 5) == V2 + 2
+
+
+async def test_what_is_loaded_again_lets_the_former_ones_sequences_end(tmp_path: Path) -> None:
+    async with house(tmp_path, all_versions=True, explicit=["m"]) as one:
+        former = one.manager.servable("m")
+        assert await one.send(1, 5, start=True) == V1 + 1
+        put(one.folder / "1", "changed")
+        await one.manager.load_model("m")
+        assert one.manager.servable("m") is not former
+        assert await one.send(1, 5) == V1 + 2
+        assert await one.send(1, 5, version="1") == V1 + 3
+        assert await one.send(1, 6, start=True, version="1") == 11 * V1 + 1
+        assert await one.send(1, 6) == 11 * V1 + 2
+        assert await one.send(1, 5, end=True) == V1 + 4
+        await until(lambda: not one.manager.leaving("m"))
+        assert former.leases == 0
+
+
+async def test_an_idle_sequence_does_not_keep_a_version(tmp_path: Path) -> None:
+    async with house(tmp_path, max_idle=0.05) as one:
+        await one.send(1, 5, start=True)
+        await one.add(2)
+        await one.state(1, "UNAVAILABLE")
+
+
+async def test_a_drain_has_its_own_patience(tmp_path: Path) -> None:
+    async with house(tmp_path, drain_seconds=0.05) as one:
+        await one.send(1, 5, start=True)
+        await one.add(2)
+        await one.state(1, "UNAVAILABLE")
+        assert (await one.error(1, 5)).code is Code.INVALID_ARGUMENT
+
+
+async def test_sequences_of_a_model_that_is_unloaded_may_end(tmp_path: Path) -> None:
+    async with house(tmp_path, all_versions=True, explicit=["m"]) as one:
+        await one.send(1, 5, start=True)
+        one.manager.unload_model("m")
+        assert await one.send(1, 5) == V1 + 2
+        assert (await one.error(1, 6, start=True)).code is Code.NOT_FOUND
+        assert await one.send(1, 5, end=True) == V1 + 3
+        await one.state(1, "UNAVAILABLE")
+
+
+async def test_a_server_that_stops_begins_no_sequence(tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+        await one.send(1, 5, start=True)
+        one.dataplane.stop()
+        error = await one.error(1, 6, start=True)
+        assert isinstance(error, Unavailable)
+        assert "the server is shutting down" in error.message
+        assert await one.send(1, 5, end=True) == V1 + 2
+        assert one.manager.servable("m").leases == 0
+
+
+async def test_a_timeout_is_no_deadline_of_a_sequences_request(tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+        tensor = InputTensor("x", "FP32", (1, 1), np.array([1], np.float32))
+        parameters: dict[str, Any] = {"sequence_id": 5, "sequence_start": True, "timeout": 1_000_000}
+        call = Call()
+        await one.dataplane.infer(InferenceRequest("m", inputs=[tensor], parameters=parameters), call)
+        assert call.deadline is None
+
+
+async def test_wrong_inputs_leave_a_sequence_as_it_is(tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+        await one.send(1, 5, start=True)
+        tensor = InputTensor("before", "FP32", (1, 1), np.array([1], np.float32))
+        request = InferenceRequest("m", inputs=[tensor], parameters={"sequence_id": 5, "sequence_end": True})
+        with pytest.raises(InvalidArgument, match="unexpected inference input 'before'"):
+            await one.dataplane.infer(request, Call())
+        assert await one.send(1, 5, end=True) == V1 + 2
+
+
+async def test_large_texts_do_not_change_the_order(tmp_path: Path) -> None:
+    """They are taken apart on threads, small ones are not."""
+
+    class Words(Model):
+        inputs = [TensorSpec("word", "BYTES", [1])]
+        outputs = [TensorSpec("number", "INT32", [1])]
+        sequence_batching = SequenceBatching(max_idle=HOUR)
+
+        def __init__(self) -> None:
+            self.lengths: list[int] = []
+
+        def infer(self, inputs: Any) -> dict[str, Any]:
+            self.lengths.append(len(inputs["word"][0]))
+            return {"number": np.array([len(self.lengths)], np.int32)}
+
+    model = Words()
+    put(tmp_path / "m" / "1")
+    manager = Manager([tmp_path], lambda *_: model, max_queue_size=100)
+    await manager.load_all()
+    dataplane = DataPlane(manager)
+
+    def send(at: int) -> Any:
+        data = pack_bytes([b"x" * (at + 1_000_000 * (at % 3 == 0))])
+        parameters: dict[str, Any] = {"sequence_id": 5, "sequence_start": at == 0, "sequence_end": at == 11}
+        request = InferenceRequest("m", inputs=[InputTensor("word", "BYTES", (1,), data)], parameters=parameters)
+        return dataplane.infer(request, Call())
+
+    answers = await asyncio.gather(*map(send, range(12)))
+    assert [answer.outputs[0].array.item() for answer in answers] == [*range(1, 13)]
+    assert [length % 1_000_000 for length in model.lengths] == [*range(12)]
+    await manager.close()

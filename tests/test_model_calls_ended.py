@@ -1,0 +1,167 @@
+"""Calls of models that end early, and those that would never end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import triglot
+from served_models import SECONDS, Arrays, Function, Gated, both, calling, ints, serving, until
+from triglot.core.errors import Code
+from triglot.core.types import BatchCall, Call
+from triglot.model_calls import MAX_DEPTH
+
+
+@both
+@pytest.mark.parametrize("place", ["running", "queued"])
+async def test_the_caller_leaves(on_loop: bool, place: str) -> None:
+    """The called model sees it, or is never asked; the calling thread is free again at once."""
+    gated, left = Gated(), threading.Event()
+
+    def outer(inputs: Arrays, call: Call) -> Any:
+        try:
+            return call.infer("gated", inputs)
+        finally:
+            left.set()
+
+    async def async_outer(inputs: Arrays, call: Call) -> Any:
+        try:
+            return await call.infer("gated", inputs)
+        finally:
+            left.set()
+
+    async with serving({"gated": gated, "outer": Function(async_outer if on_loop else outer)}) as served:
+        busy = asyncio.create_task(served.infer("gated", ints(1))) if place == "queued" else None
+        await until(lambda: busy is None or gated.begun.is_set())
+        asked = asyncio.create_task(served.infer("outer", ints(2)))
+        if busy is None:
+            await until(gated.begun.is_set)
+        else:
+            await until(lambda: served.server.dataplane.queue_depth() == 1)
+        asked.cancel()
+        await until(left.is_set)
+        await asyncio.wait([asked])
+        assert asked.cancelled()
+        if busy is None:
+            assert gated.calls[0].cancelled
+        else:
+            assert served.server.dataplane.queue_depth() == 0
+        gated.gate.set()
+        if busy is not None:
+            assert (await busy).tolist() == [1]
+        await served.is_idle()
+        assert (await served.infer("outer", ints(3))).tolist() == [3]
+        assert len(gated.calls) == 2
+
+
+@both
+async def test_the_deadline_passes(on_loop: bool) -> None:
+    gated, seen = Gated(), list[BaseException]()
+
+    def outer(inputs: Arrays, call: Call) -> Any:
+        try:
+            return call.infer("gated", inputs)
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    models = {"gated": gated, "outer": calling("gated", on_loop=True) if on_loop else Function(outer)}
+    async with serving(models) as served:
+        error = await served.error("outer", ints(1), Call(time.monotonic() + 0.05))
+        assert error.code is Code.DEADLINE_EXCEEDED
+        if not on_loop:
+            await until(lambda: seen)
+            assert isinstance(seen[0], triglot.DeadlineExceeded)
+        gated.gate.set()
+        await served.is_idle()
+        assert (await served.infer("outer", ints(3))).tolist() == [3]
+
+
+async def test_a_batch_is_left_when_all_of_its_members_are() -> None:
+    """A call that is made on behalf of several goes on as long as one of them waits."""
+    gated, members = Gated(), [Call(), Call()]
+
+    async with serving({"gated": gated}) as served:
+        for member in members:
+            member.reach = served.server.dataplane.reach
+        asked = BatchCall(members).infer("gated", {"x": ints(1)})
+        await until(gated.begun.is_set)
+        members[0].cancel()
+        assert not asked.cancelling()
+        members[1].cancel()
+        with pytest.raises(triglot.Cancelled, match="the caller left"):
+            await asked
+        assert gated.calls[0].cancelled
+        gated.gate.set()
+        await served.is_idle()
+
+
+# --- calls that go round ---
+
+
+async def test_a_model_that_calls_itself_on_the_loop() -> None:
+    async def count_down(inputs: Arrays, call: Call) -> Any:
+        left = inputs["x"] - 1
+        return {"y": left} if left[0] <= 0 else await call.infer("count", {"x": left})
+
+    async with serving({"count": Function(count_down)}) as served:
+        assert (await served.infer("count", ints(MAX_DEPTH + 1))).tolist() == [0]
+        error = await served.error("count", ints(MAX_DEPTH + 2))
+        assert error.code is Code.FAILED_PRECONDITION
+        assert f"more than {MAX_DEPTH} models call each other in a row: count -> count" in error.message
+        await served.is_idle()
+
+
+@pytest.mark.parametrize("instances", [1, 3])
+async def test_a_model_that_waits_for_itself(instances: int) -> None:
+    """On threads, a call that needs an instance while all of them wait for it would never end."""
+
+    def count_down(inputs: Arrays, call: Call) -> Any:
+        left = inputs["x"] - 1
+        return {"y": left} if left[0] <= 0 else call.infer("count", {"x": left})
+
+    async with serving({"count": Function(count_down, instances=instances)}) as served:
+        assert (await served.infer("count", ints(instances))).tolist() == [0]
+        error = await served.error("count", ints(instances + 1))
+        assert error.code is Code.FAILED_PRECONDITION
+        assert f"the call would never end: count -> count{' -> count' * (instances - 1)}, and" in error.message
+        await served.is_idle()
+        assert (await served.infer("count", ints(instances))).tolist() == [0]
+
+
+async def test_two_models_that_wait_for_each_other() -> None:
+    def ask(other: str) -> Function:
+        return Function(lambda inputs, call: call.infer(other, inputs))
+
+    async with serving({"one": ask("two"), "two": ask("one")}) as served:
+        error = await served.error("one", ints(1))
+        assert error.code is Code.FAILED_PRECONDITION
+        assert "one -> two -> one, and every instance of 'one' (1) waits" in error.message
+        await served.is_idle()
+
+
+async def test_two_calls_that_wait_for_the_same_instances() -> None:
+    """Both are held up by the other: one of them is refused, and may come again."""
+    together = threading.Barrier(2)
+
+    def outer(inputs: Arrays, call: Call) -> Any:
+        if inputs["x"][0] == 0:
+            return {"y": inputs["x"]}
+        together.wait(SECONDS)
+        return call.infer("outer", {"x": ints(0)})
+
+    async with serving({"outer": Function(outer, instances=2)}) as served:
+        async with asyncio.timeout(SECONDS):
+            answers = await asyncio.gather(
+                *[served.infer("outer", ints(1)) for _ in range(2)], return_exceptions=True
+            )
+        (refused,) = [answer for answer in answers if isinstance(answer, triglot.ServingError)]
+        assert refused.code is Code.RESOURCE_EXHAUSTED
+        assert refused.retry_after
+        (answer,) = [answer for answer in answers if not isinstance(answer, BaseException)]
+        assert answer.tolist() == [0]
+        await served.is_idle()

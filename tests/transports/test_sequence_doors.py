@@ -1,0 +1,151 @@
+"""Sequences through the real doors: their order on a stream, what is refused, and a server that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from live import METHOD, Live, live
+from sequence_models import HOUR, LONG, Summing
+from test_caller import until
+
+from triglot import Call, Model, TensorSpec
+from triglot.core.scheduling import SequenceBatching
+from triglot.core.tensor import pack_bytes
+from triglot.pb.kserve import inference_pb2 as pb
+
+VALUE = struct.Struct("<f")
+
+
+class Words(Model):
+    """Numbers the requests of its only sequence."""
+
+    inputs = [TensorSpec("x", "BYTES", [1])]
+    outputs = [TensorSpec("y", "INT32", [1])]
+    sequence_batching = SequenceBatching(max_idle=HOUR)
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        self.lengths.append(len(inputs["x"][0]))
+        return {"y": np.array([len(self.lengths)], np.int32)}
+
+
+class Yielding(Summing):
+    """Decoupled: the sum so far, twice."""
+
+    def __init__(self) -> None:
+        super().__init__(SequenceBatching(max_idle=HOUR, controls=LONG.controls))
+        self.sum = 0.0
+
+    def infer(self, inputs: Mapping[str, Any], call: Call) -> Any:
+        self.sum = float(inputs["x"].item()) + (0 if inputs["start"].item() else self.sum)
+        for _ in range(2):
+            yield {"y": np.full((1, 1), self.sum, np.float32)}
+
+
+def message(
+    model: str,
+    raw: bytes,
+    at: int,
+    last: int,
+    *,
+    sequence_id: int = 5,
+    datatype: str = "FP32",
+    shape: tuple[int, ...] = (1, 1),
+) -> bytes:
+    """Request number `at` of a sequence."""
+    made = pb.ModelInferRequest(model_name=model, id=str(at), raw_input_contents=[raw])
+    made.inputs.add(name="x", datatype=datatype, shape=shape)
+    made.parameters["sequence_id"].int64_param = sequence_id
+    made.parameters["sequence_start"].bool_param = at == 0
+    made.parameters["sequence_end"].bool_param = at == last
+    return made.SerializeToString()
+
+
+def number(model: str, value: float, at: int, last: int, *, sequence_id: int = 5) -> bytes:
+    return message(model, VALUE.pack(value), at, last, sequence_id=sequence_id)
+
+
+async def sending(*messages: bytes) -> AsyncIterator[bytes]:
+    for one in messages:
+        yield one
+
+
+def value(response: pb.ModelInferResponse) -> float:
+    return float(VALUE.unpack(response.raw_output_contents[0])[0])
+
+
+async def ask(door: Live, request: bytes) -> float:
+    return value(pb.ModelInferResponse.FromString(await door.infer(request, timeout=20)))
+
+
+async def test_requests_of_a_stream_come_in_their_order() -> None:
+    model = Words()
+    async with live({"words": model}) as door:
+        requests = [
+            # Large ones are taken apart on a thread.
+            message(
+                "words", pack_bytes([b"x" * (at + 200_000 * (at % 3 == 0))]), at, 19, datatype="BYTES", shape=(1,)
+            )
+            for at in range(20)
+        ]
+        answers = [one async for one in door.stream_infer(sending(*requests))]
+        assert [one.error_message for one in answers] == [""] * 20
+        assert [length % 200_000 for length in model.lengths] == [*range(20)]
+        assert [one.infer_response.id for one in answers] == [str(at) for at in range(20)]
+        assert door.leases() == 0
+
+
+async def test_a_decoupled_model_has_sequences_on_a_stream() -> None:
+    async with live({"yielding": Yielding()}) as door:
+        requests = [number("yielding", at + 1, at, 3) for at in range(4)]
+        answers = [one async for one in door.stream_infer(sending(*requests))]
+        assert [one.error_message for one in answers] == [""] * 8
+        assert [value(one.infer_response) for one in answers] == [1, 1, 3, 3, 6, 6, 10, 10]
+
+
+async def test_a_server_that_ends_lets_sequences_end_first() -> None:
+    async with live({"sum": Summing(LONG)}) as door:
+        assert await ask(door, number("sum", 1, 0, 9)) == 1
+        draining = asyncio.ensure_future(door.server.drain(0.001))
+        await until(lambda: door.server.dataplane.stopping)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask(door, number("sum", 1, 0, 9, sequence_id=6))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "the server is shutting down" in str(caught.value.details())
+        assert await ask(door, number("sum", 2, 1, 9)) == 3
+        assert not draining.done()
+        assert await ask(door, number("sum", 3, 9, 9)) == 6
+        async with asyncio.timeout(20):
+            await draining
+
+
+async def test_a_server_does_not_wait_for_sequences_for_ever() -> None:
+    async with live({"sum": Summing(LONG)}, grace=0.05) as door:
+        assert await ask(door, number("sum", 1, 0, 9)) == 1
+        async with asyncio.timeout(20):
+            await door.server.drain(0.001)
+        assert door.leases() == 1
+
+
+@pytest.mark.parametrize("cancels", ["first", "middle", "last"])
+async def test_a_client_that_leaves(cancels: str) -> None:
+    """The next request, or the next START, is served."""
+    at = {"first": 0, "middle": 1, "last": 2}[cancels]
+    model = Summing(LONG, rows=1)
+    async with live({"sum": model}) as door:
+        for before in range(at):
+            await ask(door, number("sum", 1, before, 2))
+        call = door.channel.unary_unary(METHOD + "ModelInfer")(number("sum", 1, at, 2))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await ask(door, number("sum", 7, 0, 0)) == 7
+        await until(lambda: not door.leases())
