@@ -120,7 +120,6 @@ async def _load(servable: Servable, elements: int, in_flight: int, seconds: floa
     inputs = {"x": tensor(1, elements)}
     latencies: list[float] = []
     clock = time.perf_counter
-    end = clock() + seconds
 
     async def client() -> None:
         while (started := clock()) < end:
@@ -134,6 +133,7 @@ async def _load(servable: Servable, elements: int, in_flight: int, seconds: floa
     gc.disable()
     try:
         began = clock()
+        end = began + seconds
         await asyncio.gather(*[client() for _ in range(in_flight)])
         took = clock() - began
     finally:

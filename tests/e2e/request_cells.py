@@ -44,8 +44,7 @@ TOLD: dict[str, dict[str, str]] = {
     "grps_grpc": _TOLD | {"shutdown": "UNAVAILABLE"},
     "grps_streaming": _TOLD | {"shutdown": "UNAVAILABLE"},
     "grps_http": _HTTP,
-    # Its head is sent before the first answer: there is no other way to say that this is not the end.
-    "grps_chunked": dict.fromkeys(SEEN, CUT_OFF) | {"ok": "200", "cancel": LEFT},
+    "grps_chunked": _TOLD | {"ok": "200", "shutdown": CUT_OFF},
 }
 """What the client is told, by door."""
 AT_ITS_DEADLINE = {"DEADLINE_EXCEEDED", "status 504", IN_BAND}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,11 +248,9 @@ class HttpDoor(Door):
             async with self.session.post(url, json=self.body(ask)) as response:
                 if response.status != 200:
                     return str(response.status)
-                async for answer in self.answers(response):
-                    await attempt.answered(answer)
+                return await self.read(response, attempt)
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError):
             return CUT_OFF
-        return "200"
 
     @abstractmethod
     def body(self, ask: Ask) -> Any:
@@ -262,9 +260,10 @@ class HttpDoor(Door):
     def text(self, answer: Any) -> str:
         """The text of an answer."""
 
-    async def answers(self, response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-        """The texts of the answers."""
-        yield self.text(await response.json())
+    async def read(self, response: aiohttp.ClientResponse, attempt: Attempt) -> str:
+        """How it ends after a good status."""
+        await attempt.answered(self.text(await response.json()))
+        return "200"
 
 
 class KServeRest(HttpDoor):
@@ -310,15 +309,19 @@ class GrpsHttp(HttpDoor):
 
 
 class GrpsChunked(GrpsHttp):
-    """The same, as a stream: each answer is a chunk."""
+    """The same, as a stream: each answer is a chunk, and so is an error."""
 
     path = "/grps/v1/infer/predict?streaming=true"
     streams = True
 
-    async def answers(self, response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    async def read(self, response: aiohttp.ClientResponse, attempt: Attempt) -> str:
         """As in the base class."""
         while chunk := (await response.content.readchunk())[0]:
-            yield self.text(json.loads(chunk))
+            answer = json.loads(chunk)
+            if answer["status"]["code"] != 200:
+                return f"status {answer['status']['code']}"
+            await attempt.answered(self.text(answer))
+        return "200"
 
 
 DOORS: dict[str, type[Door]] = {

@@ -28,6 +28,7 @@ from scripted_models import Inputs, Plain, Scripted
 
 from process import SECONDS
 from triglot.core.errors import Code
+from triglot.core.scheduling import DynamicBatching, QueuePolicy
 
 SOON = 0.05
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
@@ -153,6 +154,45 @@ async def test_a_requests_timeout_is_what_the_model_sees(door: Door) -> None:
         # It can only shorten.
         await ask(server, door, parameters={"timeout": 2000 * 10**6})
         assert 20 < (model.calls[1].remaining or 0) <= 1000
+
+
+class Batched(Scripted):
+    """Requests are joined."""
+
+    max_batch_size = 4
+    dynamic_batching = DynamicBatching()
+
+
+class Waits(Batched):
+    """As its queue's policy says."""
+
+    dynamic_batching = DynamicBatching(policy=QueuePolicy(timeout=1000))
+
+
+@PARAMETERS
+@pytest.mark.parametrize(("kind", "ends"), [(Batched, True), (Waits, False)])
+async def test_what_a_timeout_means_is_for_the_queues_policy_to_say(
+    door: Door, kind: type[Scripted], ends: bool
+) -> None:
+    model = kind()
+    async with live({MODEL: model}) as server:
+        assert (await ask(server, door, parameters={"timeout": 20_000_000})).value == 2
+        assert (model.calls[0].deadline is not None) is ends
+
+
+@EVERY_DOOR
+async def test_the_servers_default_ends_a_member_of_a_batch(door: Door) -> None:
+    model = Batched(open_gate=False)
+    async with live({MODEL: model}, default_timeout=SOON) as server:
+        first = asyncio.ensure_future(kserve_grpc(server, 0, timeout=SECONDS))
+        await model.wait_until_entered()
+        told = await ask(server, door)
+        assert told.code is Code.DEADLINE_EXCEEDED
+        assert "default_timeout" in told.text
+        model.gate.set()
+        assert (await first).code is Code.OK
+        await until_let_go(server)
+    assert model.started == [0]
 
 
 # --- REST ---

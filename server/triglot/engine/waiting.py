@@ -59,8 +59,8 @@ class Level(Lane):
 class Taken:
     """What an idle instance gets: refused requests, or a batch of `works`, or until when it is to wait.
 
-    None of the three: nothing waits. `joinable`: the works have the same layout. `batched`: they are a batch, if only
-    of one, and do not run by themselves.
+    None of the three: nothing waits. `joinable`: the works have the same layout. `batched`: they are a batch, if
+    only of one, and do not run by themselves.
     """
 
     refused: list[Execution | Stream] = field(default_factory=list)
