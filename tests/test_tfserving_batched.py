@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import SECONDS, until
+from served_models import SECONDS, Served, until
 from triglot import tfserving_cli
 from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
@@ -259,3 +260,38 @@ async def test_what_is_not_batched_is_named_in_the_log(tmp_path: Path, caplog: p
         "m version 1: requests run one by one: signature 'serving_default': output 'n' is [], expected -1 as its "
         "first dim"
     ) in caplog.text
+
+
+IN_A_PROCESS = """
+import os
+
+import numpy as np
+import triglot
+
+
+class Model(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "INT32", [-1])]
+    outputs = [triglot.TensorSpec("y", "INT32", [-1, 2])]
+    execution = "process"
+
+    def infer(self, inputs):
+        rows = len(inputs["x"])
+        return {"y": np.full((rows, 2), [rows, os.getpid()], np.int32)}
+"""
+
+
+async def test_a_model_in_a_process_of_its_own_is_batched_too(tmp_path: Path) -> None:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(IN_A_PROCESS)
+    (tmp_path / "batching.config").write_text(f"max_batch_size {{ value: 4 }} {NEVER}")
+    flags = {"enable_batching": True, "batching_parameters_file": str(tmp_path / "batching.config")}
+    config = triglot.Config(grpc_port=0, rest_port=0, grace=1.0)
+    async with triglot.Server(
+        models=[ModelSettings("m", tmp_path / "m")], config=config, adapt=tfserving_cli.batching(flags)
+    ) as server:
+        here = Served(server)
+        answers = await asyncio.gather(*[here.infer("m", np.zeros(rows, np.int32)) for rows in (1, 3)])
+    rows = np.concatenate(answers).tolist()
+    assert rows == [[4, rows[0][1]]] * 4
+    assert rows[0][1] != os.getpid()

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
-from triglot.core.scheduling import QueuePolicy, scheduling_of
+from triglot.core.request_scheduling import scheduling_of
+from triglot.core.scheduling import QueuePolicy
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array
 from triglot.core.types import Call, InferenceRequest, InferenceResponse, Reach, no_models

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,7 @@ torch = pytest.importorskip("torch", reason="the torch environment has it")
 from grps_torch_scripts import SUM, script
 
 REQUESTS = 4
-WINDOW_US = 60_000_000
-"""Only a full batch starts before the test has failed."""
-DYNAMIC = {"type": "dynamic", "max_batch_size": REQUESTS, "batch_timeout_us": WINDOW_US}
+DYNAMIC = {"type": "dynamic", "max_batch_size": REQUESTS, "batch_timeout_us": 1000}
 CUSTOMIZED = """
 from grps_framework.apis.grps_pb2 import GrpsMessage
 from grps_framework.converter.converter import Converter, converter_register
@@ -114,39 +111,33 @@ def test_callers_who_speak_of_tensors(open_model: Open, converter_type: str) -> 
         model.infer({"a": np.array([b"x"], object)}, Call())
 
 
+def batch_answered(model: GrpsModel, requests: Iterable[pb.GrpsMessage]) -> list[Any]:
+    """The answers to calls that came by grps and are executed together, or their errors."""
+    assert model.infer_batch is not None
+    calls = []
+    for request in requests:
+        calls.append(Call())
+        calls[-1].exchange = Exchange(request.SerializeToString())
+    answers = model.infer_batch([{} for _ in calls], calls)
+    return [pb.GrpsMessage.FromString(one) if isinstance(one, bytes) else one for one in answers]
+
+
 @pytest.mark.parametrize("converter_type", ["torch", "none"])
 def test_requests_of_a_batch_get_their_own_rows(open_model: Open, converter_type: str) -> None:
     model = open_model(converter_type=converter_type, batching=DYNAMIC)
-    answers: dict[int, Any] = {}
-
-    def call(number: int) -> None:
-        answers[number] = named(answered(model, sent(10 * number, number)))["output"].tolist()
-
-    run_all(call)
-    assert answers == {number: [[10 * number + row] for row in range(number)] for number in range(1, REQUESTS + 1)}
+    answers = batch_answered(model, [sent(10 * number, number) for number in range(1, REQUESTS + 1)])
+    assert [named(answer)["output"].tolist() for answer in answers] == [
+        [[10 * number + row] for row in range(number)] for number in range(1, REQUESTS + 1)
+    ]
 
 
 def test_requests_that_make_no_batch_all_fail(open_model: Open) -> None:
     model = open_model(batching=DYNAMIC)
-    texts: dict[int, str] = {}
-
-    def call(number: int) -> None:
-        shape = [1, 1 if number < REQUESTS else 2]
-        with pytest.raises(ServingError) as caught:
-            answered(model, message(floats("a", shape, *range(shape[1]))))
-        texts[number] = caught.value.message
-
-    run_all(call)
-    (text,) = set(texts.values())
+    shapes = [[1, 1]] * (REQUESTS - 1) + [[1, 2]]
+    errors = batch_answered(model, [message(floats("a", shape, *range(shape[1]))) for shape in shapes])
+    (text,) = {error.message for error in errors if isinstance(error, ServingError)}
     assert f"of a batch of {REQUESTS} has other tensors than the first: tensor 'a' float32 [?," in text
-
-
-def run_all(call: Callable[[int], None]) -> None:
-    threads = [threading.Thread(target=call, args=[number]) for number in range(1, REQUESTS + 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert len({id(error) for error in errors}) == REQUESTS
 
 
 def test_subclasses_of_a_project(open_model: Open, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ SEEN = {
     "shutdown": "UNAVAILABLE",
 }
 """What the server counts."""
+COUNTED_OTHERWISE = {("kserve_stream", "shutdown"): "CANCELLED"}
+"""The requests of a stream do not learn why it is cancelled."""
 _GRPC = SEEN | {"cancel": LEFT}
 _HTTP = {"ok": "200", "cancel": LEFT, "deadline": "504", "error": "500", "crash": "503", "shutdown": "503"}
 _TOLD = {"ok": "OK", "cancel": LEFT, "deadline": "status 504", "error": "status 500", "crash": "status 503"}
@@ -71,6 +73,11 @@ class Cell:
         if self.event == "deadline" and "grpc" in self.door + DOORS[self.door].endpoint[1].lower():
             return AT_ITS_DEADLINE
         return {TOLD[self.door][self.event]}
+
+    @property
+    def counted(self) -> str:
+        """What the server counts it as."""
+        return COUNTED_OTHERWISE.get((self.door, self.event), SEEN[self.event])
 
     def __str__(self) -> str:
         return f"{self.model}-{self.door}-{self.event}-{self.point}".replace(" ", "_")

@@ -79,7 +79,8 @@ class House:
         await until(lambda: not self.held(), "something is held", self.held)
         if aborted:
             # grpc.aio keeps the task of its last call until another one has come, and leaves it to the collector.
-            await self._live(b"")
+            if not self.server.dataplane.stopping:
+                await self._live(b"")
             gc.collect()
         await until(lambda: not calls(), "calls are alive", lambda: [vars_of(call) for call in calls()])
         await until(lambda: threads() <= self.threads, "threads have come", lambda: threads() - self.threads)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from request_cells import MODELS, SEEN, Cell, answers_of, cells, first_point, good
+from request_cells import MODELS, Cell, answers_of, cells, first_point, good
 from request_doors import DOORS, Attempt
 from request_house import House, open_house, until
 from request_stage import Visit
@@ -48,6 +48,7 @@ class Scene:
         self.before = house.counted(cell.door)
         self.others: list[Attempt] = []
         self.subject: Attempt
+        self._stopping: asyncio.Future[None] | None = None
         self._held: list[asyncio.Future[Visit]] = []
 
     async def begin(self, timeout: float | None = None) -> bool:
@@ -82,18 +83,18 @@ class Scene:
             case "cancel":
                 self.subject.leave()
             case "shutdown":
-                await self.house.server.stop()
+                self._stopping = asyncio.ensure_future(self.house.server.stop())
             case "deadline":
                 pass  # It comes by itself.
 
-    async def end(self) -> str:
-        """See how everything ends; how it did for the client."""
+    async def end(self) -> bool:
+        """See how everything ends; whether gRPC has said so with a status."""
         cell = self.cell
         told = await self.subject.ended()
         assert told in cell.told
         # The model is at work yet, and the server has done with the call.
         await until(
-            lambda: self.house.counted(cell.door) - self.before >= Counter({SEEN[cell.event]: 1}),
+            lambda: self.house.counted(cell.door) - self.before >= Counter({cell.counted: 1}),
             "it is not counted",
             lambda: self.house.counted(cell.door) - self.before,
         )
@@ -102,7 +103,9 @@ class Scene:
         shared = self.house.hurried or cell.event == "shutdown"
         for other in self.others:
             assert await other.ended() in (cell.told if shared else {self.door.good})
-        return told
+        if self._stopping is not None:
+            await self._stopping
+        return told.isupper() and told != "OK"
 
 
 async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
@@ -118,8 +121,7 @@ async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
     else:
         raise AssertionError(f"in {TRIES} tries it was not {cell.point}")
     await scene.happens()
-    ended = await scene.end()
-    await house.at_rest(aborted=ended.isupper() and ended != "OK")
+    await house.at_rest(aborted=await scene.end())
 
 
 async def serves(house: House, cell: Cell) -> None:
@@ -161,5 +163,4 @@ async def test_shutdown(cell: Cell) -> None:
         scene = Scene(house, cell)
         assert await scene.begin()
         await scene.happens()
-        await scene.end()
-        await house.at_rest()
+        await house.at_rest(aborted=await scene.end())

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triglot import Call, Model, TensorSpec
-from triglot.core.scheduling import PLAIN, DynamicBatching, Scheduling
+from triglot.core.request_scheduling import PLAIN, Scheduling
+from triglot.core.scheduling import DynamicBatching
 from triglot.engine.servable import Servable
 
 Array = NDArray[Any]

@@ -13,7 +13,8 @@ from scripted_models import Inputs
 
 from triglot import Call, Model, TensorSpec
 from triglot.core.errors import ServingError, as_serving_error
-from triglot.core.scheduling import ControlInput, Scheduling, SequenceBatching, SequenceState
+from triglot.core.request_scheduling import Scheduling
+from triglot.core.scheduling import ControlInput, SequenceBatching, SequenceState
 from triglot.engine.sequences import SequenceSchedule
 from triglot.engine.sequences.batch import SequenceBatch
 from triglot.engine.servable import Servable

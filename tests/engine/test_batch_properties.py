@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from triglot import Call, Cancelled, InvalidArgument
 from triglot.core.errors import DeadlineExceeded, ServingError
-from triglot.core.scheduling import DynamicBatching, Scheduling
+from triglot.core.request_scheduling import Scheduling
+from triglot.core.scheduling import DynamicBatching
 from triglot.engine.batcher import Batcher
 from triglot.engine.work import Execution, Work
 

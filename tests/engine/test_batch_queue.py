@@ -12,7 +12,8 @@ from batched_models import FOREVER, Batched, Site, call, first_values, rows
 
 from triglot import InvalidArgument
 from triglot.core.errors import QueueFull, Unavailable
-from triglot.core.scheduling import DynamicBatching, QueuePolicy, Scheduling
+from triglot.core.request_scheduling import Scheduling
+from triglot.core.scheduling import DynamicBatching, QueuePolicy
 
 
 async def test_a_full_queue_refuses_at_once() -> None:

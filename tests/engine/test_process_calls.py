@@ -15,7 +15,7 @@ from told_models import ON_LOOP, SECONDS, STREAM, STREAM_ON_LOOP, children, code
 from triglot import Call, NotFound, ServingError
 from triglot.core.errors import Code, Internal
 from triglot.core.model_config import ModelConfig
-from triglot.core.scheduling import Scheduling
+from triglot.core.request_scheduling import Scheduling
 from triglot.core.types import BatchCall, ModelCall
 
 TWO = ModelConfig(parameters={"greeting": "hello"})

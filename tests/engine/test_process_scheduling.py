@@ -10,7 +10,7 @@ import pytest
 from told_models import Told, code, told
 
 from triglot import Call, Unavailable
-from triglot.core.scheduling import Scheduling
+from triglot.core.request_scheduling import Scheduling
 from triglot.engine.warm_up import warm_up
 
 DECLARED = """

@@ -93,6 +93,7 @@ class _Run:
             return self._there
         finally:
             for task in running:
+                task.add_done_callback(_look_at)
                 task.cancel()
 
     def _ended(self, task: asyncio.Future[Any]) -> None:
@@ -131,6 +132,12 @@ class _Run:
     async def _in_turn(self, limit: asyncio.Semaphore, at: int, inputs: Inputs) -> Any:
         async with limit:
             return await self._infer(at, inputs)
+
+
+def _look_at(task: asyncio.Future[Any]) -> None:
+    """Of what nobody waits for any more, nobody needs to hear how it ended."""
+    if not task.cancelled():
+        task.exception()
 
 
 # --- checks before the first request; each raises `ValueError`, which names the step and the key ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import uuid
+from typing import TypeGuard
 
 log = logging.getLogger(__name__)
 
@@ -133,9 +134,27 @@ class MissingDependency(ModelLoadError):
     """The library of a backend is not installed; the text names the `pip install` to run."""
 
 
+def own_copy(error: ServingError) -> ServingError:
+    """Another error that says the same, without the frames that this one came through.
+
+    An exception belongs to one call: it collects the frames that it comes through, and its text is completed.
+    """
+    # Not the class's own `__new__`, which may ask for other arguments.
+    copy = Exception.__new__(type(error), *error.args)
+    copy.__dict__.update(error.__dict__)
+    return copy
+
+
+def is_told(error: BaseException) -> TypeGuard[ServingError]:
+    """Whether a client can be told the error as it is: a model's own class may lack a text, or a failure's code."""
+    code, text = getattr(error, "code", None), getattr(error, "message", None)
+    is_failure = isinstance(code, Code) and code is not Code.OK
+    return isinstance(error, ServingError) and is_failure and isinstance(text, str)
+
+
 def outcome(error: BaseException) -> Code:
     """The code that a client is told of an exception."""
-    if isinstance(error, ServingError):
+    if is_told(error):
         return error.code
     return Code.INTERNAL if isinstance(error, Exception) else Code.CANCELLED
 
@@ -145,7 +164,7 @@ def as_serving_error(error: BaseException, what: str) -> ServingError:
 
     The trace of the latter goes to the log under that id and never to the client.
     """
-    if isinstance(error, ServingError):
+    if is_told(error):
         return error
     number = uuid.uuid4().hex[:12]
     log.error("%s failed, error %s", what, number, exc_info=error)

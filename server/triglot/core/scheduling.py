@@ -9,7 +9,6 @@ from types import NoneType
 from typing import Literal
 
 from triglot.core import checks
-from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES
 
 AUTO: Literal["auto"] = "auto"
@@ -286,66 +285,3 @@ class Step:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     version: int = 0
-
-
-# --- what a request says ---
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduling:
-    """What a request says of its scheduling (spec 2.5). `timeout` is in seconds, 0: none.
-
-    `sequence_id` 0 and "": it belongs to no sequence.
-    """
-
-    priority: int = 0
-    timeout: float = 0.0
-    sequence_id: int | str = 0
-    sequence_start: bool = False
-    sequence_end: bool = False
-
-
-PLAIN = Scheduling()
-"""Of a request that says nothing."""
-_MAX_ID = 2**64 - 1
-_RESERVED = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
-
-
-def scheduling_of(parameters: Mapping[str, object], otherwise: Scheduling = PLAIN) -> Scheduling:
-    """What a request's parameters say (spec 2.5), or `otherwise`; `timeout` is in microseconds there.
-
-    Raises `InvalidArgument` for a parameter of another type, or out of range.
-    """
-    if not any(name in parameters for name in _RESERVED):
-        return otherwise
-    return Scheduling(
-        priority=_number(parameters, "priority"),
-        timeout=_number(parameters, "timeout") / 1e6,
-        sequence_id=_sequence_id(parameters.get("sequence_id", 0)),
-        sequence_start=_flag(parameters, "sequence_start"),
-        sequence_end=_flag(parameters, "sequence_end"),
-    )
-
-
-def _number(parameters: Mapping[str, object], name: str) -> int:
-    value = parameters.get(name, 0)
-    if type(value) is not int or not 0 <= value <= _MAX_ID:
-        raise InvalidArgument(f"parameter '{name}': expected an integer of at least 0, got {value!r}")
-    return value
-
-
-def _flag(parameters: Mapping[str, object], name: str) -> bool:
-    value = parameters.get(name, False)
-    if type(value) is not bool:
-        raise InvalidArgument(f"parameter '{name}': expected true or false, got {value!r}")
-    return value
-
-
-def _sequence_id(value: object) -> int | str:
-    if type(value) is str:
-        return value
-    if type(value) is not int or not 0 <= value <= _MAX_ID:
-        raise InvalidArgument(
-            f"parameter 'sequence_id': expected an integer from 0 to 2^64-1 or a text, got {value!r}"
-        )
-    return value

@@ -10,7 +10,7 @@ from typing import Any
 
 from triglot.core.errors import Code, DeadlineExceeded
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.scheduling import PLAIN
+from triglot.core.request_scheduling import PLAIN, own_parameters
 from triglot.core.tensor import DATATYPES, Array, Buffer
 
 ParameterValue = bool | int | float | str
@@ -335,7 +335,8 @@ class BatchCall(Call):
         self._members = members
         self.request_id = first.request_id
         self.signature_name = first.signature_name
-        self.parameters = first.parameters
+        # Its time in the queue, for one, was one member's.
+        self.parameters = own_parameters(first.parameters)
         self.reach = first.reach
         self.model_name, self.model_version = first.model_name, first.model_version
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from triglot.core.errors import Cancelled, Internal, ServingError
+from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
 from triglot.core.types import BatchCall, Call
 from triglot.engine.buffers import Buffers
 from triglot.engine.joining import join, rows_of, split
-from triglot.engine.work import Execution, Explain, Function, Inputs, Stream, light
+from triglot.engine.work import Execution, Explain, Function, Inputs, Stream
 
 log = logging.getLogger(__name__)
 
@@ -209,13 +209,6 @@ class Batch:
                 if not self._began:
                     member.error = Cancelled("the batch was cancelled before it began")
                 self._owner.deliver(member)
-
-
-def own_copy(error: ServingError) -> ServingError:
-    """Another error that says the same, without the frames that this one came through."""
-    copy = type(error).__new__(type(error), *error.args)
-    copy.__dict__.update(error.__dict__)
-    return light(copy)
 
 
 class Refusal:

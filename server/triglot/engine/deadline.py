@@ -22,11 +22,14 @@ async def in_time(call: Call, work: Awaitable[T], when: str) -> T:
         return await work
     try:
         async with asyncio.timeout(call.remaining) as scope:
-            return await work
+            answer = await work
     except TimeoutError:
         if not scope.expired():
             raise  # Its own.
         raise call.overdue(when) from None
+    if scope.expired():  # It went on in spite of its cancellation.
+        raise call.overdue(when)
+    return answer
 
 
 class EachInTime(Generic[T]):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 
 from triglot.engine.inbox import LoopInbox
 from triglot.engine.schedule import Schedule
 from triglot.engine.work import Explain, Function, Work
+
+log = logging.getLogger(__name__)
 
 
 class Instance:
@@ -45,7 +48,10 @@ class Instance:
 
     def _run(self) -> None:
         while (work := self._schedule.take(self._number)) is not None:
-            work.run(self._function, self._explain)
+            try:
+                work.run(self._function, self._explain)
+            except BaseException:  # Without this thread all that comes later would wait for ever.
+                log.exception("%s: what must not raise has raised", self._thread.name)
             if work.delivers:
                 self._finished.put(work)
             # The caller's arrays are not kept while this thread waits.

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.model import Model
+from triglot.core.request_scheduling import own_parameters
 from triglot.core.scheduling import DynamicBatching
 from triglot.core.types import Call
 from triglot.engine.declarations import looks_at_call
 from triglot.engine.joining import NoBatchDim, layout_of, rows_of
 from triglot.engine.work import Inputs
-
-NOT_THE_MODELS = frozenset(
-    (
-        "priority",
-        "timeout",
-        "sequence_id",
-        "sequence_start",
-        "sequence_end",
-        "binary_data_output",
-        "triton_enable_empty_final_response",
-        "signature_name",
-    )
-)
-"""Parameters that say nothing to a model (spec 2.5)."""
 
 
 class Kinds:
@@ -61,8 +48,10 @@ class Kinds:
         # Parts of one request are not padded to the lengths of others: their outputs must fit together.
         any_lengths = batching.pad_variable_lengths and rows <= self.max_rows
         layout = layout_of(inputs, any_lengths=any_lengths)
-        if call.parameters and self._by_parameters:
-            return rows, (call.signature_name, layout, _own_parameters(call))
+        if call.parameters and self._by_parameters and (own := own_parameters(call.parameters)):
+            # True is equal to 1, and 1 to 1.0, but not to a model.
+            typed = [(name, type(value), value) for name, value in sorted(own.items())]
+            return rows, (call.signature_name, layout, typed)
         return rows, (call.signature_name, layout)
 
     def _listed(self, inputs: Inputs) -> int:
@@ -72,10 +61,3 @@ class Kinds:
             return min(max(1, rows_of(inputs)), self.max_rows)
         except NoBatchDim:
             return 1
-
-
-def _own_parameters(call: Call) -> object:
-    # True is equal to 1, and 1 to 1.0, but not to a model.
-    return [
-        (name, type(value), value) for name, value in sorted(call.parameters.items()) if name not in NOT_THE_MODELS
-    ]

@@ -6,8 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from triglot.core.errors import Internal
-from triglot.engine.batch import own_copy
+from triglot.core.errors import Internal, own_copy
 from triglot.engine.joining import append
 from triglot.engine.work import Execution, Inputs
 

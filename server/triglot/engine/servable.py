@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any, NoReturn
 
-from triglot.core.errors import QueueFull, ServingError, as_serving_error
+from triglot.core.errors import QueueFull, ServingError, as_serving_error, own_copy
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.core.signature import default_of, signatures_of
@@ -172,7 +172,7 @@ class Servable:
         """What the model answers.
 
         Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`. At its deadline a
-        call ends whatever the model does; code on the loop is cancelled then.
+        call ends whatever the model does, but for code on the loop: it is cancelled then, and waited for.
         """
         gate = self._enter(call) if call.size else None
         try:
@@ -352,7 +352,8 @@ class Servable:
         return self._explain(error)
 
     def _explain(self, error: BaseException) -> ServingError:
-        return as_serving_error(error, str(self))
+        # A model may raise one and the same error again and again.
+        return own_copy(as_serving_error(error, str(self)))
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the instances and close the model; the transports let no call through any more.

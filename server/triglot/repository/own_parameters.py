@@ -37,9 +37,7 @@ def own_parameters(parameters: Mapping[str, str]) -> OwnParameters:
     execution = parameters.get("execution", "")
     if "execution" in parameters and execution not in EXECUTIONS:
         raise _wrong("execution", " or ".join(EXECUTIONS), execution, EXECUTIONS)
-    return OwnParameters(
-        execution, _cpus(parameters), _latency_objective(parameters), _hang_seconds(parameters)
-    )
+    return OwnParameters(execution, _cpus(parameters), _latency_objective(parameters), _hang_seconds(parameters))
 
 
 def others(parameters: Mapping[str, str]) -> dict[str, str]:

@@ -107,7 +107,8 @@ class GrpcServer:
                 observed.encoded(len(encoded))
             except BaseException as error:
                 if not isinstance(error, Exception):
-                    observed.end(outcome(error))
+                    # grpc.aio says UNAVAILABLE to those that outlive the grace period.
+                    observed.end(Code.UNAVAILABLE if self._stopping else outcome(error))
                     raise
                 return await _tell(method, error, context, observed)
             observed.end(Code.OK)

@@ -21,7 +21,7 @@ from triglot.core.errors import (
     Unavailable,
     Unimplemented,
 )
-from triglot.core.scheduling import PLAIN, Scheduling
+from triglot.core.request_scheduling import PLAIN, Scheduling
 from triglot.core.types import Call, ModelCall
 from triglot.engine.processes.arena import Placed
 from triglot.engine.processes.channel import Channel, Message

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from triglot.core.errors import ServingError
-from triglot.core.scheduling import Scheduling
+from triglot.core.request_scheduling import Scheduling
 from triglot.core.tensor import Array
 from triglot.engine.work import Execution, Inputs, Stream
 

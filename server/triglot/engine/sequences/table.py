@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from triglot.core.errors import InvalidArgument, ServingError, Unavailable
-from triglot.core.scheduling import Scheduling
+from triglot.core.request_scheduling import Scheduling
 from triglot.engine.sequences.request import SequenceRequest, SequenceRun, SequenceWork, Slot
 from triglot.engine.work import Inputs, reason_to_skip
 
