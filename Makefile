@@ -8,9 +8,12 @@ environment = $$($(PYTHON) tests/environments.py $(1))
 serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
 	@python="$(call environment,serve)" && exec "$$python" -m triglot serve $(MODELS) $(ARGS)
 
-test:  ## Every test, with the newest libraries and again with the oldest that are admitted.
-	@python="$(call environment,dev)" && "$$python" -m pytest $(ARGS)
-	@python="$(call environment,oldest)" && "$$python" -m pytest -m "not newest" $(ARGS)
+# Tests wait for processes of their own now and then: one worker more than there are cores keeps these at work.
+WORKERS ?= $(shell expr $$(nproc) + 1)
+
+test:  ## Every test, with the newest libraries and again with the oldest that are admitted; ARGS="-n 0" to debug.
+	@python="$(call environment,dev)" && "$$python" -m pytest -n $(WORKERS) $(ARGS)
+	@python="$(call environment,oldest)" && "$$python" -m pytest -n $(WORKERS) -m "not newest" $(ARGS)
 
 check:  ## Lint, types, and that generated files are what their sources make.
 	@python="$(call environment,dev)" && set -ex && \

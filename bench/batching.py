@@ -25,7 +25,7 @@ from bench.measure import Round, Subject, call_once, load
 from bench.payloads import grpc_exchange, tensor
 from bench.scenarios import Scenario
 from bench.tally import BenchError
-from triglot.core.types import Call
+from triglot.core.call import Call
 from triglot.engine.servable import Servable
 
 ELEMENTS = 16

@@ -19,8 +19,9 @@ import numpy as np
 from bench import report
 from bench.payloads import Floats, infer_request, infer_response, tensor
 from bench.scenarios import IMAGE, KEEP_MEMORY, MIB, THREAD
+from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.types import Call, InferenceResponse, OutputTensor
+from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec
 from triglot.protocols.kserve.templates import infer_decoder

@@ -21,9 +21,9 @@ import numpy as np
 from bench import report
 from bench.payloads import tensor
 from triglot import backends
+from triglot.core.call import Call
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
-from triglot.core.types import Call
 from triglot.engine.processes.remote_model import Loading, RemoteModel
 from triglot.engine.servable import Servable
 

@@ -37,6 +37,15 @@ LONGEST = (
     "tests/repository/test_reconciler_machine.py",
 )
 """The groups that take longest: begun last, they would leave one worker alone at its work."""
+ONCE = (
+    "bench/test_clients.py",
+    "tests/repository/test_plan.py",
+    "tests/repository/test_plan_machine.py",
+    "tests/repository/test_reconciler_machine.py",
+    "tests/test_layers.py",
+)
+"""Files that the newest libraries are enough for. What they test is ours and the standard library's alone (the
+plan of versions, the thread that follows it, the source text), or runs with the newest ones only (the bench)."""
 _FOLDER = "turns"
 
 
@@ -126,9 +135,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Controller())
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest groups first; otherwise the order stays as it is."""
+    """The longest groups first; otherwise the order stays as it is. What runs `ONCE` gets its mark."""
+    for item in items:
+        if item.nodeid.split("::", 1)[0] in ONCE:
+            item.add_marker("newest")
     ranks = {group: rank for rank, group in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(ranks)))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -17,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -267,9 +268,13 @@ def taken_port() -> Iterator[int]:
 
 
 def unused_ports() -> tuple[int, int]:
-    """Two ports that are free at the moment."""
-    with taken_port() as one, taken_port() as other:
-        return one, other
+    """Two ports that are free at the moment, none of those that the kernel gives to who asks for any (port 0)."""
+    found: list[int] = []
+    while len(found) < 2:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    return found[0], found[1]
 
 
 def is_listening(port: int) -> bool:

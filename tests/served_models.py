@@ -15,8 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 import triglot
+from triglot.core.call import Call
 from triglot.core.errors import ServingError
-from triglot.core.types import Call, InferenceRequest, InputTensor
+from triglot.core.types import InferenceRequest, InputTensor
 from triglot.repository.source import ModelFiles
 
 SECONDS = 20

@@ -11,8 +11,8 @@ import pytest
 
 import triglot
 from served_models import SECONDS, Arrays, Function, Gated, both, calling, ints, serving, until
+from triglot.core.call import BatchCall, Call
 from triglot.core.errors import Code
-from triglot.core.types import BatchCall, Call
 from triglot.model_calls import MAX_DEPTH
 
 

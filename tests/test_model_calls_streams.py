@@ -13,8 +13,8 @@ import pytest
 
 import triglot
 from served_models import Arrays, Function, Gated, Served, both, calling, ints, serving, twice, until
+from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.types import Call
 
 
 async def stream(inputs: Arrays) -> Any:

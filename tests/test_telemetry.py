@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.monitor import Monitor
-from triglot.core.types import Call
 from triglot.protocols.tfserving.metrics import print_metrics
 from triglot.telemetry import kinds
 from triglot.telemetry.kinds import LONGEST_NAME, MAX_MODEL_NAMES

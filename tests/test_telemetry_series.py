@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.monitor import MAX_WAITING, Aggregation
-from triglot.core.types import Call
 from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
 from triglot.telemetry.series import BUILT_IN, MAX_METRICS, Distribution, Metrics, Trend
 from triglot.telemetry.store import HISTORY_SECONDS, MAX_LATENCIES, Endpoint, Telemetry

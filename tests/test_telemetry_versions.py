@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.types import Call
 from triglot.protocols.tfserving.metrics import print_metrics
 from triglot.telemetry.kinds import ENDED_KEPT
 from triglot.telemetry.stats import ENDED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from triglot.core.call import Call
 from triglot.core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -30,7 +31,7 @@ from triglot.core.scheduling import (
     Step,
 )
 from triglot.core.signature import Signature
-from triglot.core.types import Call, TensorSpec
+from triglot.core.types import TensorSpec
 from triglot.version import __version__
 
 if TYPE_CHECKING:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from triglot.binding import admit, bind, response_of
+from triglot.core.call import Call, Reach, no_models
 from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
-from triglot.core.request_scheduling import scheduling_of
-from triglot.core.scheduling import QueuePolicy
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array
-from triglot.core.types import Call, InferenceRequest, InferenceResponse, Reach, no_models
+from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.core.validation import (
-    InvalidRequest,
     bind_inputs,
-    bind_outputs,
-    check_requested_outputs,
     check_shapes,
 )
 from triglot.engine.response_cache import Shelf
@@ -31,11 +27,6 @@ from triglot.repository.sequences import SequenceRoutes
 from triglot.repository.settings import ModelSettings
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
-
-LONG_BYTES = 64 * 1024
-"""BYTES tensors of this length and more are taken apart on a thread."""
 
 
 class Decoupled(Unimplemented):
@@ -101,7 +92,7 @@ class DataPlane:
         self._begin(servable, call)
         if servable.decoupled:
             raise Decoupled("the model answers with a stream of responses")
-        signature = _admit(servable, request, call)
+        signature = admit(servable, request, call)
         inputs = (
             await self._bound(servable, signature, request, call)
             if signature.takes_bytes or servable.sequences is not None
@@ -145,7 +136,7 @@ class DataPlane:
             if request.lenient_shapes:
                 check_shapes(signature, request)
             raise
-        return _response(servable, signature, request, answer)
+        return response_of(servable, signature, request, answer)
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
@@ -163,13 +154,13 @@ class DataPlane:
         A model that is not decoupled gives one answer.
         """
         self._begin(servable, call)
-        signature = _admit(servable, request, call)
+        signature = admit(servable, request, call)
         inputs = (
             await self._bound(servable, signature, request, call)
             if signature.takes_bytes or servable.sequences is not None
             else bind_inputs(signature, request)
         )
-        return servable.stream(inputs, call, partial(_response, servable, signature, request))
+        return servable.stream(inputs, call, partial(response_of, servable, signature, request))
 
     async def exchange_on(self, servable: Servable, call: Call) -> Any:
         """What a model that takes messages answers to `call.exchange`. Raises `ServingError`."""
@@ -186,10 +177,10 @@ class DataPlane:
     ) -> dict[str, Array]:
         """The inputs; a request that starts a sequence is let into it here."""
         if servable.sequences is None:
-            return await _bind_bytes(signature, request)
+            return await bind(signature, request)
         # Requests of a sequence are not to overtake each other on a thread.
         async with servable.sequences.binding:
-            inputs = await _bind_bytes(signature, request)
+            inputs = await bind(signature, request)
         if call.scheduling.sequence_start:
             if self.stopping:
                 raise Unavailable("the server is shutting down: it goes on with sequences, and starts none")
@@ -340,53 +331,3 @@ class DataPlane:
         with suppress(TimeoutError):
             async with asyncio.timeout(at_most):
                 await self._changed.wait()
-
-
-def _admit(servable: Servable, request: InferenceRequest, call: Call) -> Signature:
-    """The signature that is called; the call learns what the model may ask about it.
-
-    Raises `InvalidRequest` for a signature or outputs that do not exist.
-    """
-    name = request.signature_name or servable.default_signature
-    signature = servable.signatures.get(name)
-    if signature is None:
-        raise InvalidRequest(
-            f"model '{servable.name}' has no signature '{name}', only {', '.join(sorted(servable.signatures))}"
-        )
-    if request.outputs:
-        check_requested_outputs(signature, request)
-    call.request_id = request.id
-    call.parameters = request.parameters
-    if request.parameters:
-        call.scheduling = scheduling_of(request.parameters, call.scheduling)
-        timeout = call.scheduling.timeout
-        if timeout and servable.sequences is None and not _has_queue_policies(servable):
-            call.limit(timeout, f"the request's timeout of {timeout:g} seconds")
-    call.signature_name = name
-    return signature
-
-
-def _has_queue_policies(servable: Servable) -> bool:
-    """Whether these say what a request's `timeout` means: how long it may wait, if it may say so (spec 5.1)."""
-    batching = servable.model.dynamic_batching
-    return batching is not None and (bool(batching.policies) or batching.policy != QueuePolicy())
-
-
-async def _bind_bytes(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
-    """`bind_inputs` looks at BYTES elements one by one, and many of them are too much for the loop."""
-    if sum([len(one.data) for one in request.inputs]) > LONG_BYTES:
-        return await asyncio.to_thread(bind_inputs, signature, request)
-    return bind_inputs(signature, request)
-
-
-def _response(
-    servable: Servable, signature: Signature, request: InferenceRequest, answer: object
-) -> InferenceResponse:
-    try:
-        outputs = bind_outputs(
-            signature, answer, request.outputs, servable.name, lenient_shapes=request.lenient_shapes
-        )
-    except Internal as error:
-        log.error("%s", error.message)
-        raise
-    return InferenceResponse(servable.name, str(servable.version), request.id, outputs)

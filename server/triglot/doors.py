@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from triglot.config import Config
+from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
-from triglot.core.types import Call
 from triglot.dataplane import DataPlane
 from triglot.protocols import Route, Service
 from triglot.protocols.grpc.health import Health

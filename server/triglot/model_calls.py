@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from triglot.core.call import Call, ModelCall
 from triglot.core.errors import (
     Cancelled,
     Code,
@@ -28,7 +29,7 @@ from triglot.core.errors import (
     outcome,
 )
 from triglot.core.tensor import Array, bytes_elements, datatype_of, native, object_array
-from triglot.core.types import Call, InferenceRequest, InferenceResponse, InputTensor, ModelCall
+from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor
 from triglot.dataplane import DataPlane
 from triglot.engine.queue import RETRY_AFTER_SECONDS
 from triglot.engine.servable import Servable

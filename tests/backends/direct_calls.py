@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 import triglot
+from triglot.core.call import Call
 from triglot.core.signature import DEFAULT_SIGNATURE, signatures_of
 from triglot.core.tensor import object_array
-from triglot.core.types import Call, TensorSpec
+from triglot.core.types import TensorSpec
 from triglot.engine.declarations import takes_call
 
 

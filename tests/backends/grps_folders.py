@@ -15,9 +15,10 @@ import yaml
 from triglot.backends.grps.model import GrpsModel
 from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import ProjectSettings, read_project
+from triglot.core.call import Call
 from triglot.core.http import HttpRequest
 from triglot.core.monitor import Monitor
-from triglot.core.types import Call, Exchange
+from triglot.core.types import Exchange
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 
 PATIENCE = 30

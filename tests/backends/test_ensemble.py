@@ -28,8 +28,8 @@ from served_models import (
     twice_on_loop,
     until,
 )
+from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.types import Call
 
 AB = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("a", "b")]
 

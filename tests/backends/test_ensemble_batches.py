@@ -11,7 +11,7 @@ import pytest
 
 import triglot
 from served_models import SECONDS, Arrays, Function, ensemble, ints, serving, step, until
-from triglot.core.types import Call
+from triglot.core.call import Call
 
 BATCHED: dict[str, Any] = {"max_batch_size": 64, "dynamic_batching": triglot.DynamicBatching()}
 

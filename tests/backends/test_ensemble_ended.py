@@ -12,8 +12,8 @@ import pytest
 
 import triglot
 from served_models import SECONDS, Arrays, Function, Gated, calling, ensemble, ints, serving, step, twice, until
+from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.types import Call
 
 AB = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("a", "b")]
 ADD = Function(lambda inputs: {"y": inputs["a"] + inputs["b"]}, inputs=AB)

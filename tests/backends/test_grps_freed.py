@@ -13,7 +13,7 @@ import pytest
 from grps_folders import PATIENCE, batched, entry, own_module, write_project
 from grps_served import PREDICT, Served, served
 
-from triglot.core.types import Call
+from triglot.core.call import Call
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 
 INFERER = """

@@ -10,9 +10,9 @@ import pytest
 from grps_folders import entry, opened, own_module, write_project
 
 from triglot.backends.grps.tensors import arrays_of, message_of
+from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.tensor import DATATYPES, object_array
-from triglot.core.types import Call
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.pb.grps.grps_pb2 import GenericTensor, GrpsMessage
 

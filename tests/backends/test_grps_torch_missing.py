@@ -74,6 +74,5 @@ def test_the_error_says_what_to_install(tmp_path: Path, kind: str, library: str)
 @without_torch
 # They have libraries of their own: another environment of these tests changes nothing.
 @pytest.mark.newest
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_they_hold_with_torch(file: Path) -> None:
-    check_tests("torch", file)
+def test_they_hold_with_torch() -> None:
+    check_tests("torch", *FILES)

@@ -16,9 +16,10 @@ from grps_tensor_messages import floats, message, named
 
 from triglot.backends.grps.model import GrpsModel
 from triglot.backends.grps.project import GrpsProject
+from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelLoadError, ServingError
 from triglot.core.monitor import Monitor
-from triglot.core.types import Call, Exchange
+from triglot.core.types import Exchange
 from triglot.pb.grps import grps_pb2 as pb
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")

@@ -14,9 +14,10 @@ import pytest
 from direct_calls import described, infer
 
 from triglot import backends
+from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import object_array
-from triglot.core.types import Call, TensorSpec
+from triglot.core.types import TensorSpec
 
 sklearn = pytest.importorskip("sklearn", reason="the ml environment has it")
 

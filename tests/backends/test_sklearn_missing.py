@@ -40,6 +40,5 @@ def test_the_error_says_what_to_install(tmp_path: Path, backend: str, module: st
 @without_libraries
 # They have libraries of their own: another environment of these tests changes nothing.
 @pytest.mark.newest
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_they_hold_with_the_libraries(file: Path) -> None:
-    check_tests("ml", file)
+def test_they_hold_with_the_libraries() -> None:
+    check_tests("ml", *FILES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from request_doors import CUT_OFF, DOORS, IN_BAND, LEFT, Ask, Door
 
@@ -13,8 +14,16 @@ MODELS = (
     "decoupled_thread",
     "decoupled_loop",
     "pushed_thread",
+    "batched_thread",
+    "batched_loop",
+    "sequence_thread",
+    "unary_process",
+    "decoupled_process",
+    "pushed_process",
+    "batched_process",
+    "sequence_process",
 )
-EVENTS = ("ok", "cancel", "deadline", "error", "shutdown")
+EVENTS = ("ok", "cancel", "deadline", "error", "crash", "shutdown")
 POINTS = {
     "unary": ("queued", "running"),
     "decoupled": ("queued", "yield 1", "yield 2", "end"),
@@ -68,8 +77,15 @@ class Cell:
         return self.model.partition("_")[0]
 
     @property
+    def survives(self) -> bool:
+        """Whether what happens does not happen to it: the process that it waits for is replaced."""
+        return (self.event, self.point) == ("crash", "queued")
+
+    @property
     def told(self) -> set[str]:
         """How the request may end for its client."""
+        if self.survives:
+            return {DOORS[self.door].good}
         if self.event == "deadline" and "grpc" in self.door + DOORS[self.door].endpoint[1].lower():
             return AT_ITS_DEADLINE
         return {TOLD[self.door][self.event]}
@@ -77,6 +93,8 @@ class Cell:
     @property
     def counted(self) -> str:
         """What the server counts it as."""
+        if self.survives:
+            return "OK"
         return COUNTED_OTHERWISE.get((self.door, self.event), SEEN[self.event])
 
     def __str__(self) -> str:
@@ -97,7 +115,7 @@ def points(model: str, event: str) -> tuple[str, ...]:
     everywhere = POINTS[model.partition("_")[0]]
     if event == "ok":
         return everywhere[-1:]
-    if model.endswith("_loop") or event in ("error", "crash"):
+    if event == "error" or model in ("unary_loop", "decoupled_loop"):
         return everywhere[1:]
     return everywhere
 
@@ -114,9 +132,20 @@ def cells() -> Iterator[Cell]:
                         yield Cell(model, name, event, point)
 
 
+_sequences = itertools.count(1)
+
+
 def good(model: str, text: str = "good", timeout: float | None = None) -> Ask:
-    """A request that goes well, if it is let."""
-    return Ask(model, text, timeout)
+    """A request that goes well, if it is let; a whole sequence, for a model of sequences."""
+    if not model.startswith("sequence"):
+        return Ask(model, text, timeout)
+    return part(Ask(model, text, timeout), next(_sequences), start=True, end=True)
+
+
+def part(ask: Ask, sequence: int, *, start: bool = False, end: bool = False) -> Ask:
+    """The request as one of a sequence."""
+    parameters = (("sequence_id", sequence), ("sequence_start", start), ("sequence_end", end))
+    return replace(ask, parameters=parameters)
 
 
 def answers_of(model: str, text: str) -> list[str]:

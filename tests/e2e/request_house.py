@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -22,7 +23,6 @@ from request_stage import Stage, stage_in, write_models
 
 import triglot
 from process import SECONDS
-from triglot.core.types import Call
 
 POOL = "asyncio_"
 """How the threads of the loop's own pool begin, which come when they are needed, and stay."""
@@ -50,7 +50,7 @@ class House:
         url = f"http://127.0.0.1:{server.rest_port}"
         self.doors: dict[str, Door] = {name: door(channel, session, url) for name, door in DOORS.items()}
         self.hurried = server.config.default_timeout > 0
-        self.threads: frozenset[str] = frozenset()
+        self.threads: Counter[str] = Counter()
 
     async def infer(self, door: str, ask: Ask) -> tuple[str, list[str]]:
         """How a request ends, and its answers."""
@@ -102,12 +102,12 @@ class House:
         return held
 
 
-def calls() -> list[Call]:
+def calls() -> list[triglot.Call]:
     """The calls that are alive, or wait for the garbage collector."""
-    return [one for one in gc.get_objects() if isinstance(one, Call)]
+    return [one for one in gc.get_objects() if isinstance(one, triglot.Call)]
 
 
-def vars_of(call: Call) -> str:
+def vars_of(call: triglot.Call) -> str:
     """For a failure: whose it is, and what keeps it."""
     kept = [_named(one) for one in gc.get_referrers(call)]
     return f"{call.model_name}, cancelled: {call.cancelled}, kept by {kept}"
@@ -117,9 +117,10 @@ def _named(one: object) -> str:
     return one.f_code.co_qualname if isinstance(one, FrameType) else type(one).__name__
 
 
-def threads() -> frozenset[str]:
-    """The names of the threads, but for those of pools."""
-    return frozenset(f"{one.name}/{one.ident}" for one in threading.enumerate() if not one.name.startswith(POOL))
+def threads() -> Counter[str]:
+    """How many threads there are of each name, but for those of pools; numbers in names do not count."""
+    names = [one.name for one in threading.enumerate()]
+    return Counter(re.sub(r"\d+", "N", name) for name in names if not name.startswith(POOL))
 
 
 @contextmanager

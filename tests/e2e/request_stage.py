@@ -51,7 +51,7 @@ class Model(triglot.Model):
 
 def said(point, inputs, call):
     names = b"+".join(bytes(x)[:SIZE] for x in inputs["x"].reshape(-1))
-    return b"%s|%s|%d\\n" % (point.encode(), names, call.cancelled)
+    return b"%s|%s|%d\\n" % (point.encode(), names, call is not None and call.cancelled)
 
 
 def obey(order):
@@ -68,6 +68,16 @@ ONE = """
 ONE_ON_LOOP = """
     async def infer(self, inputs, call):
         await self.at_async("running", inputs, call)
+        return {"y": inputs["x"]}
+"""
+JOINED = """
+    def infer(self, inputs):
+        self.at("running", inputs, None)
+        return {"y": inputs["x"]}
+"""
+JOINED_ON_LOOP = """
+    async def infer(self, inputs):
+        await self.at_async("running", inputs, None)
         return {"y": inputs["x"]}
 """
 MANY = """
@@ -99,7 +109,7 @@ PUSHED = """
 """
 PROCESS = '    execution = "process"\n'
 BATCHED = "    max_batch_size = 8\n    dynamic_batching = DynamicBatching()\n"
-SEQUENCE = "    max_batch_size = 8\n    sequence_batching = SequenceBatching(max_idle=30)\n"
+SEQUENCE = "    sequence_batching = SequenceBatching(max_idle=30)\n"
 MODELS = {
     "unary_thread": (ONE, ""),
     "unary_loop": (ONE_ON_LOOP, ""),
@@ -109,9 +119,11 @@ MODELS = {
     "decoupled_process": (MANY, PROCESS),
     "pushed_thread": (PUSHED, ""),
     "pushed_process": (PUSHED, PROCESS),
-    "batched_thread": (ONE, BATCHED),
-    "batched_process": (ONE, BATCHED + PROCESS),
+    "batched_thread": (JOINED, BATCHED),
+    "batched_loop": (JOINED_ON_LOOP, BATCHED),
+    "batched_process": (JOINED, BATCHED + PROCESS),
     "sequence_thread": (ONE, SEQUENCE),
+    "sequence_process": (ONE, SEQUENCE + PROCESS),
 }
 """`infer` and the class attributes of each model: what kind of call it answers, and what runs it."""
 

@@ -20,6 +20,8 @@ from grps_toys import PROJECTS, grps_arguments
 from process import SECONDS, wait_until
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 
+pytestmark = pytest.mark.alone
+
 MODELS = Path(__file__).resolve().parents[1] / "models"
 STREAMING = "/grps.protos.v1.GrpsService/PredictStreaming"
 COUNT, SIZE = 10_000, 64 * 1024

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from request_cells import MODELS, Cell, answers_of, cells, first_point, good
+from request_cells import MODELS, TOLD, Cell, answers_of, cells, first_point, good, part
 from request_doors import DOORS, Attempt
 from request_house import House, open_house, until
 from request_stage import Visit
@@ -20,7 +22,8 @@ WAIT = 0.15
 HURRY = 0.4
 """Seconds that every request may take on the server where those of HTTP come too late: their clients set none."""
 TRIES = 8
-SUBJECT, OTHER = "subject", "other"
+FIRST, SUBJECT, COMPANION = "first", "subject", "companion"
+SEQUENCES = itertools.count(10**6)
 CELLS = list(cells())
 
 
@@ -39,34 +42,57 @@ async def hurried_house() -> AsyncIterator[House]:
 
 
 class Scene:
-    """A request that is held at the point of its cell, and the one that it waits behind, if it is queued."""
+    """A request that is held at the point of its cell, and those that it waits behind or is executed with."""
 
     def __init__(self, house: House, cell: Cell) -> None:
         self.house = house
         self.cell = cell
         self.door = house.doors[cell.door]
         self.before = house.counted(cell.door)
-        self.others: list[Attempt] = []
+        self.first: Attempt | None = None
+        """What runs while the subject waits."""
+        self.companion: Attempt | None = None
+        """What waits with it, and is in the same batch."""
         self.subject: Attempt
-        self._stopping: asyncio.Future[None] | None = None
         self._held: list[asyncio.Future[Visit]] = []
+        self._sequence = next(SEQUENCES)
+        self._stopping: asyncio.Future[None] | None = None
 
     async def begin(self, timeout: float | None = None) -> bool:
         """Send it, and wait until it is at its point; whether it came so far before it ended."""
+        cell = self.cell
+        batched = cell.kind == "batched"
+        subject = good(cell.model, SUBJECT, timeout)
+        here = None if cell.point == "queued" else self.house.stage.hold(SUBJECT, cell.point)
+        if here is None or batched:
+            await self._occupy()
+            if cell.kind == "sequence":
+                subject = part(subject, self._sequence, end=True)
+        self.subject = self.door.begin(subject)
+        if batched:
+            self.companion = self.door.begin(good(cell.model, COMPANION))
+        if here is None or batched:
+            await self._until(lambda: self.house.waiting(cell.model) == 1 + batched)
+        if here is not None:
+            if batched:
+                self.let_go()
+            await self._until(here.done)
+            self._held.append(here)
+        return not self.subject.over and (here is None or here.done())
+
+    async def _occupy(self) -> None:
+        """Have a request run, so that those after it wait."""
         cell, stage = self.cell, self.house.stage
-        if cell.point == "queued":
-            first = stage.hold(OTHER, first_point(cell.model))
-            self.others.append(self.door.begin(good(cell.model, OTHER)))
-            await stage.arrived(first)
-            self._held.append(first)
-            self.subject = self.door.begin(good(cell.model, SUBJECT, timeout))
-            await until(lambda: self.subject.over or self.house.waiting(cell.model) == 1, "it does not wait")
-            return not self.subject.over
-        here = stage.hold(SUBJECT, cell.point)
-        self.subject = self.door.begin(good(cell.model, SUBJECT, timeout))
-        await until(lambda: self.subject.over or here.done(), "it does not come here")
-        self._held.append(here)
-        return here.done()
+        ask = good(cell.model, FIRST)
+        if cell.kind == "sequence":
+            ask = part(ask, self._sequence, start=True)
+        visit = stage.hold(FIRST, first_point(cell.model))
+        self.first = self.door.begin(ask)
+        self._held.append(visit)
+        await stage.arrived(visit)
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        await until(lambda: self.subject.over or true(), f"it is not {self.cell.point}")
 
     def let_go(self, order: str = "go") -> None:
         """Let who is held go on."""
@@ -78,8 +104,12 @@ class Scene:
     async def happens(self) -> None:
         """What the cell says."""
         match self.cell.event:
-            case "ok" | "error":
-                self.let_go("fail" if self.cell.event == "error" else "go")
+            case "ok":
+                self.let_go()
+            case "error":
+                self.let_go("fail")
+            case "crash":
+                self.let_go("exit")
             case "cancel":
                 self.subject.leave()
             case "shutdown":
@@ -99,13 +129,20 @@ class Scene:
             lambda: self.house.counted(cell.door) - self.before,
         )
         self.let_go()
+        seen = [told]
         # Everybody is late, or told of the server's end.
         shared = self.house.hurried or cell.event == "shutdown"
-        for other in self.others:
-            assert await other.ended() in (cell.told if shared else {self.door.good})
+        if self.first is not None:
+            seen.append(await self.first.ended())
+            lost = TOLD[cell.door]["crash"] if cell.survives else self.door.good
+            assert seen[-1] in (cell.told | {self.door.good} if shared else {lost})
+        if self.companion is not None:
+            seen.append(await self.companion.ended())
+            together = cell.event in ("error", "crash") and cell.point == "running"
+            assert seen[-1] in (cell.told if shared or together else {self.door.good})
         if self._stopping is not None:
             await self._stopping
-        return told.isupper() and told != "OK"
+        return any(one.isupper() and one != "OK" for one in seen)
 
 
 async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
@@ -131,27 +168,28 @@ async def serves(house: House, cell: Cell) -> None:
     await house.at_rest()
 
 
-def is_http(cell: Cell) -> bool:
-    return DOORS[cell.door].endpoint[1] == "REST"
+def of(*events: str, http: bool | None = None) -> list[Any]:
+    """The cells of these events; `http`: those of HTTP's doors, or of gRPC's."""
+    return [
+        pytest.param(cell, id=str(cell))
+        for cell in CELLS
+        if cell.event in events and http in (None, DOORS[cell.door].endpoint[1] == "REST")
+    ]
 
 
-def of(*events: str) -> list[object]:
-    return [pytest.param(cell, id=str(cell)) for cell in CELLS if cell.event in events]
-
-
-@pytest.mark.parametrize("cell", of("ok", "cancel", "error"))
+@pytest.mark.parametrize("cell", of("ok", "cancel", "error", "crash"))
 async def test_nothing_stays(house: House, cell: Cell) -> None:
     await run(house, cell)
     await serves(house, cell)
 
 
-@pytest.mark.parametrize("cell", [one for one in of("deadline") if not is_http(one.values[0])])
+@pytest.mark.parametrize("cell", of("deadline", http=False))
 async def test_deadlines(house: House, cell: Cell) -> None:
     await run(house, cell, WAIT)
     await serves(house, cell)
 
 
-@pytest.mark.parametrize("cell", [one for one in of("deadline") if is_http(one.values[0])])
+@pytest.mark.parametrize("cell", of("deadline", http=True))
 async def test_deadlines_of_the_server(hurried_house: House, cell: Cell) -> None:
     await run(hurried_house, cell)
     await serves(hurried_house, cell)

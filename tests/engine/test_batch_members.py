@@ -14,9 +14,9 @@ import pytest
 from batched_models import FOREVER, Batched, Inputs, Site, first_values, rows
 
 from triglot import Call, Cancelled, InvalidArgument
+from triglot.core.call import BatchCall
 from triglot.core.errors import DeadlineExceeded, Internal, ServingError
 from triglot.core.scheduling import DynamicBatching
-from triglot.core.types import BatchCall
 
 
 async def test_who_left_while_waiting_is_not_executed() -> None:

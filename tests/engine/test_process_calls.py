@@ -13,10 +13,10 @@ import pytest
 from told_models import ON_LOOP, SECONDS, STREAM, STREAM_ON_LOOP, children, code, told
 
 from triglot import Call, NotFound, ServingError
+from triglot.core.call import BatchCall, ModelCall
 from triglot.core.errors import Code, Internal
 from triglot.core.model_config import ModelConfig
 from triglot.core.request_scheduling import Scheduling
-from triglot.core.types import BatchCall, ModelCall
 
 TWO = ModelConfig(parameters={"greeting": "hello"})
 TWO_INSTANCES = "\nTold.instances = 2\n"

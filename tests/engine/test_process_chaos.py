@@ -14,8 +14,8 @@ import pytest
 from told_models import SECONDS, STREAM, Told, children, code, told, write_told
 
 from triglot import Call, Unavailable
+from triglot.core.call import BatchCall
 from triglot.core.errors import Code, DeadlineExceeded, ServingError
-from triglot.core.types import BatchCall
 from triglot.engine.processes.care import Care
 
 TWO_INSTANCES = "\nTold.instances = 2\n"

@@ -10,8 +10,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as classic
 
+from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.types import Call
 from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText
 from triglot.telemetry.store import Telemetry
 

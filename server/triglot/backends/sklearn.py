@@ -26,12 +26,13 @@ from triglot.backends import missing_dependency
 from triglot.backends.error_text import error_text
 from triglot.backends.features import Layout, layouts, numbers
 from triglot.backends.parameters import warn_of_others
+from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import DATATYPES, Array, datatype_of
-from triglot.core.types import Call, TensorSpec
+from triglot.core.types import TensorSpec
 
 log = logging.getLogger(__name__)
 

@@ -27,12 +27,13 @@ from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
 from triglot.backends.parameters import warn_of_others
 from triglot.backends.placement import Placement, devices_of
+from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
 from triglot.core.model import Model
 from triglot.core.model_config import Device, ModelConfig
 from triglot.core.signature import Signature
 from triglot.core.tensor import Array
-from triglot.core.types import Call, TensorSpec
+from triglot.core.types import TensorSpec
 
 log = logging.getLogger(__name__)
 # Its loader tells of every file that it reads.

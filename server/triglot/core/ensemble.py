@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from triglot.core.call import Call
 from triglot.core.errors import ModelNotFound, ServingError, Unavailable
 from triglot.core.model import Model
 from triglot.core.scheduling import Step
 from triglot.core.signature import Signature, shape_text
 from triglot.core.tensor import Array
-from triglot.core.types import Call, TensorSpec
+from triglot.core.types import TensorSpec
 
 Inputs = Mapping[str, Array]
 

@@ -146,7 +146,7 @@ def own_copy(error: ServingError) -> ServingError:
 
 
 def is_told(error: BaseException) -> TypeGuard[ServingError]:
-    """Whether a client can be told the error as it is: a model's own class may lack a text, or a failure's code."""
+    """Whether a client can be told it as it is: a model's own class may lack a text, or a failure's code."""
     code, text = getattr(error, "code", None), getattr(error, "message", None)
     is_failure = isinstance(code, Code) and code is not Code.OK
     return isinstance(error, ServingError) and is_failure and isinstance(text, str)

@@ -21,6 +21,8 @@ Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
 
 MAX_ARRAY_BYTES = 2**63 - 1
+LONG_BYTES = 64 * 1024
+"""BYTES tensors of this length and more are taken apart on a thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from triglot.core.call import BatchCall, Call
 from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
-from triglot.core.types import BatchCall, Call
 from triglot.engine.buffers import Buffers
 from triglot.engine.joining import join, rows_of, split
 from triglot.engine.work import Execution, Explain, Function, Inputs, Stream

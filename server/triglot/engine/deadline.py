@@ -1,4 +1,4 @@
-"""What ends at a call's deadline: code on the loop."""
+"""How code on the loop ends before its time: at its call's deadline, or cancelled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Generic, TypeVar
 
-from triglot.core.types import Call
+from triglot.core.call import Call
 
 T = TypeVar("T")
 
@@ -14,6 +14,12 @@ BEFORE_START = "before the request was started"
 WHILE_WAITING = "while the request waited in the queue"
 WHILE_RUNNING = "while the model ran"
 WHILE_STREAMING = "while the model was streaming"
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether `error` is the cancellation of this very task."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 async def in_time(call: Call, work: Awaitable[T], when: str) -> T:

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from triglot.core.call import Call
 from triglot.core.model import Model
 from triglot.core.model_scheduling import check_scheduling
-from triglot.core.types import Call
 from triglot.engine.hosted import HostedModel
 from triglot.engine.work import Function, Inputs
 

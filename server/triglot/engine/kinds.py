@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
 from triglot.core.model import Model
 from triglot.core.request_scheduling import own_parameters
 from triglot.core.scheduling import DynamicBatching
-from triglot.core.types import Call
 from triglot.engine.declarations import looks_at_call
 from triglot.engine.joining import NoBatchDim, layout_of, rows_of
 from triglot.engine.work import Inputs

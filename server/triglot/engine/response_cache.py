@@ -16,9 +16,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from triglot.core.call import Call
 from triglot.core.readings import Reading
 from triglot.core.tensor import Array, raw_buffer
-from triglot.core.types import Call, OutputTensor, ParameterValue
+from triglot.core.types import OutputTensor, ParameterValue
 
 OFF_LOOP_BYTES = 128 * 1024
 """More than this takes longer to digest or to copy than the way to a thread and back."""

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing
+from functools import partial
 from typing import Any, NoReturn
 
-from triglot.core.errors import QueueFull, ServingError, as_serving_error, own_copy
+from triglot.core.call import Call
+from triglot.core.errors import QueueFull
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.core.signature import default_of, signatures_of
-from triglot.core.types import Call
 from triglot.engine.admission import Admission, Gate, refusals
-from triglot.engine.deadline import BEFORE_START, WHILE_RUNNING, WHILE_WAITING, EachInTime, in_time
+from triglot.engine.deadline import BEFORE_START, WHILE_RUNNING, WHILE_WAITING, EachInTime, in_time, is_cancelled
 from triglot.engine.declarations import check_declarations, function_of, looks_at_call
 from triglot.engine.hosted import HostedModel
-from triglot.engine.instance import Instance
+from triglot.engine.instances import Instances
 from triglot.engine.loop_batcher import LoopBatcher
 from triglot.engine.queue import RETRY_AFTER_SECONDS
 from triglot.engine.response_cache import ResponseCache, Shelf
@@ -34,10 +34,10 @@ from triglot.engine.work import (
     Execution,
     Explain,
     Inputs,
-    InstanceExecution,
     Stream,
     StreamEnd,
     Work,
+    explained,
 )
 
 log = logging.getLogger(__name__)
@@ -47,12 +47,6 @@ UNLOAD_PATIENCE_SECONDS = 2.0
 
 def _as_it_is(answer: Any) -> Any:
     return answer
-
-
-def is_cancelled(error: BaseException) -> bool:
-    """Whether `error` is the cancellation of this very task."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 class Servable:
@@ -82,18 +76,19 @@ class Servable:
         """Whether a request is a coroutine that runs at once, for itself."""
         self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
         """Whether a stream of one answer is a request like others, since the model cannot send more."""
+        # Not a method: the threads would keep this.
+        self._explain: Explain = partial(explained, str(self))
+        self._instances = Instances(f"{name}/{version}", model.instances, self.function, self._explain, self._loop)
         self._schedule: Schedule = (
             LoopBatcher(model, self._limit, self._loop, self.function, self._explain)
             if self.on_loop and joins
-            else schedule_for(model, self._limit, self._loop.call_soon, self._add_instances)
+            else schedule_for(model, self._limit, self._loop.call_soon, self._instances.add)
         )
         self.sequences = self._schedule if isinstance(self._schedule, SequenceSchedule) else None
         if self.sequences is not None:
             self.sequences.lease = self
-        self._instances: list[Instance] = []
         if not self.on_loop:
-            # The others are started when there is work for them: a thread that never runs is dear, too.
-            self._add_instances(1)
+            self._instances.start(self._schedule)
         self._gate: Gate | None = None
         self.answers: Shelf | None = None
         self._queue_full = 0
@@ -104,20 +99,12 @@ class Servable:
     def __str__(self) -> str:
         return f"{self.name} version {self.version}"
 
-    def _add_instances(self, wanted: int) -> None:
-        for _ in range(min(wanted, self.model.instances - len(self._instances))):
-            number = len(self._instances)
-            name = f"{self.name}/{self.version}#{number}"
-            self._instances.append(
-                Instance(name, number, self._schedule, self.function, self._explain, self._loop)
-            )
-
     @property
     def alive(self) -> bool:
         """Whether an instance is there to run the next request."""
         if isinstance(self.model, HostedModel) and not self.model.alive:
             return False
-        return self.on_loop or any(instance.alive for instance in self._instances)
+        return self.on_loop or self._instances.alive
 
     @property
     def queue_depth(self) -> int:
@@ -312,34 +299,8 @@ class Servable:
                 gate.leave(call.size)
 
     async def on_every_instance(self, inputs: Inputs, around: Around, explain: Explain) -> None:
-        """Have `around` call blocking code once on each instance's thread, on all of them at the same time.
-
-        All instances are started for it; the queue's limit does not hold. Raises the first error, as `explain`
-        says it; then, and when this is cancelled, what still runs sees that its call is cancelled.
-        """
-        self._add_instances(self.model.instances)
-        together = threading.Barrier(len(self._instances))
-        executions = [
-            InstanceExecution(inputs, self._loop.create_future(), together, around, explain)
-            for _ in self._instances
-        ]
-        try:
-            self._put_beyond_limit(executions)
-            await asyncio.gather(*[execution.future for execution in executions])
-        finally:
-            for execution in executions:
-                execution.call.cancel()
-                self._schedule.discard(execution)
-            together.abort()
-
-    def _put_beyond_limit(self, executions: Sequence[Execution]) -> None:
-        # Nobody else puts before this returns.
-        limit, self._schedule.limit = self._schedule.limit, sys.maxsize
-        try:
-            for execution in executions:
-                self._schedule.put(execution)
-        finally:
-            self._schedule.limit = limit
+        """Have `around` call blocking code once on each instance: see `Instances.run_on_every`."""
+        await self._instances.run_on_every(inputs, around, explain)
 
     def _outcome(self, error: BaseException, call: Call) -> BaseException:
         """What leaves a call on the loop: its own cancellation as it is, everything else explained.
@@ -350,10 +311,6 @@ class Servable:
             call.cancel()
             return error
         return self._explain(error)
-
-    def _explain(self, error: BaseException) -> ServingError:
-        # A model may raise one and the same error again and again.
-        return own_copy(as_serving_error(error, str(self)))
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the instances and close the model; the transports let no call through any more.
@@ -387,13 +344,10 @@ class Servable:
             log.warning("%s still runs; the server does not wait for it", self)
 
     def _unload(self) -> None:
-        for instance in self._instances:
-            instance.join()
+        self._instances.join()
         if self.on_loop:
             self._idle.wait()
         try:
             self.model.close()
         except Exception:
             log.exception("%s failed to close", self)
-        # They refer to this, and would keep the model until the garbage collector comes by.
-        self._instances.clear()

@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from triglot.core.call import Call, Reach, no_models
 from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError, ServingError
 from triglot.core.model_config import WarmUpRequest
 from triglot.core.tensor import Array
-from triglot.core.types import Call, InferenceRequest, InputTensor, Reach, no_models
+from triglot.core.types import InferenceRequest, InputTensor
 from triglot.core.validation import bind_inputs, bind_outputs
 from triglot.core.warm_up_inputs import configured_inputs, example_inputs
+from triglot.engine.deadline import is_cancelled
 from triglot.engine.hosted import HostedModel
-from triglot.engine.servable import Servable, is_cancelled
+from triglot.engine.servable import Servable
 from triglot.engine.work import Function, Inputs
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Protocol
 
-from triglot.core.errors import Cancelled, ServingError
+from triglot.core.call import Call
+from triglot.core.errors import Cancelled, ServingError, as_serving_error, own_copy
 from triglot.core.tensor import Array
-from triglot.core.types import Call
 from triglot.engine.deadline import WHILE_STREAMING, WHILE_WAITING
 from triglot.engine.parking import Parking
 
@@ -52,10 +52,12 @@ def reason_to_skip(call: Call) -> ServingError | None:
     return Cancelled("the caller left while the request waited in the queue")
 
 
-def light(error: ServingError) -> ServingError:
-    """The error without the frames that it came through: they hold the request's data, and live as long as it."""
+def explained(what: str, error: BaseException) -> ServingError:
+    """What the client of one call is told of an exception of `what`: an error that nobody else has."""
+    told = own_copy(as_serving_error(error, what))
+    # Its frames hold the request's data and, where they hold it, too, live until the garbage collector comes by.
     error.__traceback__ = error.__context__ = error.__cause__ = None
-    return error
+    return told
 
 
 class Execution:
@@ -80,7 +82,7 @@ class Execution:
             try:
                 self.result = function(self.inputs, self.call)
             except BaseException as error:  # A model that calls exit() fails this call, not the server.
-                self.error = light(explain(error))
+                self.error = explain(error)
             self.call.ended()
 
     def skip(self) -> bool:
@@ -182,7 +184,7 @@ class Stream:
             try:
                 self._take(function(self.inputs, self.call))
             except BaseException as failure:
-                error = light(explain(failure))
+                error = explain(failure)
             self.call.ended()
         if error is None and self.call.expired:
             error = self.call.overdue(WHILE_STREAMING)

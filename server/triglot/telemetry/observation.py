@@ -5,8 +5,8 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.types import Call
 
 if TYPE_CHECKING:
     from triglot.telemetry.store import Endpoint

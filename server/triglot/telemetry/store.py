@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.monitor import Monitor
-from triglot.core.types import Call
 from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.kinds import Kinds
 from triglot.telemetry.monitor_log import MonitorLog

@@ -16,8 +16,8 @@ import grpc
 import grpc.aio
 
 from triglot.config import NO_PORT, Config
+from triglot.core.call import Call
 from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
-from triglot.core.types import Call
 from triglot.protocols import Kind, Method, Operation, Service
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry

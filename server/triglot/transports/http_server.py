@@ -15,6 +15,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import PayloadEncodingError
 
 from triglot.config import Config
+from triglot.core.call import Call
 from triglot.core.errors import (
     Cancelled,
     Code,
@@ -27,7 +28,6 @@ from triglot.core.errors import (
     outcome,
 )
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
-from triglot.core.types import Call
 from triglot.protocols import Operation, Route
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry

@@ -281,7 +281,7 @@ from pathlib import Path
 import numpy as np
 from triglot import backends
 from triglot.core.errors import ServingError
-from triglot.core.types import Call
+from triglot.core.call import Call
 
 model = backends.load("tensorflow", Path(sys.argv[1]))
 call = Call()

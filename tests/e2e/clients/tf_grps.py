@@ -20,9 +20,10 @@ from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import read_project
 from triglot.backends.grps.tf_inferer import TfModelInferer
 from triglot.backends.grps.tf_tensor_converter import TfTensorConverter
+from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.monitor import Monitor
-from triglot.core.types import Call, Exchange
+from triglot.core.types import Exchange
 from triglot.pb.grps import grps_pb2 as pb
 
 CONVERTER = TfTensorConverter()

@@ -12,8 +12,8 @@ from samples import strings
 from tf_models import v1
 
 from triglot import backends
+from triglot.core.call import Call
 from triglot.core.errors import ServingError
-from triglot.core.types import Call
 
 FILE = "saved_model.pb"
 

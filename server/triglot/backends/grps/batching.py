@@ -14,8 +14,8 @@ from copy import copy
 from typing import Any
 
 from triglot.backends.grps.context import GrpsContext
+from triglot.core.call import Call
 from triglot.core.errors import Cancelled, ServingError
-from triglot.core.types import Call
 
 Run = Callable[[list[Any], list[GrpsContext]], list[Any]]
 """Messages and contexts in, an output for each out."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from triglot.backends.grps.http_values import flask_request, flask_response, http_response
 from triglot.backends.grps.messages import is_message, mark_success
+from triglot.core.call import Call
 from triglot.core.http import HttpResponse
-from triglot.core.types import Call, HttpChunk
+from triglot.core.types import HttpChunk
 
 if TYPE_CHECKING:
     import flask

@@ -14,11 +14,11 @@ from triglot.backends.grps.messages import NOT_A_MESSAGE, as_ours, is_message, p
 from triglot.backends.grps.runner import Failures, ModelRunner, Pool, run_in_sequence
 from triglot.backends.grps.settings import Batching
 from triglot.backends.grps.tensors import arrays_of, message_of
+from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError
 from triglot.core.model import Model
 from triglot.core.scheduling import LONGEST_SECONDS, DynamicBatching
 from triglot.core.tensor import Array
-from triglot.core.types import Call
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,10 @@ class GrpsModel(Model):
             failure = self._failures.explain(error)
             if context.finished:  # The stream has ended well; there is nobody to tell.
                 return None
-            raise failure from None
+            try:
+                raise failure from None
+            finally:
+                del failure  # Its traceback has this frame.
 
     def close(self) -> None:
         """Gives up its part of the project."""

@@ -13,9 +13,9 @@ from typing import Any
 from triglot.backends.grps.batching import DynamicBatcher, reason_to_skip
 from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.settings import Batching
+from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError
 from triglot.core.monitor import Monitor
-from triglot.core.types import Call
 
 log = logging.getLogger(__name__)
 

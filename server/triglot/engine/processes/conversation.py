@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequen
 from functools import partial
 from typing import Any
 
+from triglot.core.call import Call, ModelCall
 from triglot.core.errors import (
     Cancelled,
     Code,
@@ -22,7 +23,6 @@ from triglot.core.errors import (
     Unimplemented,
 )
 from triglot.core.request_scheduling import PLAIN, Scheduling
-from triglot.core.types import Call, ModelCall
 from triglot.engine.processes.arena import Placed
 from triglot.engine.processes.channel import Channel, Message
 from triglot.engine.processes.frames import Kind

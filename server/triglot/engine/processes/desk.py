@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
-from triglot.core.types import Call
 from triglot.engine.processes.channel import Channel, Gone, Message
 from triglot.engine.processes.conversation import error_fields
 from triglot.engine.processes.frames import FrameError, Kind

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from triglot.core.call import Call
 from triglot.core.errors import ModelLoadError, Unavailable
 from triglot.core.readings import Reading
-from triglot.core.types import Call
 from triglot.engine.processes.care import CARE, Care, Keeper, Place
 from triglot.engine.processes.health import BEAT_SECONDS
 from triglot.engine.processes.process import Process, Program

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from triglot.core.call import Call
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, Unavailable
 from triglot.core.model_config import ModelConfig
-from triglot.core.types import Call
 from triglot.engine.processes.channel import Channel, Gone, Message, NotSent
 from triglot.engine.processes.conversation import call_fields, error_of
 from triglot.engine.processes.desk import Desk

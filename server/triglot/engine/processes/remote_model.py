@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from triglot.core.call import Call
 from triglot.core.errors import Code, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.core.readings import Reading
-from triglot.core.types import Call
 from triglot.engine.hosted import HostedModel, not_at_all
 from triglot.engine.processes.care import CARE, Care
 from triglot.engine.processes.pool import Pool

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from triglot.core.call import BatchCall, Call
 from triglot.core.errors import Internal, InvalidArgument, own_copy
 from triglot.core.model import Model
 from triglot.core.tensor import Array
-from triglot.core.types import BatchCall, Call
 from triglot.engine.buffers import Buffers
 from triglot.engine.joining import split
 from triglot.engine.sequences.controls import ControlTensors

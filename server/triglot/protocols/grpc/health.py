@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from functools import partial
 
+from triglot.core.call import Call
 from triglot.core.errors import ModelNotFound, NotFound
-from triglot.core.types import Call
 from triglot.dataplane import DataPlane
 from triglot.pb.grpc.health.v1 import health_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Service

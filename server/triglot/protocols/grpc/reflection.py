@@ -8,8 +8,8 @@ from typing import Any
 
 from google.protobuf.descriptor import FileDescriptor
 
+from triglot.core.call import Call
 from triglot.core.errors import NotFound, ServingError, Unimplemented
-from triglot.core.types import Call
 from triglot.pb import POOL
 from triglot.pb.grpc.reflection.v1 import reflection_pb2 as v1
 from triglot.pb.grpc.reflection.v1alpha import reflection_pb2 as v1alpha

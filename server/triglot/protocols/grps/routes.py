@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
+from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError, as_serving_error, outcome
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
-from triglot.core.types import Call, HttpChunk
+from triglot.core.types import HttpChunk
 from triglot.protocols import Operation, Route
 from triglot.protocols.grps.codec import decode_answer
 from triglot.protocols.grps.errors import BadRequest, failure_of

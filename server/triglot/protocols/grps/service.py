@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented
 from triglot.core.http import HttpRequest
-from triglot.core.types import Call, Exchange, HttpChunk, InferenceRequest, InferenceResponse
+from triglot.core.types import Exchange, HttpChunk, InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable
 from triglot.pb.grps import grps_pb2 as pb

@@ -8,9 +8,10 @@ from typing import Any
 
 import orjson
 
+from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.types import Call, InferenceResponse
+from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Operation, Route
 from triglot.protocols.json_text import read_body, type_name

@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
+from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelNotFound, ServingError, Unavailable, Unimplemented
-from triglot.core.types import Call, InferenceRequest, InferenceResponse, TensorSpec
+from triglot.core.types import InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service

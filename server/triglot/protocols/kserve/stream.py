@@ -11,9 +11,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
+from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError, as_serving_error, outcome
-from triglot.core.types import Call, InferenceRequest, InferenceResponse
-from triglot.dataplane import LONG_BYTES, DataPlane
+from triglot.core.tensor import LONG_BYTES
+from triglot.core.types import InferenceRequest, InferenceResponse
+from triglot.dataplane import DataPlane
 from triglot.protocols.kserve.codec import (
     StreamError,
     decode_infer,

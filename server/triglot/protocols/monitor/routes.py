@@ -13,8 +13,8 @@ from urllib.parse import parse_qs
 
 import orjson
 
+from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.types import Call
 from triglot.dataplane import DataPlane
 from triglot.protocols import Operation, Route, no_work
 from triglot.protocols.monitor.overview import overview

@@ -6,8 +6,8 @@ import gzip
 from email.utils import parsedate_to_datetime
 from functools import partial
 
+from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.types import Call
 from triglot.protocols import Operation, Route
 
 PATHS = {"jQuery": "/grps/v1/js/jquery_min", "Flot": "/grps/v1/js/flot_min"}

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from triglot.core.call import Call
 from triglot.core.errors import (
     Code,
     InvalidArgument,
@@ -19,7 +20,7 @@ from triglot.core.errors import (
 )
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.signature import Signature
-from triglot.core.types import Call, InferenceRequest, InferenceResponse, InputTensor, ParameterValue
+from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.protocols import Operation, Route

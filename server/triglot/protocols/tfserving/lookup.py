@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelNotFound, NotFound, Unavailable
-from triglot.core.types import Call
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.pb.tfserving import signature_pb2

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
+from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.types import Call
 from triglot.protocols import Operation, Route
 from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.stats import CallStats, Kind

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from triglot.core.call import Call
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, NotFound
-from triglot.core.types import Call
 from triglot.dataplane import DataPlane
 from triglot.pb.tfserving import management_pb2, metadata_pb2
 from triglot.protocols.tfserving.codec import decode_spec, spec_message

@@ -15,10 +15,11 @@ from urllib.parse import unquote
 
 import orjson
 
+from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
-from triglot.core.types import Call, InferenceResponse
+from triglot.core.types import InferenceResponse
 from triglot.dataplane import DataPlane
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols import DamagedBody, InflatedTooLarge, Operation, Route

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from triglot.core.call import Call
 from triglot.core.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -13,7 +14,7 @@ from triglot.core.errors import (
 )
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array, object_array
-from triglot.core.types import Call, InferenceRequest, InferenceResponse, InputTensor, OutputTensor
+from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
 from triglot.core.validation import InvalidRequest
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
-from triglot.core.types import Call
 from triglot.engine.servable import Servable
 from triglot.pb.tfserving import inference_pb2, prediction_log_pb2
 from triglot.protocols.tfserving.codec import decode_predict

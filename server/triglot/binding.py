@@ -1,0 +1,72 @@
+"""A request and the version that runs it: what the model gets of it, and what its answer becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from triglot.core.call import Call
+from triglot.core.errors import Internal
+from triglot.core.request_scheduling import scheduling_of
+from triglot.core.scheduling import QueuePolicy
+from triglot.core.signature import Signature
+from triglot.core.tensor import LONG_BYTES, Array
+from triglot.core.types import InferenceRequest, InferenceResponse
+from triglot.core.validation import InvalidRequest, bind_inputs, bind_outputs, check_requested_outputs
+from triglot.engine.servable import Servable
+
+log = logging.getLogger(__name__)
+
+
+def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signature:
+    """The signature that is called; the call learns what the model may ask about it.
+
+    Raises `InvalidRequest` for a signature or outputs that do not exist.
+    """
+    name = request.signature_name or servable.default_signature
+    signature = servable.signatures.get(name)
+    if signature is None:
+        raise InvalidRequest(
+            f"model '{servable.name}' has no signature '{name}', only {', '.join(sorted(servable.signatures))}"
+        )
+    if request.outputs:
+        check_requested_outputs(signature, request)
+    call.request_id = request.id
+    call.parameters = request.parameters
+    if request.parameters:
+        call.scheduling = scheduling_of(request.parameters, call.scheduling)
+        timeout = call.scheduling.timeout
+        if timeout and servable.sequences is None and not _has_queue_policies(servable):
+            call.limit(timeout, f"the request's timeout of {timeout:g} seconds")
+    call.signature_name = name
+    return signature
+
+
+def _has_queue_policies(servable: Servable) -> bool:
+    """Whether these say what a request's `timeout` means: how long it may wait, if it may say so (spec 5.1)."""
+    batching = servable.model.dynamic_batching
+    return batching is not None and (bool(batching.policies) or batching.policy != QueuePolicy())
+
+
+async def bind(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
+    """The inputs of a signature that takes BYTES: many elements, looked at one by one, are too much for the loop.
+
+    Raises `InvalidRequest` as `bind_inputs`.
+    """
+    if sum([len(one.data) for one in request.inputs]) > LONG_BYTES:
+        return await asyncio.to_thread(bind_inputs, signature, request)
+    return bind_inputs(signature, request)
+
+
+def response_of(
+    servable: Servable, signature: Signature, request: InferenceRequest, answer: object
+) -> InferenceResponse:
+    """The model's answer, checked. Raises `Internal` as `bind_outputs`; the log has it, too."""
+    try:
+        outputs = bind_outputs(
+            signature, answer, request.outputs, servable.name, lenient_shapes=request.lenient_shapes
+        )
+    except Internal as error:
+        log.error("%s", error.message)
+        raise
+    return InferenceResponse(servable.name, str(servable.version), request.id, outputs)

@@ -1,0 +1,261 @@
+"""A call: what a model may ask of the request that it runs for, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triglot.core.errors import Code, DeadlineExceeded
+from triglot.core.request_scheduling import PLAIN, own_parameters
+from triglot.core.types import Exchange, ParameterValue
+
+Metadata = Iterable[tuple[str, str | bytes]]
+Respond = Callable[[Any], bool]
+
+
+def _nobody_listens(_: Any) -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
+def _no_metadata() -> Metadata:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """What a model's own code asks of another model: see `Call.infer` and, of a `stream`, `Call.infer_stream`."""
+
+    model: str
+    inputs: Mapping[str, Any]
+    version: str = ""
+    outputs: Sequence[str] = ()
+    signature_name: str = ""
+    parameters: Mapping[str, ParameterValue] | None = None
+    stream: bool = False
+
+
+Reach = Callable[["Call", ModelCall], Any]
+"""Runs a `ModelCall` on behalf of a call: what `Call.infer` returns."""
+
+
+def no_models(_: Call, __: ModelCall) -> Any:
+    """Of a call that no server has admitted."""
+    raise RuntimeError("there are no other models to call: this call came without a server")
+
+
+class Call:
+    """One call's own circumstances, as a model may ask for them.
+
+    `deadline` is a `time.monotonic()` instant, or None. `size`: bytes of the request as it came; 0: it came by no
+    door of the server, as a warm-up, or a model's own call. `signature_name` is the one of the model's signatures
+    that is called. `read_metadata` gives gRPC metadata or HTTP headers; few calls look at them, so they are read
+    when asked for.
+
+    `respond(answer)` sends one answer of a streaming call, from any thread; it blocks while the reader is slow,
+    and is False when nobody reads any more. `finish()` ends the stream before the model returns.
+
+    `scheduling` is what the request says of priorities, its time in the queue, and its sequence. `members` are the
+    calls that are executed together: itself alone, unless this is a `BatchCall`.
+
+    What happened, for the telemetry: the model and version that were called (0: none), what came of it where the
+    answer itself says so, how many requests were executed together (0: not executed), and how long the request
+    waited and ran. The times come from `started`, `waited` and `ended`.
+    """
+
+    __slots__ = (
+        "_cancelled",
+        "_followers",
+        "_limited_by",
+        "_read_metadata",
+        "_started",
+        "batch_size",
+        "compute_seconds",
+        "deadline",
+        "exchange",
+        "finish",
+        "model_name",
+        "model_version",
+        "outcome",
+        "parameters",
+        "queue_seconds",
+        "reach",
+        "request_id",
+        "respond",
+        "scheduling",
+        "signature_name",
+        "size",
+    )
+
+    def __init__(
+        self, deadline: float | None = None, read_metadata: Callable[[], Metadata] = _no_metadata
+    ) -> None:
+        self.deadline = deadline
+        self.size = 0
+        self.request_id = ""
+        self.signature_name = ""
+        self.parameters: dict[str, ParameterValue] = {}
+        self.exchange: Exchange | None = None
+        self.respond: Respond = _nobody_listens
+        self.finish: Callable[[], None] = _nothing
+        self.scheduling = PLAIN
+        self.reach: Reach = no_models
+        self.model_name = ""
+        self.model_version = 0
+        self.outcome = Code.OK
+        self.batch_size = 0
+        self.queue_seconds = 0.0
+        self.compute_seconds = 0.0
+        self._started = 0.0
+        self._limited_by = ""
+        self._read_metadata = read_metadata
+        self._cancelled = False
+        self._followers: list[Callable[[], object]] | None = None
+
+    @property
+    def metadata(self) -> dict[str, str | bytes]:
+        """gRPC metadata or HTTP headers, names in lower case; of a repeated name the last value."""
+        return {name.lower(): value for name, value in self._read_metadata()}
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, at least 0; None without a deadline."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more: the caller left, or its deadline passed."""
+        return self._cancelled or (self.deadline is not None and self.expired)
+
+    @property
+    def members(self) -> Sequence[Call]:
+        """The calls that are executed together."""
+        return (self,)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        signature_name: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> Any:
+        """The outputs by name of another model of this server, as arrays; no `outputs` means all.
+
+        `async def` code awaits it; other code is held up until they are there. The other call has this one's
+        deadline, ends when this one is cancelled, and, without `parameters`, has this one's. Raises `ServingError`
+        as a client would get it.
+        """
+        return self.reach(self, ModelCall(model, inputs, version, outputs, signature_name, parameters))
+
+    def infer_stream(self, model: str, inputs: Mapping[str, Any], **options: Any) -> Any:
+        """The answers of a decoupled model one by one, with the `options` of `infer`; of another, its one answer.
+
+        `async def` code iterates over them with `async for`, other code with `for`.
+        """
+        return self.reach(self, ModelCall(model, inputs, stream=True, **options))
+
+    def child(self) -> Call:
+        """A call of its own for one of several requests that came on this one."""
+        child = Call(self.deadline, self._read_metadata)
+        child._limited_by = self._limited_by
+        return child
+
+    def limit(self, seconds: float, source: str) -> None:
+        """Let it end in so many seconds at the latest; `source` is what says so, for the error's text."""
+        deadline = time.monotonic() + seconds
+        if self.deadline is None or deadline < self.deadline:
+            self.deadline, self._limited_by = deadline, source
+
+    def overdue(self, when: str) -> DeadlineExceeded:
+        """The error of a call whose deadline passed `when` something was the case."""
+        return DeadlineExceeded(f"{self._limited_by or 'the deadline'} passed {when}")
+
+    def cancel(self) -> None:
+        """Say that the caller is gone."""
+        self._cancelled = True
+        # A stream and its call would keep each other.
+        self.respond, self.finish = _nobody_listens, _nothing
+        followers, self._followers = self._followers, None
+        for end in followers or ():
+            end()
+
+    def follow(self, end: Callable[[], object]) -> None:
+        """On the loop: have `end` called when this, or one of its members, is cancelled."""
+        self._followers = [*(self._followers or ()), end]
+
+    def unfollow(self, end: Callable[[], object]) -> None:
+        """Take `follow` back."""
+        self._followers = [one for one in self._followers or () if one is not end] or None
+
+    def started(self, queued: float, batch_size: int = 1) -> None:
+        """The model begins with so many requests; since `queued`, of `time.perf_counter`, this one has waited."""
+        self.batch_size = batch_size
+        self._started = time.perf_counter()
+        self.queue_seconds += self._started - queued
+
+    def waited(self, since: float) -> None:
+        """From `since` until now it waited for its turn although it had started."""
+        seconds = time.perf_counter() - since
+        self.queue_seconds += seconds
+        self._started += seconds
+
+    def ended(self) -> None:
+        """The model has ended, or nobody waits for it any more."""
+        if self._started:
+            self.compute_seconds += time.perf_counter() - self._started
+            self._started = 0.0
+
+
+class BatchCall(Call):
+    """Several calls that are executed together; the model answers for all of them at once.
+
+    `deadline` is the last one of theirs, None if one has none; `cancelled` when all are. What is the same for all
+    of them, the signature and, for a model that takes the call, the parameters, is the first one's.
+    """
+
+    __slots__ = ("_members",)
+
+    def __init__(self, members: Sequence[Call]) -> None:
+        deadlines = [member.deadline for member in members if member.deadline is not None]
+        first = members[0]
+        super().__init__(max(deadlines) if len(deadlines) == len(members) else None, first._read_metadata)
+        self._members = members
+        self.request_id = first.request_id
+        self.signature_name = first.signature_name
+        # Its time in the queue, for one, was one member's.
+        self.parameters = own_parameters(first.parameters)
+        self.reach = first.reach
+        self.model_name, self.model_version = first.model_name, first.model_version
+
+    @property
+    def members(self) -> Sequence[Call]:
+        """The calls that are executed together."""
+        return self._members
+
+    def follow(self, end: Callable[[], object]) -> None:
+        """As of one call."""
+        for member in self._members:
+            member.follow(end)
+
+    def unfollow(self, end: Callable[[], object]) -> None:
+        """As of one call."""
+        for member in self._members:
+            member.unfollow(end)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for any of the answers."""
+        return all(member.cancelled for member in self._members)
