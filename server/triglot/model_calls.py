@@ -48,17 +48,16 @@ STOPPED = "the server has stopped"
 class _Link:
     """One call of a model's: whose code makes it, `caller` being the model and the version, and on whose behalf.
 
-    `blocks`: an instance of the caller is held up by it. `waits`: for another instance of the same model.
+    `waits`: for another instance of the same model.
     Called with a call that was made by it, and what that asks for, it is what this call's `reach` has to be.
     """
 
-    __slots__ = ("before", "blocks", "caller", "calls", "depth", "waits")
+    __slots__ = ("before", "caller", "calls", "depth", "waits")
 
-    def __init__(self, calls: ModelCalls, caller: tuple[str, int], before: _Link | None, *, blocks: bool) -> None:
+    def __init__(self, calls: ModelCalls, caller: tuple[str, int], before: _Link | None) -> None:
         self.calls = calls
         self.caller = caller
         self.before = before
-        self.blocks = blocks
         self.waits = False
         self.depth: int = 1 if before is None else before.depth + 1
 
@@ -103,7 +102,7 @@ class ModelCalls:
     def run(self, parent: Call, wanted: ModelCall, before: _Link | None) -> Any:
         """On the loop a task, or an async iterator; on other threads what becomes of it."""
         on_loop = threading.get_ident() == self._thread
-        link = _Link(self, (parent.model_name, parent.model_version), before, blocks=not on_loop)
+        link = _Link(self, (parent.model_name, parent.model_version), before)
         if wanted.stream:
             answers = self._stream(parent, wanted, link)
             return answers if on_loop else self._pull(parent, answers)
@@ -148,7 +147,7 @@ class ModelCalls:
         child = _child(parent, wanted, link)
         with _observed(self._one, child), _naming(wanted.model), _following(parent):
             request = await _request(parent, wanted)
-            servable = self._dataplane.servable(request.model_name, request.model_version)
+            servable = self._dataplane.servable_of(request)
             with servable, self._holding(link, servable):
                 return _arrays(await self._dataplane.infer_on(servable, request, child))
 
@@ -158,7 +157,7 @@ class ModelCalls:
         child = _child(parent, wanted, link)
         with _observed(self._streamed, child), _naming(wanted.model):
             request = await _request(parent, wanted)
-            servable = self._dataplane.servable(request.model_name, request.model_version)
+            servable = self._dataplane.servable_of(request)
             with servable, self._holding(link, servable):
                 responses = await self._dataplane.infer_stream_on(servable, request, child)
                 async with aclosing(responses):
@@ -177,15 +176,17 @@ class ModelCalls:
                 f"more than {MAX_DEPTH} models call each other in a row: {link.path(servable.name)}"
             )
         key, instances = (servable.name, servable.version), servable.model.instances
-        own = [one for one in link.chain() if one.blocks and one.caller == key]
-        if servable.on_loop or not own:
+        own = [one for one in link.chain() if one.caller == key]
+        if servable.direct or not own:
             yield
             return
+        if servable.sequences is not None:
+            raise FailedPrecondition(f"the call might wait for its own sequence: {link.path(servable.name)}")
         new = [one for one in own if not one.waits]
         if self._held[key] + len(new) >= instances:
             text = (
                 f"the call would never end: {link.path(servable.name)}, and every instance of '{servable.name}' "
-                f"({instances}) waits for such a call; expected more instances, or an async infer"
+                f"({instances}) waits for such a call; expected more instances"
             )
             raise (
                 FailedPrecondition(text)

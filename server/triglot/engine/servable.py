@@ -72,7 +72,7 @@ class Servable:
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
         self._loop = asyncio.get_running_loop()
         joins = model.dynamic_batching is not None and not self.decoupled
-        self._direct = self.on_loop and not joins
+        self.direct = self.on_loop and not joins
         """Whether a request is a coroutine that runs at once, for itself."""
         self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
         """Whether a stream of one answer is a request like others, since the model cannot send more."""
@@ -165,7 +165,7 @@ class Servable:
         try:
             if call.deadline is not None and call.expired:
                 raise call.overdue(BEFORE_START)
-            if self._direct:
+            if self.direct:
                 if self._leases > self._limit:
                     self._refuse_on_loop()
                 if call.deadline is None:
