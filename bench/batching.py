@@ -100,25 +100,11 @@ def _serving(batchings: Sequence[Batching], core: int | None) -> Iterator[list[S
         folder = Path(name)
         for number, batching in enumerate(batchings):
             affine.write(folder / "models" / f"model_{number}", batching)
-        grpc_port, rest_port = servers.free_port(), servers.free_port()
-        command = [sys.executable, "-m", "triglot", "serve", str(folder / "models")]
-        command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
-        with servers.started(
-            "triglot",
-            command,
-            lambda: servers.answers_ready(rest_port),
-            core=core,
-            log=folder / "log",
-            environment={},
-        ) as server:
-            subjects = [
+        with servers.serving(folder / "models", core) as (server, grpc_port, _):
+            yield [
                 Subject(batching.name, server, grpc_port, grpc_exchange(f"model_{number}", values))
                 for number, batching in enumerate(batchings)
             ]
-            try:
-                yield subjects
-            except (BenchError, OSError) as error:
-                raise BenchError(f"{error}\n{server.tail()}") from error
 
 
 def over_grpc(in_flight: int, plan: Plan, core: int | None) -> list[Measured]:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,29 +177,11 @@ async def _measure(
     return Result(control.name, served, before, during, after, cpu)
 
 
-@contextmanager
-def _serving(
-    control: Control, repository: Repository, core: int | None
-) -> Iterator[tuple[servers.Server, int, int]]:
-    grpc_port, rest_port = servers.free_port(), servers.free_port()
-    command = [sys.executable, "-m", "triglot", "serve", str(repository.root), *control.flags]
-    command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
-    with servers.started(
-        "triglot",
-        command,
-        lambda: servers.answers_ready(rest_port),
-        core=core,
-        log=repository.root.parent / "log",
-        environment={},
-    ) as server:
-        yield server, grpc_port, rest_port
-
-
 def measure(control: Control, megabytes: int, loads: int, core: int | None) -> Result:
     """One server, one way of control."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as folder:
         repository = Repository(Path(folder), megabytes)
-        with _serving(control, repository, core) as (server, grpc_port, rest_port):
+        with servers.serving(repository.root, core, control.flags) as (server, grpc_port, rest_port):
             try:
                 return asyncio.run(_measure(control, repository, server, (grpc_port, rest_port), loads))
             except (BenchError, OSError) as error:

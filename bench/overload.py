@@ -96,21 +96,8 @@ def _serving(plan: Plan, core: int | None) -> Iterator[Serving]:
             max_batch_size=plan.max_batch_size,
             max_queue_size=plan.queue,
         )
-        grpc_port, rest_port = servers.free_port(), servers.free_port()
-        command = [sys.executable, "-m", "triglot", "serve", str(folder / "models")]
-        command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
-        with servers.started(
-            "triglot",
-            command,
-            lambda: servers.answers_ready(rest_port),
-            core=core,
-            log=folder / "log",
-            environment={},
-        ) as server:
-            try:
-                yield Serving(server, grpc_port, rest_port)
-            except (BenchError, OSError) as error:
-                raise BenchError(f"{error}\n{server.tail()}") from error
+        with servers.serving(folder / "models", core) as started:
+            yield Serving(*started)
 
 
 async def _capacity(port: int, exchange: Exchange, plan: Plan, seconds: float) -> float:

@@ -167,6 +167,26 @@ def started(
         _end(process)
 
 
+@contextlib.contextmanager
+def serving(models: Path, core: int | None, flags: Sequence[str] = ()) -> Iterator[tuple[Server, int, int]]:
+    """`triglot serve` of a folder, its gRPC and its REST port; it writes its log beside the folder."""
+    grpc_port, rest_port = free_port(), free_port()
+    command = [sys.executable, "-m", "triglot", "serve", str(models), *flags]
+    command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
+    with started(
+        "triglot",
+        command,
+        lambda: answers_ready(rest_port),
+        core=core,
+        log=models.parent / "log",
+        environment={},
+    ) as server:
+        try:
+            yield server, grpc_port, rest_port
+        except (BenchError, OSError) as error:
+            raise BenchError(f"{error}\n{server.tail()}") from error
+
+
 def _await_ready(server: Server, ready: Callable[[], bool]) -> None:
     limit = time.monotonic() + START_LIMIT
     while not ready():

@@ -168,10 +168,6 @@ class SequenceTable:
                     dropped += [(request, reason), *self.drop(request, now)]
         return sorted((run.pending[0] for run in ready), key=lambda request: request.arrived), dropped
 
-    def on(self, instance: int) -> int:
-        """The sequences that have something to do on the instance."""
-        return len(self._ready[instance])
-
     def take(self, requests: Iterable[SequenceRequest]) -> None:
         """Each is the first of its sequence, which has nothing to do until it is `finished`."""
         for request in requests:
