@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+import pytest
 from request_doors import CUT_OFF, DOORS, IN_BAND, LEFT, Ask, Door
 
 MODELS = (
@@ -127,9 +129,25 @@ def cells() -> Iterator[Cell]:
             if event == "crash" and not model.endswith("_process"):
                 continue
             for point in points(model, event):
-                for name, door in DOORS.items():
-                    if carries(door, model):
-                        yield Cell(model, name, event, point)
+                doors = [name for name, door in DOORS.items() if carries(door, model)]
+                for door in doors[:1] if _is_dear(model, event, point) else doors:
+                    yield Cell(model, door, event, point)
+
+
+def of(*events: str, http: bool | None = None) -> list[Any]:
+    """The cells of these events; `http`: those of HTTP's doors, or of gRPC's."""
+    return [
+        pytest.param(cell, id=str(cell))
+        for cell in cells()
+        if cell.event in events and http in (None, DOORS[cell.door].endpoint[1] == "REST")
+    ]
+
+
+def _is_dear(model: str, event: str, point: str) -> bool:
+    """Whether it needs a process of its own and is not by every door: of each kind of answer one point is."""
+    if not model.endswith("_process") or event not in ("crash", "shutdown"):
+        return False
+    return (model, point) not in (("unary_process", "running"), ("decoupled_process", "yield 2"))
 
 
 _sequences = itertools.count(1)

@@ -16,6 +16,7 @@ from batched_models import FOREVER, Array, Batched, Inputs, Site, first_values, 
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Internal, Unavailable
 from triglot.core.scheduling import DynamicBatching, QueuePolicy
+from triglot.engine.kinds import MOST_PADDED_BYTES
 
 # --- parts ---
 
@@ -120,6 +121,18 @@ async def test_inputs_of_unlike_lengths_are_padded_where_that_is_asked_for() -> 
     answers = await asyncio.gather(busy, *tasks)
     assert model.seen[1].tolist() == [[1, 0, 0], [2, 2, 2]]
     assert [answer["y"].tolist() for answer in answers[1:]] == [[[2, 0, 0]], [[4, 4, 4]]]
+    await site.servable.close()
+
+
+async def test_what_padding_would_blow_up_runs_apart() -> None:
+    model = Batched(DynamicBatching(pad_variable_lengths=True), open_gate=False)
+    site = Site(model)
+    busy = await site.busy(model)
+    long = MOST_PADDED_BYTES // (4 * model.max_batch_size) + 1
+    tasks = await site.ask_and_wait(rows(1, width=1), rows(2, width=long), rows(3, width=long))
+    model.gate.set()
+    await asyncio.gather(busy, *tasks)
+    assert [batch.shape for batch in model.seen[1:]] == [(1, 1), (2, long)]
     await site.servable.close()
 
 

@@ -88,8 +88,8 @@ async def test_a_version_that_goes_while_it_is_loaded_again(tmp_path: Path, load
         await until(lambda: len(load.begun) == 2)
         reconciler.want({"m": {}})
         assert state(reconciler, 1)[0] is State.UNLOADING
-        await until(lambda: load.closed["m/1"] == 1)
-        assert state(reconciler, 1) == (State.UNAVAILABLE, "unloaded")
+        await until(lambda: state(reconciler, 1) == (State.UNAVAILABLE, "unloaded"))
+        assert load.closed["m/1"] == 1
         reconciler.want(wanted(second))
         gate.set()
         await reconciler.wait_for(["m"])

@@ -11,6 +11,9 @@ from triglot.engine.declarations import looks_at_call
 from triglot.engine.joining import NoBatchDim, layout_of, rows_of
 from triglot.engine.work import Inputs
 
+MOST_PADDED_BYTES = 256 * 1024 * 1024
+"""Of an input of a batch whose requests are padded; requests that might make more share it with their like only."""
+
 
 class Kinds:
     """What requests of a model have to have in common to share a batch."""
@@ -46,13 +49,21 @@ class Kinds:
         if not 0 < rows <= self.max_request or call.exchange is not None:
             return rows, None
         # Parts of one request are not padded to the lengths of others: their outputs must fit together.
-        any_lengths = batching.pad_variable_lengths and rows <= self.max_rows
+        any_lengths = batching.pad_variable_lengths and rows <= self.max_rows and self._pads_little(inputs)
         layout = layout_of(inputs, any_lengths=any_lengths)
         if call.parameters and self._by_parameters and (own := own_parameters(call.parameters)):
             # True is equal to 1, and 1 to 1.0, but not to a model.
             typed = [(name, type(value), value) for name, value in sorted(own.items())]
             return rows, (call.signature_name, layout, typed)
         return rows, (call.signature_name, layout)
+
+    def _pads_little(self, inputs: Inputs) -> bool:
+        """Whether a full batch of such requests is not too large, whatever dims the longest of each have."""
+        return all(
+            self.max_rows * max(array.shape[1:], default=1) ** (array.ndim - 1) * array.itemsize
+            <= MOST_PADDED_BYTES
+            for array in inputs.values()
+        )
 
     def _listed(self, inputs: Inputs) -> int:
         if self._model.any_tensors:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -245,6 +245,7 @@ async def _tell(method: Method, error: Exception, context: Any, observed: Observ
     observed.end(failure.code)
     if told is None:
         await _abort(context, failure, method.details)
+        return b""
     context.set_trailing_metadata(_hints(failure))
     return told
 
@@ -267,15 +268,20 @@ async def _tell_last(method: Method, error: Exception, context: Any, observed: O
     failure = as_serving_error(error, method.name)
     if (told := method.told(failure)) is None or isinstance(error, SlowReader):
         await _abort(context, failure, method.details)
+        return
     if observed is not None:
         observed.sent(len(told))
     context.set_trailing_metadata(_hints(failure))
     await context.write(told)
 
 
-async def _abort(context: Any, error: ServingError, details: Callable[[str], str] = str) -> NoReturn:
-    await context.abort(_STATUS[error.code], _details(details(error.message)), _hints(error))
-    raise AssertionError("abort does not return")
+async def _abort(context: Any, error: ServingError, details: Callable[[str], str] = str) -> None:
+    """End the call with a status, the only thing to be sent: gRPC's own retries are for such calls."""
+    try:
+        await context.abort(_STATUS[error.code], _details(details(error.message)), _hints(error))
+    except grpc.aio.AbortError as aborted:
+        # The context has it, and its frames have the context. grpc.aio raises it again when the handler returns.
+        aborted.__traceback__ = None
 
 
 def _hints(error: ServingError) -> tuple[tuple[str, str], ...]:

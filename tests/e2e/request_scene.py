@@ -1,0 +1,149 @@
+"""One cell of the table, acted out: a request that something happens to, and those beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+from request_cells import TOLD, Cell, first_point, good, part
+from request_doors import Attempt
+from request_house import TRIES, House, until
+from request_stage import Visit
+
+FIRST, SUBJECT, COMPANION = "first", "subject", "companion"
+SEQUENCES = itertools.count(10**6)
+
+
+class Scene:
+    """A request that is held at the point of its cell, and those that it waits behind or is executed with."""
+
+    def __init__(self, house: House, cell: Cell) -> None:
+        self.house = house
+        self.cell = cell
+        self.door = house.doors[cell.door]
+        self.before = house.counted(cell.door)
+        self.first: Attempt | None = None
+        """What runs while the subject waits."""
+        self.companion: Attempt | None = None
+        """What waits with it, and is in the same batch."""
+        self.subject: Attempt | None = None
+        self._held: list[asyncio.Future[Visit]] = []
+        self._sequence = next(SEQUENCES)
+        self._stopping: asyncio.Future[None] | None = None
+
+    async def begin(self, timeout: float | None = None) -> bool:
+        """Send it, and wait until it is at its point; whether it came so far before it ended."""
+        cell = self.cell
+        batched = cell.kind == "batched"
+        subject = good(cell.model, SUBJECT, timeout)
+        here = None if cell.point == "queued" else self.house.stage.hold(SUBJECT, cell.point)
+        if here is None or batched:
+            if not await self._occupy():
+                return False
+            if cell.kind == "sequence":
+                subject = part(subject, self._sequence, end=True)
+        self.subject = sent = self.door.begin(subject)
+        if batched:
+            self.companion = self.door.begin(good(cell.model, COMPANION))
+        if here is None or batched:
+            await self._until(lambda: sent.over or self.house.waiting(cell.model) == 1 + batched)
+        if here is not None:
+            if batched:
+                self.let_go()
+            await self._until(lambda: sent.over or here.done())
+            self._held.append(here)
+        return not sent.over and (here is None or here.done())
+
+    async def give_up(self) -> None:
+        """It came too late before it was where it was to come too late."""
+        self.house.stage.clear()
+        for attempt in (self.first, self.subject, self.companion):
+            if attempt is not None:
+                await attempt.ended()
+        await self.house.at_rest(aborted=True)
+
+    @property
+    def sent(self) -> Attempt:
+        """The subject, which has begun."""
+        assert self.subject is not None
+        return self.subject
+
+    async def _occupy(self) -> bool:
+        """Have a request run, so that those after it wait; whether it does."""
+        cell, stage = self.cell, self.house.stage
+        ask = good(cell.model, FIRST)
+        if cell.kind == "sequence":
+            ask = part(ask, self._sequence, start=True)
+        visit = stage.hold(FIRST, first_point(cell.model))
+        self.first = first = self.door.begin(ask)
+        self._held.append(visit)
+        await until(lambda: visit.done() or first.over, "the first request does not run")
+        return visit.done()
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        await until(true, f"it is not {self.cell.point}")
+
+    def let_go(self, order: str = "go") -> None:
+        """Let who is held go on."""
+        for visit in self._held:
+            if visit.done():
+                visit.result().go(order)
+        self._held.clear()
+
+    async def happens(self) -> None:
+        """What the cell says."""
+        match self.cell.event:
+            case "ok":
+                self.let_go()
+            case "error":
+                self.let_go("fail")
+            case "crash":
+                self.let_go("exit")
+            case "cancel":
+                self.sent.leave()
+            case "shutdown":
+                self._stopping = asyncio.ensure_future(self.house.server.stop())
+            case "deadline":
+                pass  # It comes by itself.
+
+    async def end(self) -> bool:
+        """See how everything ends; whether gRPC has said so with a status."""
+        cell = self.cell
+        told = await self.sent.ended()
+        assert told in cell.told
+        # The model is at work yet, and the server has done with the call.
+        await until(
+            lambda: self.house.counted(cell.door) - self.before >= Counter({cell.counted: 1}),
+            "it is not counted",
+            lambda: self.house.counted(cell.door) - self.before,
+        )
+        self.let_go()
+        seen = [told]
+        # Everybody is late, or told of the server's end.
+        shared = self.house.hurried or cell.event == "shutdown"
+        if self.first is not None:
+            seen.append(await self.first.ended())
+            lost = TOLD[cell.door]["crash"] if cell.survives else self.door.good
+            assert seen[-1] in (cell.told | {self.door.good} if shared else {lost})
+        if self.companion is not None:
+            seen.append(await self.companion.ended())
+            together = cell.event in ("error", "crash") and cell.point == "running"
+            assert seen[-1] in (cell.told if shared or together else {self.door.good})
+        if self._stopping is not None:
+            await self._stopping
+        return any(one.isupper() and one != "OK" for one in seen)
+
+
+async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
+    """One cell, on a server that stays."""
+    for attempt in range(TRIES):
+        scene = Scene(house, cell)
+        if await scene.begin(None if timeout is None else timeout * 2**attempt):
+            break
+        await scene.give_up()
+    else:
+        raise AssertionError(f"in {TRIES} tries it was not {cell.point}")
+    await scene.happens()
+    await house.at_rest(aborted=await scene.end())
