@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "tests" / "requirements"
 
 
-def _made_of(requirements: Path) -> dict[str, Any]:
+def made_of(requirements: Path) -> dict[str, Any]:
     """What an environment is made of, but for the names of its folder and its file."""
     lines = [line.strip() for line in requirements.read_text().splitlines()]
     lines = sorted(line for line in lines if line and not line.startswith("#"))
@@ -41,7 +41,7 @@ def _project() -> dict[str, Any]:
     return {"build-system": text["build-system"], "project": text["project"], "hatch": text["tool"]["hatch"]}
 
 
-def _has_grown(before: dict[str, Any], after: dict[str, Any]) -> bool:
+def has_grown(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Whether lines of requirements came and nothing else changed."""
     kept = set(before["requirements"]) <= set(after["requirements"])
     return kept and {**before, "requirements": []} == {**after, "requirements": []}
@@ -71,9 +71,9 @@ def python(name: str) -> Path:
     stamp = folder / "made_of.json"
     with (folder.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before, after = json.loads(stamp.read_text()) if stamp.exists() else None, _made_of(requirements)
+        before, after = json.loads(stamp.read_text()) if stamp.exists() else None, made_of(requirements)
         if before != after:
-            if before is None or not _has_grown(before, after):
+            if before is None or not has_grown(before, after):
                 _make(folder, requirements)
             _install(folder, requirements)
             stamp.write_text(json.dumps(after))

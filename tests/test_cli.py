@@ -249,6 +249,11 @@ FAILURES = {
     "import": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
     "load": (IDENTITY + "    def load(self, folder):\n        raise OSError('no disk')\n", "OSError: no disk"),
     "exit": ("raise SystemExit(0)", "SystemExit"),
+    "own error": (
+        IDENTITY + "    def load(self, folder):\n        raise Odd\n"
+        "class Odd(triglot.ModelLoadError):\n    def __init__(self): pass\n",
+        "model.py: Odd: ",
+    ),
     "inputs": (IDENTITY.replace('triglot.TensorSpec("x", "INT32", [1])', '"x"'), "inputs"),
 }
 

@@ -280,6 +280,51 @@ def test_calls_that_never_finish_end_with_the_grace_period(gate: Gate, threads: 
         assert_clean(server.stderr.text())
 
 
+STUBBORN = """
+import asyncio
+import triglot
+
+class Stubborn(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "INT32", [1])]
+    outputs = [triglot.TensorSpec("y", "INT32", [1])]
+
+    def load(self, folder):
+        self.begun = folder / "begun"
+
+    async def infer(self, inputs):
+        self.begun.touch()
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+"""
+
+
+@pytest.mark.parametrize("door", ["gRPC", "REST"])
+def test_code_on_the_loop_that_does_not_end_is_left_alone(
+    tmp_path: Path, threads: ThreadPoolExecutor, door: str
+) -> None:
+    """It swallows its cancellation; who called it is told, and the process ends."""
+    write_model(tmp_path / "stubborn", STUBBORN)
+    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0", "--grace", "0.2") as server:
+        grpc_port, rest_port = server.ports()
+        with grpc_channel(grpc_port) as channel:
+            if door == "gRPC":
+                unary = rpc(channel, "ModelInfer", pb.ModelInferResponse).future(infer_request("stubborn"))
+            else:
+                rest = threads.submit(Rest(rest_port).infer, "stubborn")
+            wait_until((tmp_path / "stubborn" / "begun").exists)
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+            if door == "gRPC":
+                assert unary.exception(SECONDS).code() is grpc.StatusCode.UNAVAILABLE
+            else:
+                assert rest.exception(SECONDS) or rest.result(SECONDS)[0] == 503
+        assert "stubborn version 1 still runs; the server does not wait for it" in server.stderr.text()
+        assert_clean(server.stderr.text())
+
+
 def test_a_model_that_fails_to_close_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
     write_model(tmp_path / "a", CLOSING + "        raise RuntimeError('cannot close')\n")
     write_model(tmp_path / "b", CLOSING)

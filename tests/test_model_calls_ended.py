@@ -116,21 +116,45 @@ async def test_a_model_that_calls_itself_on_the_loop() -> None:
         await served.is_idle()
 
 
+BATCHED: dict[str, Any] = {"max_batch_size": 8, "dynamic_batching": triglot.DynamicBatching()}
+
+
+def on_thread(inputs: Arrays, call: Call) -> Any:
+    left = inputs["x"] - 1
+    return {"y": left} if left[0] <= 0 else call.infer("count", {"x": left})
+
+
+async def on_loop(inputs: Arrays, call: Call) -> Any:
+    left = inputs["x"] - 1
+    return {"y": left} if left[0] <= 0 else await call.infer("count", {"x": left})
+
+
+COUNTS = {"thread": (on_thread, {}), "thread, batched": (on_thread, BATCHED), "loop, batched": (on_loop, BATCHED)}
+
+
+@pytest.mark.parametrize(("count_down", "said"), COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize("instances", [1, 3])
-async def test_a_model_that_waits_for_itself(instances: int) -> None:
-    """On threads, a call that needs an instance while all of them wait for it would never end."""
-
-    def count_down(inputs: Arrays, call: Call) -> Any:
-        left = inputs["x"] - 1
-        return {"y": left} if left[0] <= 0 else call.infer("count", {"x": left})
-
-    async with serving({"count": Function(count_down, instances=instances)}) as served:
+async def test_a_model_that_waits_for_itself(instances: int, count_down: Any, said: dict[str, Any]) -> None:
+    """A call that needs an instance, or a batch's turn, while all of them wait for it would never end."""
+    async with serving({"count": Function(count_down, instances=instances, **said)}) as served:
         assert (await served.infer("count", ints(instances))).tolist() == [0]
         error = await served.error("count", ints(instances + 1))
         assert error.code is Code.FAILED_PRECONDITION
         assert f"the call would never end: count -> count{' -> count' * (instances - 1)}, and" in error.message
         await served.is_idle()
         assert (await served.infer("count", ints(instances))).tolist() == [0]
+
+
+async def test_a_sequence_that_waits_for_itself() -> None:
+    """However many instances there are: its requests run one after the other."""
+    sequences = triglot.SequenceBatching(max_idle=3600)
+    parameters = {"sequence_id": 7, "sequence_start": True, "sequence_end": True}
+    async with serving({"count": Function(on_thread, instances=2, sequence_batching=sequences)}) as served:
+        error = await served.error("count", ints(2), parameters=dict(parameters))
+        assert error.code is Code.FAILED_PRECONDITION
+        assert "the call might wait for its own sequence: count -> count" in error.message
+        await served.is_idle()
+        assert (await served.infer("count", ints(1), parameters=dict(parameters))).tolist() == [0]
 
 
 async def test_two_models_that_wait_for_each_other() -> None:

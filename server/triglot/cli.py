@@ -47,6 +47,8 @@ DEMO = Path(__file__).parent / "demo"
 SWITCH_SECONDS = 0.0005
 """How long a model's Python code may hold the interpreter while others wait for it: with Python's own 5 ms, health
 takes some 100 ms when two of them compute, for the event loop has to ask again after each thing that it does."""
+END_PATIENCE_SECONDS = 2.0
+"""What else runs when the server has stopped may take so long to end, as a model's threads may."""
 FAILED, WRONG_USE = 1, 2
 
 
@@ -256,8 +258,14 @@ async def _serve(start: Start) -> int:
         print(line, flush=True)
     with _following(start, server):
         delay = config.drain_delay if await signals.get() is signal.SIGTERM else 0.0
+    servables = server.manager.all_in_memory()
     if not await _unless_signalled(_stop(server, delay), signals):
         return _leave("stopped at once")
+    if await _end_tasks():
+        for servable in servables:
+            if servable.leases:
+                log.warning("%s still runs; the server does not wait for it", servable)
+        return _leave("code on the event loop did not end when it was cancelled", 0)
     return 0
 
 
@@ -305,8 +313,16 @@ async def _stop(server: Server, delay: float) -> None:
     log.info("stopped")
 
 
-def _leave(text: str) -> NoReturn:
-    """End the process without waiting for threads that load or run a model."""
+async def _end_tasks() -> bool:
+    """Cancel all others; whether one still runs after as long as a model's threads are waited for."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    return bool(others) and bool((await asyncio.wait(others, timeout=END_PATIENCE_SECONDS))[1])
+
+
+def _leave(text: str, status: int = FAILED) -> NoReturn:
+    """End the process without waiting for what loads or runs a model."""
     log.warning(text)
     logging.shutdown()
-    os._exit(FAILED)
+    os._exit(status)

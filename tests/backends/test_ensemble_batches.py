@@ -12,6 +12,7 @@ import pytest
 import triglot
 from served_models import SECONDS, Arrays, Function, ensemble, ints, serving, step, until
 from triglot.core.call import Call
+from triglot.core.request_scheduling import PLAIN
 
 BATCHED: dict[str, Any] = {"max_batch_size": 64, "dynamic_batching": triglot.DynamicBatching()}
 
@@ -38,6 +39,38 @@ async def test_every_request_gets_its_own_rows() -> None:
         await asyncio.gather(*[ask(at) for at in range(32)])
         assert max(sizes) > 1
         await served.is_idle()
+
+
+async def test_what_one_member_says_of_its_scheduling_is_not_the_batchs() -> None:
+    """The model that the batch calls has neither its deadline nor its priority."""
+    first, gate = threading.Event(), threading.Event()
+    batches: list[Call] = []
+    calls: list[Call] = []
+
+    def outer(inputs: Arrays, call: Call) -> Any:
+        batches.append(call)
+        first.set()
+        assert gate.wait(SECONDS)
+        return call.infer("inner", inputs)
+
+    def inner(inputs: Arrays, call: Call) -> Any:
+        calls.append(call)
+        return {"y": inputs["x"] * 2}
+
+    said = BATCHED | {"dynamic_batching": triglot.DynamicBatching(priority_levels=2, default_priority_level=1)}
+    async with serving({"outer": Function(outer, **said), "inner": Function(inner)}) as served:
+        alone = asyncio.create_task(served.infer("outer", ints(1)))
+        await until(first.is_set)
+        own: list[dict[str, Any]] = [{"timeout": SECONDS * 1_000_000, "priority": 1, "color": "red"}, {"color": "red"}]
+        members = []
+        for at, parameters in enumerate(own):
+            members.append(asyncio.create_task(served.infer("outer", ints(at + 2), parameters=parameters)))
+            await until(lambda: served.server.dataplane.queue_depth() == len(members))
+        gate.set()
+        assert [answer.tolist() for answer in await asyncio.gather(alone, *members)] == [[2], [4], [6]]
+        assert [len(call.members) for call in batches] == [1, 2]
+        assert batches[1].members[0].deadline is not None
+        assert (calls[1].deadline, calls[1].scheduling, calls[1].parameters) == (None, PLAIN, {"color": "red"})
 
 
 @pytest.mark.parametrize("leaving", [1, 3])

@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 
 import triglot
-from served_models import SECONDS, Arrays, Function, Gated, calling, ensemble, ints, serving, step, twice, until
+from served_models import (
+    SECONDS,
+    Arrays,
+    Function,
+    Gated,
+    both,
+    calling,
+    ensemble,
+    ints,
+    serving,
+    step,
+    twice,
+    until,
+)
 from triglot.core.call import Call
 from triglot.core.errors import Code
 
@@ -87,6 +100,34 @@ async def test_an_error_keeps_nothing_of_the_request(caller: str) -> None:
             x = ints(*range(1000))
             kept = weakref.ref(x)
             error = await served.error("e", x)
+            assert error.code is Code.NOT_FOUND
+            del error, x
+            await until(lambda: kept() is None)
+        finally:
+            gc.enable()
+
+
+@both
+@pytest.mark.parametrize("at_a_time", [0, 2])
+async def test_many_steps_that_fail_keep_nothing_of_the_request(at_a_time: int, on_loop: bool) -> None:
+    """Whether they fail as well, are cancelled, or wait for their turn."""
+
+    def fail(_: Arrays) -> Any:
+        raise triglot.NotFound("no such word")
+
+    async def fail_on_loop(_: Arrays) -> Any:
+        raise triglot.NotFound("no such word")
+
+    steps = [step("fail", "x", f"a{at}") for at in range(20)]
+    wide = ensemble(*steps, step("twice", "a0", "y"), max_inflight_requests=at_a_time)
+    models = {"wide": wide, "fail": Function(fail_on_loop if on_loop else fail), "twice": Function(twice)}
+    async with serving(models) as served:
+        gc.collect()
+        gc.disable()
+        try:
+            x = ints(*range(1000))
+            kept = weakref.ref(x)
+            error = await served.error("wide", x)
             assert error.code is Code.NOT_FOUND
             del error, x
             await until(lambda: kept() is None)

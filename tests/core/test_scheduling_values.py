@@ -27,6 +27,7 @@ from triglot.core.signature import DEFAULT_SIGNATURE, Signature, signatures_of
 from triglot.core.types import TensorSpec
 
 SECONDS = "0 to 3.1536e+07 seconds"
+NO_SECONDS = "expected a number of seconds, 0 for no limit"
 
 
 @pytest.mark.parametrize(
@@ -288,6 +289,12 @@ def model_of(kind: type[Model] = Plain, **said: Any) -> Model:
         (Plain, {"execution": "fork"}, "execution: expected one of thread, process, got 'fork'"),
         (Plain, {"cpus": "0,1"}, "cpus: expected a list of CPU numbers, got '0,1'"),
         (Plain, {"cpus": [0, -1]}, "cpus[1]: expected at least 0, got -1"),
+        (Plain, {"hang_seconds": "x"}, f"hang_seconds: {NO_SECONDS}, got 'x'"),
+        (Plain, {"hang_seconds": None}, f"hang_seconds: {NO_SECONDS}, got None"),
+        (Plain, {"hang_seconds": True}, f"hang_seconds: {NO_SECONDS}, got True"),
+        (Plain, {"hang_seconds": -0.1}, f"hang_seconds: {NO_SECONDS}, got -0.1"),
+        (Plain, {"hang_seconds": float("nan")}, f"hang_seconds: {NO_SECONDS}, got nan"),
+        (Plain, {"hang_seconds": float("inf")}, f"hang_seconds: {NO_SECONDS}, got inf"),
     ],
 )
 def test_what_a_model_cannot_say(kind: type[Model], said: dict[str, Any], message: str) -> None:
@@ -308,6 +315,8 @@ def test_what_a_model_cannot_say(kind: type[Model], said: dict[str, Any], messag
         (Plain, {"sequence_batching": SEQUENCES, "any_tensors": True}),
         (OfFile, {"sequence_batching": SEQUENCES, "inputs": (), "outputs": ()}),
         (Plain, {"execution": "process", "cpus": (0, 3)}),
+        (Plain, {"hang_seconds": 0}),
+        (Plain, {"hang_seconds": 2.5}),
     ],
 )
 def test_what_a_model_can_say(kind: type[Model], said: dict[str, Any]) -> None:

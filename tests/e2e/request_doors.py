@@ -28,12 +28,13 @@ IN_BAND = "in band"
 
 @dataclass(frozen=True)
 class Ask:
-    """A request: its model and text, the seconds that its client waits, and its parameters (KServe only)."""
+    """A request: its model, its text (`count` times), the seconds that its client waits, KServe's parameters."""
 
     model: str
     text: str
     timeout: float | None = None
     parameters: tuple[tuple[str, Any], ...] = ()
+    count: int = 1
 
 
 class Attempt:
@@ -158,8 +159,9 @@ class KServeStream(GrpcDoor):
 
 
 def _kserve_message(ask: Ask) -> pb.ModelInferRequest:
-    message = pb.ModelInferRequest(model_name=ask.model, raw_input_contents=[pack_bytes([ask.text.encode()])])
-    message.inputs.add(name="x", datatype="BYTES", shape=[1])
+    message = pb.ModelInferRequest(model_name=ask.model)
+    message.raw_input_contents.append(pack_bytes([ask.text.encode()] * ask.count))
+    message.inputs.add(name="x", datatype="BYTES", shape=[ask.count])
     member = {bool: "bool_param", int: "int64_param", str: "string_param"}
     for key, value in ask.parameters:
         setattr(message.parameters[key], member[type(value)], value)
@@ -168,7 +170,7 @@ def _kserve_message(ask: Ask) -> pb.ModelInferRequest:
 
 def _kserve_text(message: pb.ModelInferResponse) -> str:
     (raw,) = message.raw_output_contents
-    return bytes(unpack_bytes(raw, 1)[0]).decode()
+    return bytes(unpack_bytes(raw, message.outputs[0].shape[0])[0]).decode()
 
 
 class TensorFlowGrpc(GrpcDoor):
@@ -179,8 +181,8 @@ class TensorFlowGrpc(GrpcDoor):
     def call(self, ask: Ask) -> Any:
         request = predict_pb2.PredictRequest(model_spec={"name": ask.model})
         request.inputs["x"].dtype = tensor_pb2.DT_STRING
-        request.inputs["x"].tensor_shape.dim.add(size=1)
-        request.inputs["x"].string_val.append(ask.text.encode())
+        request.inputs["x"].tensor_shape.dim.add(size=ask.count)
+        request.inputs["x"].string_val.extend([ask.text.encode()] * ask.count)
         predict = self.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
         return predict(request.SerializeToString(), timeout=ask.timeout)
 
@@ -222,7 +224,7 @@ class GrpsStreaming(GrpcDoor):
 
 def _grps_message(ask: Ask) -> GrpsMessage:
     message = GrpsMessage(model=f"{ask.model}-1")
-    message.gtensors.tensors.add(name="x", dtype=DT_STRING, shape=[1], flat_string=[ask.text])
+    message.gtensors.tensors.add(name="x", dtype=DT_STRING, shape=[ask.count], flat_string=[ask.text] * ask.count)
     return message
 
 
@@ -274,7 +276,7 @@ class KServeRest(HttpDoor):
     sequences = True
 
     def body(self, ask: Ask) -> Any:
-        tensor = {"name": "x", "datatype": "BYTES", "shape": [1], "data": [ask.text]}
+        tensor = {"name": "x", "datatype": "BYTES", "shape": [ask.count], "data": [ask.text] * ask.count}
         return {"inputs": [tensor], "parameters": dict(ask.parameters)}
 
     def text(self, answer: Any) -> str:
@@ -288,7 +290,7 @@ class TensorFlowRest(HttpDoor):
     path = "/v1/models/{model}:predict"
 
     def body(self, ask: Ask) -> Any:
-        return {"instances": [ask.text]}
+        return {"instances": [ask.text] * ask.count}
 
     def text(self, answer: Any) -> str:
         return str(answer["predictions"][0])
@@ -301,7 +303,8 @@ class GrpsHttp(HttpDoor):
     path = "/grps/v1/infer/predict"
 
     def body(self, ask: Ask) -> Any:
-        tensor = {"name": "x", "dtype": "DT_STRING", "shape": [1], "flat_string": [ask.text]}
+        texts = [ask.text] * ask.count
+        tensor = {"name": "x", "dtype": "DT_STRING", "shape": [ask.count], "flat_string": texts}
         return {"model": f"{ask.model}-1", "gtensors": {"tensors": [tensor]}}
 
     def text(self, answer: Any) -> str:

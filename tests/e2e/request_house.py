@@ -9,7 +9,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -27,7 +27,7 @@ from process import SECONDS
 TRIES = 8
 """How often a request is sent that has to be at some place before its deadline."""
 POOL = "asyncio_"
-"""How the threads of the loop's own pool begin, which come when they are needed, and stay."""
+"""How the threads of the loop's own pool are called, which come when they are needed, and stay."""
 
 
 async def until(true: Callable[[], bool], what: str, said: Callable[[], object] = lambda: "") -> None:
@@ -77,6 +77,11 @@ class House:
         """Requests in a model's queue."""
         return self.server.manager.servable(model).queue_depth
 
+    def so_far(self, door: str) -> Counter[str]:
+        """As `counted`, when a test begins: no more threads are to be there in the end."""
+        self.threads = threads()
+        return self.counted(door)
+
     def counted(self, door: str) -> Counter[str]:
         """How many inferences by this door ended with each code."""
         endpoint = self.doors[door].endpoint
@@ -94,12 +99,19 @@ class House:
         await until(lambda: not self.server.telemetry.in_flight, "calls are in flight")
         await until(lambda: not self.held(), "something is held", self.held)
         if aborted:
-            # grpc.aio keeps the task of its last call until another one has come, and leaves it to the collector.
-            if not self.server.dataplane.stopping:
-                await self._live(b"")
-            gc.collect()
+            await self._collect()
         await until(lambda: not calls(), "calls are alive", lambda: [vars_of(call) for call in calls()])
         await until(lambda: threads() <= self.threads, "threads have come", lambda: threads() - self.threads)
+
+    async def _collect(self) -> None:
+        """grpc.aio keeps the task of its last call until another one has come, and leaves it to the collector."""
+        with suppress(TimeoutError):  # Who looks next says what is there.
+            async with asyncio.timeout(SECONDS):
+                while calls():
+                    if not self.server.dataplane.stopping:
+                        await self._live(b"")
+                    await asyncio.sleep(0)
+                    gc.collect()
 
     def held(self) -> list[str]:
         """Leases, requests that wait, and what is counted as held."""
@@ -183,5 +195,4 @@ async def open_house(models: Sequence[str], **options: Any) -> AsyncIterator[Hou
                 for name, door in house.doors.items():
                     if carries(door, model):
                         await house.infer_well(model, name)
-            house.threads = threads()
             yield house

@@ -23,7 +23,7 @@ class Scene:
         self.house = house
         self.cell = cell
         self.door = house.doors[cell.door]
-        self.before = house.counted(cell.door)
+        self.before = house.so_far(cell.door)
         self.first: Attempt | None = None
         """What runs while the subject waits."""
         self.companion: Attempt | None = None
@@ -39,6 +39,9 @@ class Scene:
         batched = cell.kind == "batched"
         subject = good(cell.model, SUBJECT, timeout)
         here = None if cell.point == "queued" else self.house.stage.hold(SUBJECT, cell.point)
+        if here is None and cell.event == "deadline":
+            # What it waits for may be too late before it is, and it would be in time.
+            self._held.append(self.house.stage.hold(SUBJECT, first_point(cell.model)))
         if here is None or batched:
             if not await self._occupy():
                 return False
@@ -112,7 +115,7 @@ class Scene:
         """See how everything ends; whether gRPC has said so with a status."""
         cell = self.cell
         told = await self.sent.ended()
-        assert told in cell.told
+        assert told in cell.told, f"{told}, expected {cell.told}"
         # The model is at work yet, and the server has done with the call.
         await until(
             lambda: self.house.counted(cell.door) - self.before >= Counter({cell.counted: 1}),
@@ -120,6 +123,7 @@ class Scene:
             lambda: self.house.counted(cell.door) - self.before,
         )
         self.let_go()
+        self.house.stage.clear()
         seen = [told]
         # Everybody is late, or told of the server's end.
         shared = self.house.hurried or cell.event == "shutdown"

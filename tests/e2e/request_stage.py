@@ -14,7 +14,7 @@ from pathlib import Path
 from process import SECONDS, write_model
 
 SOCKET = "stage"
-TEXT = '''
+TEXT = """
 import asyncio
 import os
 import socket
@@ -22,8 +22,8 @@ import socket
 import triglot
 from triglot.core.scheduling import DynamicBatching, SequenceBatching
 
-SIZE = 16
-"""Characters that name a request: the beginning of its input."""
+
+MOST = 8  # Elements that are looked at: as many as there may be requests in a batch.
 
 
 class Model(triglot.Model):
@@ -50,7 +50,7 @@ class Model(triglot.Model):
 {infer}
 
 def said(point, inputs, call):
-    names = b"+".join(bytes(x)[:SIZE] for x in inputs["x"].reshape(-1))
+    names = b"+".join(bytes(x) for x in inputs["x"].reshape(-1)[:MOST])
     return b"%s|%s|%d\\n" % (point.encode(), names, call is not None and call.cancelled)
 
 
@@ -59,7 +59,7 @@ def obey(order):
         raise RuntimeError("told to fail")
     if order == b"exit":
         os._exit(3)
-'''
+"""
 ONE = """
     def infer(self, inputs, call):
         self.at("running", inputs, call)
@@ -150,7 +150,7 @@ class Visit:
 
 
 class Stage:
-    """Where models say how far they are; only who is `held` there waits."""
+    """Where models say how far they are; only who is held there waits. Requests are called by their texts."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], asyncio.Future[Visit]] = {}

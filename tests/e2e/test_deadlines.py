@@ -111,6 +111,29 @@ async def test_code_on_the_loop_is_cancelled_at_the_deadline(door: Door) -> None
         await until_let_go(server)
 
 
+@EVERY_DOOR
+async def test_code_on_the_loop_that_goes_on_at_the_deadline_is_late(door: Door) -> None:
+    """It is waited for, since nothing else can end it; what it answers then is no answer."""
+    cancelled, go_on = asyncio.Event(), asyncio.Event()
+
+    async def infer(inputs: Inputs) -> Any:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+        await go_on.wait()
+        return {"y": inputs["x"]}
+
+    async with live({MODEL: Plain(infer)}, default_timeout=SOON) as server:
+        asked = asyncio.ensure_future(ask(server, door))
+        await asyncio.wait_for(cancelled.wait(), SECONDS)
+        go_on.set()
+        told = await asked
+        assert told.code is Code.DEADLINE_EXCEEDED
+        assert "default_timeout of 0.05 seconds passed while the model ran" in told.text
+        await until_let_go(server)
+
+
 async def test_each_request_of_a_stream_has_a_deadline_of_its_own() -> None:
     model = Scripted(open_gate=False)
     async with live({MODEL: model}, default_timeout=SOON) as server:

@@ -76,16 +76,35 @@ def test_the_next_preferred_size_is_waited_for() -> None:
     assert decision.then.target == 5
 
 
-def test_a_request_that_cannot_be_joined_closes_the_batch() -> None:
-    lane = Lane(waiting=[*waiting(1, 1), *waiting(1, key="b"), *waiting(1)])
-    assert ran(form([lane], NOW, Rules(8, delay=1.0))) == ([1, 1], "mismatch")
+def test_requests_that_cannot_be_joined_do_not_part_those_that_can() -> None:
+    first, other, second = waiting(1, 2), waiting(4, key="b"), waiting(3)
+    lane = Lane(waiting=[*first, *other, *second])
+    decision = form([lane], NOW, Rules(8))
+    assert isinstance(decision.then, Run)
+    assert list(decision.then.members) == [*first, *second]
+    assert decision.mixed
+
+
+def test_the_oldest_request_is_executed_first_whatever_else_is_full() -> None:
+    lane = Lane(waiting=[*waiting(1, key="b", age=2), *waiting(4, 4)])
+    assert ran(form([lane], NOW, Rules(8))) == ([1], "no_delay")
+
+
+def test_a_full_batch_does_not_wait_for_another_one_to_grow() -> None:
+    lane = Lane(waiting=[*waiting(1, key="b"), *waiting(4, 3), *waiting(2, key="c"), *waiting(1)])
+    assert ran(form([lane], NOW, Rules(8, delay=1.0))) == ([4, 3, 1], "full")
+
+
+def test_several_batches_wait_until_the_first_has_waited_enough() -> None:
+    lane = Lane(waiting=[*waiting(1, key="b", age=0.25), *waiting(4)])
+    assert form([lane], NOW, Rules(8, delay=1.0)).then == Wait(NOW + 0.75, None, 0, 0)
 
 
 def test_a_request_that_shares_no_batch_runs_alone_and_at_once() -> None:
     alone, other = waiting(1, key=None), waiting(1)
     rules = Rules(8, delay=1.0)
     assert ran(form([Lane(waiting=[*alone, *alone, *other])], NOW, rules)) == ([1], "alone")
-    assert ran(form([Lane(waiting=[*other, *alone])], NOW, rules)) == ([1], "mismatch")
+    assert ran(form([Lane(waiting=[*other, *alone])], NOW, rules)) == ([1], "alone")
 
 
 def test_higher_levels_come_first_and_lower_ones_fill_the_batch() -> None:
@@ -96,7 +115,7 @@ def test_higher_levels_come_first_and_lower_ones_fill_the_batch() -> None:
     # What cannot be joined with the higher level's waits, however old it is.
     other = waiting(1, key="b", age=50)
     decision = form([Lane(1, waiting=high), Lane(2, waiting=other)], NOW, Rules(8))
-    assert ran(decision) == ([2], "mismatch")
+    assert ran(decision) == ([2], "no_delay")
 
 
 def test_expired_requests_are_refused_where_the_policy_says_so() -> None:

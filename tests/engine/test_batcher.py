@@ -67,15 +67,15 @@ async def test_after_the_delay_a_batch_is_run_as_it_is() -> None:
     await site.servable.close()
 
 
-async def test_a_request_with_another_shape_ends_the_waiting_for_more() -> None:
-    model = Batched(DynamicBatching(max_queue_delay=FOREVER))
+async def test_a_request_with_another_shape_leaves_the_others_together() -> None:
+    model = Batched(DynamicBatching(max_queue_delay=FOREVER, preferred_sizes=[2]))
     site = Site(model)
-    tasks = [site.ask(rows(1)), site.ask(rows(2)), site.ask(rows(3, width=2))]
-    await asyncio.wait(tasks[:2])
+    tasks = [site.ask(rows(1)), site.ask(rows(3, width=2)), site.ask(rows(2))]
+    await asyncio.wait([tasks[0], tasks[2]])
     assert model.batches == [[1, 2]]
     await site.servable.close()
-    assert first_values(await tasks[2]) == [6]
-    assert site.closed() == {"mismatch": 1, "drained": 1}
+    assert [first_values(await task) for task in tasks] == [[2], [6], [4]]
+    assert site.closed() == {"preferred": 1, "drained": 1}
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,13 @@ async def test_what_is_unlike_is_not_joined(one: tuple[Any, Any], other: tuple[A
     await site.servable.close()
 
 
-async def test_parameters_of_the_protocol_keep_nobody_apart() -> None:
+@pytest.mark.parametrize("own", [{}, {"top": 5}], ids=["none of its own", "one of its own"])
+async def test_parameters_of_the_protocol_keep_nobody_apart(own: dict[str, Any]) -> None:
     model = Batched(open_gate=False)
     site = Site(model)
     tasks = [await site.busy(model)]
-    tasks += [site.ask(rows(value), call(priority=value, binary_data_output=True, top=5)) for value in (1, 2)]
+    protocols: list[dict[str, Any]] = [{"priority": 1, "timeout": 7, "binary_data_output": True}, {}]
+    tasks += [site.ask(rows(at + 1), call(**own, **more)) for at, more in enumerate(protocols)]
     await site.until(2)
     model.gate.set()
     await asyncio.gather(*tasks)

@@ -36,6 +36,10 @@ LOAD = "\ndef load(self, folder):\n    {}\nTold.load = load\n"
         LOAD.format("raise triglot.ModelLoadError('no weights here')"),
         LOAD.format("exit(3)"),
         "Told.infer = lambda self: 3\n",
+        "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no text')\nraise Odd()\n",
+        "Told.hang_seconds = 'x'\n",
+        "Told.hang_seconds = float('nan')\n",
+        "Told.cpus = 5\n",
         "class Told2(Told): pass\n",
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from test_process_frames import arrays, raw
 from told_models import load, told, write_told
 
 from triglot import Call
+from triglot.engine.processes.arena import COPIED
+from triglot.engine.processes.channel import Channel
+from triglot.engine.processes.frames import FrameError, Kind
 
 # --- tensors ---
 
@@ -81,3 +85,21 @@ async def test_inputs_are_read_only(tmp_path: Path) -> None:
     async with told(tmp_path) as one:
         for size in (10, 100_000):
             assert await one.say("inputs['x'].flags.writeable", x=np.zeros(size)) == "False"
+
+
+def test_a_frame_that_is_too_long_says_later_what_it_was_to_say() -> None:
+    one, other = (Channel(end) for end in socket.socketpair())
+    sizes = []
+    for _ in range(5):
+        one.send(Kind.CALL, placed=one.place({"x": np.zeros(COPIED)}))
+        assert other.receive().tensors is not None
+        with pytest.raises(FrameError, match="70000 bytes"):
+            other.send(Kind.DONE, placed=other.place({"y" * 70_000: np.zeros(COPIED)}))
+        other.send(Kind.FAILED)
+        one.receive()
+        sizes.append((one.arena.held, other.arena.held))
+    # The same region again and again, and none of what was not sent.
+    assert len(set(sizes)) == 1
+    assert sizes[0][1] == 0
+    one.close()
+    other.close()

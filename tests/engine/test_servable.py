@@ -338,3 +338,10 @@ async def test_a_stream_past_its_deadline_ends_with_that_error() -> None:
         await anext(stream)
     assert released.is_set()
     await one.close()
+
+
+async def test_a_model_whose_close_calls_exit_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    one = servable(Plain(secret))
+    one.model.close = exit  # type: ignore[method-assign] # As a class of a user's may do.
+    await one.close()
+    assert [record.message for record in caplog.records] == [f"{one} failed to close"]

@@ -314,6 +314,8 @@ async def test_unknown_content_codings(house: House, coding: str) -> None:
         ("deflate", b"\xff\xff\xff\xff"),
         ("deflate", compressed("deflate", BODY)[:10]),
     ],
+    # Not the bodies: gzip writes the time into them.
+    ids=["no gzip", "gzip cut off", "no deflate", "deflate cut off"],
 )
 async def test_bodies_that_cannot_be_inflated(house: House, coding: str, body: bytes) -> None:
     status, reply = await call(house, "POST", INFER, body, {"Content-Encoding": coding})

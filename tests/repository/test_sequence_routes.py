@@ -14,13 +14,14 @@ import pytest
 from scripted_loads import look_twice, put, settings, states, until
 from sequence_models import HOUR, LONG, Summing
 
-from triglot import Call, Model, TensorSpec
+from triglot import Call, Ensemble, Model, Step, TensorSpec
 from triglot.core.errors import Code, InvalidArgument, ServingError, Unavailable
 from triglot.core.model_config import ModelConfig
 from triglot.core.scheduling import SequenceBatching
 from triglot.core.tensor import pack_bytes
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.dataplane import DataPlane
+from triglot.model_calls import ModelCalls
 from triglot.repository.manager import Manager
 
 V1, V2 = 1000.0, 2000.0
@@ -38,6 +39,13 @@ class Numbered(Summing):
         return {**answer, "y": answer["y"] + 1000 * self.number}
 
 
+class Alone(Ensemble):
+    """Of one step, the model `m`."""
+
+    inputs, outputs, max_batch_size = Summing.inputs, Summing.outputs, Summing.max_batch_size
+    steps = (Step("m", {"x": "x"}, {"y": "y"}),)
+
+
 class House:
     """A model `m` whose versions come and go."""
 
@@ -45,6 +53,7 @@ class House:
         self.manager = manager
         self.folder = folder
         self.dataplane = DataPlane(manager)
+        self.dataplane.reach = ModelCalls(self.dataplane, None).reach
 
     async def add(self, number: int, text: str = "") -> None:
         """Have a version served, too, or again."""
@@ -53,12 +62,19 @@ class House:
         await until(lambda: self.manager.servable("m").version == number)
 
     async def send(
-        self, value: float, sequence_id: int | str, *, start: bool = False, end: bool = False, version: str = ""
+        self,
+        value: float,
+        sequence_id: int | str,
+        *,
+        start: bool = False,
+        end: bool = False,
+        version: str = "",
+        model: str = "m",
     ) -> float:
         """What a request is answered with."""
         tensor = InputTensor("x", "FP32", (1, 1), np.array([value], np.float32))
         parameters: dict[str, Any] = {"sequence_id": sequence_id, "sequence_start": start, "sequence_end": end}
-        request = InferenceRequest("m", version, inputs=[tensor], parameters=parameters)
+        request = InferenceRequest(model, version, inputs=[tensor], parameters=parameters)
         response = await self.dataplane.infer(request, Call())
         return float(response.outputs[0].array.item())
 
@@ -75,17 +91,22 @@ class House:
 
 @asynccontextmanager
 async def house(
-    tmp_path: Path, *, max_idle: float = HOUR, all_versions: bool = False, **options: Any
+    tmp_path: Path, *, max_idle: float = HOUR, all_versions: bool = False, ensemble: bool = False, **options: Any
 ) -> AsyncIterator[House]:
-    """Of version 1; later ones take its place, unless `all_versions` serve."""
+    """Of version 1; later ones take its place, unless `all_versions` serve. `ensemble`: and of `e`."""
 
     def load(backend: str, file: Path, config: ModelConfig) -> Model:
+        if file.parent.parent.name == "e":
+            return Alone()
         return Numbered(int(file.parent.name) + (10 if file.read_text() else 0), max_idle)
 
     folder = tmp_path / "m"
     put(folder / "1")
-    root = tmp_path if all_versions else settings(folder)
-    manager = Manager([root], load, max_queue_size=100, **options)
+    roots = [tmp_path if all_versions else settings(folder)]
+    if ensemble:
+        put(tmp_path / "e" / "1")
+        roots.append(settings(tmp_path / "e"))
+    manager = Manager(roots, load, max_queue_size=100, **options)
     try:
         await manager.load_all()
         yield House(manager, folder)
@@ -110,6 +131,19 @@ async def test_a_sequence_goes_on_in_the_version_that_it_began_in(tmp_path: Path
         assert await one.send(1, 5, end=True) == V1 + 4
         await one.state(1, "UNAVAILABLE")
         assert (await one.error(1, 5)).code is Code.INVALID_ARGUMENT
+
+
+async def test_a_step_of_an_ensemble_goes_on_in_the_version_that_it_began_in(tmp_path: Path) -> None:
+    """And another sequence begins in the new one."""
+    async with house(tmp_path / "models", ensemble=True) as one:
+        assert await one.send(1, 5, start=True, model="e") == V1 + 1
+        await one.add(2)
+        await one.state(1, "UNLOADING")
+        assert await one.send(1, 5, model="e") == V1 + 2
+        assert await one.send(1, 5) == V1 + 3
+        assert await one.send(1, 6, start=True, end=True, model="e") == V2 + 1
+        assert await one.send(1, 5, end=True, model="e") == V1 + 4
+        await one.state(1, "UNAVAILABLE")
 
 
 async def test_a_sequence_without_a_version_stays_where_it_began(tmp_path: Path) -> None:

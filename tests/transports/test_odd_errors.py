@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -39,6 +40,24 @@ class Undescribed(Exception):
         raise RuntimeError("no text")
 
 
+class FailingText(triglot.ServingError):
+    message = property(lambda self: self.args[1])
+
+    def __init__(self) -> None:
+        Exception.__init__(self)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    text: str
+
+
+def hinting(hint: Any) -> triglot.ServingError:
+    error = triglot.FailedPrecondition("odd")
+    error.retry_after = hint
+    return error
+
+
 def without_failure(code: Any) -> triglot.ServingError:
     return triglot.ServingError("odd", code=code)
 
@@ -50,6 +69,10 @@ ODD: dict[str, tuple[BaseException, grpc.StatusCode]] = {
     "the code OK": (without_failure(Code.OK), grpc.StatusCode.INTERNAL),
     "no code": (without_failure(99), grpc.StatusCode.INTERNAL),
     "no description": (Undescribed(), grpc.StatusCode.INTERNAL),
+    "a text that fails": (FailingText(), grpc.StatusCode.INTERNAL),
+    "frozen": (Frozen("frozen"), grpc.StatusCode.INTERNAL),
+    "a hint that is none": (hinting("soon"), grpc.StatusCode.INTERNAL),
+    "a hint without end": (hinting(float("inf")), grpc.StatusCode.INTERNAL),
     "exit": (SystemExit(3), grpc.StatusCode.INTERNAL),
     "cancellation": (asyncio.CancelledError(), grpc.StatusCode.INTERNAL),
     "one for all": (ALWAYS_THE_SAME, grpc.StatusCode.FAILED_PRECONDITION),
@@ -74,6 +97,18 @@ class Raises(triglot.Model):
 class RaisesOnLoop(Raises):
     async def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:  # type: ignore[override] # Another kind.
         return super().infer(inputs)
+
+
+class Streams(Raises):
+    def infer(self, inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:  # type: ignore[override]
+        yield super().infer(inputs)
+
+
+class StreamsOnLoop(Raises):
+    async def infer(  # type: ignore[override]
+        self, inputs: Mapping[str, Array]
+    ) -> AsyncIterator[dict[str, Array]]:
+        yield super().infer(inputs)
 
 
 class Asks(triglot.Ensemble):
@@ -103,6 +138,24 @@ async def test_an_odd_error_fails_its_calls_and_nothing_else(
         model.error = None
         await asyncio.gather(*[server.infer(request("m", FLOAT, shape=(1,))) for _ in range(2)])
         assert server.leases() == 0
+
+
+@pytest.mark.parametrize("kind", [Raises, RaisesOnLoop, Streams, StreamsOnLoop])
+@pytest.mark.parametrize("case", ODD)
+async def test_an_odd_error_ends_its_part_of_a_stream(kind: type[Raises], case: str) -> None:
+    model = kind(ODD[case][0])
+    async with live({"m": model}) as server:
+        call = server.stream_infer(iter([request("m", FLOAT, shape=(1,))]))
+        answers = await asyncio.wait_for(all_of(call), SECONDS)
+        assert [bool(answer.error_message) for answer in answers] == [True]
+        model.error = None
+        answers = await all_of(server.stream_infer(iter([request("m", FLOAT, shape=(1,))])))
+        assert [answer.error_message for answer in answers] == [""]
+        assert server.leases() == 0
+
+
+async def all_of(call: Any) -> list[Any]:
+    return [answer async for answer in call]
 
 
 async def test_an_error_that_is_raised_again_says_the_same_each_time() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,7 +17,7 @@ from sequence_models import HOUR, LONG, Summing
 from test_caller import until
 
 from triglot import Call, Model, TensorSpec
-from triglot.core.scheduling import SequenceBatching
+from triglot.core.scheduling import ControlInput, OldestStrategy, SequenceBatching
 from triglot.core.tensor import pack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -109,6 +111,39 @@ async def test_a_decoupled_model_has_sequences_on_a_stream() -> None:
         answers = [one async for one in door.stream_infer(sending(*requests))]
         assert [one.error_message for one in answers] == [""] * 8
         assert [value(one.infer_response) for one in answers] == [1, 1, 3, 3, 6, 6, 10, 10]
+
+
+async def test_an_id_that_is_no_text_harms_nobody() -> None:
+    """A lone half of a surrogate pair, as JSON can write it, beside a sequence that waits for the same batch."""
+    ids = replace(LONG, controls=[*LONG.controls[:3], ControlInput("id", "CORRID", "BYTES")])
+    strategy = OldestStrategy(max_queue_delay=HOUR, preferred_sizes=[2])
+    model = Summing(replace(ids, strategy=strategy))
+    async with live({"sum": model}) as door:
+        asked = []
+        for sequence_id in ("one", "\ud800", "two"):
+            body = json.dumps(
+                {
+                    "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [3]}],
+                    "parameters": {"sequence_id": sequence_id, "sequence_start": True, "sequence_end": True},
+                }
+            )
+            asked.append(asyncio.ensure_future(post(door, body)))
+            if sequence_id == "\ud800":
+                status, answer = await asked.pop()
+                assert status == 400
+                assert "parameter 'sequence_id': expected UTF-8, got '\\ud800'" in answer["error"]
+            else:
+                await until(lambda: door.leases() >= len(asked))
+        for status, answer in await asyncio.gather(*asked):
+            assert (status, answer["outputs"][0]["data"]) == (200, [3])
+        await until(lambda: not door.leases())
+    (seen,) = model.seen
+    assert seen["id"].reshape(-1).tolist()[:2] == [b"one", b"two"]
+
+
+async def post(door: Live, body: str) -> tuple[int, dict[str, Any]]:
+    async with door.session.post(f"{door.url}/models/sum/infer", data=body) as response:
+        return response.status, await response.json()
 
 
 async def test_a_server_that_ends_lets_sequences_end_first() -> None:

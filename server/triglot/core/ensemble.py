@@ -96,6 +96,7 @@ class _Run:
             for task in running:
                 task.add_done_callback(_look_at)
                 task.cancel()
+            running.clear()  # Their errors have frames that have this.
 
     def _ended(self, task: asyncio.Future[Any]) -> None:
         outputs = self._graph.steps[self._running.pop(task)].outputs

@@ -147,9 +147,18 @@ def own_copy(error: ServingError) -> ServingError:
 
 def is_told(error: BaseException) -> TypeGuard[ServingError]:
     """Whether a client can be told it as it is: a model's own class may lack a text, or a failure's code."""
-    code, text = getattr(error, "code", None), getattr(error, "message", None)
+    if not isinstance(error, ServingError):
+        return False
+    try:
+        code, text, hint = (getattr(error, name, None) for name in ("code", "message", "retry_after"))
+    except Exception:  # The class has code of its own for them.
+        return False
     is_failure = isinstance(code, Code) and code is not Code.OK
-    return isinstance(error, ServingError) and is_failure and isinstance(text, str)
+    return is_failure and isinstance(text, str) and (hint is None or _is_finite(hint))
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < float("inf")
 
 
 def outcome(error: BaseException) -> Code:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 
 from triglot.core import checks
@@ -20,6 +21,7 @@ CONFIG_KEYS: Mapping[str, str] = MappingProxyType(
         "dynamic_batching.max_queue_delay": "parameters[max_queue_delay]",
         "execution": "parameters[execution]",
         "cpus": "parameters[cpus]",
+        "hang_seconds": "parameters[hang_seconds]",
     }
 )
 """What a configuration calls a model's attributes, where it has other names for them."""
@@ -45,8 +47,20 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
         if model.response_cache and there:
             raise ValueError(f"{named('response_cache')}: expected false {reason}, got true")
     checks.choice(named("execution"), model.execution, EXECUTIONS)
-    for at, cpu in enumerate(checks.items(named("cpus"), model.cpus, "CPU numbers")):
-        checks.count(f"{named('cpus')}[{at}]", cpu)
+    check_cpus(named("cpus"), model.cpus)
+    check_hang_seconds(named("hang_seconds"), model.hang_seconds)
+
+
+def check_cpus(key: str, cpus: object) -> None:
+    """Raises `ValueError` for anything but a list of CPU numbers."""
+    for at, cpu in enumerate(checks.items(key, cpus, "CPU numbers")):
+        checks.count(f"{key}[{at}]", cpu)
+
+
+def check_hang_seconds(key: str, seconds: object) -> None:
+    """Raises `ValueError` for anything but a finite number of seconds, 0 for no limit."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
+        raise checks.expected(key, "a number of seconds, 0 for no limit", seconds)
 
 
 def _streams(model: Model) -> bool:

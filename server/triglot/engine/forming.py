@@ -1,8 +1,9 @@
 """Which of the requests that wait are executed next, and why: decided in plain code (spec 5.1).
 
-Strategy: `form` looks at the requests in the order in which they are due and stops where the batch ends, so it
-costs as much as the batch is long, however many wait. It changes nothing; whoever asks acts on the answer. Nothing
-here knows of threads, of loops, or of arrays.
+Strategy: `form` looks at the requests in the order in which they are due, and gathers those that can share a
+batch; the oldest one's goes first, unless it is worth waiting for and another is not. Where all can share one, the
+look ends with the batch, however many wait. It changes nothing; whoever asks acts on the answer. Nothing here
+knows of threads, of loops, or of arrays.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from itertools import chain
 from math import inf
 from typing import Any, Literal
 
-Reason = Literal["full", "preferred", "mismatch", "delay", "no_delay", "tuned", "deadline", "drained", "alone"]
+Reason = Literal["full", "preferred", "delay", "no_delay", "tuned", "deadline", "drained", "alone"]
 """Why a batch was closed:
 
 - full: no further request fits;
 - preferred: it has a preferred size;
-- mismatch: the next request cannot be joined with it;
 - delay: its oldest request has waited for as long as it may;
 - no_delay: an instance is idle, and nothing is to be waited for;
 - tuned: it has the size that the adaptive mode waits for;
@@ -93,8 +93,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Ask again at `until`, or as soon as there is a request with another `key`, one that expires before that,
-    or the `rows` that are there have become `target`."""
+    """Ask again at `until`, or as soon as there is a request with another `key` (any, if this is None), one that
+    expires before that, or the `rows` that are there have become `target`."""
 
     until: float
     key: object
@@ -107,12 +107,14 @@ class Decision:
     """What to do: `then`, or nothing when there is nothing that could run.
 
     Before that, the `refused` have waited longer than their policy allows, and the `late` go behind the others of
-    their level; the latter may be members of a batch at the same time.
+    their level; the latter may be members of a batch at the same time. `mixed`: not all of what waits can share a
+    batch.
     """
 
     then: Run | Wait | None = None
     refused: list[Waiting] = field(default_factory=list)
     late: list[tuple[Lane, Waiting]] = field(default_factory=list)
+    mixed: bool = False
 
 
 def form(lanes: Sequence[Lane], now: float, rules: Rules, *, draining: bool = False) -> Decision:
@@ -121,13 +123,36 @@ def form(lanes: Sequence[Lane], now: float, rules: Rules, *, draining: bool = Fa
     `draining`: nothing will come any more.
     """
     decision = Decision()
-    pending = _Pending(rules)
+    oldest: _Pending | None = None
+    others: dict[object, _Pending] = {}
     for one in _in_order(lanes, now, decision):
-        if not pending.take(one):
-            break
-    if pending.members:
-        decision.then = pending.close(now, draining)
+        if oldest is None:
+            oldest = _Pending(rules, one.key)
+        if one.key == oldest.key:
+            if not oldest.take(one):
+                break
+            continue
+        other = others.get(one.key)
+        # What comes after one that runs alone runs after it.
+        if other is None and None not in others:
+            other = others[one.key] = _Pending(rules, one.key)
+        if other is not None and other.is_open:
+            other.take(one)
+    if oldest is not None:
+        decision.then = _first([oldest, *others.values()], now, draining)
+        decision.mixed = bool(others)
     return decision
+
+
+def _first(batches: Sequence[_Pending], now: float, draining: bool) -> Run | Wait:
+    """The first one that is executed now, or how long all are waited for."""
+    waits: list[Wait] = []
+    for batch in batches:
+        then = batch.close(now, draining)
+        if isinstance(then, Run):
+            return then
+        waits.append(then)
+    return waits[0] if len(waits) == 1 else Wait(min([wait.until for wait in waits]), None, 0, 0)
 
 
 def _in_order(lanes: Sequence[Lane], now: float, decision: Decision) -> Iterator[Waiting]:
@@ -150,11 +175,12 @@ def _in_order(lanes: Sequence[Lane], now: float, decision: Decision) -> Iterator
 
 
 class _Pending:
-    """A batch that grows, request by request."""
+    """A batch that grows, request by request; all have the `key`."""
 
-    __slots__ = ("_best", "_largest", "_reason", "_rows", "_rules", "members")
+    __slots__ = ("_best", "_largest", "_reason", "_rows", "_rules", "key", "members")
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, key: object) -> None:
+        self.key = key
         self.members: list[Waiting] = []
         self._rules = rules
         self._largest = rules.largest
@@ -162,8 +188,13 @@ class _Pending:
         self._best = 0  # Members up to the largest preferred size.
         self._reason: Reason | None = None
 
-    def take(self, one: Waiting) -> bool:
+    @property
+    def is_open(self) -> bool:
         """Whether there may be more."""
+        return self._reason is None
+
+    def take(self, one: Waiting) -> bool:
+        """Whether there may be more, with this one or without it."""
         members, rules = self.members, self._rules
         rows = self._rows + one.rows
         if members:
@@ -172,9 +203,6 @@ class _Pending:
                 self._best = len(members)
             if rows > rules.max_rows:
                 self._reason = "full"
-                return False
-            if one.key is None or one.key != members[0].key:
-                self._reason = "mismatch"
                 return False
         members.append(one)
         self._rows = rows

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class LoopInbox(Generic[T]):
@@ -37,4 +40,8 @@ class LoopInbox(Generic[T]):
         # Cleared first: an item that is put from here on wakes the loop again.
         self._woken = False
         while self._items:
-            self._receive(self._items.popleft())
+            try:
+                while self._items:
+                    self._receive(self._items.popleft())
+            except Exception:  # The others would lie here until one more comes.
+                log.exception("a result could not be handed over")

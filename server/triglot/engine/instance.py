@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 
 from triglot.engine.inbox import LoopInbox
 from triglot.engine.schedule import Schedule
 from triglot.engine.work import Explain, Function, Work
 
 log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.1
+"""After a schedule has failed: it may fail again."""
 
 
 class Instance:
@@ -47,6 +51,17 @@ class Instance:
         self._thread.join()
 
     def _run(self) -> None:
+        while True:
+            try:
+                self._run_all()
+            except BaseException:  # Without this thread all that waits would wait for ever.
+                log.exception("%s: nothing could be taken from its schedule", self._thread.name)
+                time.sleep(PAUSE_SECONDS)
+            else:
+                return
+
+    def _run_all(self) -> None:
+        """Until the schedule has no more."""
         while (work := self._schedule.take(self._number)) is not None:
             try:
                 work.run(self._function, self._explain)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ def rows_of(inputs: Inputs) -> int:
     return rows
 
 
-def layout_of(inputs: Inputs, *, any_lengths: bool = False) -> object:
+def layout_of(inputs: Inputs, *, any_lengths: bool = False) -> Hashable:
     """What is the same for inputs that can be joined: names, dtypes, and all dims but the first.
 
     `any_lengths`: of the other dims only their number counts.
@@ -44,7 +44,7 @@ def layout_of(inputs: Inputs, *, any_lengths: bool = False) -> object:
         parts = [(name, array.dtype, array.shape[1:]) for name, array in inputs.items()]
     if len(parts) > 1:
         parts.sort(key=_name_of)
-    return parts
+    return tuple(parts)
 
 
 def _name_of(part: tuple[str, object, object]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
 from triglot.core.model import Model
@@ -12,7 +14,7 @@ from triglot.engine.joining import NoBatchDim, layout_of, rows_of
 from triglot.engine.work import Inputs
 
 MOST_PADDED_BYTES = 256 * 1024 * 1024
-"""Of an input of a batch whose requests are padded; requests that might make more share it with their like only."""
+"""Of an input of a batch whose requests are padded; those that might make more share it with their like only."""
 
 
 class Kinds:
@@ -27,7 +29,7 @@ class Kinds:
         self.max_request = model.max_batch_size or batching.max_batch_size
         self.max_rows = min(self.max_request, batching.max_execution_size or self.max_request)
 
-    def of(self, inputs: Inputs, call: Call) -> tuple[int, object]:
+    def of(self, inputs: Inputs, call: Call) -> tuple[int, Hashable]:
         """The rows, and what must be equal; None for a request that runs alone.
 
         Raises `InvalidArgument` as TensorFlow Serving, where the model's limit comes from there (tfs 6.5).
@@ -54,7 +56,7 @@ class Kinds:
         if call.parameters and self._by_parameters and (own := own_parameters(call.parameters)):
             # True is equal to 1, and 1 to 1.0, but not to a model.
             typed = [(name, type(value), value) for name, value in sorted(own.items())]
-            return rows, (call.signature_name, layout, typed)
+            return rows, (call.signature_name, layout, tuple(typed))
         return rows, (call.signature_name, layout)
 
     def _pads_little(self, inputs: Inputs) -> bool:

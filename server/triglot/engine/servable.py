@@ -349,5 +349,5 @@ class Servable:
             self._idle.wait()
         try:
             self.model.close()
-        except Exception:
+        except BaseException:  # A model that calls exit() would seem to run still.
             log.exception("%s failed to close", self)

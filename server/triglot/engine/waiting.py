@@ -253,6 +253,8 @@ class WaitingRoom:
             self._run(then, taken)
         for lane in self._lanes:
             _drop_gone(lane)
+        if isinstance(then, Run) and decision.mixed:
+            self.sweep()  # Others wait before those that were taken.
         return taken
 
     def _run(self, run: Run, taken: Taken) -> None:

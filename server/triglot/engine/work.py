@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, Protocol
 
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, ServingError, as_serving_error, own_copy
+from triglot.core.errors import Cancelled, Internal, ServingError, as_serving_error, own_copy
 from triglot.core.tensor import Array
 from triglot.engine.deadline import WHILE_STREAMING, WHILE_WAITING
 from triglot.engine.parking import Parking
+
+log = logging.getLogger(__name__)
 
 STREAM_BUFFER = 32
 """Answers of a stream that may wait for a slow reader before the model is held up."""
@@ -54,9 +57,14 @@ def reason_to_skip(call: Call) -> ServingError | None:
 
 def explained(what: str, error: BaseException) -> ServingError:
     """What the client of one call is told of an exception of `what`: an error that nobody else has."""
-    told = own_copy(as_serving_error(error, what))
+    try:
+        told = own_copy(as_serving_error(error, what))
+    except Exception:  # Of the code that an exception's class has of its own; the caller waits for an answer.
+        log.exception("%s failed, and its error cannot be told", what)
+        told = Internal(f"{what} failed; the server's log has the details")
     # Its frames hold the request's data and, where they hold it, too, live until the garbage collector comes by.
-    error.__traceback__ = error.__context__ = error.__cause__ = None
+    with suppress(Exception):  # A frozen dataclass keeps them.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
     return told
 
 

@@ -281,7 +281,7 @@ async def _abort(context: Any, error: ServingError, details: Callable[[str], str
         await context.abort(_STATUS[error.code], _details(details(error.message)), _hints(error))
     except grpc.aio.AbortError as aborted:
         # The context has it, and its frames have the context. grpc.aio raises it again when the handler returns.
-        aborted.__traceback__ = None
+        aborted.__traceback__ = aborted.__context__ = None
 
 
 def _hints(error: ServingError) -> tuple[tuple[str, str], ...]:

@@ -242,6 +242,10 @@ class Mirror:
         released, self._released = tuple(self._released), []
         return released
 
+    def tell_again(self, released: Iterable[int]) -> None:
+        """The other side was not told of these."""
+        self._released += released
+
 
 _NOTHING = np.frombuffer(b"", np.uint8)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +15,8 @@ from triglot.engine.processes.health import BEAT_SECONDS
 from triglot.engine.processes.process import Process
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +51,24 @@ class Place:
     due: float = 0.0
     lost_in_a_row: int = 0
 
+    def put_off(self, care: Care) -> float:
+        """Seconds until the next one is started."""
+        delay = min(care.first_delay * 2.0 ** min(self.lost_in_a_row, 60), care.longest_delay)
+        self.lost_in_a_row += 1
+        self.due = time.monotonic() + delay
+        return delay
+
 
 class Keeper:
-    """A thread that calls `look` again and again, and does what it is told in between.
+    """A thread that calls what `looks` gives again and again, and does what it is told in between.
 
-    Processes that are started there end with it, at the latest, where the system can do that.
+    Processes that are started there end with it, at the latest, where the system can do that. So it goes on
+    whatever fails; of failures in a row the first is logged.
     """
 
-    def __init__(self, name: str, look: Callable[[], object]) -> None:
-        self._look = look
+    def __init__(self, name: str, looks: Callable[[], Iterable[Callable[[], object]]]) -> None:
+        self._looks = looks
+        self._failing = False
         self._orders: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -65,23 +78,44 @@ class Keeper:
             try:
                 order = self._orders.get(timeout=BEAT_SECONDS)
             except queue.Empty:
-                self._look()
+                self._look_around()
             else:
                 if order is None:
                     return
                 order()
 
+    def _look_around(self) -> None:
+        failed = False
+        try:
+            for look in self._looks():
+                try:
+                    look()
+                except BaseException:
+                    failed = True
+                    self._log_failure()
+        except BaseException:
+            failed = True
+            self._log_failure()
+        self._failing = failed
+
+    def _log_failure(self) -> None:
+        if not self._failing:
+            log.exception("%s: a look has failed; there will be others", self._thread.name)
+
     def do(self, work: Callable[[], T]) -> T:
-        """On another thread: what `work` gives or raises there. Not after `end`."""
+        """On another thread: what `work` gives or raises there. Raises `OSError` after `end`."""
         done: Future[T] = Future()
 
         def order() -> None:
             try:
                 done.set_result(work())
-            except Exception as error:
+            except BaseException as error:
                 done.set_exception(error)
 
         self._orders.put(order)
+        while not wait([done], 10 * BEAT_SECONDS).done:
+            if not self._thread.is_alive():
+                raise OSError("the thread that looks after processes has ended")
         return done.result()
 
     def end(self) -> None:

@@ -65,8 +65,9 @@ class Channel:
         if placed is not None:
             places, region = placed.places, placed.region
             size, descriptor = placed.region_size, placed.descriptor
+        released = self._mirror.released()
         try:
-            data = pack(Frame(kind, call, text, places, region, size, self._mirror.released()))
+            data = pack(Frame(kind, call, text, places, region, size, released))
             if descriptor is None:
                 self.socket.sendall(data)
             else:
@@ -75,6 +76,7 @@ class Channel:
                     self.socket.sendall(memoryview(data)[sent:])
         except FrameError:
             self.arena.forget(region)
+            self._mirror.tell_again(released)
             raise
         except OSError as error:
             raise NotSent(str(error)) from error

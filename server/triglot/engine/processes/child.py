@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, closing, suppress
@@ -22,21 +21,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from triglot.core.errors import Cancelled, MissingDependency, ModelLoadError, ServingError
+from triglot.core.errors import Cancelled, Internal
 from triglot.core.model import Model
+from triglot.core.model_scheduling import check_cpus, check_hang_seconds
 from triglot.engine.declarations import function_of, takes_call
 from triglot.engine.processes.channel import Channel, Gone, Message
-from triglot.engine.processes.conversation import Conversation, RemoteCall, error_fields
-from triglot.engine.processes.frames import Kind
+from triglot.engine.processes.conversation import Conversation, RemoteCall
+from triglot.engine.processes.failures import error_fields, failure_fields, load_failure_fields
+from triglot.engine.processes.frames import FrameError, Kind
 from triglot.engine.processes.health import BEAT_SECONDS
 from triglot.engine.processes.instance_config import InstanceConfig
 from triglot.engine.processes.page import Page
 from triglot.engine.processes.values import dumps, loads
 from triglot.engine.work import Function, Inputs
 
+log = logging.getLogger(__name__)
+
 _DIE_WITH_PARENT = 1
-MAX_TRACE = 64 * 1024
-"""Characters of a trace that reach the server's log."""
 
 
 def main() -> None:
@@ -76,6 +77,7 @@ class Worker:
         self._channel = channel
         self._page = page
         self._name = ""
+        self._pid = os.getpid()
         self._infer: Callable[..., Any]
         self._function: Function
         self._with_call = False
@@ -89,11 +91,19 @@ class Worker:
         """On a thread of its own: as long as the server is there."""
         poll = select.poll()
         poll.register(self._channel.socket, 0)  # Only whether the other side is gone.
-        while not poll.poll(1000 * BEAT_SECONDS) and os.getppid() == parent:
-            self._page.beat()
+        try:
+            while not poll.poll(1000 * BEAT_SECONDS) and os.getppid() == parent:
+                self._page.beat()
+                self._see_to()
+        finally:
+            _end_at_once()
+
+    def _see_to(self) -> None:
+        try:
             self._cancel_if_told()
             self._channel.arena.trim(time.monotonic())
-        _end_at_once()
+        except Exception:  # As long as the heart beats nobody takes the process for hung.
+            log.exception("%s: what is done between two calls failed", self._name)
 
     # --- the model ---
 
@@ -122,16 +132,13 @@ class Worker:
             config = InstanceConfig.of(setup["config"], setup["instance"])
             model = _load_function(setup["load"])(setup["backend"], file, config)
             if not setup["cpus"]:
+                check_cpus("cpus", model.cpus)
                 _run_on(model.cpus, setup["instance"])
+            if config.hang_seconds is None:
+                check_hang_seconds("hang_seconds", model.hang_seconds)
             declared = dumps(_declared(model, config))
         except BaseException as error:
-            text = str(error) if isinstance(error, ModelLoadError) else f"{file}: {type(error).__name__}: {error}"
-            fields = {"message": text, "missing": isinstance(error, MissingDependency)}
-            if isinstance(error, ModelLoadError):
-                fields["code"] = int(error.code)
-            if (cause := _own_error(error, file.parent)) is not None:
-                fields |= _failure(cause)
-            self._channel.send(Kind.UNLOADABLE, text=dumps(fields))
+            self._channel.send(Kind.UNLOADABLE, text=dumps(load_failure_fields(error, file)))
             return None
         self._channel.send(Kind.LOADED, text=declared)
         return model
@@ -139,8 +146,8 @@ class Worker:
     def _close(self, model: Model) -> None:
         try:
             model.close()
-        except Exception:
-            logging.getLogger(__name__).exception("%s failed to close", self._name)
+        except BaseException:
+            log.exception("%s failed to close", self._name)
 
     # --- a call ---
 
@@ -158,10 +165,16 @@ class Worker:
         except Gone:
             raise
         except BaseException as error:  # A model that calls exit() fails this call, and goes on.
-            kind, text = Kind.FAILED, dumps(_failure(error))
+            kind, text = Kind.FAILED, dumps(failure_fields(error))
+        if os.getpid() != self._pid:
+            _end_at_once()  # The model has forked; only one of the two has the connection.
         conversation.end()
         inputs.clear()  # So that their region can be used for the next call.
-        self._channel.send(kind, call=message.call, text=text, placed=placed)
+        try:
+            self._channel.send(kind, call=message.call, text=text, placed=placed)
+        except FrameError as error:
+            told = Internal(f"model '{self._name}' returned outputs that cannot be handed over: {error}")
+            self._channel.send(Kind.FAILED, call=message.call, text=dumps(error_fields(told)))
 
     def _result(self, inputs: Inputs, call: RemoteCall, conversation: Conversation) -> Any:
         """What `infer` gives as its last answer; the others have been sent."""
@@ -183,12 +196,15 @@ class Worker:
         """`async def` code has a loop that runs on between the calls, as it has in the server."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
+            threading.Thread(target=self._run_loop, args=(self._loop,), name="loop", daemon=True).start()
         loop, done = self._loop, Future[Any]()
 
         def begin() -> None:
-            task = self._task = loop.create_task(work)
-            task.add_done_callback(partial(_hand_over, done))
+            try:
+                task = self._task = loop.create_task(work)
+                task.add_done_callback(partial(self._hand_over, done))
+            except BaseException as error:  # Of the model's own task factory.
+                done.set_exception(error)
 
         loop.call_soon_threadsafe(begin)
         try:
@@ -196,21 +212,37 @@ class Worker:
         finally:
             self._task = None
 
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """As long as the process lives: a call would wait for ever for a loop that has ended."""
+        while not loop.is_closed():
+            try:
+                loop.run_forever()  # Until code calls exit(), or stops the loop.
+            except (SystemExit, KeyboardInterrupt) as error:
+                log.error("%s: its code has raised %s; its loop goes on", self._name, type(error).__name__)
+            except BaseException:
+                log.exception("%s: its loop has failed", self._name)
+                break
+        _end_at_once()
+
+    def _hand_over(self, done: Future[Any], task: asyncio.Task[Any]) -> None:
+        error: BaseException | None
+        if not task.cancelled():
+            error = task.exception()
+        elif self._page.cancelled == self._number:
+            error = Cancelled("the call was cancelled while the model ran")
+        else:
+            error = asyncio.CancelledError()  # Its own.
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(task.result())
+
     def _cancel_if_told(self) -> None:
         """On the heart's thread: `async def` code is cancelled with its call, as in the server."""
         task, loop = self._task, self._loop
         if task is not None and loop is not None and self._page.cancelled == self._number:
             self._task = None  # Once.
             loop.call_soon_threadsafe(task.cancel)
-
-
-def _hand_over(done: Future[Any], task: asyncio.Task[Any]) -> None:
-    if task.cancelled():
-        done.set_exception(Cancelled("the call was cancelled while the model ran"))
-    elif (error := task.exception()) is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(task.result())
 
 
 async def _send_each(answers: AsyncGenerator[Any, None], conversation: Conversation) -> None:
@@ -223,25 +255,6 @@ async def _send_each(answers: AsyncGenerator[Any, None], conversation: Conversat
 
 
 # --- what is handed over ---
-
-
-def _failure(error: BaseException) -> dict[str, Any]:
-    """An exception: one of ours as it is, of any other what the server's log is to say."""
-    if isinstance(error, ServingError):
-        return error_fields(error)
-    trace = "".join(traceback.format_exception(error))
-    return {"kind": type(error).__name__, "text": str(error)[:MAX_TRACE], "trace": trace[-MAX_TRACE:]}
-
-
-def _own_error(error: BaseException, folder: Path) -> BaseException | None:
-    """What the model's own code has raised, and did not word for us: its trace from there on."""
-    cause: BaseException | None = error
-    while isinstance(cause, ModelLoadError | ServingError):
-        cause = cause.__cause__
-    trace = None if cause is None else cause.__traceback__
-    while trace is not None and not Path(trace.tb_frame.f_code.co_filename).is_relative_to(folder):
-        trace = trace.tb_next
-    return None if cause is None or trace is None else cause.with_traceback(trace)
 
 
 def _load_function(path: str) -> Callable[[str, Path, InstanceConfig], Model]:

@@ -10,21 +10,11 @@ from functools import partial
 from typing import Any
 
 from triglot.core.call import Call, ModelCall
-from triglot.core.errors import (
-    Cancelled,
-    Code,
-    DeadlineExceeded,
-    FailedPrecondition,
-    Internal,
-    InvalidArgument,
-    NotFound,
-    ServingError,
-    Unavailable,
-    Unimplemented,
-)
+from triglot.core.errors import Internal, Unavailable
 from triglot.core.request_scheduling import PLAIN, Scheduling
 from triglot.engine.processes.arena import Placed
 from triglot.engine.processes.channel import Channel, Message
+from triglot.engine.processes.failures import error_of
 from triglot.engine.processes.frames import Kind
 from triglot.engine.processes.page import Page
 from triglot.engine.processes.values import dumps, loads
@@ -222,29 +212,3 @@ def call_fields(call: Call) -> dict[str, Any]:
     if len(members) != 1 or members[0] is not call:
         fields["members"] = [call_fields(member) for member in members]
     return {name: value for name, value in fields.items() if value}
-
-
-_CLASSES: Mapping[Code, type[ServingError]] = {
-    kind.code: kind
-    for kind in (
-        Cancelled,
-        DeadlineExceeded,
-        FailedPrecondition,
-        Internal,
-        InvalidArgument,
-        NotFound,
-        Unavailable,
-        Unimplemented,
-    )
-}
-
-
-def error_fields(error: ServingError) -> dict[str, Any]:
-    """An error that a client may read, to be handed over."""
-    return {"code": int(error.code), "message": error.message, "retry_after": error.retry_after}
-
-
-def error_of(fields: Mapping[str, Any]) -> ServingError:
-    """The error again, of the class that its code usually has."""
-    code = Code(fields["code"])
-    return _CLASSES.get(code, ServingError)(fields["message"], code=code, retry_after=fields["retry_after"])

@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.errors import Code, ServingError
+from triglot.core.errors import Internal, ServingError, is_told
 from triglot.engine.processes.channel import Channel, Gone, Message
-from triglot.engine.processes.conversation import error_fields
+from triglot.engine.processes.failures import description, error_fields
 from triglot.engine.processes.frames import FrameError, Kind
 from triglot.engine.processes.values import dumps
 
@@ -36,14 +36,15 @@ class Desk:
         try:
             answer = self._answer(message)
             placed = None if answer is None else self._channel.place(answer)
-        except ServingError as error:
-            self._refuse(error)
-        except (Gone, FrameError):
+        except Gone:
             raise
         except BaseException as error:  # The process waits for a reply, whatever it is.
-            self._refuse(ServingError(f"{type(error).__name__}: {error}", code=Code.INTERNAL))
-        else:
+            self._refuse(error if is_told(error) else Internal(f"{type(error).__name__}: {description(error)}"))
+            return
+        try:
             self._channel.send(Kind.REPLY, placed=placed)
+        except FrameError as error:
+            self._refuse(Internal(f"the answer cannot be handed over: {error}"))
 
     def _answer(self, message: Message) -> Any:
         """What another model answers; None at the end of a stream, and for what opens or closes one."""

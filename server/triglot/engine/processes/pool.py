@@ -49,7 +49,7 @@ class Pool:
         self._gone: list[Process] = []
         self._threads = threading.local()
         self._numbers = itertools.count()
-        self._keeper = Keeper(f"{program.name} processes", self._look)
+        self._keeper = Keeper(f"{program.name} processes", self._looks)
 
     # --- the beginning ---
 
@@ -113,10 +113,7 @@ class Pool:
             declared = process.load(self.program)
             warm(process)
         except BaseException:
-            process.kill("could not load its model")
-            with self._free:
-                place.coming = None
-                self._gone.append(process)
+            self._give_back(place, process)
             raise
         with self._free:
             place.coming = None
@@ -131,6 +128,12 @@ class Pool:
         if first:
             self.changed()
         return declared
+
+    def _give_back(self, place: Place, process: Process) -> None:
+        process.kill("could not load its model")
+        with self._free:
+            place.coming = None
+            self._gone.append(process)
 
     # --- calls ---
 
@@ -196,32 +199,38 @@ class Pool:
 
     # --- care ---
 
-    def _look(self) -> None:
-        """On the keeper's thread."""
+    def _looks(self) -> list[Callable[[], object]]:
+        """What the keeper's thread does, again and again."""
         with self._free:
-            places = list(self._places)
-            self._gone = [process for process in self._gone if not process.forget()]
+            return [*(partial(self._look, place) for place in self._places), self._forget]
+
+    def _look(self, place: Place) -> None:
         now = time.monotonic()
-        for place in places:
-            if (process := place.process) is not None:
+        if (process := place.process) is not None:
+            try:
                 self._look_at(process)
-            elif (coming := place.coming) is not None:
-                self._look_at_coming(place, coming, now)
-            elif place.due and now >= place.due and not self._closed:
-                self._replace(place)
+            finally:
+                if process.lost:
+                    self._lose(process)
+        elif (coming := place.coming) is not None:
+            self._look_at_coming(place, coming, now)
+        elif place.due and now >= place.due and not self._closed:
+            self._replace(place)
 
     def _look_at(self, process: Process) -> None:
         if why := process.ended():
             process.kill(why)
-        else:
-            process.tell_cancelled()
-            process.trim()
-            process.pulse.look()
-            if 0 < self.hang_seconds <= process.pulse.silence:
-                process.hung = True
-                process.kill(f"gave no sign of life for {process.pulse.silence:.1f} s and was killed")
-        if process.lost:
-            self._lose(process)
+            return
+        process.pulse.look()
+        if 0 < self.hang_seconds <= process.pulse.silence:
+            process.hung = True
+            process.kill(f"gave no sign of life for {process.pulse.silence:.1f} s and was killed")
+        process.tell_cancelled()
+        process.trim()
+
+    def _forget(self) -> None:
+        with self._free:
+            self._gone = [process for process in self._gone if not process.forget()]
 
     def _look_at_coming(self, place: Place, coming: Process, now: float) -> None:
         if why := coming.ended():
@@ -243,51 +252,41 @@ class Pool:
                 return
             if time.monotonic() - place.begun >= self._care.steady:
                 place.lost_in_a_row = 0
-            delay = self._delay(place)
+            delay = place.put_off(self._care)
             self._restarts["hung" if process.hung else "ended"] += 1
         # As texts: what keeps the record must not keep the process.
         log.error("%s %s; it is replaced in %.1f s", str(process), process.lost, delay)
         if none_left:
             self.changed()
 
-    def _delay(self, place: Place) -> float:
-        """Until the next one is started."""
-        delay = min(self._care.first_delay * 2.0 ** min(place.lost_in_a_row, 60), self._care.longest_delay)
-        place.lost_in_a_row += 1
-        place.due = time.monotonic() + delay
-        return delay
-
     def _replace(self, place: Place) -> None:
         """On the keeper's thread."""
+        name = f"{self.program.name} loads again"
         try:
-            process = self._start(place)
-        except OSError as error:
+            loading = partial(self._load_again, place, self._start(place))
+            threading.Thread(target=loading, name=name, daemon=True).start()
+        except Exception as error:
+            if place.coming is not None:
+                self._give_back(place, place.coming)
             self._not_replaced(place, error)
-        else:
-            threading.Thread(target=partial(self._load_again, place, process), daemon=True).start()
 
     def _load_again(self, place: Place, process: Process) -> None:
         try:
             self._loaded(place, process, self.warm)
-        except Exception as error:
+        except BaseException as error:
             self._not_replaced(place, error)
         else:
             log.info("%s takes the place of the one that was lost", str(process))
 
-    def _not_replaced(self, place: Place, error: Exception) -> None:
+    def _not_replaced(self, place: Place, error: BaseException) -> None:
         with self._free:
-            delay = self._delay(place)
+            delay = place.put_off(self._care)
             self._failure = f"its process was lost and could not be replaced: {error}"
             self._free.notify_all()
             if self._closed:
                 return
-        log.error(
-            "%s: process %d could not be replaced, the next try is in %.1f s: %s",
-            self.program.name,
-            place.number,
-            delay,
-            str(error),
-        )
+        text = "%s: process %d could not be replaced, the next try is in %.1f s: %s"
+        log.error(text, self.program.name, place.number, delay, str(error))
 
     # --- the end ---
 

@@ -21,8 +21,9 @@ from triglot.core.call import Call
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, Unavailable
 from triglot.core.model_config import ModelConfig
 from triglot.engine.processes.channel import Channel, Gone, Message, NotSent
-from triglot.engine.processes.conversation import call_fields, error_of
+from triglot.engine.processes.conversation import call_fields
 from triglot.engine.processes.desk import Desk
+from triglot.engine.processes.failures import error_of
 from triglot.engine.processes.frames import FrameError, Kind
 from triglot.engine.processes.health import Pulse
 from triglot.engine.processes.page import Page
@@ -217,6 +218,9 @@ class Process:
         """The next message that is no question. Raises `Gone`."""
         while True:
             message = self._channel.receive()
+            if self._current is not None and message.call != self._current[0]:
+                self.kill("answered another call and was killed")
+                raise Gone(self.lost)
             if not desk.serve(message):
                 return message
 
@@ -251,7 +255,8 @@ class Process:
         """End it at once; whoever waits for an answer of it gets none."""
         with self._killing:
             self.lost = self.lost or why
-            self._popen.kill()
+            with suppress(OSError):
+                self._popen.kill()
             # Children of its own may have the connection, too.
             with suppress(OSError):
                 self._channel.socket.shutdown(socket.SHUT_RDWR)

@@ -57,7 +57,10 @@ class InferStream:
         try:
             while (answer := await self._answers.get()) is not None:
                 if isinstance(answer, ServingError):
-                    raise answer
+                    try:
+                        raise answer
+                    finally:
+                        del answer  # Its traceback has this frame.
                 yield answer
         finally:
             tasks = [reader, *self._running]
