@@ -8,7 +8,6 @@ import logging
 from triglot.core.call import Call
 from triglot.core.errors import Internal
 from triglot.core.request_scheduling import scheduling_of
-from triglot.core.scheduling import QueuePolicy
 from triglot.core.signature import Signature
 from triglot.core.tensor import LONG_BYTES, Array
 from triglot.core.types import InferenceRequest, InferenceResponse
@@ -43,9 +42,15 @@ def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatur
 
 
 def _has_queue_policies(servable: Servable) -> bool:
-    """Whether these say what a request's `timeout` means: how long it may wait, if it may say so (spec 5.1)."""
+    """Whether these say what a request's `timeout` means: how long it may wait, if it may say so (spec 5.1).
+
+    Those that only bound how many wait do not.
+    """
     batching = servable.model.dynamic_batching
-    return batching is not None and (bool(batching.policies) or batching.policy != QueuePolicy())
+    if batching is None:
+        return False
+    policies = (batching.policy, *batching.policies.values())
+    return any(policy.timeout or policy.allow_timeout_override for policy in policies)
 
 
 async def bind(signature: Signature, request: InferenceRequest) -> dict[str, Array]:

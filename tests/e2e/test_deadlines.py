@@ -192,8 +192,29 @@ class Waits(Batched):
     dynamic_batching = DynamicBatching(policy=QueuePolicy(timeout=1000))
 
 
+class Overridden(Batched):
+    """A level's policy lets a request say how long it waits."""
+
+    dynamic_batching = DynamicBatching(
+        priority_levels=2, default_priority_level=1, policies={2: QueuePolicy(allow_timeout_override=True)}
+    )
+
+
+class Bounded(Batched):
+    """Its policies say nothing of time."""
+
+    dynamic_batching = DynamicBatching(
+        priority_levels=2,
+        default_priority_level=1,
+        policy=QueuePolicy(max_queue_size=3),
+        policies={2: QueuePolicy(max_queue_size=1)},
+    )
+
+
 @PARAMETERS
-@pytest.mark.parametrize(("kind", "ends"), [(Batched, True), (Waits, False)])
+@pytest.mark.parametrize(
+    ("kind", "ends"), [(Batched, True), (Bounded, True), (Waits, False), (Overridden, False)]
+)
 async def test_what_a_timeout_means_is_for_the_queues_policy_to_say(
     door: Door, kind: type[Scripted], ends: bool
 ) -> None:

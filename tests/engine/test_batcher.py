@@ -135,7 +135,7 @@ async def test_a_lone_request_is_handed_on_untouched() -> None:
     own = Call()
     answer = await site.ask(inputs, own)
     assert model.seen[0] is inputs["x"]
-    assert answer["y"] is inputs["x"]
+    assert np.shares_memory(answer["y"], inputs["x"])
     assert model.calls == [own]
     await site.servable.close()
 
@@ -298,4 +298,11 @@ async def test_the_adaptive_mode_says_what_it_chose() -> None:
         assert [first_values(answer) for answer in answers] == [[2 * at] for at in range(20)]
     assert 0 <= site.reading("adaptive_delay_seconds") < 0.5
     assert 1 <= site.reading("adaptive_size_rows") <= 8
+    await site.servable.close()
+
+
+async def test_a_lone_request_gets_as_many_rows_as_it_has() -> None:
+    site = Site(Batched(answer=lambda inputs: {"y": inputs["x"][:1]}))
+    with pytest.raises(Internal, match="for a batch of 2 rows, expected 2 as its first dim"):
+        await site.ask(rows(1, 2))
     await site.servable.close()

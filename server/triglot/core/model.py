@@ -61,7 +61,7 @@ class Model:
     execution: str = "thread"
     """"thread", or "process": each instance is a process, for code that holds the interpreter's lock."""
     cpus: Sequence[int] = ()
-    """The CPUs that the instances run on, each on one of them in turn; none: on any."""
+    """With `execution` "process": the CPUs that the instances run on, each on one of them in turn; none: on any."""
     hang_seconds: float = 0.5
     """With `execution` "process": after so long without a sign of life a process is ended and replaced; 0: never.
     Only code that holds the interpreter's lock and neither computes nor waits for a disk gives none."""

@@ -48,6 +48,9 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
             raise ValueError(f"{named('response_cache')}: expected false {reason}, got true")
     checks.choice(named("execution"), model.execution, EXECUTIONS)
     check_cpus(named("cpus"), model.cpus)
+    # What the class says of its processes may stay when the configuration says that there are none.
+    if model.cpus and "process" not in (model.execution, type(model).execution):
+        raise ValueError(f"{named('cpus')}: expected none without execution 'process', got {list(model.cpus)}")
     check_hang_seconds(named("hang_seconds"), model.hang_seconds)
 
 

@@ -154,11 +154,12 @@ class Batch:
         members = self._running
         if self._joining.infer_batch is not None:
             self._answer_each(answer, explain)
-        elif not self._padded:
+        elif not self._joinable:
             members[0].result = answer
         else:
             try:
-                parts = split(answer, self._counts, self._padded)
+                # One by itself, too, or its author would meet the error under load only.
+                parts = split(answer, self._counts, self._padded or sum(self._counts))
             except Internal as error:
                 log.error("%s", error.message)
                 raise

@@ -15,6 +15,9 @@ from triglot.engine.work import Function, Inputs
 
 log = logging.getLogger(__name__)
 
+MAX_BATCH_SIZE = 2**31 - 1
+"""What a configuration can say, and every client can read."""
+
 
 def takes_call(infer: Callable[..., Any]) -> bool:
     """Whether `infer` wants the call after the inputs.
@@ -41,11 +44,28 @@ def check_declarations(model: Model) -> None:
             log.warning("class %s declares no %s", type(model).__name__, kind)
     for name, least in (("max_batch_size", 0), ("instances", 1), ("max_queue_size", 1)):
         value = getattr(model, name)
-        if not isinstance(value, int) and not (name == "max_queue_size" and value is None):
+        if name == "max_queue_size" and value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
             raise ValueError(f"{name}: expected an integer, got {value!r}")
-        if value is not None and value < least:
+        if value < least:
             raise ValueError(f"{name}: expected at least {least}, got {value}")
+        if name == "max_batch_size" and value > MAX_BATCH_SIZE:
+            raise ValueError(f"{name}: expected at most {MAX_BATCH_SIZE}, got {value}")
+    if model.infer_batch is not None:
+        _check_infer_batch(model.infer_batch)
     check_scheduling(model)
+
+
+def _check_infer_batch(infer_batch: object) -> None:
+    what = "infer_batch: expected infer_batch(self, inputs, calls), got"
+    if not callable(infer_batch):
+        raise ValueError(f"{what} {infer_batch!r}")
+    signature = inspect.signature(infer_batch)
+    try:
+        signature.bind((), ())
+    except TypeError:
+        raise ValueError(f"{what} infer_batch{signature}") from None
 
 
 def looks_at_call(model: Model) -> bool:

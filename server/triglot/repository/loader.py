@@ -87,8 +87,10 @@ class Loader:
             if files.make is not None:
                 return _made(files, files.make)
             model = self._loaded(files, loading)
-        except ModelLoadError:
-            raise
+        except ModelLoadError as error:
+            if _is_worded(error):
+                raise
+            raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         except BaseException as error:  # SystemExit too: it would end the server.
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         try:
@@ -140,6 +142,12 @@ def _on_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> Non
 def _close(model: Model) -> None:
     with suppress(Exception, SystemExit):
         model.close()
+
+
+def _is_worded(error: ModelLoadError) -> bool:
+    """Whether it says what it should; a model's own class may lack it."""
+    code = getattr(error, "code", None)
+    return isinstance(code, Code) and code is not Code.OK and bool(str(error))
 
 
 def own_error(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
