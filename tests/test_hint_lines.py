@@ -34,9 +34,11 @@ OUTPUTS = [TensorSpec("y", "FP32", [-1])]
 
 
 def metadata(
-    *inputs: TensorSpec, name: str = "m", method: str = "predict", decoupled: bool = False
+    *inputs: TensorSpec, name: str = "m", method: str = "predict", decoupled: bool = False, sequences: bool = False
 ) -> ModelMetadata:
-    return ModelMetadata(name, ["1"], "python", Signature(inputs, OUTPUTS, method=method), decoupled)
+    return ModelMetadata(
+        name, ["1"], "python", Signature(inputs, OUTPUTS, method=method), decoupled, sequences=sequences
+    )
 
 
 def lines(*models: ModelMetadata, **options: object) -> list[str]:
@@ -134,6 +136,7 @@ def test_only_open_ports() -> None:
         metadata(TensorSpec("x", "FP32", [17])),
         metadata(TensorSpec("x", "FP16", [1])),
         metadata(TensorSpec("x", "FP32", [1]), decoupled=True),
+        metadata(TensorSpec("x", "FP32", [1]), sequences=True),
         metadata(),
         metadata(TensorSpec("inputs", "BYTES", [-1]), method="classify"),
     ],

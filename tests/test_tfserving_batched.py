@@ -22,6 +22,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from triglot.protocols.tfserving.batching import PER_MODEL_FILE
 from triglot.repository.settings import ModelSettings
+from triglot.tfserving_batching import read_parameters
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 NEVER = "batch_timeout_micros { value: 30000000 }"
@@ -295,3 +296,10 @@ async def test_a_model_in_a_process_of_its_own_is_batched_too(tmp_path: Path) ->
     rows = np.concatenate(answers).tolist()
     assert rows == [[4, rows[0][1]]] * 4
     assert rows[0][1] != os.getpid()
+
+
+def test_a_name_for_threads_has_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "batching.config"
+    file.write_text('max_batch_size { value: 8 } thread_pool_name { value: "a" }')
+    assert read_parameters(file).batching.max_batch_size == 8
+    assert [record.getMessage() for record in caplog.records] == [f"{file}: thread_pool_name: without effect here"]

@@ -291,7 +291,11 @@ def test_a_monitoring_file_that_cannot_be_read(tmp_path: Path) -> None:
             ["--model_config_file_poll_wait_seconds=-1"],
             "--model_config_file_poll_wait_seconds: expected at least 0",
         ),
-        (["--rest_api_port=8500"], "grpc_port and rest_port are both 8500; expected two ports"),
+        (["--rest_api_port=8500"], "--port and --rest_api_port are both 8500; expected two ports"),
+        (
+            ["--port=0", "--rest_api_port=0"],
+            "--port and --rest_api_port are both 0, and there is no --grpc_socket_path; expected one of them",
+        ),
         (["--model_config_file=/no/such/file"], "/no/such/file: No such file or directory"),
     ],
 )

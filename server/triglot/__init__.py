@@ -1,4 +1,4 @@
-"""One inference server for KServe V2 and TensorFlow Serving clients."""
+"""One inference server for KServe V2, TensorFlow Serving and grps clients."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from triglot.core.call import Call
 from triglot.core.errors import (
     Cancelled,
+    Code,
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
     InvalidArgument,
     ModelLoadError,
     NotFound,
+    QueueFull,
     ServingError,
     Unavailable,
     Unimplemented,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Call",
     "Cancelled",
+    "Code",
     "Config",
     "ConfigError",
     "ControlInput",
@@ -58,6 +61,7 @@ __all__ = [
     "ModelLoadError",
     "NotFound",
     "OldestStrategy",
+    "QueueFull",
     "QueuePolicy",
     "SequenceBatching",
     "SequenceState",

@@ -132,6 +132,8 @@ class Server:
             servable.bound(self._admission)
         if self._cache.most_bytes and servable.model.response_cache:
             servable.keep_answers(self._cache)
+        elif servable.model.response_cache:
+            log.warning("%s: response_cache: without effect, as response_cache_bytes is 0", files)
 
     async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:
         # What it calls counts as little.
@@ -167,11 +169,12 @@ class Server:
 
     async def drain(self, delay: float) -> None:
         """Turn readiness off and go on serving for `delay` seconds, so that balancers look elsewhere."""
+        ends = ", and no sequence begins any more" if any(one.sequences for one in self.metadata()) else ""
         self.dataplane.stop()
         if self._http is not None:
             self._http.drain()
         if delay:
-            log.info("not ready any more; new requests are taken for another %.0f s", delay)
+            log.info("not ready any more; requests are taken for another %.0f s%s", delay, ends)
             await asyncio.sleep(delay)
             await self.dataplane.sequences_ended(self.config.grace)
 

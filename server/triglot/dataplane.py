@@ -44,6 +44,7 @@ class ModelMetadata:
     decoupled: bool
     signature_name: str = DEFAULT_SIGNATURE
     speaks_json: bool = False
+    sequences: bool = False
 
 
 class DataPlane:
@@ -208,6 +209,7 @@ class DataPlane:
             servable.decoupled,
             servable.default_signature,
             servable.model.speaks_json,
+            servable.sequences is not None,
         )
 
     def decoupled(self, name: str, version: str = "") -> bool:

@@ -104,8 +104,8 @@ def _calls(model: ModelMetadata, config: Config) -> list[_SampleCall]:
         if config.grps_customized_body:
             return []  # What it takes, only its author knows.
         return [_grps_call({"str_data": "hello"})]
-    # Of examples, and of JSON in JSON, no sample is right for every model.
-    simple = model.signature.method == "predict" and not (model.decoupled or model.speaks_json)
+    # Of examples, and of JSON in JSON, no sample is right for every model; a sequence has an id, and a start.
+    simple = model.signature.method == "predict" and not (model.decoupled or model.speaks_json or model.sequences)
     samples = _samples(model) if simple else None
     if samples is None:
         return []

@@ -18,7 +18,10 @@ log = logging.getLogger(__name__)
 
 def read_parameters(file: Path) -> Parameters:
     """The parameters in a file. Raises `InvalidArgument`, which names the file, and `OSError`."""
-    return parameters_of(parse_text(file.read_bytes(), str(file), BatchingParameters), str(file))
+    message = parse_text(file.read_bytes(), str(file), BatchingParameters)
+    if message.HasField("thread_pool_name"):
+        log.warning("%s: thread_pool_name: without effect here", file)
+    return parameters_of(message, str(file))
 
 
 class Batching:

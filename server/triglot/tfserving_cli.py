@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,7 +217,19 @@ def configuration(flags: Mapping[str, Any], environment: Mapping[str, str]) -> C
         if flag.option and name in flags:
             options[flag.option] = flag.convert(flags[name])
             check_option(flag.option, options[flag.option], f"--{name}")
-    return load_config(None, environment, options, DEFAULTS)
+    try:
+        return load_config(None, environment, options, DEFAULTS)
+    except ConfigError as error:
+        raise ConfigError(_by_flags(str(error))) from None
+
+
+def _by_flags(text: str) -> str:
+    """What our configuration says of two ports together, in the terms of the flags."""
+    if "grpc_port and rest_port" not in text:
+        return text
+    for name in ("port", "grpc_socket_path", "rest_api_port"):
+        text = re.sub(rf"\b{FLAGS[name].option}\b", f"--{name}", text)
+    return text.replace(f"both {NO_PORT}", "both 0")
 
 
 def config_file(flags: Mapping[str, Any]) -> Path | None:

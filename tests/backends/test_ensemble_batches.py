@@ -61,7 +61,10 @@ async def test_what_one_member_says_of_its_scheduling_is_not_the_batchs() -> Non
     async with serving({"outer": Function(outer, **said), "inner": Function(inner)}) as served:
         alone = asyncio.create_task(served.infer("outer", ints(1)))
         await until(first.is_set)
-        own: list[dict[str, Any]] = [{"timeout": SECONDS * 1_000_000, "priority": 1, "color": "red"}, {"color": "red"}]
+        own: list[dict[str, Any]] = [
+            {"timeout": SECONDS * 1_000_000, "priority": 1, "color": "red"},
+            {"color": "red"},
+        ]
         members = []
         for at, parameters in enumerate(own):
             members.append(asyncio.create_task(served.infer("outer", ints(at + 2), parameters=parameters)))

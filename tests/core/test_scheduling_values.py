@@ -148,7 +148,9 @@ NO_SECONDS = "expected a number of seconds, 0 for no limit"
 def test_a_value_that_cannot_be(make: Callable[..., Any], said: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=": expected ") as caught:
         make(**said)
-    assert str(caught.value).startswith(message)
+    blocks = ((DynamicBatching, "dynamic_batching."), (SequenceBatching, "sequence_batching."))
+    block = next((key for kind, key in blocks if kind is make), "")
+    assert str(caught.value).startswith(f"{block}{message}")
 
 
 def test_values_on_the_bounds() -> None:
@@ -291,6 +293,9 @@ def model_of(kind: type[Model] = Plain, **said: Any) -> Model:
         (Plain, {"cpus": [0, -1]}, "cpus[1]: expected at least 0, got -1"),
         (Plain, {"hang_seconds": "x"}, f"hang_seconds: {NO_SECONDS}, got 'x'"),
         (Plain, {"hang_seconds": None}, f"hang_seconds: {NO_SECONDS}, got None"),
+        (Plain, {"longest_run": "x"}, f"longest_run: {NO_SECONDS}, got 'x'"),
+        (Plain, {"longest_run": -1}, f"longest_run: {NO_SECONDS}, got -1"),
+        (Plain, {"longest_run": float("inf")}, f"longest_run: {NO_SECONDS}, got inf"),
         (Plain, {"hang_seconds": True}, f"hang_seconds: {NO_SECONDS}, got True"),
         (Plain, {"hang_seconds": -0.1}, f"hang_seconds: {NO_SECONDS}, got -0.1"),
         (Plain, {"hang_seconds": float("nan")}, f"hang_seconds: {NO_SECONDS}, got nan"),
@@ -317,6 +322,7 @@ def test_what_a_model_cannot_say(kind: type[Model], said: dict[str, Any], messag
         (Plain, {"execution": "process", "cpus": (0, 3)}),
         (Plain, {"hang_seconds": 0}),
         (Plain, {"hang_seconds": 2.5}),
+        (Plain, {"longest_run": 90}),
     ],
 )
 def test_what_a_model_can_say(kind: type[Model], said: dict[str, Any]) -> None:

@@ -212,9 +212,7 @@ class Bounded(Batched):
 
 
 @PARAMETERS
-@pytest.mark.parametrize(
-    ("kind", "ends"), [(Batched, True), (Bounded, True), (Waits, False), (Overridden, False)]
-)
+@pytest.mark.parametrize(("kind", "ends"), [(Batched, True), (Bounded, True), (Waits, False), (Overridden, False)])
 async def test_what_a_timeout_means_is_for_the_queues_policy_to_say(
     door: Door, kind: type[Scripted], ends: bool
 ) -> None:

@@ -27,7 +27,8 @@ class Lists(Scripted):
 
 def declaring(name: str, value: Any) -> Scripted:
     """A model whose class has this attribute."""
-    return type("Declaring", (Lists,), {name: value})()
+    model: Scripted = type("Declaring", (Lists,), {name: value})()
+    return model
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_what_a_class_cannot_say(name: str, value: Any, message: str) -> None:
 def test_instances_are_a_number(value: Any) -> None:
     model = Lists()
     model.instances = value
-    with pytest.raises(ValueError, match="^instances: expected (an integer|at least 1), got "):
+    with pytest.raises(ValueError, match=r"^instances: expected (an integer|at least 1), got "):
         check_declarations(model)
 
 

@@ -139,6 +139,42 @@ async def test_no_limit_on_silence(tmp_path: Path) -> None:
         assert await one.say("ctypes.PyDLL(None).sleep(2)") == "0"
 
 
+LONGEST = "\nTold.longest_run = 0.3\n"
+TOO_LONG = r"^told: the process that ran the request ran it longer than longest_run \(0\.3 s\) and was killed$"
+
+
+@pytest.mark.parametrize("text", ["while True: pass", "threading.Event().wait()"])
+async def test_a_call_that_runs_for_too_long(tmp_path: Path, text: str) -> None:
+    async with told(tmp_path, more=LONGEST) as one:
+        pid = await one.pid()
+        with pytest.raises(Unavailable, match=TOO_LONG):
+            await one.run(text)
+        await goes_on(one, pid)
+        assert one.readings()["processes_lost hung"] == 1
+
+
+async def test_a_stream_runs_for_too_long_only_while_its_reader_waits(tmp_path: Path) -> None:
+    async with told(tmp_path, STREAM, more=LONGEST) as one:
+        text = "os.getpid() if not (folder / 'hang').exists() else time.sleep(600)"
+        answers = one.servable.stream(code(text, count=10**9), Call())
+        pid = (await anext(answers))["said"].item()
+        # As long as nobody takes its answers.
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(one.changes.get(), 0.6)
+        assert (await anext(answers))["said"].item() == pid
+        (tmp_path / "hang").touch()
+        with pytest.raises(Unavailable, match=TOO_LONG):
+            await asyncio.wait_for(read_all(answers), SECONDS)
+
+
+async def test_many_short_calls_are_not_a_long_one(tmp_path: Path) -> None:
+    async with told(tmp_path, more=LONGEST) as one:
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            await one.pid()
+        assert one.readings()["processes_lost hung"] == 0
+
+
 # --- who runs what waits ---
 
 

@@ -170,6 +170,33 @@ async def test_answers_that_no_frame_can_carry(tmp_path: Path, text: str) -> Non
         assert one.readings()["processes"] == 1
 
 
+HUGE = ["np.broadcast_to(np.int8(1), (2**40,))", "np.broadcast_to(np.array('x', object), (2**40,))"]
+
+
+@pytest.mark.parametrize("text", HUGE)
+async def test_tensors_larger_than_memory(tmp_path: Path, text: str) -> None:
+    async with told(tmp_path) as one:
+        pid = await one.pid()
+        # The server's log says what was too large.
+        with pytest.raises(Internal):
+            await one.run("{'y': " + text + "}")
+        assert await one.pid() == pid
+        with pytest.raises(Internal):
+            await one.run("1", x=eval(text, {"np": np}))
+        call = Call()
+
+        def reach(*_: object) -> Any:
+            return {"y": eval(text, {"np": np})}
+
+        call.reach = reach
+        with pytest.raises(Internal, match="too large to be handed over, there is room for"):
+            await one.run("call.infer('other', {})", call)
+        with pytest.raises(Internal):
+            await one.run("call.infer('other', {'x': " + text + "})", call)
+        assert await one.pid() == pid
+        assert one.readings()["processes_lost ended"] == 0
+
+
 async def test_another_models_answer_that_no_frame_can_carry(tmp_path: Path) -> None:
     async with told(tmp_path) as one:
         call = Call()

@@ -39,6 +39,7 @@ LOAD = "\ndef load(self, folder):\n    {}\nTold.load = load\n"
         "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no text')\nraise Odd()\n",
         "Told.hang_seconds = 'x'\n",
         "Told.hang_seconds = float('nan')\n",
+        "Told.longest_run = '60'\n",
         "Told.cpus = 5\n",
         "class Told2(Told): pass\n",
     ],

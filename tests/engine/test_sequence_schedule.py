@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from sequence_models import DIRECT, Driver, Summing, rows_of, sequence_call, started
+from sequence_models import DIRECT, Driver, Summing, error_of, rows_of, sequence_call, started, value_of
 
 from triglot.core.scheduling import DirectStrategy, OldestStrategy, SequenceBatching
 
@@ -163,3 +164,47 @@ async def test_as_many_sequences_as_are_candidates() -> None:
     for number in range(1, 9):
         driver.send(1, number, start=True)
     assert (driver.reading("sequence_slots_used"), driver.reading("sequence_backlog")) == (6, 2)
+
+
+# --- what an instance has forgotten ---
+
+
+async def test_sequences_of_an_instance_that_has_lost_them_are_over() -> None:
+    driver = started(DIRECT, 4, rows=2, instances=2)
+    # 1 and 3 are on the first instance: one runs, with what follows it and a new start; the other only waits.
+    driver.send(1, 1)
+    batch = driver.take()
+    assert rows_of(batch) == [1]
+    assert batch is not None
+    refused = [driver.send(1, 1), driver.send(1, 1, end=True), driver.send(1, 3)]
+    kept = [driver.send(7, 1, start=True), driver.send(1, 1), driver.send(1, 2)]
+    for _ in range(3):
+        driver.schedule._lose(lambda run, *of: driver._deferred.append(partial(run, *of)), 0, "instance 0")
+    driver.turn()
+    assert ["must specify the START" in error_of(one).message for one in refused] == [True] * 3
+    assert driver.reading("sequences_ended", reason="lost") == 2
+    assert [driver.schedule.holds(number) for number in (1, 2, 3, 4)] == [True, True, False, True]
+    assert (len(driver.schedule), driver.lease.held) == (3, 3)
+    driver.finish(batch)
+    while driver.run(0) or driver.run(1):
+        pass
+    assert [value_of(one) for one in kept] == [7, 8, 1]
+    assert [driver.reading("sequences_ended", reason=reason) for reason in ("lost", "end", "cancelled")] == [
+        2,
+        0,
+        0,
+    ]
+    driver.send(1, 1, end=True)
+    assert driver.run(0)
+    assert driver.lease.held == 2
+
+
+async def test_a_sequence_whose_last_request_runs_ends_with_it() -> None:
+    driver = started(DIRECT, 1)
+    driver.send(1, 1, end=True)
+    batch = driver.take()
+    assert batch is not None
+    driver.schedule._lose(lambda run, *of: driver._deferred.append(partial(run, *of)), 0, "instance 0")
+    driver.finish(batch)
+    assert [driver.reading("sequences_ended", reason=reason) for reason in ("lost", "end")] == [0, 1]
+    assert driver.lease.held == 0

@@ -176,6 +176,21 @@ def test_cpus(tmp_path: Path, text: str, cpus: tuple[int, ...]) -> None:
     assert read(tmp_path, parameters(cpus=text)).cpus == cpus
 
 
+def test_seconds_of_processes(tmp_path: Path) -> None:
+    config = read(tmp_path, parameters(hang_seconds="2", longest_run_seconds="0.5", own="1"))
+    assert (config.hang_seconds, config.longest_run, config.parameters) == (2, 0.5, {"own": "1"})
+    model = Model()
+    configure(model, config)
+    assert (model.hang_seconds, model.longest_run) == (2, 0.5)
+    assert read(tmp_path, parameters(own="1")).longest_run is None
+
+
+@pytest.mark.parametrize("text", ["", "-1", "nan", "inf", "long"])
+def test_seconds_that_are_none(tmp_path: Path, text: str) -> None:
+    expected = f"parameters[longest_run_seconds]: expected a number of seconds, 0 for no limit, got {text!r}"
+    assert wrong(tmp_path, parameters(longest_run_seconds=text)) == expected
+
+
 CPUS = "numbers of CPUs like 0,2-3"
 RANGES = "numbers from 0 to 4095, in ranges the lower one first"
 

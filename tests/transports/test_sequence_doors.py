@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import struct
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -146,7 +147,8 @@ async def post(door: Live, body: str) -> tuple[int, dict[str, Any]]:
         return response.status, await response.json()
 
 
-async def test_a_server_that_ends_lets_sequences_end_first() -> None:
+async def test_a_server_that_ends_lets_sequences_end_first(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "triglot")
     async with live({"sum": Summing(LONG)}) as door:
         assert await ask(door, number("sum", 1, 0, 9)) == 1
         draining = asyncio.ensure_future(door.server.drain(0.001))
@@ -160,6 +162,9 @@ async def test_a_server_that_ends_lets_sequences_end_first() -> None:
         assert await ask(door, number("sum", 3, 9, 9)) == 6
         async with asyncio.timeout(20):
             await draining
+    said = [record.getMessage() for record in caplog.records]
+    assert "not ready any more; requests are taken for another 0 s, and no sequence begins any more" in said
+    assert any(one.startswith("1 version has sequences that may end within ") for one in said)
 
 
 async def test_a_server_does_not_wait_for_sequences_for_ever() -> None:

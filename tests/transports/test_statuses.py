@@ -1,4 +1,4 @@
-"""gRPC calls that end with a status: nothing of them is left to the garbage collector, and clients may try again."""
+"""gRPC calls that end with a status: the garbage collector has nothing to do, and clients may try again."""
 
 from __future__ import annotations
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.util
 import inspect
 import itertools
+import logging
 import sys
 import weakref
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from triglot.backends.model_modules import OwnFinder
 from triglot.core.errors import ModelLoadError, NeedsProcess
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 
+log = logging.getLogger(__name__)
+
 _numbers = itertools.count()
+MISSPELT = 0.9
+"""How like one of a model's attributes a name must be to be taken for it."""
 TRITON_UTILS = "triton_python_backend_utils"
 TRITON_CLASS = "TritonPythonModel"
 
@@ -35,6 +42,8 @@ def load(file: Path, config: ModelConfig) -> Model:
     try:
         model_class = _model_class(file, _import(file, own))
         _check_plain(file, model_class)
+        if config.execution != "process":  # Or each process would say it.
+            _note_misspelt(file, model_class)
         if model_class.execution == "process" and not config.execution:
             raise NeedsProcess(f"{file}: execution 'process': expected to be loaded by a server, in a process")
         model = model_class()
@@ -91,7 +100,9 @@ def _model_class(file: Path, module: ModuleType) -> type[Model]:
     if not usable and inspect.isclass(getattr(module, TRITON_CLASS, None)):
         raise _of_triton(file)
     if not usable:
-        raise ModelLoadError(f"{file}: no class here derives from triglot.Model and has an infer()")
+        lists = [value.__name__ for value in found if value.infer_batch is not None]
+        hint = f": {lists[0]} has infer_batch alone, expected infer beside it" if lists else ""
+        raise ModelLoadError(f"{file}: no class here derives from triglot.Model and has an infer(){hint}")
     if len(usable) > 1:
         named = [value for value in usable if value.__name__ == "Model"]
         if not named:
@@ -99,6 +110,21 @@ def _model_class(file: Path, module: ModuleType) -> type[Model]:
             raise ModelLoadError(f"{file}: more than one model class ({names}); call the one to serve Model")
         usable = named
     return usable[0]
+
+
+def _note_misspelt(file: Path, model_class: type[Model]) -> None:
+    """Warns of attributes that are probably meant to be one of a model's."""
+    known = set(vars(Model)["__annotations__"])
+    own: dict[str, Any] = {}
+    for one in model_class.__mro__:
+        if one.__module__.partition(".")[0] == "triglot":
+            known |= set(vars(one))
+        else:
+            own |= vars(one)
+    known = {name for name in known if not name.startswith("_")} - own.keys()
+    for name in sorted(own.keys() - vars(object).keys()):
+        if near := difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT):
+            log.warning("%s: %s.%s: did you mean %r?", file, model_class.__name__, name, near[0])
 
 
 def _of_triton(file: Path) -> ModelLoadError:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
 def expected(field: str, what: str, value: object) -> ValueError:
     """The error for a field: what it should be, and what came."""
     return ValueError(f"{field}: expected {what}, got {value!r}")
+
+
+@contextmanager
+def within(field: str) -> Iterator[None]:
+    """What the block's checks say of a field is said of it as one of `field`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{field}.{error}") from None
 
 
 def count(field: str, value: object, least: int = 0, most: float = math.inf) -> None:

@@ -45,6 +45,8 @@ def _set_scheduling(model: Model, config: ModelConfig) -> None:
         model.cpus = config.cpus
     if config.hang_seconds is not None:
         model.hang_seconds = config.hang_seconds
+    if config.longest_run is not None:
+        model.longest_run = config.longest_run
     if config.dynamic_batching or config.sequence_batching or config.response_cache or config.cpus:
         check_scheduling(model, CONFIG_KEYS)
 

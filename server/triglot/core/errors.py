@@ -83,7 +83,7 @@ class PayloadTooLarge(ServingError):
 
 
 class QueueFull(ServingError):
-    """The model's queue holds as many requests as it may."""
+    """A bound on the requests that wait, or on their bytes, is reached: the model's or the server's."""
 
     code = Code.RESOURCE_EXHAUSTED
 
@@ -107,7 +107,7 @@ class Unavailable(ServingError):
 
 
 class DeadlineExceeded(ServingError):
-    """The caller's deadline passed before the work was started."""
+    """The call's deadline passed while it waited or ran, or it waited longer than its queue's policy lets it."""
 
     code = Code.DEADLINE_EXCEEDED
 

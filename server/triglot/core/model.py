@@ -61,10 +61,13 @@ class Model:
     execution: str = "thread"
     """"thread", or "process": each instance is a process, for code that holds the interpreter's lock."""
     cpus: Sequence[int] = ()
-    """With `execution` "process": the CPUs that the instances run on, each on one of them in turn; none: on any."""
+    """With `execution` "process": the CPUs that the instances run on, each on one of them in turn; none: any."""
     hang_seconds: float = 0.5
     """With `execution` "process": after so long without a sign of life a process is ended and replaced; 0: never.
     Only code that holds the interpreter's lock and neither computes nor waits for a disk gives none."""
+    longest_run: float = 0.0
+    """With `execution` "process": a call that runs longer, in seconds, counts as hung: its process is ended and
+    replaced; 0: no limit. Of a stream it is the time to its next answer, without what its reader takes."""
     places_instances: bool = False
     """Whether it has put its instances on the devices of its configuration, and says how many `instances` these
     are."""

@@ -108,8 +108,8 @@ class ModelConfig:
     model that is made of others, and `max_inflight_requests` how many calls of each of these run at the same time,
     0: as many as come. `response_cache`: keep its answers, where the server has a cache. `execution`:
     one of `EXECUTIONS`, "" where nothing is said. `cpus` are for the instances, in turn; none: any.
-    `hang_seconds` is the model's, None where nothing is said. `source` is what messages call the configuration:
-    its file.
+    `hang_seconds` and `longest_run` are the model's, None where nothing is said. `source` is what messages call
+    the configuration: its file.
     """
 
     backend: str = ""
@@ -130,6 +130,7 @@ class ModelConfig:
     execution: str = ""
     cpus: Sequence[int] = ()
     hang_seconds: float | None = None
+    longest_run: float | None = None
     source: str = field(default="", compare=False)
 
     def devices(self, gpu_count: Callable[[], int]) -> list[Device]:

@@ -22,6 +22,7 @@ CONFIG_KEYS: Mapping[str, str] = MappingProxyType(
         "execution": "parameters[execution]",
         "cpus": "parameters[cpus]",
         "hang_seconds": "parameters[hang_seconds]",
+        "longest_run": "parameters[longest_run_seconds]",
     }
 )
 """What a configuration calls a model's attributes, where it has other names for them."""
@@ -52,6 +53,7 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
     if model.cpus and "process" not in (model.execution, type(model).execution):
         raise ValueError(f"{named('cpus')}: expected none without execution 'process', got {list(model.cpus)}")
     check_hang_seconds(named("hang_seconds"), model.hang_seconds)
+    check_hang_seconds(named("longest_run"), model.longest_run)
 
 
 def check_cpus(key: str, cpus: object) -> None:

@@ -78,6 +78,10 @@ class DynamicBatching:
     signatures: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        with checks.within("dynamic_batching"):
+            self._check()
+
+    def _check(self) -> None:
         for name in ("preferred_sizes", "allowed_sizes"):
             object.__setattr__(self, name, checks.sizes(name, getattr(self, name)))
         object.__setattr__(self, "signatures", checks.items("signatures", self.signatures, "names"))
@@ -254,6 +258,10 @@ class SequenceBatching:
     strategy: DirectStrategy | OldestStrategy = DirectStrategy()
 
     def __post_init__(self) -> None:
+        with checks.within("sequence_batching"):
+            self._check()
+
+    def _check(self) -> None:
         _check_seconds("max_idle", self.max_idle)
         if not self.max_idle:
             raise checks.expected("max_idle", "seconds above 0", self.max_idle)

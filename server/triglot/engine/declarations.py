@@ -10,6 +10,7 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.model import Model
 from triglot.core.model_scheduling import check_scheduling
+from triglot.core.scheduling import DynamicBatching
 from triglot.engine.hosted import HostedModel
 from triglot.engine.work import Function, Inputs
 
@@ -55,6 +56,19 @@ def check_declarations(model: Model) -> None:
     if model.infer_batch is not None:
         _check_infer_batch(model.infer_batch)
     check_scheduling(model)
+    if _joins_nothing(model):
+        log.warning(
+            "class %s: dynamic_batching: without effect, as there is no max_batch_size: requests run one by one",
+            type(model).__name__,
+        )
+
+
+def _joins_nothing(model: Model) -> bool:
+    """Whether its `dynamic_batching` neither joins requests nor says anything of how they wait."""
+    batching = model.dynamic_batching
+    if batching is None or model.max_batch_size or batching.max_batch_size or model.infer_batch is not None:
+        return False
+    return batching == DynamicBatching(max_queue_delay=batching.max_queue_delay)
 
 
 def _check_infer_batch(infer_batch: object) -> None:

@@ -15,11 +15,19 @@ def not_at_all(_: Function) -> None:
     """Warms nothing up."""
 
 
+def nobody_to_tell(_: int, __: str) -> None:
+    """Tells nobody."""
+
+
 class HostedModel(Model):
     """A model whose `infer` has the work done by something that can be lost, and comes back.
 
     `on_change` is called, on any thread, when it becomes alive or not. `looks_at_call`: whether the model's own
     code gets the call. `warm_up` has what comes back run what this version was warmed up with.
+
+    A model of sequences has a place for each instance: `on_lost` is called, on any thread, with the instance's
+    number and a name for messages, when its place is lost, before what comes back there is called; what its
+    sequences had there is gone.
     """
 
     looks_at_call = True
@@ -27,6 +35,7 @@ class HostedModel(Model):
     def __init__(self) -> None:
         self.on_change: Callable[[], Any] = lambda: None
         self.warm_up: Callable[[Function], object] = not_at_all
+        self.on_lost: Callable[[int, str], object] = nobody_to_tell
 
     @property
     @abstractmethod
@@ -36,6 +45,10 @@ class HostedModel(Model):
     @abstractmethod
     def abandon(self) -> None:
         """Its calls have not ended in time: end what runs them. On any thread; `close` follows."""
+
+    def runs_on(self, instance: int) -> None:
+        """The calling thread is this instance's. When its place is lost from now on, what it runs next is
+        `Unavailable` and runs nowhere else."""
 
     @abstractmethod
     def readings(self) -> Iterator[Reading]:

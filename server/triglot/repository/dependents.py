@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from triglot.core import checks
@@ -75,7 +75,7 @@ class Dependents:
         steps, keys = model.steps, _keys(files)
         self._names.add(name)
         try:
-            _check_values(steps, keys)
+            _check_values(model, keys)
             check_steps(steps, servable.signature, keys)
         except ValueError as error:
             raise _wrong(files, error) from None
@@ -242,11 +242,21 @@ class Dependents:
         return name in self._waiting
 
 
-def _check_values(steps: Sequence[Step], keys: Keys) -> None:
-    for at, step in enumerate(steps):
-        checks.kind(f"{keys.step}[{at}]", step, Step)
-        if not NAME.fullmatch(step.model):
-            raise ValueError(f"{keys.step}[{at}].{keys.model}: {NAME_RULE}, got {step.model!r}")
+def _check_values(model: Ensemble, keys: Keys) -> None:
+    """Raises `ValueError`, which names the key: what a class says may be anything."""
+    if not isinstance(model.steps, list | tuple):
+        raise checks.expected(keys.step, "a list of Step", model.steps)
+    for at, step in enumerate(model.steps):
+        where = f"{keys.step}[{at}]"
+        checks.kind(where, step, Step)
+        if not isinstance(step.model, str) or not NAME.fullmatch(step.model):
+            raise ValueError(f"{where}.{keys.model}: {NAME_RULE}, got {step.model!r}")
+        for key, names in ((keys.inputs, step.inputs), (keys.outputs, step.outputs)):
+            texts = [*names, *names.values()] if isinstance(names, Mapping) else [None]
+            if not all(isinstance(text, str) for text in texts):
+                raise checks.expected(f"{where}.{key}", "names by name", names)
+        checks.count(f"{where}.version", step.version)
+    checks.count("max_inflight_requests", model.max_inflight_requests)
 
 
 def _check_fit(model: Ensemble, servable: Servable, served: Served, keys: Keys) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 from triglot.core.configure import configure
 from triglot.core.errors import Code, ModelLoadError, NeedsProcess, ServingError
@@ -157,9 +158,21 @@ def own_error(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
     if cause is None or isinstance(cause, ModelFailure):
         return cause
     folder, trace = (files.folder or files.file.parent).absolute(), cause.__traceback__
-    while trace is not None and not Path(trace.tb_frame.f_code.co_filename).absolute().is_relative_to(folder):
+    own = [
+        one for one in _frames(trace) if Path(one.tb_frame.f_code.co_filename).absolute().is_relative_to(folder)
+    ]
+    if not own:
+        return None
+    after = own[-1].tb_next
+    if after is not None and after.tb_frame.f_globals.get("__name__", "").startswith("triglot."):
+        own[-1].tb_next = None  # How the server has checked what it was told.
+    return cause.with_traceback(own[0])
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
         trace = trace.tb_next
-    return None if trace is None else cause.with_traceback(trace)
 
 
 def forget_frames(error: BaseException) -> None:

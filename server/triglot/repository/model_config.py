@@ -28,10 +28,10 @@ from triglot.core.model_config import (
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.config_values import check_name, datatype_of, either, existing, not_negative
 from triglot.repository.ensembles import ensemble_of
-from triglot.repository.own_parameters import misspelt, others, own_parameters
 from triglot.repository.paths import inside
 from triglot.repository.proto_text import parse_text
 from triglot.repository.scheduling import dynamic_batching, response_cache, sequence_batching
+from triglot.repository.server_parameters import misspelt, others, server_parameters
 
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -129,7 +129,7 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
     try:
         _check_enums(message)
         parameters = {name: value.string_value for name, value in sorted(message.parameters.items())}
-        own = own_parameters(parameters)
+        own = server_parameters(parameters)
         steps, max_inflight_requests = ensemble_of(message)
         config = ModelConfig(
             backend=_backend(message),
@@ -150,6 +150,7 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
             execution=own.execution,
             cpus=own.cpus,
             hang_seconds=own.hang_seconds,
+            longest_run=own.longest_run,
             source=source,
         )
     except (ValueError, ModelLoadError) as error:

@@ -57,7 +57,7 @@ def _said_of(key: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        field, colon, rest = str(error).partition(":")
+        field, colon, rest = str(error).removeprefix(f"{key}.").partition(":")
         field = re.sub("[a-z_]+", lambda found: _KEYS.get(found[0], found[0]), field)
         raise ValueError(f"{key}.{field}{colon}{rest}") from None
 

@@ -42,7 +42,8 @@ class SequenceRoutes:
         waiting = [asyncio.ensure_future(one.empty.wait()) for one in all_of_them if not one.empty.is_set()]
         if not waiting:
             return
-        log.info("%d models have sequences that may end within %.0f s", len(waiting), at_most)
+        have = "1 version has" if len(waiting) == 1 else f"{len(waiting)} versions have"
+        log.info("%s sequences that may end within %.0f s; no new ones begin", have, at_most)
         try:
             await asyncio.wait(waiting, timeout=at_most)
         finally:

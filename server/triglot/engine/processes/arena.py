@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,10 @@ COPIED = 16 * 1024
 """Tensors of one frame that are copied out: fewer bytes than a region's books cost."""
 MOST_HELD = 16
 """Regions that are read at the same time; each has a file descriptor. Of any more the tensors are copied out."""
+MOST_BYTES = 1 << 34
+"""Of the tensors of one frame, however much memory there is."""
+_LARGE = 1 << 28
+"""For fewer bytes nobody asks how much memory there is."""
 IDLE_SECONDS = 10.0
 """After which a region gives back its memory."""
 
@@ -66,6 +71,22 @@ def shared_memory(size: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _check_room(size: int) -> None:
+    """Raises `MemoryError`: the system ends some process when more memory is written than there is."""
+    room = min(MOST_BYTES, _available()) if size >= _LARGE else MOST_BYTES
+    if size > room:
+        raise MemoryError(f"tensors of {size} bytes are too large to be handed over, there is room for {room}")
+
+
+def _available() -> int:
+    """Bytes of memory that could be had; `MOST_BYTES` where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return MOST_BYTES
 
 
 def mapped(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:
@@ -103,7 +124,8 @@ class Arena:
         self._lock = threading.Lock()
 
     def place(self, tensors: Mapping[Any, Any]) -> Placed:
-        """Copy the tensors into a region. Raises `TypeError` for a dtype without a name, and `OSError`."""
+        """Copy the tensors into a region. Raises `TypeError` for a dtype without a name, `MemoryError`
+        for more than there is room for, and `OSError`."""
         rows: list[tuple[str, str, tuple[int, ...], int, int, Array | bytes]] = []
         end = 0
         for name, value in tensors.items():
@@ -112,6 +134,8 @@ class Arena:
                 datatype = datatype_of(array)
             except TypeError as error:
                 raise TypeError(f"'{name}': {error}") from None
+            # An array's shape may say more than it has in memory; packed, each element is four bytes or more.
+            _check_room(end + (4 * array.size if datatype == "BYTES" else array.nbytes))
             data: Array | bytes = pack_bytes(bytes_elements(array)) if datatype == "BYTES" else array
             size = len(data) if isinstance(data, bytes) else data.nbytes
             start = -(-end // ALIGNMENT) * ALIGNMENT
@@ -143,6 +167,7 @@ class Arena:
                 return region, None
             self._last += 1
             number = self._last
+        _check_room(size)
         size = max(LEAST_REGION, 1 << (size - 1).bit_length())
         descriptor = shared_memory(size)
         try:

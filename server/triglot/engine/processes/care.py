@@ -59,6 +59,15 @@ class Place:
         return delay
 
 
+def why_hung(process: Process, hang_seconds: float, longest_run: float) -> str:
+    """Why it is to be killed; "" for a process that is not taken for hung."""
+    if 0 < hang_seconds <= process.pulse.silence:
+        return f"gave no sign of life for {process.pulse.silence:.1f} s and was killed"
+    if 0 < longest_run < process.run_seconds:
+        return f"ran it longer than longest_run ({longest_run:g} s) and was killed"
+    return ""
+
+
 class Keeper:
     """A thread that calls what `looks` gives again and again, and does what it is told in between.
 

@@ -136,6 +136,8 @@ class Worker:
                 _run_on(model.cpus, setup["instance"])
             if config.hang_seconds is None:
                 check_hang_seconds("hang_seconds", model.hang_seconds)
+            if config.longest_run is None:
+                check_hang_seconds("longest_run", model.longest_run)
             declared = dumps(_declared(model, config))
         except BaseException as error:
             self._channel.send(Kind.UNLOADABLE, text=dumps(load_failure_fields(error, file)))

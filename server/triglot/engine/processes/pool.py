@@ -7,7 +7,6 @@ last only for a short time. Whoever has a call borrows a process that is free, a
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -19,9 +18,10 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.errors import ModelLoadError, Unavailable
 from triglot.core.readings import Reading
-from triglot.engine.processes.care import CARE, Care, Keeper, Place
+from triglot.engine.processes.care import CARE, Care, Keeper, Place, why_hung
 from triglot.engine.processes.health import BEAT_SECONDS
 from triglot.engine.processes.process import Process, Program
+from triglot.engine.processes.seats import Seats
 from triglot.engine.work import reason_to_skip
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,9 @@ class Pool:
         self.changed: Callable[[], object] = lambda: None
         self.warm: Callable[[Process], object] = lambda _: None
         """Runs on each process that replaces another, before it is called. What it raises is a failure to load."""
-        self.hang_seconds = 0.0
+        self.on_lost: Callable[[int], object] = lambda _: None
+        """Is told, on any thread, the number of a process before another takes its place."""
+        self.hang_seconds = self.longest_run = 0.0
         self.sticky = False
         """Whether each thread that calls has a process of its own."""
         self._care = care
@@ -47,8 +49,7 @@ class Pool:
         self._load_seconds = 0.0
         self._closed = False
         self._gone: list[Process] = []
-        self._threads = threading.local()
-        self._numbers = itertools.count()
+        self.seats = Seats()
         self._keeper = Keeper(f"{program.name} processes", self._looks)
 
     # --- the beginning ---
@@ -149,7 +150,12 @@ class Pool:
         Raises `Unavailable` when there is none, and will be none soon, and `ServingError` for a call that nobody
         waits for any more.
         """
-        process = self._borrow(call)
+        try:
+            process = self._borrow(call)
+        except BaseException:
+            # Nor has a sequence begun that this was the first call of.
+            self.on_lost(self.seats.number(len(self._places)))
+            raise
         try:
             yield process
         finally:
@@ -161,6 +167,8 @@ class Pool:
 
     def _borrow(self, call: Call) -> Process:
         with self._free:
+            if self.sticky and self.seats.is_stale:
+                raise Unavailable(f"{self.program.name}: the process that was to run the request was lost")
             process = self._free_one()
             if process is None:
                 since = time.perf_counter()
@@ -174,18 +182,12 @@ class Pool:
             return process
 
     def _free_one(self) -> Process | None:
-        mine = self._my_number() if self.sticky else None
+        mine = self.seats.number(len(self._places)) if self.sticky else None
         for place in self._places:
             process = place.process
             if process is not None and not process.busy and mine in (None, place.number):
                 return process
         return None
-
-    def _my_number(self) -> int:
-        number: int | None = getattr(self._threads, "number", None)
-        if number is None:
-            number = self._threads.number = next(self._numbers) % len(self._places)
-        return number
 
     def _check(self, call: Call) -> None:
         if self._closed:
@@ -222,9 +224,9 @@ class Pool:
             process.kill(why)
             return
         process.pulse.look()
-        if 0 < self.hang_seconds <= process.pulse.silence:
+        if why := why_hung(process, self.hang_seconds, self.longest_run):
             process.hung = True
-            process.kill(f"gave no sign of life for {process.pulse.silence:.1f} s and was killed")
+            process.kill(why)
         process.tell_cancelled()
         process.trim()
 
@@ -240,11 +242,13 @@ class Pool:
 
     def _lose(self, process: Process) -> None:
         """On any thread: it is not called any more, and will be replaced."""
+        self.on_lost(process.number)
         with self._free:
             place = next((one for one in self._places if one.process is process), None)
             if place is None:
                 return
             place.process = None
+            self.seats.lose(place.number)
             self._gone.append(process)
             self._live -= 1
             none_left = not self._live
@@ -261,10 +265,9 @@ class Pool:
 
     def _replace(self, place: Place) -> None:
         """On the keeper's thread."""
-        name = f"{self.program.name} loads again"
         try:
             loading = partial(self._load_again, place, self._start(place))
-            threading.Thread(target=loading, name=name, daemon=True).start()
+            threading.Thread(target=loading, name=f"{self.program.name} loads again", daemon=True).start()
         except Exception as error:
             if place.coming is not None:
                 self._give_back(place, place.coming)
@@ -285,8 +288,8 @@ class Pool:
             self._free.notify_all()
             if self._closed:
                 return
-        text = "%s: process %d could not be replaced, the next try is in %.1f s: %s"
-        log.error(text, self.program.name, place.number, delay, str(error))
+        who = f"{self.program.name}: process {place.number}"
+        log.error("%s could not be replaced, the next try is in %.1f s: %s", who, delay, str(error))
 
     # --- the end ---
 
@@ -340,6 +343,6 @@ class Pool:
     def readings(self) -> Iterator[Reading]:
         """The processes that live, and how many were replaced."""
         yield Reading("processes", "Processes that can run the model.", self._live)
+        text = "Processes of the model that were lost, and are replaced."
         for reason, count in self._restarts.items():
-            text = "Processes of the model that were lost, and are replaced."
             yield Reading("processes_lost", text, count, {"reason": reason}, counter=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import signal
 import socket
@@ -79,6 +80,7 @@ class Process:
         self._page = page
         self._numbers = itertools.count(1)
         self._current: tuple[int, Call] | None = None
+        self._runs_since = math.inf
         self._with_call = True
         self._killing = threading.Lock()
 
@@ -150,7 +152,7 @@ class Process:
                 else:
                     answer = message.tensors
                     del message
-                    self._channel.send(Kind.GO_ON if call.respond(answer) else Kind.STOP)
+                    self._go_on(Kind.GO_ON if call.respond(answer) else Kind.STOP)
                     del answer
             return self._result(message)
 
@@ -161,6 +163,7 @@ class Process:
             while (message := self._next(desk)).kind is Kind.ANSWER:
                 answer = message.tensors
                 del message
+                self._runs_since = math.inf  # It waits for the reader.
                 try:
                     yield answer
                 except GeneratorExit:
@@ -168,15 +171,20 @@ class Process:
                     self._stop(desk)
                     raise
                 del answer
-                self._channel.send(Kind.GO_ON)
+                self._go_on(Kind.GO_ON)
             self._result(message)
 
     def _stop(self, desk: Desk) -> None:
         """Have the model's generator closed, and wait for that."""
-        self._channel.send(Kind.STOP)
+        self._go_on(Kind.STOP)
         while (message := self._next(desk)).kind is Kind.ANSWER:
             self._channel.send(Kind.STOP)
         self._result(message)
+
+    def _go_on(self, kind: Kind) -> None:
+        """Have the model run on after an answer."""
+        self._runs_since = time.monotonic()
+        self._channel.send(kind)
 
     @contextmanager
     def _conversation(self, inputs: Inputs, call: Call) -> Iterator[Desk]:
@@ -190,14 +198,14 @@ class Process:
         finally:
             if self._current is not None and not self.lost:
                 self.kill("was left alone with a call")
-            self._current = None
+            self._current, self._runs_since = None, math.inf
             desk.close()
 
     def _result(self, message: Message) -> Any:
         """What the model's code has returned. Raises what that has raised."""
         if message.kind not in (Kind.DONE, Kind.FAILED):
             raise Gone(f"unexpected {message.kind.name}")
-        self._current = None
+        self._current, self._runs_since = None, math.inf
         if message.kind is Kind.DONE:
             return message.tensors
         fields = loads(message.text)
@@ -212,7 +220,7 @@ class Process:
         except NotSent:
             self.lost = self.lost or self._why_gone()
             raise NotBegun(self.lost) from None
-        self._current = (number, call)
+        self._current, self._runs_since = (number, call), time.monotonic()
 
     def _next(self, desk: Desk) -> Message:
         """The next message that is no question. Raises `Gone`."""
@@ -223,6 +231,11 @@ class Process:
                 raise Gone(self.lost)
             if not desk.serve(message):
                 return message
+
+    @property
+    def run_seconds(self) -> float:
+        """For how long it runs a call, of a stream since its last answer was taken; 0 while it runs none."""
+        return max(0.0, time.monotonic() - self._runs_since)
 
     def tell_cancelled(self) -> None:
         """Have the model see it when its call is cancelled."""

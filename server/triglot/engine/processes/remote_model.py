@@ -15,7 +15,7 @@ from triglot.core.errors import Code, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.core.readings import Reading
-from triglot.engine.hosted import HostedModel, not_at_all
+from triglot.engine.hosted import HostedModel, nobody_to_tell, not_at_all
 from triglot.engine.processes.care import CARE, Care
 from triglot.engine.processes.pool import Pool
 from triglot.engine.processes.process import NotBegun, Process, Program
@@ -36,13 +36,22 @@ class RemoteModel(HostedModel):
         """Have a process for each instance. Raises `ModelLoadError`."""
         pool = self._pool
         pool.sticky = self.sequence_batching is not None
-        pool.hang_seconds = self.hang_seconds
+        pool.hang_seconds, pool.longest_run = self.hang_seconds, self.longest_run
+        if pool.sticky:
+            pool.on_lost = self._lost
         pool.changed = self._changed
         pool.warm = self._warm
         pool.grow(self.instances)
 
     def _changed(self) -> None:
         self.on_change()
+
+    def _lost(self, number: int) -> None:
+        self.on_lost(number, f"{self._pool.program.name}: process {number}")
+
+    def runs_on(self, instance: int) -> None:
+        """See `HostedModel`."""
+        self._pool.seats.take(instance)
 
     def _warm(self, process: Process) -> None:
         self.warm_up(self._run_on(process))
@@ -69,7 +78,7 @@ class RemoteModel(HostedModel):
     def close(self) -> None:
         """Have each process close the model and end; blocks for as long."""
         self._pool.close()
-        self.warm_up = not_at_all  # Of whom it is would be kept.
+        self.warm_up, self.on_lost = not_at_all, nobody_to_tell  # Of whom they are would be kept.
 
     def readings(self) -> Iterator[Reading]:
         """As `Pool.readings`."""

@@ -27,7 +27,7 @@ class SequenceRequest:
     """What waits for its turn in its sequence.
 
     `arrived` is an instant of the schedule's clock, `shapes` what two requests of one batch have in common.
-    `executed`: the model has met it.
+    `executed`: the model has met it. `lost`: its sequence ended while it ran, with what the instance knew of it.
     """
 
     work: SequenceWork
@@ -37,6 +37,7 @@ class SequenceRequest:
     inputs: Inputs
     shapes: object
     executed: bool = False
+    lost: bool = False
 
     @property
     def start(self) -> bool:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from triglot.core.errors import InvalidArgument, QueueFull, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.engine.buffers import Buffers
+from triglot.engine.hosted import HostedModel
 from triglot.engine.joining import layout_of
 from triglot.engine.queue import RETRY_AFTER_SECONDS
 from triglot.engine.sequences.batch import SequenceBatch, Tensors
@@ -25,6 +28,8 @@ from triglot.engine.work import Execution, InstanceExecution, Stream, Work
 
 if TYPE_CHECKING:
     from triglot.engine.schedule import Defer, Grow
+
+log = logging.getLogger(__name__)
 
 
 class Timer(Protocol):
@@ -89,6 +94,10 @@ class SequenceSchedule:
         self._leases = 0
         self._timer: Timer | None = None
         self._timer_at = math.inf
+        self._runs_on: Callable[[int], object] = _no_more
+        if isinstance(model, HostedModel):
+            self._runs_on = model.runs_on
+            model.on_lost = partial(self._lose, asyncio.get_running_loop().call_soon_threadsafe)
 
     def __len__(self) -> int:
         return self._table.waiting + len(self._each)
@@ -244,6 +253,7 @@ class SequenceSchedule:
 
     def _next(self, instance: int) -> Work | float | None:
         """What the instance runs next; how long to wait for it; None once there will be no more."""
+        self._runs_on(instance)  # Before it is known what: that is of sequences which have not been lost by now.
         if self._each:
             return self._each.popleft()
         heads, dropped = self._table.heads(instance, self._clock())
@@ -261,6 +271,19 @@ class SequenceSchedule:
         return SequenceBatch(
             self._tensors, rows, self._buffers[instance], dropped, self._finished, self._delivered
         )
+
+    def _lose(self, defer: Callable[..., object], instance: int, name: str) -> None:
+        """On any thread: the instance knows nothing any more of the sequences it had."""
+        with self._lock:
+            before = self._table.over["lost"]
+            dropped = self._table.lose(instance, self._clock())
+            count = self._table.over["lost"] - before
+            for request, _ in dropped:
+                self._requests.pop(request.work, None)
+        if count:
+            log.warning("%s was lost, and %d sequence%s ended with it", name, count, "s" if count > 1 else "")
+            with suppress(RuntimeError):  # The loop has ended.
+                defer(self._fail, dropped)
 
     def _finished(self, batch: SequenceBatch) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ from triglot.engine.work import Inputs, reason_to_skip
 log = logging.getLogger(__name__)
 
 TIMEOUT = "timeout of the corresponding sequence has been expired"
-REASONS = ("cancelled", "end", "idle", "replaced", "timeout", "unloaded")
+REASONS = ("cancelled", "end", "idle", "lost", "replaced", "timeout", "unloaded")
 """Why sequences are over."""
 Dropped = tuple[SequenceRequest, ServingError]
 """A request that will not be executed, and why."""
@@ -209,16 +209,22 @@ class SequenceTable:
         run, ended = request.run, request.end
         followers: list[SequenceRequest] = []
         if request.start:
-            while at < len(run.pending) and not run.pending[at].start:
-                followers.append(run.pending[at])
-                del run.pending[at]
-            self.waiting -= len(followers)
+            followers = self._followers(run, at)
             ended = ended or any(follower.end for follower in followers)
             if at == len(run.pending):
                 ended, run.open = ended or run.open, False
         if ended:
             self.over["cancelled"] += 1
         return [(follower, _not_started(follower.work, run.id)) for follower in followers]
+
+    def _followers(self, run: SequenceRun, at: int) -> list[SequenceRequest]:
+        """Take out what belongs to the same sequence as what was in `pending` before `at`."""
+        followers: list[SequenceRequest] = []
+        while at < len(run.pending) and not run.pending[at].start:
+            followers.append(run.pending[at])
+            del run.pending[at]
+        self.waiting -= len(followers)
+        return followers
 
     def end(self, sequence_id: int | str, now: float) -> None:
         """The sequence goes on elsewhere: what waits of it is its last."""
@@ -227,6 +233,26 @@ class SequenceTable:
             self.over["replaced"] += 1
             run.open = False
             self._settle(run, now)
+
+    def lose(self, instance: int, now: float) -> list[Dropped]:
+        """The instance has forgotten every sequence that has begun there: they are over; what goes with them.
+
+        One whose last request runs ends with that.
+        """
+        dropped: list[Dropped] = []
+        for run in list(self.live.values()):
+            running = run.running
+            if run.slot is None or run.slot.instance != instance or not run.begun:
+                continue
+            if running is not None and (running.end or running.lost):
+                continue
+            if running is not None:
+                running.lost = True
+            dropped += [(follower, _not_started(follower.work, run.id)) for follower in self._followers(run, 0)]
+            self.over["lost"] += 1
+            run.open = run.open and bool(run.pending)
+            self._settle(run, now)
+        return dropped
 
     def next_due(self) -> float:
         """When there is something to `expire`."""

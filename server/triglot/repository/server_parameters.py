@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from triglot.core.model_config import EXECUTIONS
 from triglot.core.scheduling import AUTO
 
-OWN = ("execution", "max_queue_delay", "latency_objective_ms", "cpus", "hang_seconds")
+OWN = ("execution", "max_queue_delay", "latency_objective_ms", "cpus", "hang_seconds", "longest_run_seconds")
 MAX_CPU = 4095
 MISSPELT = 0.9
 """How like one of ours a name must be to be taken for it."""
@@ -19,25 +19,29 @@ _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 @dataclass(frozen=True, slots=True)
-class OwnParameters:
+class ServerParameters:
     """What they say: as what the instances run, "" where nothing is said, and on which CPUs.
 
     `latency_objective`: seconds in which 99 % of the requests are to be answered; the batcher finds its delay.
-    `hang_seconds`: the model's.
+    `hang_seconds`, `longest_run`: the model's.
     """
 
     execution: str = ""
     cpus: Sequence[int] = ()
     latency_objective: float | None = None
     hang_seconds: float | None = None
+    longest_run: float | None = None
 
 
-def own_parameters(parameters: Mapping[str, str]) -> OwnParameters:
+def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
     """What a configuration's parameters say to the server. Raises `ValueError`, which names the key."""
     execution = parameters.get("execution", "")
     if "execution" in parameters and execution not in EXECUTIONS:
         raise _wrong("execution", " or ".join(EXECUTIONS), execution, EXECUTIONS)
-    return OwnParameters(execution, _cpus(parameters), _latency_objective(parameters), _hang_seconds(parameters))
+    hang_seconds, longest_run = (_seconds(parameters, name) for name in ("hang_seconds", "longest_run_seconds"))
+    return ServerParameters(
+        execution, _cpus(parameters), _latency_objective(parameters), hang_seconds, longest_run
+    )
 
 
 def others(parameters: Mapping[str, str]) -> dict[str, str]:
@@ -78,10 +82,10 @@ def _latency_objective(parameters: Mapping[str, str]) -> float | None:
     return float(milliseconds) / 1000
 
 
-def _hang_seconds(parameters: Mapping[str, str]) -> float | None:
-    text = parameters.get("hang_seconds")
+def _seconds(parameters: Mapping[str, str], name: str) -> float | None:
+    text = parameters.get(name)
     if text is not None and not _NUMBER.fullmatch(text):
-        raise _wrong("hang_seconds", "a number of seconds, 0 for no limit", text)
+        raise _wrong(name, "a number of seconds, 0 for no limit", text)
     return None if text is None else float(text)
 
 
