@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triglot.core.configure import configure
 from triglot.core.errors import Code, ModelLoadError
+from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.core.scheduling import (
     AUTO,
