@@ -118,6 +118,11 @@ class Controller:
             def _split_scope(self, nodeid: str) -> str:
                 return group_of(nodeid)
 
+            def _reschedule(self, node: WorkerController) -> None:
+                # One that takes the place of a lost worker may not have said yet what tests it knows.
+                if node in self.registered_collections:
+                    super()._reschedule(node)
+
         config.option.loadscopereorder = False
         return Groups(config, log)
 

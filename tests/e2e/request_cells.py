@@ -63,6 +63,9 @@ TOLD: dict[str, dict[str, str]] = {
 AT_ITS_DEADLINE = {"DEADLINE_EXCEEDED", "status 504", IN_BAND}
 """What a client of gRPC may see at its deadline: its own clock's word, or what the server has sent by then."""
 
+BETWEEN_ANSWERS = {"UNAVAILABLE", "status 503"}
+"""How a stream of grps ends with the server: after an answer that is on its way it is told like any error."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -81,15 +84,24 @@ class Cell:
     @property
     def survives(self) -> bool:
         """Whether what happens does not happen to it: the process that it waits for is replaced."""
-        return (self.event, self.point) == ("crash", "queued")
+        return (self.event, self.point) == ("crash", "queued") and self.kind != "sequence"
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its sequence has ended with the process that knew of it."""
+        return (self.event, self.point, self.kind) == ("crash", "queued", "sequence")
 
     @property
     def told(self) -> set[str]:
         """How the request may end for its client."""
         if self.survives:
             return {DOORS[self.door].good}
+        if self.orphaned:
+            return {"INVALID_ARGUMENT"}
         if self.event == "deadline" and "grpc" in self.door + DOORS[self.door].endpoint[1].lower():
             return AT_ITS_DEADLINE
+        if (self.door, self.event) == ("grps_streaming", "shutdown"):
+            return BETWEEN_ANSWERS
         return {TOLD[self.door][self.event]}
 
     @property
@@ -97,6 +109,8 @@ class Cell:
         """What the server counts it as."""
         if self.survives:
             return "OK"
+        if self.orphaned:
+            return "INVALID_ARGUMENT"
         return COUNTED_OTHERWISE.get((self.door, self.event), SEEN[self.event])
 
     def __str__(self) -> str:

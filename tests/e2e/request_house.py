@@ -53,6 +53,7 @@ class House:
         self.doors: dict[str, Door] = {name: door(channel, session, url) for name, door in DOORS.items()}
         self.hurried = server.config.default_timeout > 0
         self.threads: Counter[str] = Counter()
+        self.old_calls: list[triglot.Call] = []
 
     async def infer(self, door: str, ask: Ask) -> tuple[str, list[str]]:
         """How a request ends, and its answers."""
@@ -78,8 +79,8 @@ class House:
         return self.server.manager.servable(model).queue_depth
 
     def so_far(self, door: str) -> Counter[str]:
-        """As `counted`, when a test begins: no more threads are to be there in the end."""
-        self.threads = threads()
+        """As `counted`, when a test begins: no more threads and calls are to be there in the end."""
+        self.threads, self.old_calls = threads(), calls()  # Other tests may keep calls.
         return self.counted(door)
 
     def counted(self, door: str) -> Counter[str]:
@@ -100,18 +101,23 @@ class House:
         await until(lambda: not self.held(), "something is held", self.held)
         if aborted:
             await self._collect()
-        await until(lambda: not calls(), "calls are alive", lambda: [vars_of(call) for call in calls()])
+        await until(lambda: not self.calls(), "calls are alive", lambda: list(map(vars_of, self.calls())))
         await until(lambda: threads() <= self.threads, "threads have come", lambda: threads() - self.threads)
 
     async def _collect(self) -> None:
         """grpc.aio keeps the task of its last call until another one has come, and leaves it to the collector."""
         with suppress(TimeoutError):  # Who looks next says what is there.
             async with asyncio.timeout(SECONDS):
-                while calls():
+                while self.calls():
                     if not self.server.dataplane.stopping:
                         await self._live(b"")
                     await asyncio.sleep(0)
                     gc.collect()
+
+    def calls(self) -> list[triglot.Call]:
+        """The calls that have come since the test began, and are alive or wait for the garbage collector."""
+        old = {id(call) for call in self.old_calls}
+        return [call for call in calls() if id(call) not in old]
 
     def held(self) -> list[str]:
         """Leases, requests that wait, and what is counted as held."""
@@ -131,7 +137,7 @@ class House:
 
 
 def calls() -> list[triglot.Call]:
-    """The calls that are alive, or wait for the garbage collector."""
+    """Those of the whole process."""
     return [one for one in gc.get_objects() if isinstance(one, triglot.Call)]
 
 
