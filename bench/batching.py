@@ -134,10 +134,9 @@ async def _load_engine(servable: Servable, in_flight: int, seconds: float) -> Ro
     inputs = {"x": tensor(1, ELEMENTS)}
     latencies: list[float] = []
     clock = time.perf_counter
-    end = clock() + seconds
 
     async def client() -> None:
-        while (started := clock()) < end:
+        while (started := clock()) < began + seconds:
             with servable:
                 await servable.infer(inputs, Call())
             latencies.append(clock() - started)

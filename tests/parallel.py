@@ -27,22 +27,32 @@ TOGETHER = {
 }
 """Files that share a server that is dear to start, and what their group is called."""
 LONGEST = (
-    "tests/backends/test_torch_missing.py",
-    "tests/backends/test_sklearn_missing.py",
+    "tests/e2e/test_request_states.py",
+    "tests/e2e/test_request_ends.py",
     "tensorflow",
-    "tests/e2e/test_hundred_swaps.py",
+    "tests/engine/test_process_chaos.py",
+    "tests/backends/test_torch_missing.py",
     "tests/cases/test_tfserving_cases.py",
+    "tests/e2e/test_hundred_swaps.py",
+    "bench/test_scheduling.py",
+    "tests/backends/test_sklearn_missing.py",
+    "tests/e2e/test_foreign_clients.py",
+    "tests/e2e/test_monitor_page.py",
     "tests/e2e/test_load_failures.py",
+    "tests/e2e/test_process_instances.py",
     "tests/e2e/test_grps_streams.py",
     "tests/repository/test_reconciler_machine.py",
 )
 """The groups that take longest: begun last, they would leave one worker alone at its work."""
 ONCE = (
     "bench/test_clients.py",
+    "bench/test_process.py",
+    "bench/test_scheduling.py",
     "tests/repository/test_plan.py",
     "tests/repository/test_plan_machine.py",
     "tests/repository/test_reconciler_machine.py",
     "tests/test_layers.py",
+    "tests/test_parallel.py",
 )
 """Files that the newest libraries are enough for. What they test is ours and the standard library's alone (the
 plan of versions, the thread that follows it, the source text), or runs with the newest ones only (the bench)."""

@@ -178,6 +178,8 @@ def traces_as_text() -> Iterator[None]:
 @asynccontextmanager
 async def open_house(models: Sequence[str], **options: Any) -> AsyncIterator[House]:
     """Serve these models on the stage; each has answered a request once."""
+    gc.collect()
+    gc.freeze()  # Who looks for what a request leaves need not look at what was there before.
     with traces_as_text(), TemporaryDirectory(prefix="stage-") as folder:
         write_models(Path(folder), tuple(models))
         config = triglot.Config(

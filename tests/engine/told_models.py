@@ -162,6 +162,14 @@ async def told(
 
 
 def children() -> list[str]:
-    """The processes that this one has started and not ended, zombies too."""
+    """The instances that this process has started and not ended, zombies too; not what other tests started."""
     found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return [pid for file in found for pid in file.read_text().split()]
+    return [pid for file in found for pid in file.read_text().split() if _is_instance(pid)]
+
+
+def _is_instance(pid: str) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False  # It has ended just now.
+    return not command or b"triglot.engine.processes" in command  # A zombie has none.

@@ -44,6 +44,7 @@ def alive() -> int:
     return sum(type(one).__name__ == "Weights" for one in gc.get_objects())
 
 
+@pytest.mark.alone  # The collector has a share of the time.
 @pytest.mark.usefixtures("_no_collector")
 async def test_what_a_module_holds(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
