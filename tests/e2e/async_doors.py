@@ -48,7 +48,8 @@ Door = Callable[..., Awaitable[Told]]
 
 
 def _hint(metadata: Any) -> float | None:
-    value = dict(metadata or ()).get("grpc-retry-pushback-ms")
+    # As pairs, which it is in every release.
+    value = dict(iter(metadata or ())).get("grpc-retry-pushback-ms")
     return None if value is None else int(value) / 1000
 
 
