@@ -26,6 +26,8 @@ from process import SECONDS
 
 TRIES = 8
 """How often a request is sent that has to be at some place before its deadline."""
+OLD_AIOHTTP = tuple(map(int, aiohttp.__version__.split(".")[:2])) < (3, 14)
+"""Whether it may leave the call of a client that has left to the garbage collector, as 3.10 does."""
 POOL = "asyncio_"
 """How the threads of the loop's own pool are called, which come when they are needed, and stay."""
 
@@ -99,7 +101,7 @@ class House:
         """
         await until(lambda: not self.server.telemetry.in_flight, "calls are in flight")
         await until(lambda: not self.held(), "something is held", self.held)
-        if aborted:
+        if aborted or OLD_AIOHTTP:
             await self._collect()
         await until(lambda: not self.calls(), "calls are alive", lambda: list(map(vars_of, self.calls())))
         await until(lambda: threads() <= self.threads, "threads have come", lambda: threads() - self.threads)
