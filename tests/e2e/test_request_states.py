@@ -44,7 +44,6 @@ async def pool(house: House) -> Pool:
     return one
 
 
-@pytest.mark.newest  # Older releases of aiohttp keep the frames of a cancelled handler.
 @pytest.mark.parametrize("cell", of("ok", "cancel", "error"))
 async def test_nothing_stays(house: House, cell: Cell) -> None:
     await run(house, cell)
