@@ -16,7 +16,7 @@ from typing import Any
 
 from triglot.backends.model_modules import OwnFinder
 from triglot.core.errors import ModelLoadError, NeedsProcess
-from triglot.core.model import Model
+from triglot.core.model import Model, is_async
 from triglot.core.model_config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _of_triton(file: Path) -> ModelLoadError:
 def _check_plain(file: Path, model_class: type[Model]) -> None:
     for name in ("load", "close"):
         function = inspect.unwrap(getattr(model_class, name))
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        if is_async(function):
             raise ModelLoadError(
                 f"{file}: {model_class.__name__}.{name}: expected a plain function, it is called on a thread; got "
                 "async def, which infer alone may be"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from triglot.core.model import Model
+from triglot.core.model import Model, is_decoupled
 from triglot.core.model_config import ModelConfig, TensorConfig
 from triglot.core.model_scheduling import CONFIG_KEYS, check_scheduling
 from triglot.core.signature import Signature, default_of, shape_text, signatures_of
@@ -54,7 +53,7 @@ def _set_scheduling(model: Model, config: ModelConfig) -> None:
 def _check_decoupled(model: Model, config: ModelConfig) -> None:
     if config.decoupled is None or model.takes_messages:
         return
-    decoupled = inspect.isgeneratorfunction(model.infer) or inspect.isasyncgenfunction(model.infer)
+    decoupled = is_decoupled(model.infer)
     if config.decoupled != decoupled:
         raise ValueError(
             f"model_transaction_policy.decoupled: the configuration says {str(config.decoupled).lower()}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,6 +11,16 @@ from triglot.core.model_config import NO_CONFIG, ModelConfig
 from triglot.core.scheduling import DynamicBatching, SequenceBatching
 from triglot.core.signature import Signature
 from triglot.core.types import TensorSpec
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether it is `async def`, and so runs on the event loop."""
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+def is_decoupled(infer: Callable[..., Any]) -> bool:
+    """Whether it yields its answers."""
+    return inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer)
 
 
 class Model:

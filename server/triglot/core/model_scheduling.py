@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
 from triglot.core import checks
-from triglot.core.model import Model
+from triglot.core.model import Model, is_async, is_decoupled
 from triglot.core.model_config import EXECUTIONS
 from triglot.core.scheduling import AUTO, DynamicBatching, OldestStrategy, SequenceBatching
 from triglot.core.signature import Signature
@@ -43,7 +42,7 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
     checks.flag(named("response_cache"), model.response_cache)
     for reason, there in (
         ("with sequence_batching", sequences is not None),
-        ("for a decoupled model", _streams(model)),
+        ("for a decoupled model", is_decoupled(model.infer)),
     ):
         if model.response_cache and there:
             raise ValueError(f"{named('response_cache')}: expected false {reason}, got true")
@@ -52,8 +51,8 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
     # What the class says of its processes may stay when the configuration says that there are none.
     if model.cpus and "process" not in (model.execution, type(model).execution):
         raise ValueError(f"{named('cpus')}: expected none without execution 'process', got {list(model.cpus)}")
-    check_hang_seconds(named("hang_seconds"), model.hang_seconds)
-    check_hang_seconds(named("longest_run"), model.longest_run)
+    check_seconds(named("hang_seconds"), model.hang_seconds)
+    check_seconds(named("longest_run"), model.longest_run)
 
 
 def check_cpus(key: str, cpus: object) -> None:
@@ -62,18 +61,10 @@ def check_cpus(key: str, cpus: object) -> None:
         checks.count(f"{key}[{at}]", cpu)
 
 
-def check_hang_seconds(key: str, seconds: object) -> None:
+def check_seconds(key: str, seconds: object) -> None:
     """Raises `ValueError` for anything but a finite number of seconds, 0 for no limit."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
         raise checks.expected(key, "a number of seconds, 0 for no limit", seconds)
-
-
-def _streams(model: Model) -> bool:
-    return inspect.isgeneratorfunction(model.infer) or inspect.isasyncgenfunction(model.infer)
-
-
-def _is_async(model: Model) -> bool:
-    return inspect.iscoroutinefunction(model.infer) or inspect.isasyncgenfunction(model.infer)
 
 
 def _check_sizes(key: str, sizes: Sequence[int], largest: int, what: str) -> None:
@@ -105,7 +96,7 @@ def _check_dynamic(model: Model, batching: DynamicBatching, named: Callable[[str
 
 
 def _check_sequences(model: Model, batching: SequenceBatching, named: Callable[[str], str]) -> None:
-    if _is_async(model):
+    if is_async(model.infer):
         raise ValueError("sequence_batching: expected an infer that is a plain function, got async def")
     if isinstance(batching.strategy, OldestStrategy):
         key = named("sequence_batching.strategy.preferred_sizes")

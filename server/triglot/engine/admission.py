@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from triglot.core.errors import QueueFull
 from triglot.core.readings import Reading
-from triglot.engine.queue import RETRY_AFTER_SECONDS
+from triglot.engine.queue import queue_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Gate:
 
     def _refuse(self, option: str, text: str) -> NoReturn:
         self._refused[option] += 1
-        raise QueueFull(f"Exceeds maximum queue size: {text} {option} allows", retry_after=RETRY_AFTER_SECONDS)
+        raise queue_full(f"{text} {option} allows")
 
     def readings(self) -> Iterator[Reading]:
         """What is held, and what was refused for which limit."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
-from typing import Protocol
 
 from triglot.core.model import Model
 from triglot.core.readings import Reading
@@ -18,6 +17,7 @@ from triglot.engine.buffers import Buffers
 from triglot.engine.forming import Wait, Waiting
 from triglot.engine.ordering import ArrivalOrder
 from triglot.engine.parts import Part, Whole
+from triglot.engine.queue import Defer, Later, Timer
 from triglot.engine.waiting import Taken, WaitingRoom, expired
 from triglot.engine.work import Execution, InstanceExecution, Stream, Work
 
@@ -26,17 +26,6 @@ log = logging.getLogger(__name__)
 
 EXPIRY_SECONDS = 0.01
 """Requests that expire within so long are refused together."""
-
-
-class Timer(Protocol):
-    """What `Later` gives."""
-
-    def cancel(self) -> None:
-        """Forget it."""
-
-
-Later = Callable[[float, Callable[[], None]], Timer]
-"""Runs a function on the loop in so many seconds: its `call_later`."""
 
 
 class Growing:
@@ -63,9 +52,7 @@ class BatchSchedule(ABC):
     Raises `ValueError` for a model without `dynamic_batching`.
     """
 
-    def __init__(
-        self, model: Model, limit: int, defer: Callable[[Callable[[], None]], object], later: Later
-    ) -> None:
+    def __init__(self, model: Model, limit: int, defer: Defer, later: Later) -> None:
         batching = model.dynamic_batching
         if batching is None:
             raise ValueError("dynamic_batching: expected a DynamicBatching, got None")

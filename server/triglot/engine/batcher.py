@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from triglot.core.model import Model
-from triglot.engine.batch_schedule import BatchSchedule, Growing, Later
+from triglot.engine.batch_schedule import BatchSchedule, Growing
 from triglot.engine.buffers import Buffers
 from triglot.engine.forming import Wait
 from triglot.engine.parking import Parking
+from triglot.engine.queue import Defer, Grow, Later, no_growth
 from triglot.engine.waiting import Taken
 from triglot.engine.work import Work
-
-
-def _no_more(_: int) -> None:
-    pass
 
 
 class Batcher(BatchSchedule):
@@ -32,14 +28,7 @@ class Batcher(BatchSchedule):
     instances would have had something to do.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        limit: int,
-        defer: Callable[[Callable[[], None]], object],
-        grow: Callable[[int], object],
-        later: Later,
-    ) -> None:
+    def __init__(self, model: Model, limit: int, defer: Defer, grow: Grow, later: Later) -> None:
         super().__init__(model, limit, defer, later)
         self._grow = grow
         self._parked = Parking()
@@ -121,6 +110,6 @@ class Batcher(BatchSchedule):
     def close(self) -> None:
         """Let the instances finish what waits, and then end."""
         super().close()
-        self._grow = _no_more  # Whom it belongs to would live as long as this.
+        self._grow = no_growth  # Whom it belongs to would live as long as this.
         self._ring()
         self._parked.call_all()

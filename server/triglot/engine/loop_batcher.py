@@ -63,8 +63,10 @@ class LoopBatcher(BatchSchedule):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         batch = self._running.pop(task)
-        batch.deliver()
-        self._form()
+        try:
+            batch.deliver()
+        finally:
+            self._form()
 
     def discard(self, work: Work) -> bool:
         """Take `work` out again, for nobody waits for it; False when it runs already."""

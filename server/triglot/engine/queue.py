@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from triglot.core.errors import QueueFull, Unavailable
 from triglot.core.readings import Reading
@@ -19,9 +19,30 @@ T = TypeVar("T")
 
 RETRY_AFTER_SECONDS = 1.0
 
+Defer = Callable[[Callable[[], None]], object]
+"""Runs a function a little later on the loop: its `call_soon`."""
+Grow = Callable[[int], object]
+"""Is told how many more instances would have had something to do."""
 
-def _no_more(_: int) -> None:
-    pass
+
+class Timer(Protocol):
+    """What `Later` gives."""
+
+    def cancel(self) -> None:
+        """Forget it."""
+
+
+Later = Callable[[float, Callable[[], None]], Timer]
+"""Runs a function on the loop in so many seconds: its `call_later`."""
+
+
+def no_growth(_: int) -> None:
+    """Of a queue that is closed."""
+
+
+def queue_full(what: str) -> QueueFull:
+    """The error of a request that comes too many; `what` there is already."""
+    return QueueFull(f"Exceeds maximum queue size: {what}", retry_after=RETRY_AFTER_SECONDS)
 
 
 class WorkQueue(Generic[T]):
@@ -33,12 +54,7 @@ class WorkQueue(Generic[T]):
     the loop puts is taken in one go. `grow` is told how many more threads would have had something to do.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        defer: Callable[[Callable[[], None]], object],
-        grow: Callable[[int], object] = lambda _: None,
-    ) -> None:
+    def __init__(self, limit: int, defer: Defer, grow: Grow = no_growth) -> None:
         self.limit = limit
         self._defer = defer
         self._grow = grow
@@ -55,9 +71,7 @@ class WorkQueue(Generic[T]):
         if self._closed:
             raise Unavailable("the model was unloaded")
         if len(self._waiting) >= self.limit:
-            raise QueueFull(
-                f"Exceeds maximum queue size: {self.limit} requests wait", retry_after=RETRY_AFTER_SECONDS
-            )
+            raise queue_full(f"{self.limit} requests wait")
         self._waiting.append(work)
         if not self._calling:
             self._calling = True
@@ -96,7 +110,7 @@ class WorkQueue(Generic[T]):
     def close(self) -> None:
         """Let the threads finish what waits, and then end."""
         self._closed = True
-        self._grow = _no_more  # Whom it belongs to would live as long as this.
+        self._grow = no_growth  # Whom it belongs to would live as long as this.
         self._parked.call_all()
 
     def readings(self) -> Iterator[Reading]:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.engine.batcher import Batcher
-from triglot.engine.queue import WorkQueue
+from triglot.engine.queue import Defer, Grow, WorkQueue
 from triglot.engine.sequences import SequenceSchedule
 from triglot.engine.work import Work
-
-Defer = Callable[[Callable[[], None]], object]
-"""Runs a function a little later on the loop: its `call_soon`."""
-Grow = Callable[[int], object]
-"""Is told how many more instances would have had something to do."""
 
 
 class Schedule(Protocol):

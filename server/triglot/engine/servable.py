@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 
 from triglot.core.call import Call
 from triglot.core.errors import QueueFull
-from triglot.core.model import Model
+from triglot.core.model import Model, is_async, is_decoupled
 from triglot.core.readings import Reading
 from triglot.core.signature import default_of, signatures_of
 from triglot.engine.admission import Admission, Gate, refusals
@@ -24,7 +23,7 @@ from triglot.engine.declarations import check_declarations, function_of, looks_a
 from triglot.engine.hosted import HostedModel
 from triglot.engine.instances import Instances
 from triglot.engine.loop_batcher import LoopBatcher
-from triglot.engine.queue import RETRY_AFTER_SECONDS
+from triglot.engine.queue import queue_full
 from triglot.engine.response_cache import ResponseCache, Shelf
 from triglot.engine.schedule import Schedule, schedule_for
 from triglot.engine.sequences import SequenceSchedule
@@ -67,8 +66,8 @@ class Servable:
         self.signature = self.signatures[self.default_signature]
         infer = model.infer
         self.function = function_of(model)
-        self.on_loop = inspect.iscoroutinefunction(infer) or inspect.isasyncgenfunction(infer)
-        self.decoupled = inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer)
+        self.on_loop = is_async(infer)
+        self.decoupled = is_decoupled(infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
         self._loop = asyncio.get_running_loop()
         joins = model.dynamic_batching is not None and not self.decoupled
@@ -221,10 +220,7 @@ class Servable:
     def _refuse_on_loop(self) -> NoReturn:
         # Calls of `async def` code do not wait; the bound is on how many run.
         self._queue_full += 1
-        raise QueueFull(
-            f"Exceeds maximum queue size: {self._limit} requests run, as many as max_queue_size allows",
-            retry_after=RETRY_AFTER_SECONDS,
-        )
+        raise queue_full(f"{self._limit} requests run, as many as max_queue_size allows")
 
     def stream(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _as_it_is

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
-from triglot.core.errors import QueueFull, ServingError, Unavailable
+from triglot.core.errors import ServingError, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.core.scheduling import AUTO, DynamicBatching, QueuePolicy
 from triglot.engine.forming import Decision, Lane, Reason, Rules, Run, Wait, Waiting, form
 from triglot.engine.kinds import Kinds
-from triglot.engine.queue import RETRY_AFTER_SECONDS
+from triglot.engine.queue import RETRY_AFTER_SECONDS, queue_full
 from triglot.engine.work import Execution, InstanceExecution, Stream, Work
 
 GONE_AT_MOST = 64
@@ -116,9 +116,7 @@ class WaitingRoom:
         if self.closed:
             raise Unavailable("the model was unloaded")
         if len(self._there) >= self.limit:
-            raise QueueFull(
-                f"Exceeds maximum queue size: {self.limit} requests wait", retry_after=RETRY_AFTER_SECONDS
-            )
+            raise queue_full(f"{self.limit} requests wait")
         now = time.monotonic()
         work = pieces[0][0]
         if isinstance(work, Execution | Stream) and not isinstance(work, InstanceExecution):
@@ -159,9 +157,7 @@ class WaitingRoom:
         most = level.policy.max_queue_size
         if most and len(level) >= most:
             of = f" of priority level {level.level}" if level.level else ""
-            raise QueueFull(
-                f"Exceeds maximum queue size: {most} requests{of} wait", retry_after=RETRY_AFTER_SECONDS
-            )
+            raise queue_full(f"{most} requests{of} wait")
         most = self._batching.max_waiting_batches
         waiting = self._rows_came - self._rows_given_up - self._rows_left
         if most and self._there and waiting + rows > most * self._rules.max_rows:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from triglot.core.errors import Cancelled, Internal
-from triglot.core.model import Model
-from triglot.core.model_scheduling import check_cpus, check_hang_seconds
+from triglot.core.model import Model, is_decoupled
+from triglot.core.model_scheduling import check_cpus, check_seconds
 from triglot.engine.declarations import function_of, takes_call
 from triglot.engine.processes.channel import Channel, Gone, Message
 from triglot.engine.processes.conversation import Conversation, RemoteCall
@@ -135,9 +135,9 @@ class Worker:
                 check_cpus("cpus", model.cpus)
                 _run_on(model.cpus, setup["instance"])
             if config.hang_seconds is None:
-                check_hang_seconds("hang_seconds", model.hang_seconds)
+                check_seconds("hang_seconds", model.hang_seconds)
             if config.longest_run is None:
-                check_hang_seconds("longest_run", model.longest_run)
+                check_seconds("longest_run", model.longest_run)
             declared = dumps(_declared(model, config))
         except BaseException as error:
             self._channel.send(Kind.UNLOADABLE, text=dumps(load_failure_fields(error, file)))
@@ -281,8 +281,7 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
     if model.places_instances:
         declared["instances"] = config.count
     infer = model.infer
-    streams = inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer)
-    kind = {"class": type(model).__name__, "streams": streams, "takes_call": takes_call(infer)}
+    kind = {"class": type(model).__name__, "streams": is_decoupled(infer), "takes_call": takes_call(infer)}
     return {**kind, "attributes": declared}
 
 

@@ -11,36 +11,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
 
-from triglot.core.errors import InvalidArgument, QueueFull, Unavailable
+from triglot.core.errors import InvalidArgument, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.engine.buffers import Buffers
 from triglot.engine.hosted import HostedModel
 from triglot.engine.joining import layout_of
-from triglot.engine.queue import RETRY_AFTER_SECONDS
+from triglot.engine.queue import Defer, Grow, Later, Timer, no_growth, queue_full
 from triglot.engine.sequences.batch import SequenceBatch, Tensors
 from triglot.engine.sequences.request import SequenceRequest, SequenceWork
 from triglot.engine.sequences.strategies import Rows, strategy_of
 from triglot.engine.sequences.table import REASONS, Dropped, SequenceTable
 from triglot.engine.work import Execution, InstanceExecution, Stream, Work
 
-if TYPE_CHECKING:
-    from triglot.engine.schedule import Defer, Grow
-
 log = logging.getLogger(__name__)
-
-
-class Timer(Protocol):
-    """What `Later` gives."""
-
-    def cancel(self) -> None:
-        """Forget it."""
-
-
-Later = Callable[[float, Callable[[], None]], Timer]
-"""Runs a function on the loop in so many seconds: its `call_later`."""
 
 
 class SequenceSchedule:
@@ -94,7 +79,7 @@ class SequenceSchedule:
         self._leases = 0
         self._timer: Timer | None = None
         self._timer_at = math.inf
-        self._runs_on: Callable[[int], object] = _no_more
+        self._runs_on: Callable[[int], object] = lambda _: None
         if isinstance(model, HostedModel):
             self._runs_on = model.runs_on
             model.on_lost = partial(self._lose, asyncio.get_running_loop().call_soon_threadsafe)
@@ -113,10 +98,7 @@ class SequenceSchedule:
         if self._closed:
             raise Unavailable("the model was unloaded")
         if len(self) >= self.limit:
-            raise QueueFull(
-                f"Exceeds maximum queue size: {self.limit} requests wait, as many as max_queue_size allows",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
+            raise queue_full(f"{self.limit} requests wait")
         if isinstance(work, InstanceExecution):
             self._each.append(self._tensors.completed(work))
             self._call_soon()
@@ -176,7 +158,7 @@ class SequenceSchedule:
                 condition.notify_all()
         self._keep_up()
         # Whom they belong to would live as long as this.
-        self._grow = _no_more
+        self._grow = no_growth
 
     def _fail(self, dropped: Sequence[Dropped]) -> None:
         for request, error in dropped:
@@ -311,7 +293,3 @@ class SequenceSchedule:
         for reason in REASONS:
             text = "Sequences that are over, and why."
             yield Reading("sequences_ended", text, table.over[reason], {"reason": reason}, counter=True)
-
-
-def _no_more(_: int) -> None:
-    pass

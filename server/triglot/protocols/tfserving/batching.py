@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.model import Model
+from triglot.core.model import Model, is_decoupled
 from triglot.core.scheduling import LONGEST_SECONDS, DynamicBatching
 from triglot.core.signature import Signature, shape_text, signatures_of
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
@@ -109,8 +108,7 @@ def batch(model: Model, parameters: Parameters) -> list[str]:
 
 def _alone(model: Model) -> str:
     """Why no requests of this model can be joined, or ""."""
-    infer = model.infer
-    if inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer):
+    if is_decoupled(model.infer):
         return "it answers with streams"
     if model.any_tensors or model.takes_messages or model.speaks_json:
         return "its tensors are not declared"
