@@ -44,7 +44,7 @@ WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 JOINED = ("load_model",)
 """Options whose flag may come more than once, as it does for Triton; its values add up."""
 DEMO = Path(__file__).parent / "demo"
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0002
 """How long a model's Python code may hold the interpreter while others wait for it: with Python's own 5 ms, health
 takes some 100 ms when two of them compute, for the event loop has to ask again after each thing that it does."""
 END_PATIENCE_SECONDS = 2.0

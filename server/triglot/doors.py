@@ -16,6 +16,7 @@ from triglot.protocols.grpc.reflection import reflection_services
 from triglot.protocols.grps.metadata import server_text
 from triglot.protocols.grps.routes import HttpRules, grps_routes
 from triglot.protocols.grps.service import Grps
+from triglot.protocols.kserve.extension import Extension
 from triglot.protocols.kserve.routes import kserve_routes
 from triglot.protocols.kserve.service import KServe
 from triglot.protocols.monitor.routes import METRICS, monitor_routes, page_route
@@ -43,7 +44,7 @@ def rows(
     routes: list[Route] = []
     health_names: list[str] = []
     if "kserve" in served:
-        kserve = KServe(dataplane, config.server_name, telemetry)
+        kserve = KServe(dataplane, config.server_name, telemetry, _extensions(dataplane, telemetry, config))
         services.append(kserve.grpc_service())
         routes += _of("kserve", kserve_routes(kserve))
     if "tfserving" in served:
@@ -70,6 +71,11 @@ def _first_of_each(routes: list[Route]) -> list[Route]:
     for route in routes:
         firsts.setdefault((route.verb, route.path), route)
     return list(firsts.values())
+
+
+def _extensions(dataplane: DataPlane, telemetry: Telemetry, config: Config) -> list[Extension]:
+    """Triton's extensions of KServe V2."""
+    return []
 
 
 def _of(protocol: str, routes: list[Route]) -> list[Route]:

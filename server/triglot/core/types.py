@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import DATATYPES, Array, Buffer
@@ -75,6 +77,26 @@ class OutputTensor:
     name: str
     datatype: str
     array: Array
+
+
+class Answer(dict[str, Any]):
+    """What a model may answer with in place of a plain dict: outputs by name, and `parameters` of the response.
+
+    `final`: a decoupled model says with it that no further answer follows.
+    """
+
+    __slots__ = ("final", "parameters")
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Any],
+        parameters: Mapping[str, ParameterValue] = MappingProxyType({}),
+        *,
+        final: bool = False,
+    ) -> None:
+        super().__init__(outputs)
+        self.parameters = parameters
+        self.final = final
 
 
 @dataclass(slots=True)

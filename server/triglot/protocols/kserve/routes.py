@@ -90,7 +90,8 @@ def kserve_routes(service: KServe) -> list[Route]:
                 name="infer",
             ),
         ]
-    return rows
+    # Before those of models: one that is called "stats" is not to be had (spec 3.1).
+    return [route for extension in service.extensions for route in extension.routes()] + rows
 
 
 def _array_bytes(response: InferenceResponse) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
 from triglot.protocols.kserve.codec import decoding_size, encode_infer, packing_size
 from triglot.protocols.kserve.errors import name_request
+from triglot.protocols.kserve.extension import Extension
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.templates import infer_decoder
 from triglot.protocols.wire import length_prefix, parse_control, serialize
@@ -38,7 +39,14 @@ NO_FILES = "models are loaded from the repository, never from a request's files"
 class KServe:
     """The calls that gRPC and REST share."""
 
-    def __init__(self, dataplane: DataPlane, server_name: str, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        server_name: str,
+        telemetry: Telemetry,
+        extensions: Sequence[Extension] = (),
+    ) -> None:
+        self.extensions = extensions
         self._dataplane = dataplane
         self._server_name = server_name
         self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
@@ -74,7 +82,8 @@ class KServe:
 
     async def server_metadata(self, _: pb.ServerMetadataRequest, __: Call) -> pb.ServerMetadataResponse:
         """Only extensions that work are named: clients act on them (spec 3.2)."""
-        return pb.ServerMetadataResponse(name=self._server_name, version=__version__, extensions=EXTENSIONS)
+        names = [*EXTENSIONS, *(name for extension in self.extensions for name in extension.names)]
+        return pb.ServerMetadataResponse(name=self._server_name, version=__version__, extensions=names)
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, _: Call) -> pb.ModelMetadataResponse:
         """Raises `ModelNotFound`, `InvalidArgument` or `Unavailable`."""
@@ -169,6 +178,7 @@ class KServe:
                 _unary("RepositoryIndex", inspect, pb.RepositoryIndexRequest, self.repository_index),
                 _change("RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load_model),
                 _change("RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload_model),
+                *(method for extension in self.extensions for method in extension.methods()),
             ),
             PROTOCOL,
         )
