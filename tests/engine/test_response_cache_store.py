@@ -199,6 +199,19 @@ async def test_what_is_too_large_or_may_change_is_not_kept(array: Array) -> None
     assert counted(shelf)["evictions"] == 0
 
 
+class Uncopyable(np.ndarray[Any, Any]):
+    """What copying an array is on a machine without memory."""
+
+    def copy(self, order: Any = "C") -> Any:
+        raise MemoryError
+
+
+async def test_an_answer_is_not_kept_when_there_is_no_memory_for_it() -> None:
+    shelf = ResponseCache(1 << 20).shelf()
+    key = await keep(shelf, "x", floats(1).view(Uncopyable))
+    assert shelf.find(key) is None
+
+
 async def test_texts_are_counted_by_their_content() -> None:
     cache = ResponseCache(1 << 20)
     shelf = cache.shelf()

@@ -118,10 +118,10 @@ class Shelf:
         size = sum([output.array.nbytes for output in outputs])
         if size + ENTRY_BYTES > self._cache.most_bytes:
             return
-        if size > OFF_LOOP_BYTES:
-            copied = await asyncio.to_thread(_copied, outputs)
-        else:
-            copied = _copied(outputs)
+        try:
+            copied = await asyncio.to_thread(_copied, outputs) if size > OFF_LOOP_BYTES else _copied(outputs)
+        except MemoryError:
+            return  # The answer itself is there.
         if copied is None or self._closed:
             return
         entry = _Entry(*copied, self)
