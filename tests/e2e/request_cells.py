@@ -60,6 +60,8 @@ TOLD: dict[str, dict[str, str]] = {
     "grps_chunked": _TOLD | {"ok": "200", "shutdown": CUT_OFF},
 }
 """What the client is told, by door."""
+ORPHAN_TOLD = {"kserve_grpc": "INVALID_ARGUMENT", "kserve_stream": IN_BAND, "kserve_rest": "400"}
+"""What the client of a sequence is told that has ended with its process."""
 AT_ITS_DEADLINE = {"DEADLINE_EXCEEDED", "status 504", IN_BAND}
 """What a client of gRPC may see at its deadline: its own clock's word, or what the server has sent by then."""
 
@@ -97,7 +99,7 @@ class Cell:
         if self.survives:
             return {DOORS[self.door].good}
         if self.orphaned:
-            return {"INVALID_ARGUMENT"}
+            return {ORPHAN_TOLD[self.door]}
         if self.event == "deadline" and "grpc" in self.door + DOORS[self.door].endpoint[1].lower():
             return AT_ITS_DEADLINE
         if (self.door, self.event) == ("grps_streaming", "shutdown"):
@@ -143,9 +145,9 @@ def cells() -> Iterator[Cell]:
             if event == "crash" and not model.endswith("_process"):
                 continue
             for point in points(model, event):
-                doors = [name for name, door in DOORS.items() if carries(door, model)]
-                for door in doors[:1] if _is_dear(model, event, point) else doors:
-                    yield Cell(model, door, event, point)
+                for name, door in DOORS.items():
+                    if carries(door, model):
+                        yield Cell(model, name, event, point)
 
 
 def of(*events: str, http: bool | None = None) -> list[Any]:
@@ -155,13 +157,6 @@ def of(*events: str, http: bool | None = None) -> list[Any]:
         for cell in cells()
         if cell.event in events and http in (None, DOORS[cell.door].endpoint[1] == "REST")
     ]
-
-
-def _is_dear(model: str, event: str, point: str) -> bool:
-    """Whether it needs a process of its own and is not by every door: of each kind of answer one point is."""
-    if not model.endswith("_process") or event not in ("crash", "shutdown"):
-        return False
-    return (model, point) not in (("unary_process", "running"), ("decoupled_process", "yield 2"))
 
 
 _sequences = itertools.count(1)
