@@ -30,7 +30,7 @@ codegen:  ## Regenerate what `make check` compares.
 
 bench:  ## Measure, and write bench/results.md and a text for each of the other benches.
 	@python="$(call environment,dev)" && set -exo pipefail && \
-	for name in micro lifecycle batching overload process; do \
+	for name in micro lifecycle batching overload process stream shared_memory; do \
 	"$$python" -m bench.$$name | tee bench/$$name.txt; done && "$$python" -m bench.load
 
 clean:  ## Remove the virtual environments and caches.

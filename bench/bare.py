@@ -29,6 +29,12 @@ async def serve_grpc(port: int, reply: bytes, messages: int) -> grpc.aio.Server:
         for _ in range(messages):
             yield reply
 
+    async def both_ways(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> AsyncIterator[bytes]:
+        async for _ in requests:
+            yield reply
+
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", -1),
@@ -44,6 +50,7 @@ async def serve_grpc(port: int, reply: bytes, messages: int) -> grpc.aio.Server:
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(infer),
             "PredictStreaming": grpc.unary_stream_rpc_method_handler(stream),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(both_ways),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     if server.add_insecure_port(f"127.0.0.1:{port}") != port:

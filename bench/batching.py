@@ -14,15 +14,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bench import affine, report, servers
+from bench import affine, report, rounds, servers
 from bench.affine import Batching
 from bench.measure import Round, Subject, call_once, load
 from bench.payloads import grpc_exchange, tensor
+from bench.rounds import Measured
 from bench.scenarios import Scenario
 from bench.tally import BenchError
 from triglot.core.call import Call
@@ -55,21 +56,11 @@ objective alone, and has had its time to learn before the first round."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(rounds.Plan):
     """What the person who started the bench chose."""
 
-    rounds: int
-    seconds: float
     learn: float
     """Seconds under load that the adaptive mode gets before the first round."""
-
-
-@dataclass(slots=True)
-class Measured:
-    """The rounds of one setting."""
-
-    batching: Batching
-    rounds: list[Round] = field(default_factory=list)
 
 
 def settings(in_flight: int) -> list[Batching]:
@@ -107,22 +98,22 @@ def _serving(batchings: Sequence[Batching], core: int | None) -> Iterator[list[S
             ]
 
 
-def over_grpc(in_flight: int, plan: Plan, core: int | None) -> list[Measured]:
+def over_grpc(in_flight: int, plan: Plan, core: int | None) -> list[Measured[Batching]]:
     """One server, all settings, one call after the other on each of `in_flight` streams."""
     measured = [Measured(batching) for batching in settings(in_flight)]
     scenario = Scenario("batching", ELEMENTS, in_flight, grpc_exchange, (), ())
-    with _serving([one.batching for one in measured], core) as subjects:
+    with _serving([one.setting for one in measured], core) as subjects:
         for subject in subjects:
             subject.expected = call_once(scenario, subject)
 
-        async def rounds() -> None:
+        async def run() -> None:
             for one, subject in zip(measured, subjects, strict=True):
-                await load(scenario, subject, _settle(one.batching, plan), 0.1)
+                await load(scenario, subject, _settle(one.setting, plan), 0.1)
             for _ in range(plan.rounds):
                 for one, subject in zip(measured, subjects, strict=True):
                     one.rounds.append(await load(scenario, subject, min(0.5, plan.seconds), plan.seconds))
 
-        asyncio.run(rounds())
+        asyncio.run(run())
     return measured
 
 
@@ -150,17 +141,16 @@ async def _load_engine(servable: Servable, in_flight: int, seconds: float) -> Ro
     finally:
         gc.enable()
     p50, p99 = np.percentile(latencies, (50, 99))
-    return Round(len(latencies) / took, float(p50), float(p99), cpu / len(latencies), 0.0, None)
+    return Round(len(latencies) / took, float(p50), float(p99), cpu / len(latencies))
 
 
-async def _on_engine(measured: Sequence[Measured], in_flight: int, plan: Plan) -> None:
+async def _on_engine(measured: Sequence[Measured[Batching]], in_flight: int, plan: Plan) -> None:
     servables = [
-        Servable(one.batching.name, 1, affine.model(one.batching), max_queue_size=2 * in_flight)
-        for one in measured
+        Servable(one.setting.name, 1, affine.model(one.setting), max_queue_size=2 * in_flight) for one in measured
     ]
     try:
         for one, servable in zip(measured, servables, strict=True):
-            await _load_engine(servable, in_flight, _settle(one.batching, plan))
+            await _load_engine(servable, in_flight, _settle(one.setting, plan))
         for _ in range(plan.rounds):
             for one, servable in zip(measured, servables, strict=True):
                 await _load_engine(servable, in_flight, min(0.2, plan.seconds))
@@ -170,7 +160,7 @@ async def _on_engine(measured: Sequence[Measured], in_flight: int, plan: Plan) -
             await servable.close()
 
 
-def on_engine(in_flight: int, plan: Plan) -> list[Measured]:
+def on_engine(in_flight: int, plan: Plan) -> list[Measured[Batching]]:
     """The same settings without a server: what batching itself gives."""
     measured = [Measured(batching) for batching in settings(in_flight)]
     asyncio.run(_on_engine(measured, in_flight, plan))
@@ -180,52 +170,48 @@ def on_engine(in_flight: int, plan: Plan) -> list[Measured]:
 # --- what is printed ---
 
 
-def ratio(mine: Measured, other: Measured) -> float:
+def ratio(mine: Measured[Batching], other: Measured[Batching]) -> float:
     """Throughput, median of the rounds' own ratios."""
-    pairs = zip(mine.rounds, other.rounds, strict=True)
-    return statistics.median(one.rate / another.rate for one, another in pairs)
+    return statistics.median(rounds.ratios(mine, other))
 
 
-def _row(one: Measured, first: Measured) -> list[str]:
-    pairs = list(zip(one.rounds, first.rounds, strict=True))
-    rates = [mine.rate / its.rate for mine, its in pairs]
-    costs = [mine.cpu / its.cpu for mine, its in pairs if mine.cpu is not None and its.cpu]
+def _row(one: Measured[Batching], first: Measured[Batching]) -> list[str]:
+    rates = rounds.ratios(one, first)
     cpu = [mine.cpu for mine in one.rounds if mine.cpu is not None]
-    busy = statistics.median(mine.client_busy for mine in one.rounds)
+    busy = one.median(lambda mine: mine.client_busy)
     return [
-        one.batching.name,
-        f"{statistics.median(mine.rate for mine in one.rounds):,.0f}",
-        f"{statistics.median(rates):.2f}",
-        f"({min(rates):.2f}-{max(rates):.2f})",
-        f"{statistics.median(mine.p50 for mine in one.rounds) * 1e3:.3g}",
-        f"{statistics.median(mine.p99 for mine in one.rounds) * 1e3:.3g}",
+        one.setting.name,
+        f"{one.median(lambda mine: mine.rate):,.0f}",
+        rounds.middle(rates),
+        rounds.span(rates),
+        f"{one.median(lambda mine: mine.p50) * 1e3:.3g}",
+        f"{one.median(lambda mine: mine.p99) * 1e3:.3g}",
         f"{statistics.median(cpu) * 1e6:,.0f}" if cpu else "n/a",
-        f"{statistics.median(costs):.2f}" if costs else "n/a",
+        rounds.middle(rounds.costs(one, first)),
         f"{busy:.0%}{' !' if busy > report.CLIENT_BOUND else ''}" if busy else "n/a",
     ]
 
 
-def lines(measured: Sequence[Measured]) -> Iterator[str]:
+def lines(measured: Sequence[Measured[Batching]]) -> Iterator[str]:
     """The table of one load, and what it comes to."""
     first, adaptive = measured[0], measured[-1]
     yield report.plain(COLUMNS, [_row(one, first) for one in measured])
-    others = [one for one in measured if one.batching.on and not one.batching.objective]
-    best = max(others, key=lambda one: statistics.median(mine.rate for mine in one.rounds))
+    others = [one for one in measured if one.setting.on and not one.setting.objective]
+    best = max(others, key=lambda one: one.median(lambda mine: mine.rate))
     if len(measured) > len(settings(1)):
-        yield f"batched / unbatched: {ratio(best, first):.1f} with {best.batching.name}, goal 8"
+        yield f"batched / unbatched: {ratio(best, first):.1f} with {best.setting.name}, goal 8"
         yield f"adaptive / unbatched: {ratio(adaptive, first):.1f}, goal 8"
         yield f"adaptive / the best by hand: {ratio(adaptive, best):.2f}, goal 0.90"
     else:
         for one in (measured[1], adaptive):
             p50s = zip(one.rounds, first.rounds, strict=True)
             more = statistics.median(mine.p50 - its.p50 for mine, its in p50s)
-            yield f"alone, {one.batching.name}: p50 {more * 1e6:+,.0f} µs against unbatched, goal: no delay"
+            yield f"alone, {one.setting.name}: p50 {more * 1e6:+,.0f} µs against unbatched, goal: no delay"
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.batching", description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of a round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds per setting (default: %(default)s)")
+    rounds.add_arguments(parser, 3)
     parser.add_argument(
         "--learn", type=float, default=8.0, help="seconds that the adaptive mode may learn (default: %(default)s)"
     )

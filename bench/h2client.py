@@ -50,7 +50,7 @@ JOINED = 2**16  # DATA below this shares a write with its frame header; above, a
 BUFFER = 2**20
 
 
-class _Call:
+class OpenCall:
     """One open stream."""
 
     __slots__ = ("kept", "offset", "received", "started", "stream", "window")
@@ -77,9 +77,9 @@ class H2Connection(asyncio.BufferedProtocol):
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tally: Tally | None = None
         self.expected_size = 0
-        self.calls: dict[int, _Call] = {}
+        self.calls: dict[int, OpenCall] = {}
         self.next_stream = 1
-        self.sending: list[_Call] = []  # calls whose body is not out yet, oldest first
+        self.sending: list[OpenCall] = []  # calls whose body is not out yet, oldest first
         self.out: list[bytes | memoryview] = []
         self.queued = 0
         self.paused = False
@@ -186,7 +186,7 @@ class H2Connection(asyncio.BufferedProtocol):
         else:
             tally.close_slot()
 
-    def _wrong(self, call: _Call) -> None:
+    def _wrong(self, call: OpenCall) -> None:
         """Say what is wrong with a reply and stop sending its request."""
         self.sending = [other for other in self.sending if other is not call]
         if call.received == 0:
@@ -262,7 +262,7 @@ class H2Connection(asyncio.BufferedProtocol):
         number, size = self.next_stream, len(self.body)
         self.next_stream = number + 2
         stream = number.to_bytes(4, "big")
-        call = _Call(number, time.perf_counter(), self.initial_window)
+        call = OpenCall(number, time.perf_counter(), self.initial_window)
         self.calls[number] = call
         if size <= self.max_frame and size <= self.window and size <= call.window and not self.sending:
             self.window -= size

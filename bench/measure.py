@@ -41,9 +41,9 @@ class Round:
     rate: float  # calls per second
     p50: float  # seconds
     p99: float
-    cpu: float | None  # the server's CPU seconds per call
-    client_busy: float  # share of its core that the client used
-    first: float | None  # seconds to the first bytes of a reply, median
+    cpu: float | None = None  # the server's CPU seconds per call
+    client_busy: float = 0.0  # share of its core that the client used
+    first: float | None = None  # seconds to the first bytes of a reply, median
 
 
 @dataclass(slots=True)
@@ -108,8 +108,12 @@ async def _connect(scenario: Scenario, subject: Subject) -> Sequence[LoadConnect
 
 
 async def load(scenario: Scenario, subject: Subject, settle: float, seconds: float) -> Round:
-    """One round: settle on fresh connections, so that windows and buffers have their size, then measure."""
-    connections = await _connect(scenario, subject)
+    """One round on fresh connections."""
+    return await load_on(await _connect(scenario, subject), subject, settle, seconds)
+
+
+async def load_on(connections: Sequence[LoadConnection], subject: Subject, settle: float, seconds: float) -> Round:
+    """One round: settle, so that windows and buffers have their size, then measure; closes the connections."""
     try:
         await drive(connections, settle, subject.expected)
         server_before, client_before = subject.server.cpu_seconds(), time.process_time()

@@ -18,18 +18,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
-import numpy as np
-
-from bench import affine, h2client, openclient, report, servers
+from bench import affine, h2client, holding, openclient, probes, report, servers
 from bench.affine import Batching
 from bench.payloads import Exchange, framed, grpc_exchange, tensor
+from bench.probes import Probe
 from bench.tally import BenchError, drive
-from triglot.pb.kserve import inference_pb2 as pb
 
 MODEL = "busy"
-PROBES = 20.0
-"""Of each kind, a second."""
+INSTANCES = 4
+"""Of the model that holds the interpreter's lock."""
 SAMPLES = 6
 """How often the resident size is looked at."""
 REQUESTS = re.compile(r'triglot_requests_total\{.*code="(\w+)".*method="ModelInfer".*\} (\S+)')
@@ -114,65 +111,6 @@ async def _capacity(port: int, exchange: Exchange, plan: Plan, seconds: float) -
     return outcome.calls / outcome.seconds
 
 
-async def _rest_probe(port: int, seconds: float) -> list[float]:
-    """How long REST's readiness takes, on one connection."""
-    latencies: list[float] = []
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    end = time.perf_counter() + seconds
-    try:
-        while (started := time.perf_counter()) < end:
-            writer.write(b"GET /v2/health/ready HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
-            await reader.readexactly(int(length[1]) if length else 0)
-            if b" 200 " not in head.partition(b"\r\n")[0]:
-                raise BenchError(f"GET /v2/health/ready answered {head!r}")
-            latencies.append(time.perf_counter() - started)
-            await asyncio.sleep(1 / PROBES)
-    finally:
-        writer.close()
-        await writer.wait_closed()
-    return latencies
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A question, and its answer while nothing else goes on."""
-
-    name: str
-    path: str
-    message: bytes
-    reply: bytes
-
-
-def _probes(port: int) -> list[Probe]:
-    asked = (
-        ("gRPC health", "/grpc.health.v1.Health/Check", b""),
-        (
-            "gRPC model metadata",
-            "/inference.GRPCInferenceService/ModelMetadata",
-            pb.ModelMetadataRequest(name=MODEL).SerializeToString(),
-        ),
-    )
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        return [
-            Probe(name, path, message, channel.unary_unary(path)(message, timeout=10))
-            for name, path, message in asked
-        ]
-
-
-async def _grpc_probe(port: int, probe: Probe, seconds: float) -> list[float]:
-    connection = await openclient.connect(port, probe.path, probe.message, probe.reply)
-    try:
-        ended = await openclient.offer(connection, PROBES, seconds)
-    finally:
-        connection.close()
-        await asyncio.sleep(0)
-    if ended.refused:
-        raise BenchError(f"{len(ended.refused)} calls of {probe.path} have failed")
-    return ended.good
-
-
 async def _samples(server: servers.Server, seconds: float) -> list[int | None]:
     sizes = []
     for _ in range(SAMPLES):
@@ -181,18 +119,17 @@ async def _samples(server: servers.Server, seconds: float) -> list[int | None]:
     return sizes
 
 
-async def _overload(serving: Serving, exchange: Exchange, probes: Sequence[Probe], plan: Plan) -> Result:
+async def _overload(serving: Serving, exchange: Exchange, asked: Sequence[Probe], plan: Plan) -> Result:
     port, brief = serving.grpc_port, max(0.2, plan.seconds / 6)
     before = await _capacity(port, exchange, plan, brief)
     counted = serving.codes()
     offered = plan.times * before
     connection = await openclient.connect(port, exchange.path, exchange.body, exchange.reply)
     try:
-        ended, resident, rest, answers = await asyncio.gather(
+        ended, resident, latencies = await asyncio.gather(
             openclient.offer(connection, offered, plan.seconds),
             _samples(serving.server, plan.seconds),
-            _rest_probe(serving.rest_port, plan.seconds),
-            asyncio.gather(*[_grpc_probe(port, probe, plan.seconds) for probe in probes]),
+            probes.run(asked, port, serving.rest_port, plan.seconds),
         )
     finally:
         connection.close()
@@ -200,7 +137,6 @@ async def _overload(serving: Serving, exchange: Exchange, probes: Sequence[Probe
     codes = serving.codes()
     codes.subtract(counted)
     after = await _capacity(port, exchange, plan, brief)
-    latencies = {probe.name: its for probe, its in zip(probes, answers, strict=True)} | {"REST readiness": rest}
     return Result((before, after), offered, ended, latencies, resident, codes)
 
 
@@ -208,14 +144,7 @@ def measure(plan: Plan, core: int | None) -> Result:
     """Start a server, and offer it too much."""
     exchange = grpc_exchange(MODEL, tensor(1, 16))
     with _serving(plan, core) as serving:
-        return asyncio.run(_overload(serving, exchange, _probes(serving.grpc_port), plan))
-
-
-def _times(latencies: Sequence[float]) -> str:
-    if not latencies:
-        return "none"
-    p50, p99 = np.percentile(latencies, (50, 99)) * 1e3
-    return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, longest {max(latencies) * 1e3:.1f} ms"
+        return asyncio.run(_overload(serving, exchange, probes.of_model(serving.grpc_port, MODEL), plan))
 
 
 def lines(result: Result) -> Iterator[str]:
@@ -226,15 +155,80 @@ def lines(result: Result) -> Iterator[str]:
     times = f"{result.offered / capacity:.1f} times the capacity"
     yield f"offered {result.offered:,.0f} calls/s for {result.ended.seconds:.0f} s, {times}"
     yield f"goodput {result.goodput:,.0f} calls/s, {result.goodput / capacity:.2f} of the capacity, goal 0.90"
-    yield f"  answered: {_times(result.ended.good)}"
-    yield f"refused {len(result.ended.refused):,}: {_times(result.ended.refused)}, goal 20 ms"
+    yield f"  answered: {probes.times(result.ended.good)}"
+    yield f"refused {len(result.ended.refused):,}: {probes.times(result.ended.refused)}, goal 20 ms"
     yield f"  of this the client's own, at most: {result.ended.latest * 1e3:.1f} ms"
     counted = ", ".join(f"{number:,} {code}" for code, number in sorted(result.codes.items()) if number)
     yield f"codes, as the server counts them: {counted}"
     for name, latencies in result.probes.items():
-        yield f"{name} meanwhile: {_times(latencies)}, goal p99 50 ms"
+        yield f"{name} meanwhile: {probes.times(latencies)}, goal p99 {probes.GOAL * 1e3:.0f} ms"
     sizes = ", ".join("n/a" if size is None else f"{size / 2**20:.0f}" for size in result.resident)
     yield f"resident MiB, at {SAMPLES} points: {sizes}"
+
+
+# --- a model that holds the interpreter's lock ---
+
+
+class Insisting(h2client.H2Connection):
+    """Asks again where the queue was full: an instance that has answered need not have its next request yet."""
+
+    refused = 0
+
+    def _wrong(self, call: h2client.OpenCall) -> None:
+        if call.received or call.offset != len(self.body) or self.tally is None:
+            super()._wrong(call)
+            return
+        self.refused += 1
+        if time.perf_counter() < self.tally.deadline:
+            self._start()
+        else:
+            self.tally.close_slot()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How answers came while every instance worked in pure Python, and the queue was full."""
+
+    latencies: list[float]
+    refused: int
+    probes: dict[str, list[float]]
+
+
+async def _hold(serving: Serving, exchange: Exchange, plan: Plan) -> Held:
+    """As many calls in flight as run and wait."""
+    port, authority = serving.grpc_port, f"127.0.0.1:{serving.grpc_port}"
+    asked = probes.of_model(port, MODEL)
+    _, connection = await asyncio.get_running_loop().create_connection(
+        lambda: Insisting(exchange.path, exchange.body, plan.queue + INSTANCES, authority), "127.0.0.1", port
+    )
+    try:
+        async with asyncio.timeout(10):
+            await connection.ready
+        brief = max(0.2, plan.seconds / 6)
+        driven = asyncio.ensure_future(drive([connection], plan.seconds + brief, framed([exchange.reply])))
+        await asyncio.sleep(brief)  # until the queue is full
+        latencies = await probes.run(asked, port, serving.rest_port, plan.seconds)
+        outcome = await driven
+    finally:
+        connection.close()
+        await asyncio.sleep(0)
+    return Held(outcome.latencies, connection.refused, latencies)
+
+
+def hold(plan: Plan, core: int | None) -> Held:
+    """Start a server whose model leaves the interpreter to nobody else, and fill its queue."""
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
+        models = Path(name) / "models"
+        holding.write(models / MODEL / "1", INSTANCES, max_queue_size=plan.queue)
+        with servers.serving(models, core) as started:
+            return asyncio.run(_hold(Serving(*started), grpc_exchange(MODEL, tensor(1, 16)), plan))
+
+
+def held_lines(held: Held) -> Iterator[str]:
+    """What is printed of it."""
+    yield f"answered {len(held.latencies):,}: {probes.times(held.latencies)}; refused {held.refused:,}"
+    for name, latencies in held.probes.items():
+        yield f"{name} meanwhile: {probes.times(latencies)}, goal p99 {probes.GOAL * 1e3:.0f} ms"
 
 
 def parse(words: Sequence[str] | None = None) -> Plan:
@@ -258,7 +252,9 @@ def main(words: Sequence[str] | None = None) -> int:
     what += f"max_batch_size {plan.max_batch_size}, {plan.queue} requests may wait; {cores.note}"
     print(*report.machine(), what, "", sep="\n", flush=True)
     try:
-        print(*lines(measure(plan, cores.server)), sep="\n")
+        print(*lines(measure(plan, cores.server)), sep="\n", flush=True)
+        what = f"a model in pure Python, {INSTANCES} instances, {plan.queue} requests may wait"
+        print(f"\n{what}; {plan.queue + INSTANCES} in flight", *held_lines(hold(plan, cores.server)), sep="\n")
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1

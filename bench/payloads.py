@@ -15,6 +15,7 @@ from triglot.pb.tfserving import predict_pb2, tensor_pb2
 
 Floats = npt.NDArray[np.float32]
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
 GRPS_PATH = "/grps.protos.v1.GrpsService/Predict"
 GRPS_STREAM_PATH = "/grps.protos.v1.GrpsService/PredictStreaming"
@@ -59,17 +60,36 @@ def infer_response(model: str, values: Floats) -> pb.ModelInferResponse:
     return response
 
 
+def check_infer(model: str, reply: pb.ModelInferResponse, values: Floats) -> None:
+    """Raises BenchError for anything but an identity model's reply."""
+    described = [(output.name, output.datatype, list(output.shape)) for output in reply.outputs]
+    raw = reply.raw_output_contents
+    _compare(reply.model_name, model, described, raw[0] if len(raw) == 1 else b"", values)
+
+
 def grpc_exchange(model: str, values: Floats) -> Exchange:
     """ModelInfer with the tensor in `raw_input_contents`."""
 
     def check(_: Mapping[str, str], body: bytes) -> None:
-        reply = pb.ModelInferResponse.FromString(body)
-        described = [(output.name, output.datatype, list(output.shape)) for output in reply.outputs]
-        raw = reply.raw_output_contents
-        _compare(reply.model_name, model, described, raw[0] if len(raw) == 1 else b"", values)
+        check_infer(model, pb.ModelInferResponse.FromString(body), values)
 
     body = infer_request(model, values).SerializeToString()
     return Exchange(GRPC_PATH, body, infer_response(model, values).SerializeToString(), check)
+
+
+def stream_exchange(model: str, values: Floats) -> Exchange:
+    """The same request and its answer as messages of ModelStreamInfer."""
+
+    def check(_: Mapping[str, str], body: bytes) -> None:
+        answer = pb.ModelStreamInferResponse.FromString(body)
+        if answer.error_message:
+            raise BenchError(f"the answer says {answer.error_message!r}")
+        check_infer(model, answer.infer_response, values)
+
+    reply = pb.ModelStreamInferResponse(infer_response=infer_response(model, values))
+    reply.infer_response.parameters["triton_final_response"].bool_param = True
+    body = infer_request(model, values).SerializeToString()
+    return Exchange(STREAM_PATH, body, reply.SerializeToString(), check)
 
 
 def predict_content_exchange(model: str, values: Floats) -> Exchange:

@@ -13,37 +13,24 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bench import report
+from bench import holding, report, rounds
+from bench.holding import STEPS
+from bench.measure import Round
 from bench.payloads import tensor
+from bench.rounds import Measured, Plan, ratios
 from triglot import backends
 from triglot.core.call import Call
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
-from triglot.engine.processes.remote_model import Loading, RemoteModel
+from triglot.engine.processes.loading import Loading
+from triglot.engine.processes.remote_model import RemoteModel
 from triglot.engine.servable import Servable
 
-MODEL = """
-import triglot
-
-
-class Model(triglot.Model):
-    inputs = (triglot.TensorSpec("x", "FP32", [-1, -1]),)
-    outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]),)
-    instances = {instances}
-
-    def infer(self, inputs):
-        number = 0
-        for step in range({steps}):
-            number = (number * 31 + step) % 1000003
-        return {{"y": inputs["x"]}}
-"""
-STEPS = 30_000
-"""Of a loop in pure Python: some milliseconds."""
 BUSY_ELEMENTS = 16
 SIZES = (64, 64 * 1024, 2**20)
 """Bytes of a tensor that goes in and comes out."""
@@ -52,14 +39,6 @@ HAND_OVER_COLUMNS = ("tensor", "thread p50 µs", "process p50 µs", "more µs", 
 LEGEND = """\
 Medians over rounds; what is compared is loaded in turn, one at a time, round by round. "x 1 process" is the median
 of the rounds' own ratios to the line of one process, "more" that of the rounds' own differences to the thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the person who started the bench chose."""
-
-    rounds: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,32 +53,13 @@ class Kind:
         return f"1 {what}" if self.instances == 1 else f"{self.instances} {what.replace('ss', 'sse')}s"
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One round of one kind."""
-
-    rate: float
-    p50: float
-    p99: float
-
-
-@dataclass(slots=True)
-class Measured:
-    """The rounds of one kind."""
-
-    kind: Kind
-    rounds: list[Round] = field(default_factory=list)
-
-
 ONE_PROCESS = Kind("process", 1)
 KINDS = (ONE_PROCESS, Kind("process", 2), Kind("thread", 1), Kind("thread", 2))
 
 
 @asynccontextmanager
 async def _serving(folder: Path, kind: Kind, steps: int) -> AsyncIterator[Servable]:
-    file = folder / f"{kind.execution}_{kind.instances}_{steps}" / "model.py"
-    file.parent.mkdir()
-    file.write_text(MODEL.format(instances=kind.instances, steps=steps))
+    file = holding.write(folder / f"{kind.execution}_{kind.instances}_{steps}", kind.instances, steps)
 
     def load() -> Model:
         if kind.execution == "thread":
@@ -142,7 +102,9 @@ async def _load(servable: Servable, elements: int, in_flight: int, seconds: floa
     return Round(len(latencies) / took, float(p50), float(p99))
 
 
-async def _compare(kinds: Sequence[Kind], steps: int, elements: int, in_flight: int, plan: Plan) -> list[Measured]:
+async def _compare(
+    kinds: Sequence[Kind], steps: int, elements: int, in_flight: int, plan: Plan
+) -> list[Measured[Kind]]:
     measured = [Measured(kind) for kind in kinds]
     settle = min(0.3, plan.seconds)
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
@@ -150,18 +112,18 @@ async def _compare(kinds: Sequence[Kind], steps: int, elements: int, in_flight: 
             for one in measured:
                 # Each by itself: processes that only look after themselves take something, too.
                 with tempfile.TemporaryDirectory(dir=name) as folder:
-                    async with _serving(Path(folder), one.kind, steps) as servable:
+                    async with _serving(Path(folder), one.setting, steps) as servable:
                         await _load(servable, elements, in_flight, settle)
                         one.rounds.append(await _load(servable, elements, in_flight, plan.seconds))
     return measured
 
 
-def busy(plan: Plan, in_flight: int = 4, steps: int = STEPS) -> list[Measured]:
+def busy(plan: Plan, in_flight: int = 4, steps: int = STEPS) -> list[Measured[Kind]]:
     """A model that holds the interpreter's lock all the time."""
     return asyncio.run(_compare(KINDS, steps, BUSY_ELEMENTS, in_flight, plan))
 
 
-def hand_over(plan: Plan, size: int) -> list[Measured]:
+def hand_over(plan: Plan, size: int) -> list[Measured[Kind]]:
     """One call after the other of a model that gives back what it gets: a thread, and a process."""
     kinds = (Kind("thread", 1), ONE_PROCESS)
     return asyncio.run(_compare(kinds, 0, size // 4, 1, plan))
@@ -170,38 +132,33 @@ def hand_over(plan: Plan, size: int) -> list[Measured]:
 # --- what is printed ---
 
 
-def ratios(mine: Measured, other: Measured) -> list[float]:
-    """Of the throughput, round by round."""
-    return [one.rate / another.rate for one, another in zip(mine.rounds, other.rounds, strict=True)]
-
-
-def more(process: Measured, thread: Measured) -> list[float]:
+def more(process: Measured[Kind], thread: Measured[Kind]) -> list[float]:
     """Seconds of the median call, round by round."""
     return [mine.p50 - its.p50 for mine, its in zip(process.rounds, thread.rounds, strict=True)]
 
 
-def busy_lines(measured: Sequence[Measured]) -> Iterator[str]:
+def busy_lines(measured: Sequence[Measured[Kind]]) -> Iterator[str]:
     """The table, and what it comes to."""
-    first = next(one for one in measured if one.kind == ONE_PROCESS)
+    first = next(one for one in measured if one.setting == ONE_PROCESS)
     rows = []
     for one in measured:
         times = ratios(one, first)
         rows.append(
             (
-                str(one.kind),
-                f"{statistics.median(mine.rate for mine in one.rounds):,.0f}",
-                f"{statistics.median(times):.2f}",
-                f"({min(times):.2f}-{max(times):.2f})",
-                f"{statistics.median(mine.p50 for mine in one.rounds) * 1e3:.3g}",
-                f"{statistics.median(mine.p99 for mine in one.rounds) * 1e3:.3g}",
+                str(one.setting),
+                f"{one.median(lambda mine: mine.rate):,.0f}",
+                rounds.middle(times),
+                rounds.span(times),
+                f"{one.median(lambda mine: mine.p50) * 1e3:.3g}",
+                f"{one.median(lambda mine: mine.p99) * 1e3:.3g}",
             )
         )
     yield report.plain(COLUMNS, rows)
-    two = next(one for one in measured if one.kind == Kind("process", 2))
+    two = next(one for one in measured if one.setting == Kind("process", 2))
     yield f"2 processes / 1 process: {statistics.median(ratios(two, first)):.2f}, goal 1.7"
 
 
-def hand_over_lines(by_size: Sequence[tuple[int, Sequence[Measured]]]) -> Iterator[str]:
+def hand_over_lines(by_size: Sequence[tuple[int, Sequence[Measured[Kind]]]]) -> Iterator[str]:
     """The table of all sizes, and what it comes to."""
     rows = []
     for size, (thread, process) in by_size:
@@ -209,8 +166,8 @@ def hand_over_lines(by_size: Sequence[tuple[int, Sequence[Measured]]]) -> Iterat
         rows.append(
             (
                 f"{size:,} bytes",
-                f"{statistics.median(one.p50 for one in thread.rounds) * 1e6:,.0f}",
-                f"{statistics.median(one.p50 for one in process.rounds) * 1e6:,.0f}",
+                f"{thread.median(lambda one: one.p50) * 1e6:,.0f}",
+                f"{process.median(lambda one: one.p50) * 1e6:,.0f}",
                 f"{statistics.median(differences):,.0f}",
                 f"({min(differences):,.0f}-{max(differences):,.0f})",
             )
@@ -223,8 +180,7 @@ def hand_over_lines(by_size: Sequence[tuple[int, Sequence[Measured]]]) -> Iterat
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.process", description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of a round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each kind (default: %(default)s)")
+    rounds.add_arguments(parser, 5)
     return parser.parse_args(words)
 
 

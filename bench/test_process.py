@@ -1,14 +1,16 @@
 """The bench of processes runs, and counts what it says."""
 
 from bench import process
-from bench.process import KINDS, ONE_PROCESS, Kind, Measured, Plan, Round
+from bench.measure import Round
+from bench.process import KINDS, ONE_PROCESS, Kind
+from bench.rounds import Measured, Plan
 
 PLAN = Plan(rounds=1, seconds=0.05)
 
 
 def test_busy() -> None:
     measured = process.busy(PLAN, in_flight=2, steps=100)
-    assert [one.kind for one in measured] == list(KINDS)
+    assert [one.setting for one in measured] == list(KINDS)
     assert all(one.rounds[0].rate > 0 for one in measured)
     assert "goal 1.7" in "\n".join(process.busy_lines(measured))
 
@@ -20,7 +22,7 @@ def test_hand_over() -> None:
 
 
 def test_what_is_said_of_known_rounds() -> None:
-    def measured(kind: Kind, rate: float, p50: float) -> Measured:
+    def measured(kind: Kind, rate: float, p50: float) -> Measured[Kind]:
         return Measured(kind, [Round(rate, p50, 2 * p50)] * 3)
 
     all_kinds = [measured(kind, 100.0 * (1 + kind.instances), 0.01) for kind in KINDS]

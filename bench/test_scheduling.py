@@ -101,7 +101,7 @@ PLAN = batching.Plan(rounds=1, seconds=0.05, learn=0.05)
 @pytest.mark.parametrize("over", ["grpc", "engine"])
 def test_batching(in_flight: int, over: str) -> None:
     measured = batching.over_grpc(in_flight, PLAN, None) if over == "grpc" else batching.on_engine(in_flight, PLAN)
-    assert [one.batching for one in measured] == batching.settings(in_flight)
+    assert [one.setting for one in measured] == batching.settings(in_flight)
     assert all(one.rounds[0].rate > 0 for one in measured)
     printed = "\n".join(batching.lines(measured))
     assert printed.count("goal") == (2 if in_flight == 1 else 3)
@@ -116,6 +116,17 @@ def test_overload() -> None:
     assert all(result.probes.values())
     assert len(result.resident) == overload.SAMPLES
     assert sum("goal" in line for line in overload.lines(result)) == 5
+
+
+def test_a_model_that_holds_the_interpreter() -> None:
+    held = overload.hold(overload.parse(["--seconds", "1", "--queue", "8"]), None)
+    assert len(held.latencies) > 8 + overload.INSTANCES
+    assert {name for name, latencies in held.probes.items() if latencies} == {
+        "gRPC health",
+        "gRPC model metadata",
+        "REST readiness",
+    }
+    assert sum("goal p99 50 ms" in line for line in overload.held_lines(held)) == 3
 
 
 async def test_a_silent_port_is_an_error() -> None:

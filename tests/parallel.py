@@ -48,6 +48,7 @@ ONCE = (
     "bench/test_clients.py",
     "bench/test_process.py",
     "bench/test_scheduling.py",
+    "bench/test_stream.py",
     "tests/repository/test_plan.py",
     "tests/repository/test_plan_machine.py",
     "tests/repository/test_reconciler_machine.py",

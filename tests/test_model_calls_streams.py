@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,8 @@ async def test_answers_one_by_one(callee: Any, on_loop: bool) -> None:
         await served.is_idle()
 
 
-@both
-async def test_a_reader_that_has_enough(on_loop: bool) -> None:
-    """The called model is closed at its next answer."""
+def endless_model() -> tuple[Callable[[Arrays], Iterator[Any]], threading.Event]:
+    """A streaming model's function that never ends, and what is set when it is closed."""
     closed = threading.Event()
 
     def endless(_: Arrays) -> Iterator[Any]:
@@ -58,6 +57,14 @@ async def test_a_reader_that_has_enough(on_loop: bool) -> None:
                 yield {"y": ints(1)}
         finally:
             closed.set()
+
+    return endless, closed
+
+
+@both
+async def test_a_reader_that_has_enough(on_loop: bool) -> None:
+    """The called model is closed at its next answer."""
+    endless, closed = endless_model()
 
     async def async_outer(inputs: Arrays, call: Call) -> Any:
         async for answer in call.infer_stream("endless", inputs):
@@ -78,14 +85,8 @@ async def test_a_reader_that_has_enough(on_loop: bool) -> None:
 
 @both
 async def test_the_caller_of_a_stream_leaves(on_loop: bool) -> None:
-    closed, begun = threading.Event(), threading.Event()
-
-    def endless(_: Arrays) -> Iterator[Any]:
-        try:
-            while True:
-                yield {"y": ints(1)}
-        finally:
-            closed.set()
+    begun = threading.Event()
+    endless, closed = endless_model()
 
     async def async_outer(inputs: Arrays, call: Call) -> Any:
         async for _ in call.infer_stream("endless", inputs):

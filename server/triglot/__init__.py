@@ -33,7 +33,7 @@ from triglot.core.scheduling import (
     Step,
 )
 from triglot.core.signature import Signature
-from triglot.core.types import TensorSpec
+from triglot.core.types import Answer, TensorSpec
 from triglot.version import __version__
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from triglot.tf_example import parse_examples
 
 __all__ = [
+    "Answer",
     "Call",
     "Cancelled",
     "Code",

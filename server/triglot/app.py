@@ -19,15 +19,20 @@ from triglot.doors import rows
 from triglot.engine.admission import UNLIMITED, Admission, Limits
 from triglot.engine.response_cache import ResponseCache
 from triglot.engine.servable import Servable
+from triglot.engine.starting import start_instances
 from triglot.engine.warm_up import warm_up as run_warm_up
 from triglot.model_calls import ModelCalls
+from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
 from triglot.repository.loader import Adapt, Load
 from triglot.repository.manager import Manager
 from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles
+from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
+from triglot.telemetry.trace_settings import TraceOptions, read_level
+from triglot.telemetry.tracing import Tracer
 from triglot.transports.grpc_server import GrpcServer
 from triglot.transports.http_server import HttpServer
 
@@ -38,7 +43,8 @@ class Server:
     """The server of the models at `paths`, or of `models`; `async with` starts and stops it.
 
     `load` makes models, and `adapt` completes each of them before it is served. `telemetry`: one that somebody
-    else reads or feeds, too. `about`: what grps' clients are told of the server.
+    else reads or feeds, too. `about`: what grps' clients are told of the server. `log_handler` writes the log, if
+    that is the server's business.
 
     Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
     configuration says that this is the end, and `OSError` when a port is taken. The ports are bound last, when
@@ -56,6 +62,7 @@ class Server:
         skip_missing_dependencies: bool = False,
         telemetry: Telemetry | None = None,
         about: str = "",
+        log_handler: logging.Handler | None = None,
     ) -> None:
         if isinstance(paths, str | Path):
             raise TypeError(f"paths: expected a list of paths, got {paths!r}")
@@ -75,7 +82,8 @@ class Server:
             labels_before_load=self.config.labels_before_load,
             adapt=adapt,
         )
-        self.dataplane = DataPlane(self.manager, default_timeout=self.config.default_timeout)
+        self._tracer = Tracer(_trace_options(self.config))
+        self.dataplane = DataPlane(self.manager, default_timeout=self.config.default_timeout, tracer=self._tracer)
         self._admission = Admission(
             Limits(
                 self.config.max_queue_bytes, self.config.max_total_queue_size, self.config.max_total_queue_bytes
@@ -85,7 +93,10 @@ class Server:
         self.telemetry = telemetry or Telemetry()
         self.telemetry.queue_depth = self.dataplane.queue_depth
         self.telemetry.loaded = self.dataplane.loaded
+        self._log_handler = log_handler
+        self._logs: LogSettings | None = None
         self._about = about
+        self._regions = Regions(self.config.shared_memory_prefix, self.config.max_message_size)
         self._ticking: asyncio.Task[None] | None = None
         self._predictions = Predictions(self.dataplane)
         self.grpc_port = 0
@@ -109,6 +120,7 @@ class Server:
                 _check_free(self.config.host, port)
         if self.config.grpc_socket:
             _check_socket(self.config.grpc_socket)
+        self._tracer.check()
         started = time.monotonic()
         self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry).reach
         try:
@@ -126,6 +138,7 @@ class Server:
 
     async def _prepare(self, servable: Servable, files: ModelFiles) -> None:
         """Everything that is done with a version before it takes calls; what warms it up counts nowhere."""
+        await start_instances(servable, self.dataplane.reach)
         if self.config.warm_up:
             await self._warm_up(servable, files)
         if self._admission.limits != UNLIMITED:
@@ -144,7 +157,16 @@ class Server:
 
     async def _open(self) -> None:
         started = time.monotonic()
-        services, routes = rows(self.dataplane, self._predictions, self.telemetry, self.config, self._about)
+        self._logs = LogSettings(
+            self.telemetry.access_log,
+            self._log_handler,
+            file=self.config.log_file,
+            log_format=self.config.log_format,
+            verbose_level=self.config.log_verbose_level,
+        )
+        services, routes = rows(
+            self.dataplane, self._predictions, self.telemetry, self.config, self._about, self._logs, self._regions
+        )
         self._ticking = asyncio.create_task(self.telemetry.run())
         doors = []
         if self.config.grpc_port != NO_PORT or self.config.grpc_socket:
@@ -184,7 +206,11 @@ class Server:
         stops = [server.stop() for server in (self._grpc, self._http) if server is not None]
         self._grpc = self._http = None
         await asyncio.gather(*stops)
+        self._regions.unregister()
         await self.manager.close()
+        await self._tracer.close()
+        if self._logs is not None:
+            self._logs.close()
         if self._ticking is not None:
             self._ticking.cancel()
 
@@ -195,6 +221,16 @@ class Server:
             for name in self.dataplane.model_names()
             if self.dataplane.model_ready(name)
         ]
+
+
+def _trace_options(config: Config) -> TraceOptions:
+    return TraceOptions(
+        config.trace_file,
+        read_level(config.trace_levels),
+        config.trace_rate,
+        config.trace_count,
+        config.trace_log_frequency,
+    )
 
 
 def _counted(count: int, thing: str) -> str:

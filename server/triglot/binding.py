@@ -10,8 +10,14 @@ from triglot.core.errors import Internal
 from triglot.core.request_scheduling import scheduling_of
 from triglot.core.signature import Signature
 from triglot.core.tensor import LONG_BYTES, Array
-from triglot.core.types import InferenceRequest, InferenceResponse
-from triglot.core.validation import InvalidRequest, bind_inputs, bind_outputs, check_requested_outputs
+from triglot.core.types import Answer, InferenceRequest, InferenceResponse
+from triglot.core.validation import (
+    InvalidRequest,
+    bind_inputs,
+    bind_outputs,
+    check_parameters,
+    check_requested_outputs,
+)
 from triglot.engine.servable import Servable
 
 log = logging.getLogger(__name__)
@@ -30,6 +36,7 @@ def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatur
         )
     if request.outputs:
         check_requested_outputs(signature, request)
+        call.requested_outputs = request.outputs
     call.request_id = request.id
     call.parameters = request.parameters
     if request.parameters:
@@ -66,12 +73,19 @@ async def bind(signature: Signature, request: InferenceRequest) -> dict[str, Arr
 def response_of(
     servable: Servable, signature: Signature, request: InferenceRequest, answer: object
 ) -> InferenceResponse:
-    """The model's answer, checked. Raises `Internal` as `bind_outputs`; the log has it, too."""
+    """The model's answer, checked.
+
+    Raises `Internal` as `bind_outputs` and `check_parameters`; the log has it, too.
+    """
     try:
         outputs = bind_outputs(
             signature, answer, request.outputs, servable.name, lenient_shapes=request.lenient_shapes
         )
+        response = InferenceResponse(servable.name, str(servable.version), request.id, outputs)
+        if type(answer) is not dict and isinstance(answer, Answer):
+            response.parameters = check_parameters(answer.parameters, servable.name)
+            response.final = answer.final
     except Internal as error:
         log.error("%s", error.message)
         raise
-    return InferenceResponse(servable.name, str(servable.version), request.id, outputs)
+    return response

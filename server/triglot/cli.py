@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from triglot import grps_cli, tfserving_cli
-from triglot.config import OPTIONS, Config, ConfigError, flag_of, load_config, option_type, unknown, vertex_model
+from triglot.config import OPTIONS, Config, ConfigError, flag_of, option_type, unknown
+from triglot.config_sources import load_config, vertex_model
 from triglot.core.errors import ModelLoadError
 from triglot.hints import hint_lines
 from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles
+from triglot.telemetry.log_settings import formatter
 from triglot.telemetry.store import Telemetry
 from triglot.tfserving_batching import Batching
 from triglot.version import __version__
@@ -150,9 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(unknown(other.split("=")[0], _FLAGS[command]()))
     try:
         start = _STARTS[command](flags, others, os.environ)
-        _set_up_logging(start.config.log_level)
+        handler = _set_up_logging(start.config)
         with start.around():
-            return _run(start)
+            return _run(start, handler)
     except ConfigError as error:
         _print(str(error))
         return WRONG_USE
@@ -212,15 +214,24 @@ _FLAGS = {"serve": _flags, "tfserving": tfserving_cli.flag_names, "grps": grps_c
 _STARTS = {"serve": _start, "tfserving": _start_tfserving, "grps": _start_grps}
 
 
-def _set_up_logging(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+def _set_up_logging(config: Config) -> logging.Handler:
+    """What writes the log. Raises `ConfigError` for a log_file that cannot be written."""
+    try:
+        handler = (
+            logging.FileHandler(config.log_file, encoding="utf-8") if config.log_file else logging.StreamHandler()
+        )
+    except OSError as error:
+        raise ConfigError(f"log_file: cannot write {config.log_file}: {error.strerror}") from None
+    handler.setFormatter(formatter(config.log_format))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     # grpc logs a trace for every client that leaves in the middle of a call.
     logging.getLogger("grpc._cython.cygrpc").addFilter(
-        lambda record: "ExecuteBatchError" not in str(record.msg) or level == "debug"
+        lambda record: "ExecuteBatchError" not in str(record.msg) or config.log_level == "debug"
     )
+    return handler
 
 
-def _run(start: Start) -> int:
+def _run(start: Start, handler: logging.Handler) -> int:
     for warning in start.warnings:
         log.warning("%s", warning)
     try:
@@ -228,13 +239,13 @@ def _run(start: Start) -> int:
             return 0 if start.test() else FAILED
         start.prepare()
         sys.setswitchinterval(SWITCH_SECONDS)
-        return asyncio.run(_serve(start))
+        return asyncio.run(_serve(start, handler))
     except (ModelLoadError, OSError) as error:
         start.fails(str(error))
         return FAILED
 
 
-async def _serve(start: Start) -> int:
+async def _serve(start: Start, handler: logging.Handler) -> int:
     # Here, so that a wrong flag or --help answers at once.
     from triglot.app import Server  # noqa: PLC0415
 
@@ -251,6 +262,7 @@ async def _serve(start: Start) -> int:
         skip_missing_dependencies=start.skip_missing_dependencies,
         telemetry=start.telemetry,
         about=start.about,
+        log_handler=handler,
     )
     if not await _unless_signalled(server.start(), signals):
         return _leave("stopped while loading")

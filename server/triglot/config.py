@@ -1,24 +1,15 @@
-"""The server's options, each written once: flags, environment names and the TOML keys derive from the fields.
-
-A later source wins: defaults, the TOML file, what Vertex AI sets, `TRIGLOT_*` variables, flags.
-"""
+"""The server's options, each written once: flags, environment names and the TOML keys derive from the fields."""
 
 from __future__ import annotations
 
 import difflib
-import re
 import sys
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 ENVIRONMENT_PREFIX = "TRIGLOT_"
-# What Vertex AI sets for a custom container (tfs 7.7), besides AIP_STORAGE_URI.
-VERTEX = {"AIP_HTTP_PORT": "rest_port", "AIP_PREDICT_ROUTE": "predict_route", "AIP_HEALTH_ROUTE": "health_route"}
 ANY_HOST = "0.0.0.0"
-SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?")
 
 
 class ConfigError(ValueError):
@@ -40,6 +31,8 @@ def _option(
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PROTOCOLS = ("kserve", "tfserving", "grps")
+TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
+MOST_TRACES = 2**31 - 1
 CONTROL_MODES = ("none", "poll", "explicit")
 POLL_SECONDS = 5.0
 STREAMING_MODES = ("query_param", "header_param", "body_param")
@@ -148,15 +141,33 @@ class Config:
     response_cache_bytes: int = _option(
         0, "bytes of answers to keep for equal requests to models that allow it; 0 keeps none"
     )
+    shared_memory_prefix: str = _option(
+        "",
+        "what the keys of shared memory that clients may register begin with; / allows all keys, and without one "
+        "there is no shared memory",
+        start="/",
+    )
     drain_delay: float = _option(5.0, "seconds between not-ready and closing the listeners on SIGTERM")
     grace: float = _option(20.0, "seconds that running calls have to finish when the server stops")
     exit_on_load_error: bool = _option(True, "end when a model cannot be loaded, instead of staying not ready")
+    trace_file: str = _option("", "file that traces of single requests are written to; without one there are none")
+    trace_level: str = _option(
+        "OFF", f"what traces tell of a request: OFF for no traces, or of {', '.join(TRACE_LEVELS)}, with commas"
+    )
+    trace_rate: int = _option(1000, "one of so many requests is traced", least=1, most=MOST_TRACES)
+    trace_count: int = _option(-1, "requests to trace in all; -1 sets no limit", least=-1, most=MOST_TRACES)
+    trace_log_frequency: int = _option(
+        0, "traces in one file, trace_file with .0, .1 and so on; 0 writes all to trace_file", most=MOST_TRACES
+    )
     log_level: str = _option("info", "debug, info, warning or error", choices=LOG_LEVELS)
+    log_verbose_level: int = _option(0, "from 1 on, a line for each request in the log", most=2**32 - 1)
+    log_format: str = _option("default", "time in the log: default or ISO8601", choices=("default", "ISO8601"))
+    log_file: str = _option("", "file for the log, in place of the standard error")
 
     def __post_init__(self) -> None:
         for name in OPTIONS:
             value, expected = getattr(self, name), option_type(name)
-            if not _is_of(value, expected):
+            if not is_of(value, expected):
                 raise ConfigError(f"{name}: expected {expected.__name__}, got {value!r}")
             check_option(name, value, name)
         if self.grpc_port == self.rest_port > 0:
@@ -178,6 +189,17 @@ class Config:
                 raise ConfigError(
                     f"protocols: {unknown(name, PROTOCOLS, 'protocol')}; there are {', '.join(PROTOCOLS)}"
                 )
+
+        for name in self.trace_levels:
+            if name not in TRACE_LEVELS:
+                raise ConfigError(f"trace_level: expected OFF, or of {', '.join(TRACE_LEVELS)}, got {name!r}")
+            if not self.trace_file:
+                raise ConfigError(f"trace_level: {name} needs a trace_file to write traces to")
+
+    @property
+    def trace_levels(self) -> tuple[str, ...]:
+        """The parts of `trace_level`, in their order."""
+        return () if self.trace_level == "OFF" else tuple(name.strip() for name in self.trace_level.split(","))
 
     @property
     def protocol_names(self) -> frozenset[str]:
@@ -221,102 +243,14 @@ def check_option(name: str, value: Any, source: str) -> None:
         raise ConfigError(f"{source}: expected {bound}, got {value}")
 
 
-def load_config(
-    file: Path | None,
-    environment: Mapping[str, str],
-    flags: Mapping[str, Any],
-    defaults: Mapping[str, Any] | None = None,
-) -> Config:
-    """The options from all sources; `defaults` take the place of ours.
-
-    Raises `ConfigError`, which names the source.
-    """
-    values: dict[str, Any] = dict(defaults or {})
-    if file is not None:
-        values |= _from_toml(file)
-    values |= _from_vertex(environment) | _from_environment(environment)
-    for name, value in flags.items():
-        check_option(name, value, flag_of(name))
-    return Config(**values | dict(flags))
-
-
 def flag_of(name: str) -> str:
     """An option's flag."""
     return f"--{name.replace('_', '-')}"
 
 
-def _from_toml(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as opened:
-            table = tomllib.load(opened)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: {error}") from None
-    for name, value in table.items():
-        if name not in OPTIONS:
-            raise ConfigError(f"{file}: {unknown(name, OPTIONS)}")
-        expected = option_type(name)
-        if not _is_of(value, expected):
-            raise ConfigError(f"{file}: {name}: expected {expected.__name__}, got {value!r}")
-        check_option(name, value, f"{file}: {name}")
-    return table
-
-
-def _is_of(value: object, expected: type) -> bool:
+def is_of(value: object, expected: type) -> bool:
+    """Whether an option of the expected type can have this value."""
     return type(value) is expected or (expected is float and type(value) is int)
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    names = {ENVIRONMENT_PREFIX + name.upper(): name for name in OPTIONS}
-    values: dict[str, Any] = {}
-    for variable, text in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX) and not _is_service_link(variable, text):
-            if variable not in names:
-                raise ConfigError(unknown(variable, names))
-            name = names[variable]
-            values[name] = _parse(variable, text, option_type(name))
-            check_option(name, values[name], variable)
-    return values
-
-
-def _from_vertex(environment: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for variable, name in VERTEX.items():
-        if text := environment.get(variable):
-            values[name] = _parse(variable, text, option_type(name))
-            check_option(name, values[name], variable)
-    return {"host": ANY_HOST} | values if values else {}
-
-
-def vertex_model(environment: Mapping[str, str]) -> Path | None:
-    """The folder that Vertex AI's AIP_STORAGE_URI names, where Vertex AI set one.
-
-    Raises `ConfigError` for one that is not on this machine.
-    """
-    uri = environment.get("AIP_STORAGE_URI")
-    if not uri or not any(environment.get(variable) for variable in VERTEX):
-        return None
-    if not Path(uri).is_dir():
-        raise ConfigError(
-            f"AIP_STORAGE_URI: expected a folder of this machine, got {uri!r}: copy the model into one first, "
-            "and name it as PATH"
-        )
-    return Path(uri)
-
-
-def _is_service_link(variable: str, text: str) -> bool:
-    """Whether Kubernetes set the variable, for a Service whose name begins with ours."""
-    return text.startswith(("tcp://", "udp://", "sctp://")) or SERVICE_LINK.fullmatch(variable) is not None
-
-
-def _parse(source: str, text: str, expected: type) -> Any:
-    if expected is bool:
-        if text.lower() not in ("true", "false"):
-            raise ConfigError(f"{source}: expected true or false, got {text!r}")
-        return text.lower() == "true"
-    try:
-        return expected(text)
-    except ValueError:
-        raise ConfigError(f"{source}: expected {expected.__name__}, got {text!r}") from None
 
 
 def unknown(name: str, known: Iterable[str], kind: str = "option") -> str:

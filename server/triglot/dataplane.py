@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
 from triglot.binding import admit, bind, response_of
@@ -15,16 +16,14 @@ from triglot.core.errors import Internal, ServingError, Unavailable, Unimplement
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
-from triglot.core.validation import (
-    bind_inputs,
-    check_shapes,
-)
-from triglot.engine.response_cache import Shelf
+from triglot.core.validation import bind_inputs, check_shapes
 from triglot.engine.servable import Servable
+from triglot.repository.completed_config import Loaded
 from triglot.repository.manager import Manager
 from triglot.repository.plan import Version
 from triglot.repository.sequences import SequenceRoutes
 from triglot.repository.settings import ModelSettings
+from triglot.telemetry.tracing import Tracer
 
 T = TypeVar("T")
 
@@ -50,9 +49,10 @@ class ModelMetadata:
 class DataPlane:
     """Finds the servable, validates the request against its signature, runs it, checks what it answers."""
 
-    def __init__(self, manager: Manager, *, default_timeout: float = 0.0) -> None:
+    def __init__(self, manager: Manager, *, default_timeout: float = 0.0, tracer: Tracer | None = None) -> None:
         self.reach: Reach = no_models
         """What `Call.infer` does; see `ModelCalls`."""
+        self.tracer = tracer or Tracer()
         self._manager = manager
         self._sequences = SequenceRoutes(manager)
         self._default_timeout = default_timeout
@@ -90,36 +90,23 @@ class DataPlane:
 
     async def infer_on(self, servable: Servable, request: InferenceRequest, call: Call) -> InferenceResponse:
         """As `infer`, on a version that the caller holds a lease of."""
+        if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
+            return await trace.one(self.infer_on(servable, request, call))
         self._begin(servable, call)
         if servable.decoupled:
             raise Decoupled("the model answers with a stream of responses")
         signature = admit(servable, request, call)
+        began = perf_counter()
         inputs = (
             await self._bound(servable, signature, request, call)
             if signature.takes_bytes or servable.sequences is not None
             else bind_inputs(signature, request)
         )
+        call.input_seconds += perf_counter() - began
         if servable.answers is not None:
-            return await self._kept_or_new(servable.answers, servable, signature, request, inputs, call)
+            new = partial(self._new, servable, signature, request, inputs, call)
+            return await servable.answers.kept_or(new, inputs, request, call)
         return await self._new(servable, signature, request, inputs, call)
-
-    async def _kept_or_new(
-        self,
-        answers: Shelf,
-        servable: Servable,
-        signature: Signature,
-        request: InferenceRequest,
-        inputs: dict[str, Array],
-        call: Call,
-    ) -> InferenceResponse:
-        """An equal request's answer, or one that is kept for the next."""
-        key = await answers.key(inputs, call, request.outputs, lenient_shapes=request.lenient_shapes)
-        kept = answers.find(key)
-        if kept is not None:
-            return InferenceResponse(servable.name, str(servable.version), request.id, kept)
-        response = await self._new(servable, signature, request, inputs, call)
-        await answers.keep(key, response.outputs)
-        return response
 
     async def _new(
         self,
@@ -137,7 +124,10 @@ class DataPlane:
             if request.lenient_shapes:
                 check_shapes(signature, request)
             raise
-        return response_of(servable, signature, request, answer)
+        answered = perf_counter()
+        response = response_of(servable, signature, request, answer)
+        call.output_seconds += perf_counter() - answered
+        return response
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
@@ -154,22 +144,30 @@ class DataPlane:
 
         A model that is not decoupled gives one answer.
         """
+        if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
+            return await trace.opened(self.infer_stream_on(servable, request, call))
         self._begin(servable, call)
         signature = admit(servable, request, call)
+        began = perf_counter()
         inputs = (
             await self._bound(servable, signature, request, call)
             if signature.takes_bytes or servable.sequences is not None
             else bind_inputs(signature, request)
         )
+        call.input_seconds += perf_counter() - began
         return servable.stream(inputs, call, partial(response_of, servable, signature, request))
 
     async def exchange_on(self, servable: Servable, call: Call) -> Any:
         """What a model that takes messages answers to `call.exchange`. Raises `ServingError`."""
+        if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call)):
+            return await trace.one(self.exchange_on(servable, call))
         self._begin(servable, call)
         return await servable.infer({}, call)
 
     def exchange_stream_on(self, servable: Servable, call: Call) -> AsyncGenerator[Any, None]:
         """What such a model answers with, one by one. Closing the generator stops the model."""
+        if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call)):
+            return trace.each(self.exchange_stream_on(servable, call))
         self._begin(servable, call)
         return servable.stream({}, call)
 
@@ -191,6 +189,8 @@ class DataPlane:
     def _begin(self, servable: Servable, call: Call) -> None:
         """The call learns where it goes, for the telemetry, and when it ends at the latest."""
         call.model_name, call.model_version = servable.name, servable.version
+        if call.counted:
+            call.statistics = servable.statistics
         if call.reach is no_models:  # Else a model calls, which knows who called it.
             call.reach = self.reach
         # A warm-up may take as long as it takes; what a model asks of another ends with its own call.
@@ -211,6 +211,10 @@ class DataPlane:
             servable.model.speaks_json,
             servable.sequences is not None,
         )
+
+    def loaded_from(self, name: str, version: str = "") -> Loaded:
+        """What a version is made of, for its configuration. Raises as `metadata`."""
+        return self._manager.loaded(self._manager.servable(name, version))
 
     def decoupled(self, name: str, version: str = "") -> bool:
         """Whether the model answers with a stream. Raises as `metadata`."""

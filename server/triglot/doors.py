@@ -17,8 +17,15 @@ from triglot.protocols.grps.metadata import server_text
 from triglot.protocols.grps.routes import HttpRules, grps_routes
 from triglot.protocols.grps.service import Grps
 from triglot.protocols.kserve.extension import Extension
+from triglot.protocols.kserve.generate import Generate
+from triglot.protocols.kserve.log_settings import LogSetting
+from triglot.protocols.kserve.model_config import ModelConfigs
+from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.kserve.routes import kserve_routes
 from triglot.protocols.kserve.service import KServe
+from triglot.protocols.kserve.shared_memory import CudaSharedMemory, SystemSharedMemory
+from triglot.protocols.kserve.statistics import ModelStatistics
+from triglot.protocols.kserve.trace_settings import TraceSetting
 from triglot.protocols.monitor.routes import METRICS, monitor_routes, page_route
 from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes, vertex_routes
 from triglot.protocols.tfserving.metrics import metrics_route
@@ -26,6 +33,7 @@ from triglot.protocols.tfserving.models import Models
 from triglot.protocols.tfserving.routes import RestApi, not_found_route, tfserving_routes
 from triglot.protocols.tfserving.rows import tfserving_services
 from triglot.protocols.tfserving.service import Predictions
+from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
 
 ALIVE = HttpResponse(b'{"status": "alive"}')
@@ -33,18 +41,29 @@ Rows = tuple[list[Service], list[Route]]
 
 
 def rows(
-    dataplane: DataPlane, predictions: Predictions, telemetry: Telemetry, config: Config, about: str = ""
+    dataplane: DataPlane,
+    predictions: Predictions,
+    telemetry: Telemetry,
+    config: Config,
+    about: str = "",
+    logs: LogSettings | None = None,
+    regions: Regions | None = None,
 ) -> Rows:
     """The gRPC services and the REST routes, health and reflection among them.
 
-    `about` is the text of grps' ServerMetadata; without one it is made.
+    `about` is the text of grps' ServerMetadata; without one it is made. `regions`: without them shared memory is
+    not open.
     """
+    regions = regions or Regions()
     served = config.protocol_names
     services: list[Service] = []
     routes: list[Route] = []
     health_names: list[str] = []
     if "kserve" in served:
-        kserve = KServe(dataplane, config.server_name, telemetry, _extensions(dataplane, telemetry, config))
+        logs = logs or LogSettings(telemetry.access_log)
+        extensions = _extensions(dataplane, telemetry, config, logs)
+        extensions += [SystemSharedMemory(regions), CudaSharedMemory()]
+        kserve = KServe(dataplane, config.server_name, telemetry, extensions, regions)
         services.append(kserve.grpc_service())
         routes += _of("kserve", kserve_routes(kserve))
     if "tfserving" in served:
@@ -73,9 +92,15 @@ def _first_of_each(routes: list[Route]) -> list[Route]:
     return list(firsts.values())
 
 
-def _extensions(dataplane: DataPlane, telemetry: Telemetry, config: Config) -> list[Extension]:
+def _extensions(dataplane: DataPlane, telemetry: Telemetry, config: Config, logs: LogSettings) -> list[Extension]:
     """Triton's extensions of KServe V2."""
-    return []
+    return [
+        ModelConfigs(dataplane),
+        ModelStatistics(dataplane),
+        Generate(dataplane),
+        TraceSetting(dataplane),
+        LogSetting(logs),
+    ]
 
 
 def _of(protocol: str, routes: list[Route]) -> list[Route]:

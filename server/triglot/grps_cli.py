@@ -27,7 +27,8 @@ from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.server_settings import ServerSettings, read_server
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings, read_project
 from triglot.backends.grps.unit_test import DEFAULT_TEST, run_unittest
-from triglot.config import LOG_LEVELS, NO_PORT, OPTIONS, Config, ConfigError, load_config
+from triglot.config import LOG_LEVELS, NO_PORT, OPTIONS, Config, ConfigError
+from triglot.config_sources import load_config
 from triglot.core.errors import ModelLoadError
 from triglot.repository.settings import NAME
 from triglot.repository.source import LAST_VERSION, ModelFiles

@@ -10,29 +10,27 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
-
-from triglot.core.call import Call, ModelCall
+from triglot.core.call import Call, ModelCall, ModelTask, Reach
 from triglot.core.errors import (
     Cancelled,
     Code,
     FailedPrecondition,
-    InvalidArgument,
+    NotFound,
     QueueFull,
     ServingError,
     Unavailable,
     outcome,
 )
-from triglot.core.tensor import Array, bytes_elements, datatype_of, native, object_array
-from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor
+from triglot.core.tensor import Array
 from triglot.dataplane import DataPlane
 from triglot.engine.queue import RETRY_AFTER_SECONDS
 from triglot.engine.servable import Servable
+from triglot.model_tensors import arrays_of, request_of
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry
 
@@ -40,8 +38,6 @@ T = TypeVar("T")
 
 MAX_DEPTH = 16
 """Models that may call each other in a row."""
-LONG_TEXTS = 4096
-"""BYTES tensors of so many elements and more are looked at on a thread."""
 STOPPED = "the server has stopped"
 
 
@@ -61,8 +57,13 @@ class _Link:
         self.waits = False
         self.depth: int = 1 if before is None else before.depth + 1
 
-    def __call__(self, call: Call, wanted: ModelCall) -> Any:
+    def __call__(self, call: Call, wanted: ModelCall | ModelTask) -> Any:
         return self.calls.run(call, wanted, self)
+
+    @property
+    def apart(self) -> Reach:
+        """What `reach` is where the model calls on behalf of no request."""
+        return self.calls.reach
 
     def chain(self) -> list[_Link]:
         """All that it is made on behalf of, itself first."""
@@ -95,13 +96,16 @@ class ModelCalls:
             self._one = telemetry.endpoint("internal", "MODEL", "infer", inference=True, internal=True)
             self._streamed = telemetry.endpoint("internal", "MODEL", "infer_stream", inference=True, internal=True)
 
-    def reach(self, call: Call, wanted: ModelCall) -> Any:
+    def reach(self, call: Call, wanted: ModelCall | ModelTask) -> Any:
         """What `Call.infer` and `Call.infer_stream` give to the code that a client's call runs."""
         return self.run(call, wanted, None)
 
-    def run(self, parent: Call, wanted: ModelCall, before: _Link | None) -> Any:
+    def run(self, parent: Call, wanted: ModelCall | ModelTask, before: _Link | None) -> Any:
         """On the loop a task, or an async iterator; on other threads what becomes of it."""
         on_loop = threading.get_ident() == self._thread
+        if isinstance(wanted, ModelTask):
+            done = self._done(wanted)
+            return self._loop.create_task(done) if on_loop else self._wait(done)
         link = _Link(self, (parent.model_name, parent.model_version), before)
         if wanted.stream:
             answers = self._stream(parent, wanted, link)
@@ -143,26 +147,37 @@ class ModelCalls:
 
     # --- on the loop ---
 
+    async def _done(self, task: ModelTask) -> bool:
+        """Whether the model is ready after it. Raises `ServingError` as a client would get it."""
+        if task.action == "load":
+            await self._dataplane.load_model(task.model, task.config)
+        elif task.action == "unload":
+            self._dataplane.unload_model(task.model, dependents=task.dependents)
+        try:
+            return self._dataplane.model_ready(task.model, task.version)
+        except NotFound:
+            return False
+
     async def _infer(self, parent: Call, wanted: ModelCall, link: _Link) -> dict[str, Array]:
         child = _child(parent, wanted, link)
         with _observed(self._one, child), _naming(wanted.model), _following(parent):
-            request = await _request(parent, wanted)
+            request = await request_of(parent, wanted)
             servable = self._dataplane.servable_of(request)
             with servable, self._holding(link, servable):
-                return _arrays(await self._dataplane.infer_on(servable, request, child))
+                return arrays_of(await self._dataplane.infer_on(servable, request, child))
 
     async def _stream(
         self, parent: Call, wanted: ModelCall, link: _Link
     ) -> AsyncGenerator[dict[str, Array], None]:
         child = _child(parent, wanted, link)
         with _observed(self._streamed, child), _naming(wanted.model):
-            request = await _request(parent, wanted)
+            request = await request_of(parent, wanted)
             servable = self._dataplane.servable_of(request)
             with servable, self._holding(link, servable):
                 responses = await self._dataplane.infer_stream_on(servable, request, child)
                 async with aclosing(responses):
                     async for response in responses:
-                        yield _arrays(response)
+                        yield arrays_of(response)
 
     @contextmanager
     def _holding(self, link: _Link, servable: Servable) -> Iterator[None]:
@@ -260,6 +275,8 @@ def _child(parent: Call, wanted: ModelCall, link: _Link) -> Call:
     child.reach = link
     child.model_name = wanted.model
     child.scheduling = parent.scheduling
+    # Of several that are executed together, one may be traced.
+    child.trace = next((one.trace for one in parent.members if one.trace is not None), None)
     return child
 
 
@@ -289,57 +306,3 @@ def _naming(model: object) -> Iterator[None]:
         if f"'{model}'" not in error.message and f"{model} version " not in error.message:
             error.message = f"model '{model}': {error.message}"
         raise
-
-
-# --- arrays and tensors ---
-
-
-async def _request(parent: Call, wanted: ModelCall) -> InferenceRequest:
-    """Raises `InvalidArgument` for what can be no input."""
-    if not isinstance(wanted.inputs, Mapping):
-        raise InvalidArgument(f"inputs: expected a dict of arrays by name, got {type(wanted.inputs).__name__}")
-    arrays = {name: _array(name, value) for name, value in wanted.inputs.items()}
-    texts = sum([array.size for array in arrays.values() if array.dtype.kind in "OSUT"])
-
-    def tensors() -> list[InputTensor]:
-        return [_tensor(name, array) for name, array in arrays.items()]
-
-    return InferenceRequest(
-        wanted.model,
-        str(wanted.version or ""),
-        parent.request_id,
-        await asyncio.to_thread(tensors) if texts >= LONG_TEXTS else tensors(),
-        tuple(wanted.outputs),
-        dict(parent.parameters if wanted.parameters is None else wanted.parameters),
-        wanted.signature_name,
-    )
-
-
-def _array(name: object, value: Any) -> Array:
-    if not isinstance(name, str):
-        raise InvalidArgument(f"inputs: expected names, got {name!r}")
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"input '{name}': expected an array: {error}") from None
-
-
-def _tensor(name: str, array: Array) -> InputTensor:
-    """The array as a flat one: a view, unless its elements lie otherwise than a client's would."""
-    try:
-        datatype = datatype_of(array)
-    except TypeError as error:
-        raise InvalidArgument(f"input '{name}': {error}") from None
-    array = _texts(array) if datatype == "BYTES" else native(array)
-    return InputTensor(name, datatype, array.shape, array.reshape(-1))
-
-
-def _texts(array: Array) -> Array:
-    """The BYTES elements as `bytes`: itself where they are that already."""
-    if array.dtype.hasobject and all(type(item) is bytes for item in array.flat):
-        return array
-    return object_array(bytes_elements(array), array.shape)
-
-
-def _arrays(response: InferenceResponse) -> dict[str, Array]:
-    return {output.name: output.array for output in response.outputs}

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triglot.config import ANY_HOST, NO_PORT, Config, ConfigError, check_option, load_config
+from triglot.config import ANY_HOST, NO_PORT, Config, ConfigError, check_option
+from triglot.config_sources import load_config
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ServingError
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.pb.tfserving import option_files_pb2

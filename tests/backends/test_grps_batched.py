@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grps_batches import NEVER, ODD, SINGLE
 from grps_folders import IMPORTS, PATIENCE, batched, entry, own_module, write_project
 from grps_served import PREDICT, SERVICE, Served, served
 
@@ -16,8 +17,6 @@ from served_models import until
 from triglot.backends.grps.settings import ProjectSettings
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 
-NEVER = 10_000_000
-"""Microseconds of a window that no test waits for: the batch fills up before."""
 SIZES = """
 class Sizes(Base):
     def infer(self, inp, context):
@@ -162,34 +161,6 @@ converter_register.register("numbers", Numbers())
         assert await told(server, "1", "x") == ["ValueError: invalid literal for int() with base 10: 'x'"] * 2
 
 
-ODD = """
-class Odd(Base):
-    def infer(self, inp, context):
-        raise AssertionError
-
-    def batch_infer(self, inps, contexts):
-        texts = [inp.str_data for inp in inps]
-        for text, context in zip(texts, contexts):
-            if text.startswith("err"):
-                context.set_err_msg(text)
-            if text == "raise":
-                raise ValueError("boom")
-            if text == "exit":
-                raise SystemExit("gone")
-        outs = [GrpsMessage(str_data=f"{text}@{len(texts)}") for text in texts]
-        if "more" in texts:
-            outs.append(GrpsMessage())
-        if "none" in texts:
-            return None
-        if "fewer" in texts:
-            return outs[: len(outs) // 2]
-        return tuple(outs)
-
-
-inferer_register.register("inferer", Odd())
-"""
-
-
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
@@ -211,15 +182,7 @@ async def test_what_members_are_told(tmp_path: Path, texts: Sequence[str], expec
 
 
 async def test_without_batch_methods(tmp_path: Path) -> None:
-    code = """
-class Single(Base):
-    def infer(self, inp, context):
-        return inp
-
-
-inferer_register.register("inferer", Single())
-"""
-    async with served(project(tmp_path, code, 1)) as server:
+    async with served(project(tmp_path, SINGLE, 1)) as server:
         assert await told(server, "a") == [
             "NotImplementedError: Single has no batch_infer, which dynamic batching needs"
         ]

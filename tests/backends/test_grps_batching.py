@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grps_batches import NEVER, ODD, SINGLE
 from grps_folders import (
     IMPORTS,
     PATIENCE,
@@ -25,9 +26,6 @@ from triglot.backends.grps.settings import ProjectSettings
 from triglot.core.errors import Cancelled, DeadlineExceeded, Internal
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 
-NEVER = 10_000_000
-"""Microseconds of a window that no test waits for: the batch fills up before."""
-
 SIZES = """
 class Sizes(Base):
     def infer(self, inp, context):
@@ -39,30 +37,6 @@ class Sizes(Base):
 
 
 inferer_register.register("inferer", Sizes())
-"""
-ODD = """
-class Odd(Base):
-    def infer(self, inp, context):
-        raise AssertionError
-
-    def batch_infer(self, inps, contexts):
-        texts = [inp.str_data for inp in inps]
-        for text, context in zip(texts, contexts):
-            if text.startswith("err"):
-                context.set_err_msg(text)
-            if text == "raise":
-                raise ValueError("boom")
-        outs = [GrpsMessage(str_data=f"{text}@{len(texts)}") for text in texts]
-        if "more" in texts:
-            outs.append(GrpsMessage())
-        if "none" in texts:
-            return None
-        if "fewer" in texts:
-            return outs[: len(outs) // 2]
-        return tuple(outs)
-
-
-inferer_register.register("inferer", Odd())
 """
 
 
@@ -208,15 +182,7 @@ def test_fewer_outputs_than_members(tmp_path: Path) -> None:
 
 
 def test_without_batch_methods(tmp_path: Path) -> None:
-    code = """
-class Single(Base):
-    def infer(self, inp, context):
-        return inp
-
-
-inferer_register.register("inferer", Single())
-"""
-    with one(tmp_path, code, 1) as model:
+    with one(tmp_path, SINGLE, 1) as model:
         text = "NotImplementedError: Single has no batch_infer, which dynamic batching needs"
         assert told(texts_of(model, "a")) == [text]
 

@@ -13,7 +13,7 @@ from triglot import backends
 from triglot.core.errors import MissingDependency
 
 FOLDER = Path(__file__).parent
-FILES = sorted({*FOLDER.glob("test_torch_*.py")} - {Path(__file__)})
+FILES = sorted({*FOLDER.glob("test_torch_*.py"), FOLDER / "test_triton_python_torch.py"} - {Path(__file__)})
 
 without_torch = pytest.mark.skipif(find_spec("torch") is not None, reason="this environment has torch")
 

@@ -176,6 +176,34 @@ def test_with_a_max_batch_size_dims_leave_the_batch_out() -> None:
     )
 
 
+@pytest.mark.parametrize("largest", [0, 8])
+def test_what_is_left_out_of_a_tensor_is_the_models(largest: int) -> None:
+    model = Pair()
+    before = signature_of(model)
+    names = [TensorConfig("names", "BYTES", None), TensorConfig("x", "", [3] if largest else [-1, 3])]
+    outputs = [TensorConfig("y", "", None), TensorConfig("z", "", [2])]
+    configure(model, ModelConfig(max_batch_size=largest, inputs=names, outputs=outputs))
+    after = signature_of(model)
+    assert (after.inputs, after.outputs[0]) == (before.inputs, before.outputs[0])
+
+
+def test_dims_that_nobody_says() -> None:
+    model = model_of([TensorSpec("x", "FP32", None)])
+    assert wrong(model, ModelConfig(max_batch_size=8, inputs=[TensorConfig("x", "FP32", None)])) == (
+        "max_batch_size: the configuration says 8, so every shape must begin with -1 (the batch), the model's "
+        "input 'x' has any"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tensor", "key"), [(TensorConfig("x", "", [2]), "data_type"), (TensorConfig("x", "INT8", None), "dims")]
+)
+def test_a_model_that_declares_nothing_needs_all_of_a_tensor(tensor: TensorConfig, key: str) -> None:
+    assert wrong(Echo(), ModelConfig(inputs=[TensorConfig("w", "INT8", [1]), tensor])) == (
+        f"input[1].{key}: expected a value, the model does not say it either; got none"
+    )
+
+
 @pytest.mark.parametrize("name", [DEFAULT_SIGNATURE, "predict"])
 def test_the_default_signature_is_narrowed_and_the_others_stay(name: str) -> None:
     specs = [TensorSpec("x", "FP32", [-1])]

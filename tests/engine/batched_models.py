@@ -25,32 +25,37 @@ def rows(*values: float, width: int = 1, dtype: str = "f4") -> dict[str, Array]:
     return {"x": np.repeat(np.array(values, dtype)[:, None], width, axis=1)}
 
 
-class Batched(Model):
-    """Blocks in `infer` until the test opens `gate`, and then answers with `answer(inputs)`.
-
-    `batches` are the first values of each row of each execution.
-    """
+class Joining(Model):
+    """A model whose requests are joined; `batches` are the first values of each row of each execution."""
 
     inputs = [TensorSpec("x", "FP32", [-1, -1])]
     outputs = [TensorSpec("y", "FP32", [-1, -1])]
 
     def __init__(
-        self,
-        batching: DynamicBatching | None = None,
-        *,
-        max_batch_size: int = 8,
-        instances: int = 1,
-        open_gate: bool = True,
-        answer: Callable[[Inputs], Any] = lambda inputs: {"y": inputs["x"] * 2},
+        self, batching: DynamicBatching | None = None, *, max_batch_size: int = 8, instances: int = 1
     ) -> None:
         self.dynamic_batching = batching or DynamicBatching()
         self.max_batch_size = max_batch_size
         self.instances = instances
+        self.batches: list[list[float]] = []
+
+
+class Batched(Joining):
+    """Blocks in `infer` until the test opens `gate`, and then answers with `answer(inputs)`."""
+
+    def __init__(
+        self,
+        batching: DynamicBatching | None = None,
+        *,
+        open_gate: bool = True,
+        answer: Callable[[Inputs], Any] = lambda inputs: {"y": inputs["x"] * 2},
+        **limits: int,
+    ) -> None:
+        super().__init__(batching, **limits)
         self.gate = threading.Event()
         if open_gate:
             self.gate.set()
         self.entered = threading.Semaphore(0)
-        self.batches: list[list[float]] = []
         self.calls: list[Call] = []
         self.seen: list[Array] = []
         self.answer = answer

@@ -9,34 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from batched_models import FOREVER, Inputs, Site, first_values, rows
+from batched_models import FOREVER, Inputs, Joining, Site, first_values, rows
 
-from triglot import Call, InvalidArgument, Model, TensorSpec
+from triglot import Call, InvalidArgument
 from triglot.core.errors import DeadlineExceeded, Internal, QueueFull, Unavailable
 from triglot.core.scheduling import DynamicBatching, QueuePolicy
 
 
-class OnLoop(Model):
+class OnLoop(Joining):
     """Waits for `gate` in `infer`; a row of -1 fails the batch."""
 
-    inputs = [TensorSpec("x", "FP32", [-1, -1])]
-    outputs = [TensorSpec("y", "FP32", [-1, -1])]
-
-    def __init__(
-        self,
-        batching: DynamicBatching | None = None,
-        *,
-        max_batch_size: int = 8,
-        instances: int = 1,
-        open_gate: bool = True,
-    ) -> None:
-        self.dynamic_batching = batching or DynamicBatching()
-        self.max_batch_size = max_batch_size
-        self.instances = instances
+    def __init__(self, batching: DynamicBatching | None = None, *, open_gate: bool = True, **limits: int) -> None:
+        super().__init__(batching, **limits)
         self.gate = asyncio.Event()
         if open_gate:
             self.gate.set()
-        self.batches: list[list[float]] = []
         self.running = self.most_running = self.cancelled = 0
         self.threads: set[int] = set()
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +162,22 @@ class Other:
 
     def __init__(self) -> None:
         self.closed = False
+        self.loop = threading.get_ident()
 
     def __call__(self, call: Call, wanted: ModelCall) -> Any:
+        if threading.get_ident() != self.loop:
+            return self.answer(call, wanted)
+        return self.streamed(wanted) if wanted.stream else self.awaited(call, wanted)
+
+    async def awaited(self, call: Call, wanted: ModelCall) -> Any:
+        return self.answer(call, wanted)
+
+    async def streamed(self, wanted: ModelCall) -> AsyncIterator[Any]:
+        with closing(self.counted(wanted.inputs["x"])) as answers:
+            for answer in answers:
+                yield answer
+
+    def answer(self, call: Call, wanted: ModelCall) -> Any:
         x = wanted.inputs["x"]
         if wanted.model != "double":
             raise ServingError(f"no model {wanted.model}", code=Code.NOT_FOUND)

@@ -14,7 +14,7 @@ from told_models import PLAIN, SECONDS, children, load, told, write_told
 from triglot import Model, ModelLoadError, TensorSpec, backends
 from triglot.core.errors import MissingDependency
 from triglot.core.model_config import ModelConfig
-from triglot.engine.processes.remote_model import Loading
+from triglot.engine.processes.loading import Loading
 from triglot.repository.loader import Loader
 from triglot.repository.source import ModelFiles
 
@@ -112,10 +112,6 @@ async def test_a_load_that_is_given_up_ends_at_once(tmp_path: Path, instance: in
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        (
-            "Told.infer_batch = lambda self, inputs, calls: []\n",
-            "expected 'thread' for a model with an infer_batch",
-        ),
         ("Told.takes_messages = True\n", "expected 'thread' for a model that takes whole messages"),
         ("Told.example = {'x': object()}\n", "example: a value of object cannot be handed over"),
     ],

@@ -15,7 +15,8 @@ from triglot import Call, backends
 from triglot.core.configure import configure
 from triglot.core.model_config import NO_CONFIG, ModelConfig
 from triglot.engine.processes.care import Care
-from triglot.engine.processes.remote_model import Loading, RemoteModel
+from triglot.engine.processes.loading import Loading
+from triglot.engine.processes.remote_model import RemoteModel
 from triglot.engine.servable import Servable
 
 SECONDS = 60

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from wire_bytes import PADDING, field, fixed32_field, packed, varint_field
 
-from triglot.core.errors import InvalidArgument, NotFound, ServingError, Unimplemented
+from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.tensor import DATATYPES, Array, datatype_of, object_array, pack_bytes
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
@@ -166,21 +166,6 @@ def test_unknown_parameters_of_tensors_are_ignored() -> None:
     message.inputs[0].parameters["content_type"].string_param = "np"
     message.outputs[0].parameters["binary_data"].bool_param = True
     assert decode_infer(message.SerializeToString()).outputs == ["y"]
-
-
-def test_tensor_parameters_that_need_what_is_not_there() -> None:
-    region = {
-        "shared_memory_region": Parameter(string_param="r"),
-        "shared_memory_byte_size": Parameter(int64_param=8),
-    }
-    message = pb.ModelInferRequest(inputs=[{"name": "x", "parameters": region}])
-    assert refusal(message.SerializeToString(), NotFound) == "Unable to find shared memory region: 'r'"
-    message = pb.ModelInferRequest(outputs=[{"name": "y", "parameters": region}])
-    assert refusal(message.SerializeToString(), NotFound) == "Unable to find shared memory region: 'r'"
-    message = pb.ModelInferRequest(
-        outputs=[{"name": "y", "parameters": {"classification": Parameter(int64_param=1)}}]
-    )
-    assert "'classification' is not supported" in refusal(message.SerializeToString(), Unimplemented)
 
 
 TYPED: list[tuple[str, str, list[Any]]] = [

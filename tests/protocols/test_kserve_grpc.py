@@ -147,7 +147,10 @@ async def test_requests_that_are_refused(house: House, request_: pb.ModelInferRe
 
 
 async def test_a_region_of_shared_memory_is_not_found(house: House) -> None:
-    parameters = {"shared_memory_region": pb.InferParameter(string_param="r")}
+    parameters = {
+        "shared_memory_region": pb.InferParameter(string_param="r"),
+        "shared_memory_byte_size": pb.InferParameter(int64_param=8),
+    }
     found = await infer(house, inputs=[{**X, "parameters": parameters}])
     assert found == (Code.NOT_FOUND, "Unable to find shared memory region: 'r'")
 
@@ -259,7 +262,7 @@ async def test_metadata_of_models(house: House) -> None:
 
 @pytest.mark.parametrize(
     "rpc",
-    ["ModelStatistics", "TraceSetting", "SystemSharedMemoryStatus", "Nothing", "/inference.Nothing/ModelInfer"],
+    ["Nothing", "/inference.Nothing/ModelInfer"],
 )
 async def test_calls_that_are_not_offered(house: House, rpc: str) -> None:
     code, _, _ = await house.grpc.call(rpc, b"")

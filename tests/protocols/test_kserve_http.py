@@ -195,7 +195,6 @@ BINARY = {**X, "parameters": {"binary_data_size": 8}}
         (b'{"inputs":' + b"[" * 100_000 + b"]" * 100_000 + b"}", {}, 400, "failed to parse the request JSON: "),
         (b'{"inputs":[],"k":1' + b"0" * 3000 + b"}", {}, 400, "[request id: <id_unknown>] expected 1 inputs"),
         ({}, {}, 400, "'inputs' of the request must be an array of objects, got nothing"),
-        (BODY, {LENGTH: "0"}, 501, "raw binary requests (inference header size 0) are not supported"),
         (BODY, {LENGTH: "-1"}, 400, f"inference header size should be in range (0, {len(BODY)}), got: -1"),
         (BODY, {LENGTH: "9999"}, 400, f"inference header size should be in range (0, {len(BODY)}), got: 9999"),
         (BODY, {LENGTH: "1"}, 400, "failed to parse the request JSON: "),
@@ -228,7 +227,7 @@ BINARY = {**X, "parameters": {"binary_data_size": 8}}
             "parameter 'triton_enable_empty_final_response' is not allowed over HTTP",
         ),
         (
-            {"inputs": [{**X, "parameters": {"shared_memory_region": "r"}}]},
+            {"inputs": [{**X, "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}}]},
             {},
             404,
             "Unable to find shared memory region: 'r'",

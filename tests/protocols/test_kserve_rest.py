@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from triglot.core.errors import InvalidArgument, NotFound, PayloadTooLarge, ServingError, Unimplemented
+from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import Array
 from triglot.core.types import InputTensor
@@ -103,9 +103,6 @@ def test_golden_json_request() -> None:
     assert data_of(rest.request.inputs[0]).tolist() == [b"ab", b""]
     assert rest.request.parameters == body["parameters"]
     assert not rest.wants_binary("y")
-    outputs: Any = body["outputs"]
-    outputs[0]["parameters"]["classification"] = 2
-    assert "'classification' is not supported" in refusal(body, kind=Unimplemented)
 
 
 @pytest.mark.parametrize("size", [0, 100_000])
@@ -141,11 +138,6 @@ def test_a_header_length_that_cuts_the_json() -> None:
         decode_infer(http(GOLDEN + TWO, {LENGTH: "162"}))
     with pytest.raises(InvalidArgument, match="failed to parse the request JSON"):
         decode_infer(http(GOLDEN + TWO))
-
-
-def test_raw_requests_are_not_offered() -> None:
-    with pytest.raises(Unimplemented, match="raw binary requests"):
-        decode_infer(http(TWO, {LENGTH: "0"}))
 
 
 def test_the_json_part_is_bounded() -> None:
@@ -199,13 +191,6 @@ def test_an_input_has_one_kind_of_data(body: Any, sets: str) -> None:
     text = refusal(body, TWO[:4])
     assert text.startswith(ONLY_ONE)
     assert f"input 'x' sets {sets}" in text
-
-
-def test_regions_are_not_found() -> None:
-    region = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
-    text = "Unable to find shared memory region: 'r'"
-    assert refusal({"inputs": [{**X, "parameters": region}]}, kind=NotFound) == text
-    assert refusal({"inputs": [], "outputs": [{"name": "y", "parameters": region}]}, kind=NotFound) == text
 
 
 LISTED = [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b", "parameters": {"binary_data": False}}]

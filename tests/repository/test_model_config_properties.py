@@ -75,7 +75,7 @@ def test_a_file_says_what_its_message_says(folder: Path, message: Any) -> None:
     (folder / CONFIG_FILE).write_text(text_format.MessageToString(message, as_utf8=True))
     assert read_config(folder, warnings) == expected
     assert warnings == []
-    assert [(one.name, list(one.dims)) for one in expected.inputs] == [
+    assert [(one.name, list(one.dims or ())) for one in expected.inputs] == [
         (one.name, one.dims) for one in message.input
     ]
     assert [one.count for one in expected.instance_groups] == [one.count or 1 for one in message.instance_group]

@@ -57,7 +57,7 @@ def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
     except ModelLoadError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelLoadError(_described(file, error)) from error
+        raise ModelLoadError(described(file, error)) from error
 
 
 def missing_dependency(file: Path, what: str, error: ModuleNotFoundError) -> MissingDependency:
@@ -67,7 +67,7 @@ def missing_dependency(file: Path, what: str, error: ModuleNotFoundError) -> Mis
     return MissingDependency(f"{file}: {what} needs {module}, which is not installed; run: pip install {package}")
 
 
-def _described(file: Path, error: BaseException) -> str:
+def described(file: Path, error: BaseException) -> str:
     """What a model's own code has raised, and where."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError) and error.filename and _is_own(file, error.filename):

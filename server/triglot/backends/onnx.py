@@ -10,6 +10,7 @@ import ctypes
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from triglot.backends.parameters import warn_of_others
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.model import Model
-from triglot.core.model_config import Device, ModelConfig
+from triglot.core.model_config import NO_CONFIG, Device, ModelConfig
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 
@@ -32,6 +33,8 @@ GPU = "CUDAExecutionProvider"
 NO_PROVIDER = f"; onnxruntime has no {GPU} here, run: pip install onnxruntime-gpu"
 THREAD_COUNTS = {"intra_op_thread_count": "intra_op_num_threads", "inter_op_thread_count": "inter_op_num_threads"}
 """Parameters of Triton's onnxruntime backend, and what onnxruntime calls them; 0: as it likes."""
+MOST_DEFAULTS = 16
+"""A model with more initializers among its inputs was exported with its weights there."""
 EXECUTION_MODE = "execution_mode"
 EXECUTION_MODES = {"0": onnxruntime.ExecutionMode.ORT_SEQUENTIAL, "1": onnxruntime.ExecutionMode.ORT_PARALLEL}
 
@@ -59,7 +62,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     parameter's wrong value. Parameters that are not known here are named in the log.
     """
     hint = "" if GPU in onnxruntime.get_available_providers() else NO_PROVIDER
-    return OnnxModel(file, devices_of(file, config, gpu_count, hint), _options(file, config))
+    return OnnxModel(file, devices_of(file, config, gpu_count, hint), _options(file, config), config)
 
 
 def gpu_count() -> int:
@@ -79,12 +82,19 @@ def gpu_count() -> int:
 class OnnxModel(Model):
     """An onnxruntime session for each device, which the instances there share; without devices one on the CPU.
 
-    Dynamic dims, the batch among them, are -1 in the signature. A device of kind MODEL is the CPU.
+    Dynamic dims, the batch among them, are -1 in the signature. A device of kind MODEL is the CPU. An initializer
+    that is an input, too, is an optional one: it is what the model takes when a request has none.
     """
 
     platform = "onnxruntime_onnx"
 
-    def __init__(self, file: Path, devices: Sequence[Device] = (), options: Any = None) -> None:
+    def __init__(
+        self,
+        file: Path,
+        devices: Sequence[Device] = (),
+        options: Any = None,
+        config: ModelConfig = NO_CONFIG,
+    ) -> None:
         if devices:
             self.instances = len(devices)
             self.places_instances = True
@@ -92,7 +102,7 @@ class OnnxModel(Model):
         sessions = {gpu: _session(file, gpu, options) for gpu in dict.fromkeys(gpus)}
         self._placement = Placement([sessions[gpu] for gpu in gpus])
         session = sessions[gpus[0]]
-        self.inputs = [_spec(file, node) for node in session.get_inputs()]
+        self.inputs = [*(_spec(file, node) for node in session.get_inputs()), *_defaults(file, session, config)]
         self.outputs = [_spec(file, node) for node in session.get_outputs()]
         self._output_names = [spec.name for spec in self.outputs]
 
@@ -149,6 +159,20 @@ def _spec(file: Path, node: Any) -> TensorSpec:
     # onnxruntime says [] for a scalar and for an unknown rank alike, and checks the rank itself.
     shape = [dim if isinstance(dim, int) else -1 for dim in node.shape] or None
     return TensorSpec(node.name, datatype, shape)
+
+
+def _defaults(file: Path, session: Any, config: ModelConfig) -> list[TensorSpec]:
+    """The initializers that a request may set: those that are configured, or all, unless these are the weights."""
+    nodes = [node for node in session.get_overridable_initializers() if node.type in _DATATYPES]
+    configured = {tensor.name for tensor in config.inputs}
+    if configured:
+        nodes = [node for node in nodes if node.name in configured]
+    elif len(nodes) > MOST_DEFAULTS:
+        return []
+    specs = [replace(_spec(file, node), optional=True) for node in nodes]
+    if configured or not config.max_batch_size:
+        return specs
+    return [spec for spec in specs if spec.shape and spec.shape[0] == -1]
 
 
 def _feedable(name: str, array: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Models written as a `triglot.Model` class in a Python file."""
+"""Models written as a class in a Python file: a `triglot.Model`, or Triton's `TritonPythonModel`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 _numbers = itertools.count()
 MISSPELT = 0.9
 """How like one of a model's attributes a name must be to be taken for it."""
-TRITON_UTILS = "triton_python_backend_utils"
 TRITON_CLASS = "TritonPythonModel"
 
 
@@ -35,12 +34,37 @@ def load(file: Path, config: ModelConfig) -> Model:
     neighbours are imported relatively (`from . import helper`). All of these modules are forgotten with the model:
     code of theirs that runs on after its `close` cannot import any more of them.
 
-    Raises `ModelLoadError` when there is no model class, or more than one, or one of Triton's, and for a `load` or
-    `close` that is no plain function; `NeedsProcess` when the class says so and the configuration says nothing.
+    A file that names `TritonPythonModel` is imported as in Triton, with the utilities of that name, and its
+    neighbours by their plain names, too; a `triglot.Model` in it is served like any other.
+
+    Raises `ModelLoadError` when there is no model class, or more than one, and for a `load` or `close` that is no
+    plain function; `NeedsProcess` when the class says so and the configuration says nothing.
     """
+    if TRITON_CLASS.encode() in file.read_bytes():
+        return _load_tritons(file, config)
     own = OwnFinder(f"triglot_model_{next(_numbers)}_{file.stem}", [str(file.parent)])
+    return _load(file, config, _import(file, own, own.name), own)
+
+
+def _load_tritons(file: Path, config: ModelConfig) -> Model:
+    from triglot.backends.triton_python import loading  # noqa: PLC0415 - Only with such a model.
+
+    modules = loading.modules_of(file)
     try:
-        model_class = _model_class(file, _import(file, own))
+        with modules.by_plain_names():
+            module = _import(file, modules, f"{modules.name}.{file.stem}")
+        model_class = getattr(module, TRITON_CLASS, None)
+        if inspect.isclass(model_class) and not _usable(module):
+            return loading.model_of(file, config, model_class, modules)
+    except BaseException:
+        modules.close()
+        raise
+    return _load(file, config, module, modules)
+
+
+def _load(file: Path, config: ModelConfig, module: ModuleType, own: OwnFinder) -> Model:
+    try:
+        model_class = _model_class(file, module)
         _check_plain(file, model_class)
         if config.execution != "process":  # Or each process would say it.
             _note_misspelt(file, model_class)
@@ -56,18 +80,19 @@ def load(file: Path, config: ModelConfig) -> Model:
     return model
 
 
-def _import(file: Path, own: OwnFinder) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(own.name, file, submodule_search_locations=[str(file.parent)])
-    if spec is None or spec.loader is None:
-        raise ModelLoadError(f"{file}: not a Python file")
-    module = importlib.util.module_from_spec(own.adopted(spec))
-    # Dataclasses and relative imports look the module up by its name.
-    sys.modules[own.name] = module
+def _import(file: Path, own: OwnFinder, name: str) -> ModuleType:
+    """The module `name`, with its neighbours below it where that is `own` itself. Closes `own` if it fails."""
+    folders = [str(file.parent)] if name == own.name else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     try:
+        if spec is None or spec.loader is None:
+            raise ModelLoadError(f"{file}: not a Python file")
+        module = importlib.util.module_from_spec(own.adopted(spec))
+        # Dataclasses and relative imports look the module up by its name.
+        sys.modules[name] = module
         spec.loader.exec_module(module)
-    except ModuleNotFoundError as error:
-        if error.name == TRITON_UTILS:
-            raise _of_triton(file) from None
+    except BaseException:
+        own.close()
         raise
     return module
 
@@ -90,15 +115,20 @@ def _forget_with(model: Model, model_class: type[Model], own: OwnFinder) -> None
     model_class.close = close_and_forget  # type: ignore[method-assign]  # The class is this load's own.
 
 
-def _model_class(file: Path, module: ModuleType) -> type[Model]:
-    found = [
+def _found(module: ModuleType) -> list[type[Model]]:
+    return [
         value
         for value in dict.fromkeys(filter(inspect.isclass, vars(module).values()))
         if issubclass(value, Model) and value.__module__ == module.__name__
     ]
-    usable = [value for value in found if hasattr(value, "infer")]
-    if not usable and inspect.isclass(getattr(module, TRITON_CLASS, None)):
-        raise _of_triton(file)
+
+
+def _usable(module: ModuleType) -> list[type[Model]]:
+    return [value for value in _found(module) if hasattr(value, "infer")]
+
+
+def _model_class(file: Path, module: ModuleType) -> type[Model]:
+    found, usable = _found(module), _usable(module)
     if not usable:
         lists = [value.__name__ for value in found if value.infer_batch is not None]
         hint = f": {lists[0]} has infer_batch alone, expected infer beside it" if lists else ""
@@ -125,13 +155,6 @@ def _note_misspelt(file: Path, model_class: type[Model]) -> None:
     for name in sorted(own.keys() - vars(object).keys()):
         if near := difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT):
             log.warning("%s: %s.%s: did you mean %r?", file, model_class.__name__, name, near[0])
-
-
-def _of_triton(file: Path) -> ModelLoadError:
-    return ModelLoadError(
-        f"{file}: Triton's Python models ({TRITON_CLASS}) are not supported yet; expected a class that derives "
-        "from triglot.Model"
-    )
 
 
 def _check_plain(file: Path, model_class: type[Model]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from triglot.core.errors import Code, DeadlineExceeded
 from triglot.core.request_scheduling import PLAIN, own_parameters
+from triglot.core.statistics import Statistics
 from triglot.core.types import Exchange, ParameterValue
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -38,13 +39,25 @@ class ModelCall:
     signature_name: str = ""
     parameters: Mapping[str, ParameterValue] | None = None
     stream: bool = False
+    request_id: str = ""
 
 
-Reach = Callable[["Call", ModelCall], Any]
-"""Runs a `ModelCall` on behalf of a call: what `Call.infer` returns."""
+@dataclass(frozen=True, slots=True)
+class ModelTask:
+    """What a model's own code asks about another model, or has done with it, as an administrator could."""
+
+    action: Literal["ready", "load", "unload"]
+    model: str
+    version: str = ""
+    config: str | None = None
+    dependents: bool = False
 
 
-def no_models(_: Call, __: ModelCall) -> Any:
+Reach = Callable[["Call", Any], Any]
+"""Runs a `ModelCall`, or a `ModelTask`, on behalf of a call: what `Call.infer` returns."""
+
+
+def no_models(_: Call, __: object) -> Any:
     """Of a call that no server has admitted."""
     raise RuntimeError("there are no other models to call: this call came without a server")
 
@@ -64,8 +77,12 @@ class Call:
     calls that are executed together: itself alone, unless this is a `BatchCall`.
 
     What happened, for the telemetry: the model and version that were called (0: none), what came of it where the
-    answer itself says so, how many requests were executed together (0: not executed), and how long the request
-    waited and ran. The times come from `started`, `waited` and `ended`.
+    answer itself says so, whether it came into the queue, how many requests were executed together (0: not
+    executed), how many inferences it was, and how long the request waited, was made the model's input, ran, and
+    was made an answer. The times come from `started`, `waited` and `ended`; the model `began` at this instant of
+    `time.perf_counter`. `cache_hit`: what the response cache had, None where it was not asked. `counted`: its end
+    will be counted, as that of a warm-up is not; then `statistics` are its model's. `trace`: the trace of the
+    call, or of the call on whose behalf it is made.
     """
 
     __slots__ = (
@@ -75,21 +92,32 @@ class Call:
         "_read_metadata",
         "_started",
         "batch_size",
+        "began",
+        "cache_hit",
+        "cache_seconds",
         "compute_seconds",
+        "counted",
         "deadline",
         "exchange",
         "finish",
+        "input_seconds",
         "model_name",
         "model_version",
         "outcome",
+        "output_seconds",
         "parameters",
         "queue_seconds",
+        "queued",
         "reach",
         "request_id",
+        "requested_outputs",
         "respond",
+        "rows",
         "scheduling",
         "signature_name",
         "size",
+        "statistics",
+        "trace",
     )
 
     def __init__(
@@ -98,6 +126,7 @@ class Call:
         self.deadline = deadline
         self.size = 0
         self.request_id = ""
+        self.requested_outputs: Sequence[str] = ()
         self.signature_name = ""
         self.parameters: dict[str, ParameterValue] = {}
         self.exchange: Exchange | None = None
@@ -108,9 +137,14 @@ class Call:
         self.model_name = ""
         self.model_version = 0
         self.outcome = Code.OK
-        self.batch_size = 0
-        self.queue_seconds = 0.0
-        self.compute_seconds = 0.0
+        self.counted = self.queued = False
+        self.statistics: Statistics | None = None
+        self.batch_size = self.rows = 0
+        self.queue_seconds = self.input_seconds = self.compute_seconds = self.output_seconds = 0.0
+        self.cache_hit: bool | None = None
+        self.cache_seconds = 0.0
+        self.began = 0.0
+        self.trace: Any = None
         self._started = 0.0
         self._limited_by = ""
         self._read_metadata = read_metadata
@@ -173,6 +207,13 @@ class Call:
         child._limited_by = self._limited_by
         return child
 
+    def apart(self) -> Call:
+        """A call of the same model's own, on behalf of no request, that reaches other models; nothing ends it."""
+        call = Call()
+        call.reach = getattr(self.reach, "apart", self.reach)
+        call.model_name, call.model_version = self.model_name, self.model_version
+        return call
+
     def limit(self, seconds: float, source: str) -> None:
         """Let it end in so many seconds at the latest; `source` is what says so, for the error's text."""
         deadline = time.monotonic() + seconds
@@ -203,7 +244,7 @@ class Call:
     def started(self, queued: float, batch_size: int = 1) -> None:
         """The model begins with so many requests; since `queued`, of `time.perf_counter`, this one has waited."""
         self.batch_size = batch_size
-        self._started = time.perf_counter()
+        self._started = self.began = time.perf_counter()
         self.queue_seconds += self._started - queued
 
     def waited(self, since: float) -> None:
@@ -211,12 +252,22 @@ class Call:
         seconds = time.perf_counter() - since
         self.queue_seconds += seconds
         self._started += seconds
+        self.began += seconds
 
-    def ended(self) -> None:
-        """The model has ended, or nobody waits for it any more."""
-        if self._started:
-            self.compute_seconds += time.perf_counter() - self._started
+    def ended(self, joining: float = 0.0, splitting: float = 0.0) -> float:
+        """The model has ended, or nobody waits for it any more; how many seconds it has run.
+
+        Of the time since `started`, as much as `joining` went by before it, and `splitting` after it.
+        """
+        if not self.began:
+            return 0.0
+        seconds = time.perf_counter() - self.began - joining - splitting
+        if self._started:  # Else that has been said.
             self._started = 0.0
+            self.input_seconds += joining
+            self.compute_seconds += seconds
+            self.output_seconds += splitting
+        return seconds
 
 
 class BatchCall(Call):

@@ -77,8 +77,8 @@ def _set_instances(model: Model, config: ModelConfig) -> None:
 # --- inputs and outputs ---
 
 
-def _shape(tensor: TensorConfig, config: ModelConfig) -> tuple[int, ...]:
-    return (-1, *tensor.dims) if config.max_batch_size else tuple(tensor.dims)
+def _shape(dims: Sequence[int], config: ModelConfig) -> tuple[int, ...]:
+    return (-1, *dims) if config.max_batch_size else tuple(dims)
 
 
 def _declare(model: Model, config: ModelConfig) -> None:
@@ -90,9 +90,16 @@ def _declare(model: Model, config: ModelConfig) -> None:
         raise ValueError(f"{missing}: expected the {missing}s, too, where the {given}s are configured, got none")
     model.any_tensors = False
     model.inputs, model.outputs = (
-        tuple(TensorSpec(tensor.name, tensor.datatype, _shape(tensor, config)) for tensor in tensors)
-        for tensors in (config.inputs, config.outputs)
+        tuple(_declared(f"{kind}[{at}]", one, config) for at, one in enumerate(tensors))
+        for kind, tensors in (("input", config.inputs), ("output", config.outputs))
     )
+
+
+def _declared(key: str, tensor: TensorConfig, config: ModelConfig) -> TensorSpec:
+    if not tensor.datatype or tensor.dims is None:
+        missing = "dims" if tensor.datatype else "data_type"
+        raise ValueError(f"{key}.{missing}: expected a value, the model does not say it either; got none")
+    return TensorSpec(tensor.name, tensor.datatype, _shape(tensor.dims, config), tensor.optional)
 
 
 def _narrow(model: Model, config: ModelConfig) -> None:
@@ -101,6 +108,7 @@ def _narrow(model: Model, config: ModelConfig) -> None:
     name = default_of(signatures)
     if config.max_batch_size:
         _check_batch_dims(signatures, name, config)
+    _check_optional(signatures[name], model, config)
     inputs = _narrowed("input", signatures[name].inputs, config.inputs, model, config)
     outputs = _narrowed("output", signatures[name].outputs, config.outputs, model, config)
     if name in model.signatures:
@@ -110,9 +118,20 @@ def _narrow(model: Model, config: ModelConfig) -> None:
         model.inputs, model.outputs = inputs, outputs
 
 
+def _check_optional(signature: Signature, model: Model, config: ModelConfig) -> None:
+    """What may be left out must be something that the model can run without; of code only its author knows."""
+    if "python" in (model.platform, config.backend):
+        return
+    for at, tensor in enumerate(config.inputs):
+        if tensor.optional and tensor.name in signature.input_rules and tensor.name not in signature.may_lack:
+            raise ValueError(
+                f"input[{at}].optional: the configuration says true, the model cannot run without {tensor.name!r}"
+            )
+
+
 def _check_batch_dims(signatures: Mapping[str, Signature], default: str, config: ModelConfig) -> None:
-    configured = {("input", tensor.name) for tensor in config.inputs}
-    configured |= {("output", tensor.name) for tensor in config.outputs}
+    configured = {("input", tensor.name) for tensor in config.inputs if tensor.dims is not None}
+    configured |= {("output", tensor.name) for tensor in config.outputs if tensor.dims is not None}
     for name, signature in signatures.items():
         for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
             for spec in specs:
@@ -138,16 +157,20 @@ def _narrowed(
         if spec is None:
             has = ", ".join(repr(name) for name in narrowed) or "none"
             raise ValueError(f"{key}.name: the configuration says {tensor.name!r}, the model has {has}")
-        if tensor.datatype != spec.datatype:
+        if tensor.datatype not in ("", spec.datatype):
             said = f"TYPE_{'STRING' if tensor.datatype == 'BYTES' else tensor.datatype} ({tensor.datatype})"
             raise ValueError(f"{key}.data_type: the configuration says {said}, the model has {spec.datatype}")
-        _check_shape(f"{key}.dims", tensor, spec, model, config)
-        narrowed[tensor.name] = replace(spec, shape=_shape(tensor, config))
+        shape = spec.shape
+        if tensor.dims is not None:
+            shape = _checked_shape(f"{key}.dims", tensor.dims, spec, model, config)
+        narrowed[tensor.name] = replace(spec, shape=shape, optional=spec.optional or tensor.optional)
     return tuple(narrowed.values())
 
 
-def _check_shape(key: str, tensor: TensorConfig, spec: TensorSpec, model: Model, config: ModelConfig) -> None:
-    shape = _shape(tensor, config)
+def _checked_shape(
+    key: str, dims: Sequence[int], spec: TensorSpec, model: Model, config: ModelConfig
+) -> tuple[int, ...]:
+    shape = _shape(dims, config)
     fits = spec.shape is None or (
         len(shape) == len(spec.shape)
         and all(dim in (-1, wanted) for dim, wanted in zip(spec.shape, shape, strict=True))
@@ -159,7 +182,7 @@ def _check_shape(key: str, tensor: TensorConfig, spec: TensorSpec, model: Model,
         )
         hint = " (only with a max_batch_size do dims leave the batch out)" if has_batch else ""
         raise ValueError(
-            f"{key}: the configuration says {shape_text(tensor.dims)}{batch}, "
+            f"{key}: the configuration says {shape_text(dims)}{batch}, "
             f"the model has {shape_text(spec.shape)}{hint}"
         )
     if model.max_batch_size and shape[:1] != (-1,):
@@ -167,3 +190,4 @@ def _check_shape(key: str, tensor: TensorConfig, spec: TensorSpec, model: Model,
             f"{key}: the model's max_batch_size is {model.max_batch_size}, so the shape must begin with -1 "
             f"(the batch), the configuration says {shape_text(shape)}"
         )
+    return shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -56,7 +56,10 @@ class Ensemble(Model):
 
 
 class _Graph:
-    """The steps by what they wait for. `uses`: how often each tensor is taken, the answer counted as one."""
+    """The steps by what they wait for. `uses`: how often each tensor is taken, the answer counted as one.
+
+    `given`: the tensors that come with a request, which may lack those that are optional.
+    """
 
     def __init__(self, steps: Sequence[Step], outputs: Sequence[str], at_a_time: int) -> None:
         self.steps = tuple(steps)
@@ -64,6 +67,7 @@ class _Graph:
         self.names = [tuple(step.outputs) for step in steps]
         self.versions = [str(step.version) if step.version else "" for step in steps]
         self.uses = Counter(name for names in (*self.takes, outputs) for name in names)
+        self.given = frozenset[str]().union(*self.takes).difference(*(step.outputs.values() for step in steps))
         self.takers: dict[str, list[int]] = {}
         for at, names in enumerate(self.takes):
             for name in names:
@@ -81,7 +85,9 @@ class _Run:
         self._uses = graph.uses.copy()
         self._missing = [len(names) for names in graph.takes]
         self._running: dict[asyncio.Future[Any], int] = {}
+        self._absent = graph.given - inputs.keys()
         self._add(inputs)
+        self._need_no_more(self._absent)
 
     async def tensors(self) -> dict[str, Array]:
         """What is there when every step has run."""
@@ -108,9 +114,13 @@ class _Run:
 
     def _add(self, tensors: Inputs) -> None:
         """These are there now: start what has waited for them."""
-        graph = self._graph
         self._there |= {name: tensor for name, tensor in tensors.items() if self._uses[name]}
-        for name in tensors:
+        self._need_no_more(tensors)
+
+    def _need_no_more(self, names: Iterable[str]) -> None:
+        """Nobody waits for these any more."""
+        graph = self._graph
+        for name in names:
             for at in graph.takers.get(name, ()):
                 self._missing[at] -= 1
                 if not self._missing[at]:
@@ -118,8 +128,10 @@ class _Run:
 
     def _start(self, at: int) -> asyncio.Future[Any]:
         graph = self._graph
-        inputs = {name: self._there[tensor] for name, tensor in graph.steps[at].inputs.items()}
-        for tensor in graph.takes[at]:
+        absent = self._absent
+        taken = graph.steps[at].inputs.items()
+        inputs = {name: self._there[tensor] for name, tensor in taken if tensor not in absent}
+        for tensor in graph.takes[at] - absent:
             self._uses[tensor] -= 1
             if not self._uses[tensor]:
                 del self._there[tensor]
@@ -242,6 +254,7 @@ def check_fit(steps: Sequence[Step], signature: Signature, parts: Sequence[Part]
                 f"{signature.max_batch_size}, '{step.model}' has {limit}"
             )
         _check_names(where, step, part.signature, keys)
+        _check_needs(where, step, part.signature, signature, keys)
         for name, tensor in step.outputs.items():
             rule = part.signature.output_rules.get(name)
             sources[tensor] = _Source(f"output '{name}' of '{step.model}'", None if rule is None else rule.spec)
@@ -261,8 +274,19 @@ def _check_names(where: str, step: Step, signature: Signature, keys: Keys) -> No
                 has = ", ".join(f"'{one}'" for one in rules) or "none"
                 raise ValueError(f"{where}.{key}[{name}]: the {kind} of '{step.model}' are {has}")
     for name in signature.input_rules:
-        if name not in step.inputs and name not in signature.defaults:
+        if name not in step.inputs and name not in signature.may_lack:
             raise ValueError(f"{where}.{keys.inputs}: '{step.model}' needs input '{name}', too")
+
+
+def _check_needs(where: str, step: Step, taking: Signature, ensemble: Signature, keys: Keys) -> None:
+    """What a request may leave out, the step must be able to run without."""
+    for name, tensor in step.inputs.items():
+        rule = ensemble.input_rules.get(tensor)
+        if rule is not None and rule.spec.optional and name not in taking.may_lack and not taking.any_tensors:
+            raise ValueError(
+                f"{where}.{keys.inputs}[{name}]: '{step.model}' needs it, and input '{tensor}' of the ensemble is "
+                "optional"
+            )
 
 
 def _taken(

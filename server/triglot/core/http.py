@@ -41,10 +41,12 @@ class HttpStream:
     """An answer in pieces. Closed when the client leaves.
 
     `encode` makes of each of the `answers` a chunk, which is sent at once, as one chunk of a chunked body; b"" is
-    left out. It may run off the loop: `answer_size` tells how many bytes of text it has to print, about.
+    left out. It may run off the loop: `answer_size` tells how many bytes of text it has to print, about. `waits`:
+    the headers go with the first chunk, so that an error before it has a status.
     """
 
     answers: AsyncGenerator[Any, None]
     content_type: str
     encode: Callable[[Any], bytes] = bytes
     answer_size: Callable[[Any], int] = _no_work
+    waits: bool = False

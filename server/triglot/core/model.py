@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from triglot.core.model_config import NO_CONFIG, ModelConfig
+from triglot.core.model_metrics import ModelMetrics
 from triglot.core.scheduling import DynamicBatching, SequenceBatching
 from triglot.core.signature import Signature
 from triglot.core.types import TensorSpec
+
+if TYPE_CHECKING:
+    from triglot.core.call import Call
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -84,6 +88,8 @@ class Model:
     are."""
     example: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()
     """Inputs by name, of one call or of several, which run on every instance before the model takes calls."""
+    own_metrics: ModelMetrics | None = None
+    """Metrics that its own code keeps, for the server's page."""
     model_config: ModelConfig = NO_CONFIG
     """What is configured: `model_config.parameters` are free settings, texts by name. Set before `load`."""
     platform: ClassVar[str] = "python"
@@ -97,6 +103,10 @@ class Model:
 
     def load(self, folder: Path) -> None:
         """Called once, before the first `infer`, with the folder that holds the model's files."""
+
+    def start_instance(self, call: Call) -> None:
+        """Called once on each thread that is going to call `infer`, before the version takes calls; once, on any
+        thread, for `async def`. `call` leads to other models. What it raises keeps the version from serving."""
 
     def close(self) -> None:
         """Called once, after the last `infer`."""

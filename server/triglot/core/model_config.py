@@ -47,13 +47,15 @@ LATEST = VersionPolicy(latest=1)
 class TensorConfig:
     """An input or output: `dims` are its shape, without the batch dim when `ModelConfig.max_batch_size` > 0.
 
-    `label_file`: the file with a name for each class, one a line.
+    `datatype` "" and `dims` None are the model's own.
+    `label_file`: the file with a name for each class, one a line. `optional`: a request may leave this input out.
     """
 
     name: str
     datatype: str
-    dims: Sequence[int]
+    dims: Sequence[int] | None
     label_file: Path | None = None
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,9 @@ class ModelConfig:
     0: as many as come. `response_cache`: keep its answers, where the server has a cache. `execution`:
     one of `EXECUTIONS`, "" where nothing is said. `cpus` are for the instances, in turn; none: any.
     `hang_seconds` and `longest_run` are the model's, None where nothing is said. `source` is what messages call
-    the configuration: its file.
+    the configuration: its file. `text` is the whole of it in Triton's JSON (spec 3.7), with what is zero, and
+    "" where there is none; `sign` changes with all of it but the name, which is the folder's, and the version
+    policy, which is of the model and no part of a version's own.
     """
 
     backend: str = ""
@@ -132,6 +136,8 @@ class ModelConfig:
     hang_seconds: float | None = None
     longest_run: float | None = None
     source: str = field(default="", compare=False)
+    text: str = field(default="", compare=False, repr=False)
+    sign: str = field(default="", repr=False)
 
     def devices(self, gpu_count: Callable[[], int]) -> list[Device]:
         """The device of each instance; empty when no instance group says so. `gpu_count`: how many GPUs there are.

@@ -63,14 +63,15 @@ class TensorRule:
 class Signature:
     """Named inputs and outputs, and what a call of them means: predict, classify or regress.
 
-    `defaults`: values of inputs that a request may leave out. `max_batch_size` is the model's. `any_tensors`:
+    `defaults`: values of inputs that a request may leave out; `may_lack` are these and the optional ones, which
+    then are not there at all. `max_batch_size` is the model's. `any_tensors`:
     nothing is declared, and everything is taken and given as it is.
     classify and regress take one BYTES input `inputs`, of serialized `tensorflow.Example` messages, and give
     `classes` (BYTES) or `scores` (FP32) or both, and `outputs` (FP32) respectively (tfs 3.3).
 
     Raises `ValueError` for what is no `TensorSpec`, when two tensors share a name, for an unknown method, a
-    default that is not of its input, or when `max_batch_size` > 0 and a shape does not begin with the batch
-    dim -1.
+    default that is not of its input, an optional output, or when `max_batch_size` > 0 and a shape does not begin
+    with the batch dim -1.
     """
 
     inputs: Sequence[TensorSpec]
@@ -82,6 +83,7 @@ class Signature:
     input_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     output_rules: Mapping[str, TensorRule] = field(init=False, repr=False, compare=False)
     takes_bytes: bool = field(init=False, repr=False, compare=False)
+    may_lack: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -94,12 +96,16 @@ class Signature:
         }
         object.__setattr__(self, "defaults", defaults)
         object.__setattr__(self, "takes_bytes", any(spec.datatype == "BYTES" for spec in self.inputs))
+        optional = {spec.name for spec in self.inputs if spec.optional}
+        object.__setattr__(self, "may_lack", frozenset(optional | defaults.keys()))
 
 
 def _rules(kind: str, specs: Sequence[TensorSpec], max_batch_size: int) -> dict[str, TensorRule]:
     for spec in specs:
         if not isinstance(spec, TensorSpec):
             raise ValueError(f"{kind}s: expected TensorSpecs, got {spec!r}")
+        if spec.optional and kind == "output":
+            raise ValueError(f"output {spec.name!r}: optional: only inputs can be left out")
     rules = {spec.name: TensorRule(spec) for spec in specs}
     if len(rules) != len(specs):
         raise ValueError(f"two {kind}s have the same name: {[spec.name for spec in specs]}")

@@ -19,7 +19,8 @@ class TensorSpec:
     """A named input or output of a model.
 
     `shape` is what the model's array looks like; -1 stands for any size, None for any rank. With
-    `max_batch_size` > 0 the first dim is the batch and must be -1.
+    `max_batch_size` > 0 the first dim is the batch and must be -1. An `optional` input may be left out of a
+    request: `infer` is then given none.
 
     Raises `ValueError` for an unknown datatype or a dim below -1.
     """
@@ -27,6 +28,7 @@ class TensorSpec:
     name: str
     datatype: str
     shape: Sequence[int] | None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if self.datatype not in DATATYPES:
@@ -53,11 +55,37 @@ class InputTensor:
     data: Buffer | Array
 
 
+@dataclass(frozen=True, slots=True)
+class RegionSlice:
+    """`size` bytes at `offset` of a region of shared memory that a client has registered."""
+
+    region: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputWish:
+    """An output is wanted as its `classes` highest values, as texts, or bytes in a `region`; 0, None: neither."""
+
+    classes: int = 0
+    region: RegionSlice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOptions:
+    """Where inputs are, by their place in the request, and what becomes of outputs, by name (spec 2.6)."""
+
+    inputs: Mapping[int, RegionSlice]
+    outputs: Mapping[str, OutputWish]
+
+
 @dataclass(slots=True)
 class InferenceRequest:
     """One request for one model, in no protocol's terms. An empty version or signature means the default one.
 
     `lenient_shapes`: the model gets the inputs in whatever shapes they have, as in TensorFlow Serving (tfs 0.9).
+    `options`: of single tensors, where there are any; inputs in a region have no data before it is read.
     """
 
     model_name: str
@@ -68,6 +96,7 @@ class InferenceRequest:
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
     signature_name: str = ""
     lenient_shapes: bool = False
+    options: TensorOptions | None = None
 
 
 @dataclass(slots=True)
@@ -82,10 +111,10 @@ class OutputTensor:
 class Answer(dict[str, Any]):
     """What a model may answer with in place of a plain dict: outputs by name, and `parameters` of the response.
 
-    `final`: a decoupled model says with it that no further answer follows.
+    `final`: a decoupled model says with it that no further answer follows. `partial`: outputs may be missing.
     """
 
-    __slots__ = ("final", "parameters")
+    __slots__ = ("final", "parameters", "partial")
 
     def __init__(
         self,
@@ -93,21 +122,29 @@ class Answer(dict[str, Any]):
         parameters: Mapping[str, ParameterValue] = MappingProxyType({}),
         *,
         final: bool = False,
+        partial: bool = False,
     ) -> None:
         super().__init__(outputs)
         self.parameters = parameters
         self.final = final
+        self.partial = partial
 
 
 @dataclass(slots=True)
 class InferenceResponse:
-    """What one execution gave."""
+    """What one execution gave.
+
+    `final`: its model says that no further answer follows. `placed`: the outputs that are in a region of shared
+    memory already, and leave without their data.
+    """
 
     model_name: str
     model_version: str
     id: str
     outputs: list[OutputTensor]
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    final: bool = False
+    placed: frozenset[str] = frozenset()
 
 
 class HttpChunk(bytes):

@@ -23,7 +23,7 @@ from triglot.core.tensor import (
     object_array,
     unpack_bytes,
 )
-from triglot.core.types import InferenceRequest, InputTensor, OutputTensor, TensorSpec
+from triglot.core.types import Answer, InferenceRequest, InputTensor, OutputTensor, ParameterValue, TensorSpec
 
 
 class InvalidRequest(InvalidArgument):
@@ -37,7 +37,7 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
     """
     rules = signature.input_rules
     tensors = request.inputs
-    if len(tensors) != len(rules) and not (signature.defaults and len(tensors) < len(rules)):
+    if len(tensors) != len(rules) and not (signature.may_lack and len(tensors) < len(rules)):
         if signature.any_tensors:
             return _bind_undeclared(request)
         _reject_input_count(signature, request)
@@ -62,7 +62,7 @@ def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Ar
         else:
             raise _byte_size_error(tensor, size, len(data), request.model_name)
     if len(arrays) < len(rules):
-        _add_defaults(arrays, signature, request)
+        _complete(arrays, signature, request)
     return arrays
 
 
@@ -85,12 +85,14 @@ def _bind_undeclared(request: InferenceRequest) -> dict[str, Array]:
     return arrays
 
 
-def _add_defaults(arrays: dict[str, Array], signature: Signature, request: InferenceRequest) -> None:
+def _complete(arrays: dict[str, Array], signature: Signature, request: InferenceRequest) -> None:
+    """Adds the defaults of what the request has left out; what is optional stays away."""
     for name in signature.input_rules:
         if name not in arrays:
-            if name not in signature.defaults:
+            if name not in signature.may_lack:
                 _reject_input_count(signature, request)
-            arrays[name] = signature.defaults[name]
+            if name in signature.defaults:
+                arrays[name] = signature.defaults[name]
 
 
 def check_shapes(signature: Signature, request: InferenceRequest) -> None:
@@ -114,7 +116,7 @@ def _reject_input_count(signature: Signature, request: InferenceRequest) -> None
         if name in seen:
             raise InvalidRequest(f"input '{name}' already exists in request")
         seen.add(name)
-    missing = [name for name in signature.input_rules if name not in seen and name not in signature.defaults]
+    missing = [name for name in signature.input_rules if name not in seen and name not in signature.may_lack]
     got = f" Got input(s) {names}" if names else " Got no input"
     lacking = (
         f", but missing required input(s) {missing}. Please provide all required input(s)." if missing else "."
@@ -250,9 +252,25 @@ def bind_outputs(
         if requested and name not in requested:
             continue
         if name not in answer:
+            if isinstance(answer, Answer) and answer.partial:
+                continue
             raise Internal(f"model '{model}' returned no output '{name}', only {sorted(map(str, answer))}")
         outputs.append(_bind_output(rule, answer[name], model, lenient_shapes))
     return outputs
+
+
+def check_parameters(values: Mapping[Any, Any], model: str) -> dict[str, ParameterValue]:
+    """The parameters that a model gives its answer. Raises `Internal` for what no protocol can carry."""
+    for name, value in values.items():
+        if not isinstance(name, str) or not name:
+            raise Internal(f"model '{model}' returned a parameter named {name!r}, expected a text")
+        fits = isinstance(value, bool | int | float | str)
+        if not fits or (isinstance(value, int) and not -(1 << 63) <= value < 1 << 63):
+            raise Internal(
+                f"model '{model}' returned parameter '{name}' as {value!r:.60}, expected a bool, a float, a str "
+                "or an int of 64 bits"
+            )
+    return dict(values)
 
 
 def _bind_undeclared_outputs(

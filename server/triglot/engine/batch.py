@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from triglot.core.call import BatchCall, Call
 from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
 from triglot.engine.buffers import Buffers
 from triglot.engine.joining import join, rows_of, split
+from triglot.engine.timing import BatchTimes
 from triglot.engine.work import Execution, Explain, Function, Inputs, Stream
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ class Member(Protocol):
     def start(self, batch_size: int) -> None:
         """It runs, with so many requests in all."""
 
-    def end(self) -> None:
-        """It has run."""
+    def end(self, joining: float, splitting: float) -> None:
+        """It has run; so many seconds were spent before and after the model for the batch."""
 
 
 class Owner(Protocol):
@@ -71,10 +71,8 @@ class Batch:
     """
 
     __slots__ = (
-        "_began",
         "_buffers",
         "_counts",
-        "_ended",
         "_joinable",
         "_joining",
         "_members",
@@ -82,6 +80,7 @@ class Batch:
         "_owner",
         "_padded",
         "_running",
+        "_times",
     )
     delivers = True
 
@@ -101,7 +100,7 @@ class Batch:
         self._running: list[Execution | Stream] = []
         self._counts: list[int] = []  # Rows of each that runs.
         self._padded = 0  # Rows of the joined inputs; 0: nothing was joined.
-        self._began = self._ended = 0.0
+        self._times = BatchTimes()
         self._others = 0
 
     @property
@@ -132,7 +131,7 @@ class Batch:
         self._running = [member for member in self._members if not member.skip()]
         for member in self._running:
             member.start(len(self._running))
-        self._began = time.perf_counter()
+        self._times.begin()
         return bool(self._running)
 
     def _ask(self, function: Function) -> Any:
@@ -147,11 +146,13 @@ class Batch:
             if padded > rows or len(members) > 1:
                 self._padded = padded
                 inputs = join([member.inputs for member in members], padded, self._buffers)
+                self._times.joined()
                 return function(inputs, calls[0] if len(calls) == 1 else BatchCall(calls))
         return function(members[0].inputs, calls[0])
 
     def _answer(self, answer: Any, explain: Explain) -> None:
         members = self._running
+        self._times.answered()
         if self._joining.infer_batch is not None:
             self._answer_each(answer, explain)
         elif not self._joinable:
@@ -168,14 +169,7 @@ class Batch:
 
     def _answer_each(self, answers: Any, explain: Explain) -> None:
         members = self._running
-        if not isinstance(answers, Sequence) or len(answers) != len(members):
-            got = f"{len(answers)}" if isinstance(answers, Sequence) else type(answers).__name__
-            error = Internal(
-                f"infer_batch returned {got}, expected a list of {len(members)} answers, one a request"
-            )
-            log.error("%s", error.message)
-            raise error
-        for member, answer in zip(members, answers, strict=True):
+        for member, answer in zip(members, check_answers(answers, len(members)), strict=True):
             if isinstance(answer, BaseException):
                 member.error = own_copy(explain(answer))
             else:
@@ -194,22 +188,36 @@ class Batch:
             member.result, member.error = None, own_copy(told)
 
     def _end(self) -> None:
-        self._ended = time.perf_counter()
+        times = self._times
+        times.end()
         self._others = self._owner.others(len(self._members))
         for member in self._running:
-            member.end()
+            member.end(times.joining, times.splitting)
 
     def deliver(self) -> None:
         """On the loop."""
         self._owner.came_back(len(self._members))
+        times = self._times
         if self._running:
-            rows, seconds = sum(self._counts) or len(self._running), self._ended - self._began
-            self._owner.executed(self._running, rows, seconds, self._ended, self._others)
+            rows, seconds = sum(self._counts) or len(self._running), times.ended - times.began
+            self._owner.executed(self._running, rows, seconds, times.ended, self._others)
+            times.count(self._running, self._counts)
         for member in self._members:
             if isinstance(member, Execution):
-                if not self._began:
+                if not times.began:
                     member.error = Cancelled("the batch was cancelled before it began")
                 self._owner.deliver(member)
+
+
+def check_answers(answers: Any, count: int) -> Sequence[Any]:
+    """What `infer_batch` gave for so many requests. Raises `Internal` for anything but as many answers; the log
+    has it, too."""
+    if isinstance(answers, Sequence) and len(answers) == count:
+        return answers
+    got = f"{len(answers)}" if isinstance(answers, Sequence) else type(answers).__name__
+    error = Internal(f"infer_batch returned {got}, expected a list of {count} answers, one a request")
+    log.error("%s", error.message)
+    raise error
 
 
 class Refusal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,8 @@ class HostedModel(Model):
     """A model whose `infer` has the work done by something that can be lost, and comes back.
 
     `on_change` is called, on any thread, when it becomes alive or not. `looks_at_call`: whether the model's own
-    code gets the call. `warm_up` has what comes back run what this version was warmed up with.
+    code gets the call. `warm_up` has what comes back run what this version was warmed up with. `loop` is the one
+    that it is called on.
 
     A model of sequences has a place for each instance: `on_lost` is called, on any thread, with the instance's
     number and a name for messages, when its place is lost, before what comes back there is called; what its
@@ -33,6 +35,7 @@ class HostedModel(Model):
     looks_at_call = True
 
     def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.on_change: Callable[[], Any] = lambda: None
         self.warm_up: Callable[[Function], object] = not_at_all
         self.on_lost: Callable[[int, str], object] = nobody_to_tell

@@ -10,6 +10,7 @@ import numpy as np
 from triglot.core.errors import Internal
 from triglot.core.signature import shape_text
 from triglot.core.tensor import Array
+from triglot.core.types import Answer
 from triglot.engine.buffers import Buffers
 
 Inputs = Mapping[str, Array]
@@ -88,13 +89,15 @@ def _join(arrays: list[Array], rows: int, buffers: Buffers) -> Array:
 
 
 def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Array]]:
-    """Views of a batch's outputs, one dict for each member, of so many rows.
+    """Views of a batch's outputs, one dict for each member, of so many rows; each has the answer's parameters.
 
     Raises `Internal`, with a text for the model's author, for outputs that are not of `rows` rows.
     """
     if not isinstance(answer, Mapping):
         raise Internal(f"the model returned {type(answer).__name__}, expected a dict of outputs by name")
     parts: list[dict[str, Array]] = [{} for _ in counts]
+    if isinstance(answer, Answer) and answer.parameters:
+        parts = [Answer({}, answer.parameters) for _ in counts]
     for name, value in answer.items():
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         if not array.ndim:
@@ -124,6 +127,8 @@ def append(answers: Sequence[object]) -> dict[str, Array]:
     if any(part.keys() != parts[0].keys() for part in parts):
         raise Internal("the model returned other outputs for one part of a request than for another")
     try:
-        return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
+        outputs = {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
     except (ValueError, TypeError) as error:
         raise Internal(f"the outputs for the parts of a request cannot be joined: {error}") from None
+    said = [part.parameters for part in parts if isinstance(part, Answer)]
+    return Answer(outputs, {name: value for values in said for name, value in values.items()}) if said else outputs

@@ -9,6 +9,7 @@ from triglot.core.errors import InvalidArgument
 from triglot.core.model import Model
 from triglot.core.request_scheduling import own_parameters
 from triglot.core.scheduling import DynamicBatching
+from triglot.core.signature import signatures_of
 from triglot.engine.declarations import looks_at_call
 from triglot.engine.joining import NoBatchDim, layout_of, rows_of
 from triglot.engine.work import Inputs
@@ -26,6 +27,8 @@ class Kinds:
         self._by_parameters = model.takes_parameters or looks_at_call(model)
         # TensorFlow Serving's: the limit is on what the model does not declare itself.
         self._strict = not model.max_batch_size and batching.max_batch_size > 0
+        signatures = [] if model.any_tensors else signatures_of(model).values()
+        self._optional = any(spec.optional for signature in signatures for spec in signature.inputs)
         self.max_request = model.max_batch_size or batching.max_batch_size
         self.max_rows = min(self.max_request, batching.max_execution_size or self.max_request)
 
@@ -39,7 +42,7 @@ class Kinds:
             return 1, None
         if self._model.infer_batch is not None:
             # A call with a message names no signature.
-            return self._listed(inputs), (None if self._model.any_tensors else call.signature_name,)
+            return self._listed(inputs), self._kind_of_listed(inputs, call)
         try:
             rows = rows_of(inputs)
         except NoBatchDim as error:
@@ -66,6 +69,11 @@ class Kinds:
             <= MOST_PADDED_BYTES
             for array in inputs.values()
         )
+
+    def _kind_of_listed(self, inputs: Inputs, call: Call) -> Hashable:
+        if self._optional:  # The model may look once, for all requests, which inputs there are.
+            return call.signature_name, frozenset(inputs)
+        return (None if self._model.any_tensors else call.signature_name,)
 
     def _listed(self, inputs: Inputs) -> int:
         if self._model.any_tensors:

@@ -26,8 +26,8 @@ class Part(Execution):
         """On an instance's thread."""
         self._whole.started(batch_size)
 
-    def end(self) -> None:
-        """On an instance's thread."""
+    def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
+        """On an instance's thread; all of it is the request's time in the model."""
         self._whole.ended()
 
     def deliver(self) -> None:

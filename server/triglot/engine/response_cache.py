@@ -13,13 +13,14 @@ import hashlib
 import itertools
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from triglot.core.call import Call
 from triglot.core.readings import Reading
 from triglot.core.tensor import Array, raw_buffer
-from triglot.core.types import OutputTensor, ParameterValue
+from triglot.core.types import InferenceRequest, InferenceResponse, OutputTensor, ParameterValue
 
 OFF_LOOP_BYTES = 128 * 1024
 """More than this takes longer to digest or to copy than the way to a thread and back."""
@@ -103,6 +104,27 @@ class Shelf:
         if max(_work(inputs), call.size) > OFF_LOOP_BYTES:
             return self._number, await asyncio.to_thread(digest, asked, inputs)
         return self._number, digest(asked, inputs)
+
+    async def kept_or(
+        self,
+        new: Callable[[], Awaitable[InferenceResponse]],
+        inputs: Mapping[str, Array],
+        request: InferenceRequest,
+        call: Call,
+    ) -> InferenceResponse:
+        """An equal request's answer, or a `new` one, that is kept for the next; the call learns which it is."""
+        began = perf_counter()
+        key = await self.key(inputs, call, request.outputs, lenient_shapes=request.lenient_shapes)
+        kept = self.find(key)
+        call.cache_hit, call.cache_seconds = kept is not None, perf_counter() - began
+        if kept is not None:
+            return InferenceResponse(call.model_name, str(call.model_version), request.id, kept)
+        response = await new()
+        if not response.parameters:  # They are of this call, and nothing is kept of them.
+            began = perf_counter()
+            await self.keep(key, response.outputs)
+            call.cache_seconds += perf_counter() - began
+        return response
 
     def find(self, key: Key) -> list[OutputTensor] | None:
         """The outputs of an equal request that went well before."""

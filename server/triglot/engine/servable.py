@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn
 
 from triglot.core.call import Call
+from triglot.core.ensemble import Ensemble
 from triglot.core.errors import QueueFull
 from triglot.core.model import Model, is_async, is_decoupled
 from triglot.core.readings import Reading
 from triglot.core.signature import default_of, signatures_of
+from triglot.core.statistics import Statistics
 from triglot.engine.admission import Admission, Gate, refusals
 from triglot.engine.deadline import BEFORE_START, WHILE_RUNNING, WHILE_WAITING, EachInTime, in_time, is_cancelled
 from triglot.engine.declarations import check_declarations, function_of, looks_at_call
 from triglot.engine.hosted import HostedModel
 from triglot.engine.instances import Instances
+from triglot.engine.leases import Leases
 from triglot.engine.loop_batcher import LoopBatcher
 from triglot.engine.queue import queue_full
 from triglot.engine.response_cache import ResponseCache, Shelf
 from triglot.engine.schedule import Schedule, schedule_for
 from triglot.engine.sequences import SequenceSchedule
+from triglot.engine.timing import ResponseTimes
+from triglot.engine.unloading import unload
 from triglot.engine.work import (
     NOTHING,
     Around,
@@ -41,14 +44,17 @@ from triglot.engine.work import (
 
 log = logging.getLogger(__name__)
 
-UNLOAD_PATIENCE_SECONDS = 2.0
-
 
 def _as_it_is(answer: Any) -> Any:
     return answer
 
 
-class Servable:
+def _is_left(error: BaseException) -> bool:
+    """Whether it says that the caller left."""
+    return isinstance(error, GeneratorExit) or is_cancelled(error)
+
+
+class Servable(Leases):
     """Runs one model. Made, used and closed on the event loop; the model is loaded already.
 
     Blocking code runs on the threads of the instances, `async def` code on the loop, which `on_loop` says. Work
@@ -56,6 +62,7 @@ class Servable:
     """
 
     def __init__(self, name: str, version: int, model: Model, *, max_queue_size: int) -> None:
+        super().__init__()
         check_declarations(model)
         self.name = name
         self.version = version
@@ -88,12 +95,18 @@ class Servable:
             self.sequences.lease = self
         if not self.on_loop:
             self._instances.start(self._schedule)
+        batching = model.dynamic_batching
+        self.statistics = Statistics(
+            batched=bool(model.max_batch_size or (batching is not None and batching.max_batch_size)),
+            composed=isinstance(model, Ensemble),
+        )
+        """What is counted from its load on."""
+        self.load_seconds = 0.0
         self._gate: Gate | None = None
         self.answers: Shelf | None = None
+        self.labels: Mapping[str, Sequence[bytes]] = {}
+        """The names of classes, of each output that has some."""
         self._queue_full = 0
-        self._leases = 0
-        self._drained: asyncio.Event | None = None
-        self._idle = threading.Event()
 
     def __str__(self) -> str:
         return f"{self.name} version {self.version}"
@@ -132,28 +145,6 @@ class Servable:
         else:
             self.answers = cache.shelf(ordered=self.model.any_tensors)
 
-    @property
-    def leases(self) -> int:
-        """Calls that hold this version at the moment."""
-        return self._leases
-
-    def __enter__(self) -> Servable:
-        """Take a lease: one more call holds this version."""
-        self._leases += 1
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._leases -= 1
-        if self._drained is not None and not self._leases:
-            self._drained.set()
-            self._idle.set()
-
-    async def drained(self) -> None:
-        """Wait until no call holds this version; nobody takes a lease any more."""
-        self._drained = asyncio.Event()
-        if self._leases:
-            await self._drained.wait()
-
     async def infer(self, inputs: Inputs, call: Call) -> Any:
         """What the model answers.
 
@@ -171,7 +162,7 @@ class Servable:
                     return await self._run_on_loop(inputs, call)
                 return await in_time(call, self._run_on_loop(inputs, call), WHILE_RUNNING)
             execution = Execution(inputs, call, self._loop.create_future())
-            self._put(execution)
+            self._put(execution, call)
             timer = None if call.deadline is None else self._expire_later(call, execution)
             try:
                 return await execution.future
@@ -193,9 +184,10 @@ class Servable:
             self._gate.enter(call.size)
         return self._gate
 
-    def _put(self, work: Work) -> None:
+    def _put(self, work: Work, call: Call) -> None:
         try:
             self._schedule.put(work)
+            call.queued = True
         except QueueFull as error:
             self._queue_full += 1
             error.message += ", as many as max_queue_size allows"
@@ -215,7 +207,12 @@ class Servable:
         try:
             return await self.function(inputs, call)
         finally:
-            call.ended()
+            self._ended(inputs, call)
+
+    def _ended(self, inputs: Inputs, call: Call) -> None:
+        seconds = call.ended()
+        if call.statistics is not None:
+            call.statistics.executed_alone(call, inputs, seconds)
 
     def _refuse_on_loop(self) -> NoReturn:
         # Calls of `async def` code do not wait; the bound is on how many run.
@@ -252,17 +249,25 @@ class Servable:
             raise call.overdue(BEFORE_START)
         gate = self._enter(call) if call.size else None
         call.started(time.perf_counter())
+        times = ResponseTimes(call)
         try:
             if self.decoupled:
+                times.asked()
                 async with aclosing(self.function(inputs, call)) as answers:
                     async for answer in answers if call.deadline is None else EachInTime(call, answers):
-                        yield convert(answer)
+                        times.computed()
+                        yield times.convert(convert, answer)
+                        times.asked()
+                times.ended()
             else:
                 yield convert(await in_time(call, self.function(inputs, call), WHILE_RUNNING))
         except BaseException as error:
+            if not _is_left(error):
+                times.ended(failed=True)
             raise self._outcome(error, call) from None
         finally:
-            call.ended()
+            times.left()
+            self._ended(inputs, call)
             call.cancel()
             if gate is not None:
                 gate.leave(call.size)
@@ -272,15 +277,18 @@ class Servable:
     ) -> AsyncGenerator[Any, None]:
         gate = self._enter(call) if call.size else None
         stream = Stream(inputs, call, self._loop)
+        times = stream.times = ResponseTimes(call) if self.decoupled else None
         timer = None if call.deadline is None else self._loop.call_later(call.remaining or 0, stream.expire)
         try:
-            self._put(stream)
+            self._put(stream, call)
             while True:
                 while (item := stream.take()) is NOTHING:
                     await stream.arrival()
                 if isinstance(item, StreamEnd):
                     break
-                yield convert(item)
+                yield convert(item) if times is None else times.convert(convert, item)
+            if times is not None:
+                times.ended(failed=item.error is not None)
             if item.error is not None:
                 try:
                     raise item.error
@@ -290,6 +298,8 @@ class Servable:
             if timer is not None:
                 timer.cancel()
             stream.abandon()
+            if times is not None:
+                times.left()
             self._schedule.discard(stream)
             if gate is not None:
                 gate.leave(call.size)
@@ -303,7 +313,7 @@ class Servable:
 
         A model that raises `CancelledError` or `SystemExit` by itself has failed like any other.
         """
-        if isinstance(error, GeneratorExit) or is_cancelled(error):
+        if _is_left(error):
             call.cancel()
             return error
         return self._explain(error)
@@ -311,39 +321,17 @@ class Servable:
     async def close(self, *, at_once: bool = False) -> None:
         """End the instances and close the model; the transports let no call through any more.
 
-        A model that still runs is given `UNLOAD_PATIENCE_SECONDS`, and then left alone: it is closed when its last
-        call has ended. `at_once`: code on the loop is not waited for; nobody runs that any more.
+        A model that still runs is not waited for, see `unload`. `at_once`: nor is code on the loop; nobody runs
+        that any more.
         """
         self._schedule.close()
         if self.answers is not None:
             self.answers.close()
-        self._drained = self._drained or asyncio.Event()
-        if at_once or not self._leases:
-            self._idle.set()
-        unloaded: Future[None] = Future()
+        self.end_leases(at_once=at_once)
+        await unload(self.model, str(self), self._at_rest)
 
-        def unload() -> None:
-            self._unload()
-            # Of a future that nobody waits for any more there is nothing to tell.
-            if unloaded.set_running_or_notify_cancel():
-                unloaded.set_result(None)
-
-        # A daemon, like the instances: a model that never returns must not keep a stopped server alive.
-        threading.Thread(target=unload, daemon=True).start()
-        waiting = asyncio.wrap_future(unloaded)
-        await asyncio.wait([waiting], timeout=UNLOAD_PATIENCE_SECONDS)
-        if not waiting.done() and isinstance(self.model, HostedModel):
-            self.model.abandon()
-            await asyncio.wait([waiting], timeout=UNLOAD_PATIENCE_SECONDS)
-        if not waiting.done():
-            waiting.cancel()
-            log.warning("%s still runs; the server does not wait for it", self)
-
-    def _unload(self) -> None:
+    def _at_rest(self) -> None:
+        """Block until nothing runs any more."""
         self._instances.join()
         if self.on_loop:
-            self._idle.wait()
-        try:
-            self.model.close()
-        except BaseException:  # A model that calls exit() would seem to run still.
-            log.exception("%s failed to close", self)
+            self.wait_idle()

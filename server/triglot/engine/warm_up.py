@@ -116,7 +116,7 @@ class _Runner:
         inputs = await asyncio.to_thread(sample.bind, self._servable)
         for _ in range(sample.count):
             if self._servable.on_loop:
-                await self._on_loop(inputs)
+                await self._on_loops(inputs)
             else:
                 await self._servable.on_every_instance(inputs, self._on_instance, self._explain)
 
@@ -146,6 +146,17 @@ class _Runner:
     def _introduce(self, call: Call) -> None:
         call.signature_name = self._servable.default_signature
         call.reach = self._reach
+
+    async def _on_loops(self, inputs: Inputs) -> None:
+        """On the server's loop once; a model that runs elsewhere has its instances run one call each."""
+        model = self._servable.model
+        runs = model.instances if isinstance(model, HostedModel) else 1
+        tasks = [asyncio.create_task(self._on_loop(inputs)) for _ in range(runs)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _on_loop(self, inputs: Inputs) -> None:
         call = Call()

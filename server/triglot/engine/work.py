@@ -17,6 +17,7 @@ from triglot.core.errors import Cancelled, Internal, ServingError, as_serving_er
 from triglot.core.tensor import Array
 from triglot.engine.deadline import WHILE_STREAMING, WHILE_WAITING
 from triglot.engine.parking import Parking
+from triglot.engine.timing import ResponseTimes
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +70,9 @@ def explained(what: str, error: BaseException) -> ServingError:
 
 
 class Execution:
-    """One call of `infer`."""
+    """One call of `infer`. `seconds`: how long it has run by itself; below 0: it has not."""
 
-    __slots__ = ("call", "error", "future", "inputs", "queued", "result")
+    __slots__ = ("call", "error", "future", "inputs", "queued", "result", "seconds")
     delivers = True
 
     def __init__(self, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
@@ -79,6 +80,7 @@ class Execution:
         self.call = call
         self.future = future
         self.queued = time.perf_counter()
+        self.seconds = -1.0
         self.result: Any = None
         self.error: ServingError | None = None
 
@@ -91,7 +93,7 @@ class Execution:
                 self.result = function(self.inputs, self.call)
             except BaseException as error:  # A model that calls exit() fails this call, not the server.
                 self.error = explain(error)
-            self.call.ended()
+            self.seconds = self.call.ended()
 
     def skip(self) -> bool:
         """On the thread of a batch: whether it is not to run; then it has its error."""
@@ -102,12 +104,14 @@ class Execution:
         """On the thread of a batch: it runs, with so many requests in all."""
         self.call.started(self.queued, batch_size)
 
-    def end(self) -> None:
-        """On the thread of a batch: it has run."""
-        self.call.ended()
+    def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
+        """On the thread of a batch: it has run; see `Call.ended`."""
+        self.call.ended(joining, splitting)
 
     def deliver(self) -> None:
         """On the loop."""
+        if self.seconds >= 0.0 and (statistics := self.call.statistics) is not None:
+            statistics.executed_alone(self.call, self.inputs, self.seconds)
         if self.future.done():
             return
         if self.error is not None:
@@ -164,7 +168,8 @@ class Stream:
 
     A generator's answers are put by the instance's thread. A plain function puts its own, by `call.respond`, from
     any thread; what it returns is the last one, unless it is None. Whoever puts is held up while `STREAM_BUFFER`
-    answers wait; once the call is cancelled nothing is taken any more, and a generator is closed.
+    answers wait; once the call is cancelled nothing is taken any more, and a generator is closed. `times`: what is
+    told of its answers.
     """
 
     delivers = False
@@ -175,6 +180,8 @@ class Stream:
         self.queued = time.perf_counter()
         self.result: Any = None
         self.error: ServingError | None = None
+        self._seconds = -1.0  # As of an `Execution`.
+        self.times: ResponseTimes | None = None
         self._loop = loop
         self._answers: deque[Any] = deque()
         self._parked = Parking()
@@ -189,11 +196,18 @@ class Stream:
         error = reason_to_skip(self.call)
         if error is None:
             self.call.started(self.queued)
+            if self.times is not None:
+                self.times.asked()
             try:
                 self._take(function(self.inputs, self.call))
             except BaseException as failure:
                 error = explain(failure)
-            self.call.ended()
+            if self.times is not None:
+                self.times.computed()
+            self._seconds = self.call.ended()
+            if self._closed:  # The loop does not see its end.
+                with suppress(RuntimeError):  # As in `_append`.
+                    self._loop.call_soon_threadsafe(self.count)
         if error is None and self.call.expired:
             error = self.call.overdue(WHILE_STREAMING)
         self._finish(error)
@@ -208,11 +222,16 @@ class Stream:
             self._put(result)
 
     def _put(self, answer: Any) -> bool:
+        times = self.times
+        if times is not None:
+            times.computed()
         while len(self._answers) >= STREAM_BUFFER and not self._closed:
             self._parked.wait(unless=lambda: self._closed or len(self._answers) <= STREAM_BUFFER // 2)
         if self._closed or self.call.cancelled:
             return False
         self._append(answer)
+        if times is not None:
+            times.asked()
         return True
 
     def _append(self, answer: Any) -> None:
@@ -244,9 +263,9 @@ class Stream:
         """On the thread of a batch: it runs, with so many requests in all."""
         self.call.started(self.queued, batch_size)
 
-    def end(self) -> None:
+    def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
         """On the thread of a batch: it has run; `result`, if there is one, is its last answer."""
-        self.call.ended()
+        self.call.ended(joining, splitting)
         # The frames that raise the error have this: it must not have the error.
         result, self.result = self.result, None
         error, self.error = self.error, None
@@ -264,6 +283,12 @@ class Stream:
 
     def deliver(self) -> None:
         """Nothing: each answer was handed over when it came."""
+
+    def count(self) -> None:
+        """On the loop: the execution, once it has ended."""
+        if self._seconds >= 0.0 and (statistics := self.call.statistics) is not None:
+            seconds, self._seconds = self._seconds, -1.0
+            statistics.executed_alone(self.call, self.inputs, seconds)
 
     async def arrival(self) -> None:
         """On the loop: wait until there is something to `take`."""
@@ -287,6 +312,7 @@ class Stream:
         self.call.cancel()
         self._closed = True
         self._parked.call_all()
+        self.count()
 
 
 def _wake(reader: asyncio.Future[None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from pathlib import Path
+from typing import Any
 
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.paths import inside
@@ -34,6 +35,12 @@ def datatype_of(key: str, number: int) -> str:
     if number == pb.TYPE_INVALID:
         raise ValueError(f"{key}: expected {either(pb.DataType.keys()[1:])}, got none")
     return "BYTES" if number == pb.TYPE_STRING else pb.DataType.Name(number).removeprefix("TYPE_")
+
+
+def data_type_of(datatype: str) -> pb.DataType:
+    """The DataType that means this datatype."""
+    number: Any = pb.DataType.Value("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
+    return number  # type: ignore[no-any-return]  # The stubs tell numbers and enums apart, protobuf does not.
 
 
 def existing(folder: Path, name: str, key: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -15,9 +16,11 @@ from triglot.core.errors import Code, ModelLoadError, NeedsProcess, ServingError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.engine.hosted import HostedModel
-from triglot.engine.processes.process import ModelFailure
-from triglot.engine.processes.remote_model import Loading, RemoteModel
+from triglot.engine.processes.loading import Loading
+from triglot.engine.processes.owner import ModelFailure
+from triglot.engine.processes.remote_model import RemoteModel
 from triglot.engine.servable import Servable
+from triglot.repository.labels import read_labels
 from triglot.repository.source import ModelFiles
 from triglot.repository.thread import in_thread
 
@@ -57,20 +60,23 @@ class Loader:
 
     async def open(self, files: ModelFiles, complete: Complete) -> Servable:
         """Raises `ModelLoadError` for whatever the model's code raises. If cancelled, closes what comes later."""
-        loading = Loading(self._load)
+        loading, began = Loading(self._load), time.monotonic()
         try:
             model = await in_thread(partial(self._load_model, files, loading), late=_close)
         except asyncio.CancelledError:
             loading.give_up()
             raise
         if isinstance(model, HostedModel):
-            model.on_change = partial(_on_loop, asyncio.get_running_loop(), self._changed)
+            model.loop = asyncio.get_running_loop()
+            model.on_change = partial(_on_loop, model.loop, self._changed)
         try:
             servable = Servable(files.name, files.version, model, max_queue_size=self._max_queue_size)
         except Exception as error:  # What a user's class declares can be anything.
             await in_thread(partial(_close, model))
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         try:
+            if any(tensor.label_file for tensor in files.config.outputs):
+                servable.labels = await in_thread(partial(read_labels, files.config))
             await complete(servable)
             if self._warm is not None:
                 await self._warm(servable, files)
@@ -81,6 +87,7 @@ class Loader:
             if isinstance(error, ServingError):
                 raise ModelLoadError(error.message, error.code) from error
             raise ModelLoadError(f"{type(error).__name__}: {error}") from error
+        servable.load_seconds = time.monotonic() - began
         return servable
 
     def _load_model(self, files: ModelFiles, loading: Loading) -> Model:

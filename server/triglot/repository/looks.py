@@ -9,6 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from triglot.core.errors import ModelLoadError, ServingError
+from triglot.core.model_config import ALL, LATEST
+from triglot.engine.servable import Servable
+from triglot.repository.completed_config import Loaded
 from triglot.repository.loader import Load, Warm
 from triglot.repository.plan import State
 from triglot.repository.problems import broken_names, by_name, why_not, wrong_models
@@ -86,6 +89,17 @@ class Looks(Reconciler):
     def platforms(self) -> dict[str, str]:
         """What the configuration calls the kind of each model that it names."""
         return {root.name: root.platform for root in self._roots if isinstance(root, ModelSettings)}
+
+    def loaded(self, servable: Servable) -> Loaded:
+        """The files of a version that serves, and what is said of it."""
+        name, number = servable.name, servable.version
+        version = self._versions[name][number]
+        files = version.served or version.files
+        wanted = self._wanted.get(name, {}).get(number)
+        # The policy may have changed since it was loaded, which changes nothing else.
+        latest = wanted if wanted is not None and wanted == files else files
+        policies = (root.policy for root in self._roots if isinstance(root, ModelSettings) and root.name == name)
+        return Loaded(servable, latest, LATEST if files.config.text else next(policies, ALL))
 
     def _note(self, look: Look, asked: AtOnce = lambda _: True) -> None:
         """Have what is wrong with the models readable, or with those that are `asked` for."""

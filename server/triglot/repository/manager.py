@@ -26,7 +26,7 @@ from triglot.repository.loader import Adapt, Load, Warm
 from triglot.repository.looks import Looks
 from triglot.repository.model_config import parse_override
 from triglot.repository.plan import State, Version
-from triglot.repository.problems import why_not, wrong_roots
+from triglot.repository.problems import by_name, why_not, wrong_roots
 from triglot.repository.reconciler import DRAIN_SECONDS
 from triglot.repository.settings import ModelSettings, check_names
 from triglot.repository.source import ModelFiles, Root
@@ -225,7 +225,9 @@ class Manager(Looks):
             self._told.tell(look, asked, others=False)
             self._note(look, asked)
             if why := why_not(name, look, self._roots):
-                raise Internal(why)
+                # What the caller has sent counts as the caller's mistake, and a file as the server's.
+                wrong = overrides and name in by_name(look.problems, {}, self._roots)
+                raise InvalidArgument(why) if wrong else Internal(why)
             chosen = look.wanted[name]
             without = [files.file for files in chosen.values() if overrides and files.config is NO_CONFIG]
             if without:

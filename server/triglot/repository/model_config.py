@@ -6,6 +6,7 @@ is set, at any depth, is named in a warning. A value that cannot be meant is an 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from triglot.core.model_config import (
     WarmUpRequest,
 )
 from triglot.pb.kserve import model_config_pb2 as pb
+from triglot.repository.config_json import json_text
 from triglot.repository.config_values import check_name, datatype_of, either, existing, not_negative
 from triglot.repository.ensembles import ensemble_of
 from triglot.repository.paths import inside
@@ -61,8 +63,8 @@ BACKEND_OF_NAME = {
 _UNDERSTOOD = (
     {"name", "platform", "backend", "version_policy", "max_batch_size", "parameters", "model_warmup"}
     | {"default_model_filename", "model_transaction_policy"}
-    | {"input.name", "input.data_type", "input.dims"}
-    | {"output.name", "output.data_type", "output.dims"}
+    | {"input.name", "input.data_type", "input.dims", "input.optional"}
+    | {"output.name", "output.data_type", "output.dims", "output.label_filename"}
     | {"instance_group.name", "instance_group.count", "instance_group.kind", "instance_group.gpus"}
     | {"dynamic_batching", "ensemble_scheduling", "response_cache"}
     | {f"sequence_batching.{name}" for name in ("max_sequence_idle_microseconds", "control_input")}
@@ -71,11 +73,6 @@ _UNDERSTOOD = (
     | {"sequence_batching.state.initial_state"}
 )
 """Fields, each with all that is below it."""
-_WITHOUT_EFFECT_YET = {
-    "output.label_filename": "without effect yet: there is no classification",
-}
-"""What is checked only, and what a warning says of it."""
-_KNOWN = (*_UNDERSTOOD, *_WITHOUT_EFFECT_YET)
 
 
 def read_config(folder: Path, warnings: list[str]) -> ModelConfig:
@@ -152,11 +149,21 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
             hang_seconds=own.hang_seconds,
             longest_run=own.longest_run,
             source=source,
+            text=json_text(message),
+            sign=_sign(message),
         )
     except (ValueError, ModelLoadError) as error:
         raise ModelLoadError(f"{source}: {error}", Code.INVALID_ARGUMENT) from None
     warnings += [f"{source}: {note}" for note in (*_without_effect(message), *misspelt(parameters))]
     return config
+
+
+def _sign(message: pb.ModelConfig) -> str:
+    own = pb.ModelConfig()
+    own.CopyFrom(message)
+    for name in ("name", "version_policy"):
+        own.ClearField(name)
+    return hashlib.sha256(own.SerializeToString(deterministic=True)).hexdigest()
 
 
 # --- every field, whichever it is ---
@@ -178,11 +185,11 @@ def _without_effect(message: Message, key: str = "", path: str = "") -> Iterator
         inner_path = path + field.name
         if inner_path in _UNDERSTOOD:
             continue
-        if any(known.startswith(inner_path + ".") for known in _KNOWN):
+        if any(known.startswith(inner_path + ".") for known in _UNDERSTOOD):
             for inner_key, item in _items(key + field.name, value):
                 yield from _without_effect(item, inner_key + ".", inner_path + ".")
         else:
-            yield f"{key}{field.name}: {_WITHOUT_EFFECT_YET.get(inner_path, 'without effect here')}"
+            yield f"{key}{field.name}: without effect here"
 
 
 def _check_enums(message: Message, key: str = "") -> None:
@@ -236,16 +243,15 @@ def _tensors(
     for at, tensor in enumerate(tensors):
         key = f"{kind}[{at}]"
         check_name(f"{key}.name", tensor.name, configs)
-        datatype = datatype_of(f"{key}.data_type", tensor.data_type)
-        if not tensor.dims or any(dim < 1 and dim != -1 for dim in tensor.dims):
-            raise ValueError(
-                f"{key}.dims: expected at least one dim, each 1 or more, or -1 for any size, "
-                f"got {list(tensor.dims)}"
-            )
+        datatype = datatype_of(f"{key}.data_type", tensor.data_type) if tensor.data_type else ""
+        if any(dim < 1 and dim != -1 for dim in tensor.dims):
+            raise ValueError(f"{key}.dims: expected 1 or more, or -1 for any size, got {list(tensor.dims)}")
+        dims = tuple(tensor.dims) or None
         label_file = None
         if isinstance(tensor, pb.ModelOutput) and tensor.label_filename:
             label_file = existing(folder, tensor.label_filename, f"{key}.label_filename")
-        configs[tensor.name] = TensorConfig(tensor.name, datatype, tuple(tensor.dims), label_file)
+        optional = isinstance(tensor, pb.ModelInput) and tensor.optional
+        configs[tensor.name] = TensorConfig(tensor.name, datatype, dims, label_file, optional)
     return tuple(configs.values())
 
 

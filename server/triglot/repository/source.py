@@ -242,7 +242,8 @@ class _Search:
             return [files]
         if config is not NO_CONFIG:
             expected = listed(candidates(config))
-            raise NothingFound(f"{folder}: {CONFIG_FILE}, but no version of the model; expected 1/{{{expected}}}")
+            what = "a configuration" if folder.name in self.overrides else CONFIG_FILE
+            raise NothingFound(f"{folder}: {what}, but no version of the model; expected 1/{{{expected}}}")
         return versions
 
     def _config(self, folder: Path) -> ModelConfig:

@@ -26,6 +26,7 @@ class Observation:
 
     def __init__(self, endpoint: Endpoint, call: Call, bytes_in: int = 0) -> None:
         endpoint.in_flight += 1
+        call.counted = True
         self._endpoint = endpoint
         self._call = call
         self._bytes_in = bytes_in
@@ -64,11 +65,8 @@ class Observation:
             code = Code.DEADLINE_EXCEEDED
         if call.batch_size:
             call.ended()  # Unless the model has said so: its caller may have left before.
-        endpoint.record(
-            call,
-            code or call.outcome,
-            perf_counter() - self._started,
-            self._codec_seconds,
-            self._bytes_in,
-            self._bytes_out,
-        )
+        code = code or call.outcome
+        seconds = perf_counter() - self._started
+        endpoint.record(call, code, seconds, self._codec_seconds, self._bytes_in, self._bytes_out)
+        if endpoint.access_log.on and not endpoint.internal:
+            endpoint.access_log.line(endpoint.protocol, endpoint.door, endpoint.method, call, code, seconds)

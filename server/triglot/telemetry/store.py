@@ -17,6 +17,7 @@ from pathlib import Path
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.monitor import Monitor
+from triglot.telemetry.access_log import AccessLog
 from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.kinds import Kinds
 from triglot.telemetry.monitor_log import MonitorLog
@@ -47,6 +48,7 @@ class Endpoint:
         "_kinds",
         "_latencies",
         "_traffic",
+        "access_log",
         "door",
         "in_flight",
         "inference",
@@ -63,6 +65,7 @@ class Endpoint:
         method: str,
         traffic: Traffic | None,
         latencies: deque[float],
+        access_log: AccessLog,
         *,
         internal: bool = False,
     ) -> None:
@@ -72,6 +75,7 @@ class Endpoint:
         self.inference = traffic is not None
         self.internal = internal
         self.in_flight = 0
+        self.access_log = access_log
         self._kinds = kinds
         self._traffic = traffic
         self._latencies = latencies
@@ -97,6 +101,8 @@ class Endpoint:
         model.requests += 1
         self._latencies.append(seconds)
         model.latencies.append(seconds)
+        if (statistics := call.statistics) is not None:
+            statistics.ended(call, code, seconds, now)
         if stats.codec is not None:
             stats.codec.add(codec_seconds * 1e6)
         if code is not OK:
@@ -158,6 +164,7 @@ class Telemetry:
         self.loaded: Callable[[], Collection[tuple[str, int]] | None] = lambda: None
         self.log_file: Path | None = None
         self.metrics = Metrics()
+        self.access_log = AccessLog()
         self.loop_lag = Histogram()
         self.history: deque[Second] = deque(maxlen=HISTORY_SECONDS)
         self.seconds = 0
@@ -191,7 +198,7 @@ class Telemetry:
                 traffic = self._traffic.setdefault(protocol, Traffic())
                 self._ends.setdefault(protocol, traffic.sums())
             endpoint = self._endpoints[key] = Endpoint(
-                self._kinds, protocol, door, method, traffic, latencies, internal=internal
+                self._kinds, protocol, door, method, traffic, latencies, self.access_log, internal=internal
             )
         return endpoint
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,7 +23,6 @@ from triglot.core.errors import (
     PayloadTooLarge,
     ServingError,
     Unavailable,
-    Unimplemented,
     as_serving_error,
     outcome,
 )
@@ -31,6 +30,8 @@ from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.protocols import Operation, Route
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.transports.deflate import DEFLATED_WORK, accepted, deflate
+from triglot.transports.http_errors import UnknownCoding, error_body, usual_error
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
 from triglot.transports.off_loop import run_sized
 from triglot.transports.shutdown import SHUTTING_DOWN
@@ -47,28 +48,6 @@ LONGEST_LINE = 64 * 1024
 """Bytes of a request's path, and of a header."""
 MODEL_VARIABLE = "model"
 """What a route's path calls the name of the model, known before the request is understood."""
-_STATUS = {
-    Code.CANCELLED: 400,
-    Code.UNKNOWN: 400,
-    Code.INVALID_ARGUMENT: 400,
-    Code.DEADLINE_EXCEEDED: 504,
-    Code.NOT_FOUND: 404,
-    Code.ALREADY_EXISTS: 400,
-    Code.PERMISSION_DENIED: 403,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.FAILED_PRECONDITION: 400,
-    Code.ABORTED: 409,
-    Code.OUT_OF_RANGE: 400,
-    Code.UNIMPLEMENTED: 501,
-    Code.INTERNAL: 500,
-    Code.UNAVAILABLE: 503,
-    Code.DATA_LOSS: 500,
-    Code.UNAUTHENTICATED: 401,
-}
-
-
-class UnknownCoding(Unimplemented):
-    """The request is compressed in a way that the server does not know."""
 
 
 class HttpServer:
@@ -198,6 +177,8 @@ class HttpServer:
         observed.answered()
         response = await run_sized(route.answer_size(answer), route.encode, answer, decoded)
         if isinstance(response, HttpResponse):
+            if route.compress_from is not None and len(response.body) >= route.compress_from:
+                response = await _compressed(http, response)
             observed.encoded(len(response.body))
         return response
 
@@ -264,6 +245,18 @@ def _response(route: Route, response: HttpResponse, headers: Mapping[str, str] |
     return answer
 
 
+async def _compressed(http: web.Request, response: HttpResponse) -> HttpResponse:
+    """The answer as the client likes it best; on a thread when that takes long."""
+    wish = accepted(",".join(http.headers.getall("Accept-Encoding", ())))
+    if wish.coding == "identity":
+        return response
+    body = await run_sized(len(response.body) * DEFLATED_WORK, deflate, response.body, wish)
+    if body is None:
+        return response
+    headers = response.headers.items() if isinstance(response.headers, Mapping) else response.headers
+    return replace(response, body=body, headers=[*headers, ("Content-Encoding", wish.coding)])
+
+
 async def _in_time(call: Call, work: Awaitable[T], spare: float, when: str) -> T:
     """What `work` gives until the call's deadline and `spare` seconds more. Raises `DeadlineExceeded`."""
     if call.remaining is None:
@@ -290,23 +283,33 @@ async def _send_stream(
         response.force_close()
     try:
         async with aclosing(stream.answers) as answers:
-            writer = await response.prepare(http)
-            # aiohttp would keep the headers until the first chunk (since 3.12).
-            if writer is not None and hasattr(writer, "send_headers"):
-                writer.send_headers()
+            if not stream.waits:
+                await _send_headers(http, response)
             async for answer in answers:
-                if chunk := await run_sized(stream.answer_size(answer), stream.encode, answer):
+                chunk = await run_sized(stream.answer_size(answer), stream.encode, answer)
+                if not response.prepared:
+                    await _send_headers(http, response)
+                if chunk:
                     # The model ends at the deadline, and may have a last word.
                     await _in_time(call, response.write(chunk), CLEAN_UP_SECONDS, "while the client was reading")
                     observed.sent(len(chunk))
+            if not response.prepared:
+                await _send_headers(http, response)
             await response.write_eof()
     except ConnectionError:
         raise Cancelled("the client left in the middle of the answer") from None
     except BaseException:
-        if http.transport is not None:
+        if response.prepared and http.transport is not None:
             http.transport.abort()  # Nothing else tells the client that this is not the end.
         raise
     return response
+
+
+async def _send_headers(http: web.Request, response: web.StreamResponse) -> None:
+    writer = await response.prepare(http)
+    # aiohttp would keep the headers until the first chunk (since 3.12).
+    if writer is not None and hasattr(writer, "send_headers"):
+        writer.send_headers()
 
 
 def _told(route: Route, error: Exception, observed: Observation) -> web.Response:
@@ -318,21 +321,10 @@ def _told(route: Route, error: Exception, observed: Observation) -> web.Response
 
 def _failed(route: Route, error: ServingError, observed: Observation) -> web.Response:
     """An error in the route's form, or in the usual one."""
-    response = _usual_error(error) if route.encode_error is None else route.encode_error(error)
+    response = usual_error(error) if route.encode_error is None else route.encode_error(error)
     observed.sent(len(response.body))
     headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
     return _response(route, response, headers)
-
-
-def _usual_error(error: ServingError) -> HttpResponse:
-    status = 413 if isinstance(error, PayloadTooLarge) else _STATUS[error.code]
-    headers = {"Accept-Encoding": "gzip, deflate"} if isinstance(error, UnknownCoding) else {}
-    # No charset: a stock client compares the content type to the letter (KServe V2, spec 0.3).
-    return HttpResponse(_error_body(error.message), status, headers=headers)
-
-
-def _error_body(text: str) -> bytes:
-    return json.dumps({"error": text}).encode()
 
 
 async def _as_json(
@@ -343,5 +335,5 @@ async def _as_json(
         return await handler(request)
     except web.HTTPException as error:
         kept = {name: value for name, value in error.headers.items() if name == "Allow"}
-        body = _error_body(error.reason)
+        body = error_body(error.reason)
         return web.Response(body=body, status=error.status, content_type="application/json", headers=kept)

@@ -182,6 +182,7 @@ async def check_parameter_uint64(stub):
 async def check_shared_memory_region_is_not_found(stub):
     message = request(raw=None)
     message.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    message.inputs[0].parameters["shared_memory_byte_size"].int64_param = 4
     stub.refused(message, grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'r'")
 
 

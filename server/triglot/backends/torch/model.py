@@ -204,6 +204,10 @@ def _renamed(names: Mapping[str, str], specs: Mapping[str, TensorSpec]) -> list[
 
 
 def _spec(kind: str, tensor: TensorConfig, config: ModelConfig) -> TensorSpec:
+    if not tensor.datatype or tensor.dims is None:
+        raise ValueError(
+            f"{kind} '{tensor.name}': expected its data_type and dims, which the program does not say"
+        )
     if tensor.datatype not in KNOWN:
         raise ValueError(f"{kind} '{tensor.name}': torch has no tensors of {tensor.datatype}; {EXPECTED}")
     batch = (-1,) if config.max_batch_size > 0 else ()

@@ -115,8 +115,31 @@ class Placed:
     descriptor: int | None = None
 
 
+Row = tuple[str, str, tuple[int, ...], Array | bytes]
+"""A tensor's name, datatype, shape, and what is to be copied into a region."""
+
+
+def packed(tensors: Mapping[Any, Any]) -> list[Row]:
+    """The tensors, ready to be placed. Raises `TypeError` for a dtype without a name, and `MemoryError` for more
+    than there is room for."""
+    rows: list[Row] = []
+    size = 0
+    for name, value in tensors.items():
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        try:
+            datatype = datatype_of(array)
+        except TypeError as error:
+            raise TypeError(f"'{name}': {error}") from None
+        # An array's shape may say more than it has in memory; packed, each element is four bytes or more.
+        size += 4 * array.size if datatype == "BYTES" else array.nbytes
+        _check_room(size)
+        data: Array | bytes = pack_bytes(bytes_elements(array)) if datatype == "BYTES" else array
+        rows.append((str(name), datatype, array.shape, data))
+    return rows
+
+
 class Arena:
-    """The regions that this side writes. Any thread may `trim`."""
+    """The regions that this side writes. Any thread may call it."""
 
     def __init__(self) -> None:
         self._regions: dict[int, _Region] = {}
@@ -124,39 +147,38 @@ class Arena:
         self._lock = threading.Lock()
 
     def place(self, tensors: Mapping[Any, Any]) -> Placed:
-        """Copy the tensors into a region. Raises `TypeError` for a dtype without a name, `MemoryError`
-        for more than there is room for, and `OSError`."""
-        rows: list[tuple[str, str, tuple[int, ...], int, int, Array | bytes]] = []
+        """Copy the tensors into a region. Raises as `packed`, `MemoryError` for more than there is room for, and
+        `OSError`."""
+        return self.place_all(packed(tensors))
+
+    def place_all(self, rows: Iterable[Row]) -> Placed:
+        """As `place`; several may have the same name. Raises `MemoryError` and `OSError`."""
+        places: list[Place] = []
+        contents: list[Array | bytes] = []
         end = 0
-        for name, value in tensors.items():
-            array = value if isinstance(value, np.ndarray) else np.asarray(value)
-            try:
-                datatype = datatype_of(array)
-            except TypeError as error:
-                raise TypeError(f"'{name}': {error}") from None
-            # An array's shape may say more than it has in memory; packed, each element is four bytes or more.
-            _check_room(end + (4 * array.size if datatype == "BYTES" else array.nbytes))
-            data: Array | bytes = pack_bytes(bytes_elements(array)) if datatype == "BYTES" else array
+        for name, datatype, shape, data in rows:
             size = len(data) if isinstance(data, bytes) else data.nbytes
             start = -(-end // ALIGNMENT) * ALIGNMENT
-            rows.append((str(name), datatype, array.shape, start, size, data))
+            places.append(Place(name, datatype, shape, start, size))
+            contents.append(data)
             end = start + size
-        places = tuple(Place(*row[:5]) for row in rows)
         if not end:
-            return Placed(places)
+            return Placed(tuple(places))
         region, descriptor = self._take(end)
         try:
-            for _, datatype, shape, start, size, data in rows:
+            for place, data in zip(places, contents, strict=True):
+                start, size = place.offset, place.size
                 if isinstance(data, bytes):
                     region.memory[start : start + size] = data
                 elif size:
-                    np.copyto(np.ndarray(shape, DATATYPES[datatype].dtype, region.memory, start), data)
+                    dtype = DATATYPES[place.datatype].dtype
+                    np.copyto(np.ndarray(place.shape, dtype, region.memory, start), data)
         except BaseException:
             self.forget(region.number)
             if descriptor is not None:
                 os.close(descriptor)
             raise
-        return Placed(places, region.number, region.size if descriptor is not None else 0, descriptor)
+        return Placed(tuple(places), region.number, region.size if descriptor is not None else 0, descriptor)
 
     def _take(self, size: int) -> tuple[_Region, int | None]:
         with self._lock:
@@ -212,9 +234,10 @@ class Arena:
 
 
 class Mirror:
-    """The regions of the other side, as one thread at a time reads them."""
+    """The regions of the other side. One thread at a time reads them, any may ask what is `released`."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._memory: dict[int, mmap.mmap] = {}
         self._held: list[tuple[int, weakref.ref[Array]]] = []
         self._released: list[int] = []
@@ -226,10 +249,11 @@ class Mirror:
         finally:
             os.close(descriptor)
 
-    def tensors(self, number: int, places: Sequence[Place]) -> dict[str, Array]:
-        """The tensors that lie in a region, as read-only arrays. Raises `FrameError` for what cannot lie there."""
+    def tensors(self, number: int, places: Sequence[Place]) -> list[tuple[str, Array]]:
+        """The tensors that lie in a region, as read-only arrays with their names. Raises `FrameError` for what
+        cannot lie there."""
         if not number:
-            return {place.name: _array(_NOTHING, place) for place in places}
+            return [(place.name, _array(_NOTHING, place)) for place in places]
         memory = self._memory.get(number)
         if memory is None:
             raise FrameError(f"there is no region {number}")
@@ -238,13 +262,14 @@ class Mirror:
             raise FrameError(f"tensors of {end} bytes do not lie in a region of {len(memory)}")
         # One for each frame: all arrays that are made of it, and what is made of these, hold it.
         base: Array
-        if end <= COPIED or self._holds_many():
-            self._released.append(number)
-            base = np.frombuffer(memory[:end], np.uint8)
-        else:
-            base = np.frombuffer(memory, np.uint8, end)
-            self._held.append((number, weakref.ref(base)))
-        return {place.name: _array(base, place) for place in places}
+        with self._lock:
+            if end <= COPIED or self._holds_many():
+                base = np.frombuffer(memory[:end], np.uint8)
+                self._released.append(number)
+            else:
+                base = np.frombuffer(memory, np.uint8, end)
+                self._held.append((number, weakref.ref(base)))
+        return [(place.name, _array(base, place)) for place in places]
 
     def _holds_many(self) -> bool:
         if len(self._held) >= MOST_HELD:
@@ -263,13 +288,15 @@ class Mirror:
 
     def released(self) -> tuple[int, ...]:
         """The regions that have become free since this was asked last."""
-        self._look()
-        released, self._released = tuple(self._released), []
+        with self._lock:
+            self._look()
+            released, self._released = tuple(self._released), []
         return released
 
     def tell_again(self, released: Iterable[int]) -> None:
         """The other side was not told of these."""
-        self._released += released
+        with self._lock:
+            self._released += released
 
 
 _NOTHING = np.frombuffer(b"", np.uint8)

@@ -59,13 +59,34 @@ class Place:
         return delay
 
 
-def why_hung(process: Process, hang_seconds: float, longest_run: float) -> str:
+def look_at(process: Process, hang_seconds: float, longest_run: float) -> None:
+    """At one that is called: end it if it hangs, tell it who has left."""
+    if why := process.ended():
+        process.kill(why)
+        return
+    process.pulse.look()
+    if why := _why_hung(process, hang_seconds, longest_run):
+        process.hung = True
+        process.kill(why)
+    process.tell_cancelled()
+    process.trim()
+
+
+def _why_hung(process: Process, hang_seconds: float, longest_run: float) -> str:
     """Why it is to be killed; "" for a process that is not taken for hung."""
     if 0 < hang_seconds <= process.pulse.silence:
         return f"gave no sign of life for {process.pulse.silence:.1f} s and was killed"
     if 0 < longest_run < process.run_seconds:
         return f"ran it longer than longest_run ({longest_run:g} s) and was killed"
     return ""
+
+
+def look_at_coming(process: Process, age: float, care: Care, usual: float) -> None:
+    """At one that loads its model, since `age` seconds; `usual`: what the first one took, 0: it is the first."""
+    if why := process.ended():
+        process.kill(why)
+    elif usual and age > max(care.load_patience, 10 * usual):
+        process.kill(f"did not load its model within {age:.0f} s and was killed")
 
 
 class Keeper:

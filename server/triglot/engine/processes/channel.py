@@ -6,6 +6,7 @@ import array
 import json
 import os
 import socket
+import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,12 +32,17 @@ class NotSent(Gone):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A frame as it came. `tensors` lie over the other side's region; None: the frame has none."""
+    """A frame as it came. `named` tensors lie over the other side's region; None: the frame has none."""
 
     kind: Kind
     call: int
     text: bytes
-    tensors: dict[str, Array] | None
+    named: list[tuple[str, Array]] | None
+
+    @property
+    def tensors(self) -> dict[str, Array] | None:
+        """The tensors by name."""
+        return None if self.named is None else dict(self.named)
 
     @property
     def fields(self) -> Any:
@@ -45,7 +51,7 @@ class Message:
 
 
 class Channel:
-    """Blocks; one thread at a time sends and receives."""
+    """Blocks; any thread may send, one at a time receives."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -54,6 +60,7 @@ class Channel:
         self._reader = FrameReader()
         self._frames: deque[Frame] = deque()
         self._descriptors: deque[int] = deque()
+        self._sending = threading.Lock()
 
     def place(self, tensors: Mapping[Any, Any]) -> Placed:
         """As `Arena.place`: the tensors can be forgotten, and sent."""
@@ -68,12 +75,8 @@ class Channel:
         released = self._mirror.released()
         try:
             data = pack(Frame(kind, call, text, places, region, size, released))
-            if descriptor is None:
-                self.socket.sendall(data)
-            else:
-                sent = socket.send_fds(self.socket, [data], [descriptor])
-                if sent < len(data):
-                    self.socket.sendall(memoryview(data)[sent:])
+            with self._sending:
+                self._send(data, descriptor)
         except FrameError:
             self.arena.forget(region)
             self._mirror.tell_again(released)
@@ -83,6 +86,14 @@ class Channel:
         finally:
             if descriptor is not None:
                 os.close(descriptor)
+
+    def _send(self, data: bytes, descriptor: int | None) -> None:
+        if descriptor is None:
+            self.socket.sendall(data)
+        else:
+            sent = socket.send_fds(self.socket, [data], [descriptor])
+            if sent < len(data):
+                self.socket.sendall(memoryview(data)[sent:])
 
     def receive(self) -> Message:
         """The next message, waiting for it. Raises `Gone`, also for what is none."""
@@ -95,10 +106,10 @@ class Channel:
                 if not self._descriptors:
                     raise FrameError(f"region {frame.region} came without its file descriptor")
                 self._mirror.adopt(frame.region, frame.region_size, self._descriptors.popleft())
-            tensors = None if frame.places is None else self._mirror.tensors(frame.region, frame.places)
+            named = None if frame.places is None else self._mirror.tensors(frame.region, frame.places)
         except (OSError, ValueError) as error:
             raise Gone(str(error)) from error
-        return Message(frame.kind, frame.call, frame.text, tensors)
+        return Message(frame.kind, frame.call, frame.text, named)
 
     def _fill(self) -> None:
         data, ancillary, _, _ = self.socket.recvmsg(_CHUNK, _SPACE, _CLOSE_ON_EXEC)

@@ -1,11 +1,9 @@
-"""The process of an instance: loads the model, and runs what the server sends, one call after the other."""
+"""The process of an instance: loads the model, and runs what the server sends."""
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import importlib
-import inspect
 import logging
 import os
 import select
@@ -14,26 +12,24 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
-from concurrent.futures import Future
-from contextlib import aclosing, closing, suppress
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from triglot.core.errors import Cancelled, Internal
-from triglot.core.model import Model, is_decoupled
+from triglot.core.model import Model, is_async, is_decoupled
 from triglot.core.model_scheduling import check_cpus, check_seconds
-from triglot.engine.declarations import function_of, takes_call
+from triglot.engine.declarations import takes_call
+from triglot.engine.processes.at_once import AtOnce
 from triglot.engine.processes.channel import Channel, Gone, Message
-from triglot.engine.processes.conversation import Conversation, RemoteCall
-from triglot.engine.processes.failures import error_fields, failure_fields, load_failure_fields
-from triglot.engine.processes.frames import FrameError, Kind
+from triglot.engine.processes.failures import load_failure_fields
+from triglot.engine.processes.frames import Kind
 from triglot.engine.processes.health import BEAT_SECONDS
+from triglot.engine.processes.in_turn import InTurn
 from triglot.engine.processes.instance_config import InstanceConfig
+from triglot.engine.processes.notices import Outbox
 from triglot.engine.processes.page import Page
 from triglot.engine.processes.values import dumps, loads
-from triglot.engine.work import Function, Inputs
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +37,14 @@ _DIE_WITH_PARENT = 1
 
 
 def main() -> None:
-    """`python -c … SOCKET PAGE PARENT NAME`: what `Process.start` runs."""
-    end, page, parent = map(int, sys.argv[1:4])
+    """`python -c … SOCKET PAGE NOTICES PARENT NAME`: what `Process.start` runs."""
+    end, page, notices, parent = map(int, sys.argv[1:5])
     # A terminal's Ctrl-C is for the server: it lets the calls end first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # It is the server's log.
     channel = Channel(socket.socket(fileno=end))
-    worker = Worker(channel, Page(page))
+    worker = Worker(channel, Page(page), Outbox(notices))
     os.close(page)
     threading.Thread(target=worker.beat, args=(parent,), name="heart", daemon=True).start()
     try:
@@ -73,17 +69,11 @@ def _end_at_once() -> NoReturn:
 class Worker:
     """Loads one model, and runs it."""
 
-    def __init__(self, channel: Channel, page: Page) -> None:
+    def __init__(self, channel: Channel, page: Page, notices: Outbox) -> None:
         self._channel = channel
+        self._notices = notices
         self._page = page
         self._name = ""
-        self._pid = os.getpid()
-        self._infer: Callable[..., Any]
-        self._function: Function
-        self._with_call = False
-        self._task: asyncio.Task[Any] | None = None
-        self._number = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- the heart ---
 
@@ -100,7 +90,6 @@ class Worker:
 
     def _see_to(self) -> None:
         try:
-            self._cancel_if_told()
             self._channel.arena.trim(time.monotonic())
         except Exception:  # As long as the heart beats nobody takes the process for hung.
             log.exception("%s: what is done between two calls failed", self._name)
@@ -109,20 +98,19 @@ class Worker:
 
     def run(self) -> None:
         """Until the server says that this is the end. Raises `Gone`."""
-        model = self._load(self._channel.receive())
-        if model is None:
+        loaded = self._load(self._channel.receive())
+        if loaded is None:
             return
-        self._infer, self._function = model.infer, function_of(model)
-        self._with_call = takes_call(model.infer)
+        model, file = loaded
+        serve = (AtOnce if is_async(model.infer) else InTurn)(
+            self._channel, self._page, self._name, model, file
+        ).serve
         while (message := self._channel.receive()).kind is not Kind.END:
-            if message.kind is not Kind.CALL:
-                raise Gone(f"expected a call, got {message.kind.name}")
-            self._number = message.call
-            self._serve(message)
+            serve(message)
             del message
         self._close(model)
 
-    def _load(self, message: Message) -> Model | None:
+    def _load(self, message: Message) -> tuple[Model, Path] | None:
         setup = loads(message.text)
         self._name = setup["name"]
         _log_as(setup["log"])
@@ -142,118 +130,16 @@ class Worker:
         except BaseException as error:
             self._channel.send(Kind.UNLOADABLE, text=dumps(load_failure_fields(error, file)))
             return None
+        if model.own_metrics is not None:
+            model.own_metrics.tell_to(self._notices.put)
         self._channel.send(Kind.LOADED, text=declared)
-        return model
+        return model, file
 
     def _close(self, model: Model) -> None:
         try:
             model.close()
         except BaseException:
             log.exception("%s failed to close", self._name)
-
-    # --- a call ---
-
-    def _serve(self, message: Message) -> None:
-        """Run one call to its end, and send what came of it."""
-        self._number = message.call
-        conversation = Conversation(self._channel, self._page, message.call, self._name)
-        inputs, text, placed, kind = message.tensors or {}, b"", None, Kind.DONE
-        try:
-            call = RemoteCall(conversation, message.fields or {} if self._with_call else {})
-            answer = self._result(dict(inputs), call, conversation)
-            if answer is not None:
-                placed = conversation.placed(answer)
-                del answer
-        except Gone:
-            raise
-        except BaseException as error:  # A model that calls exit() fails this call, and goes on.
-            kind, text = Kind.FAILED, dumps(failure_fields(error))
-        if os.getpid() != self._pid:
-            _end_at_once()  # The model has forked; only one of the two has the connection.
-        conversation.end()
-        inputs.clear()  # So that their region can be used for the next call.
-        try:
-            self._channel.send(kind, call=message.call, text=text, placed=placed)
-        except FrameError as error:
-            told = Internal(f"model '{self._name}' returned outputs that cannot be handed over: {error}")
-            self._channel.send(Kind.FAILED, call=message.call, text=dumps(error_fields(told)))
-
-    def _result(self, inputs: Inputs, call: RemoteCall, conversation: Conversation) -> Any:
-        """What `infer` gives as its last answer; the others have been sent."""
-        if inspect.iscoroutinefunction(self._infer):
-            return self._on_loop(self._function(inputs, call))
-        if inspect.isasyncgenfunction(self._infer):
-            return self._on_loop(_send_each(self._function(inputs, call), conversation))
-        result = self._function(inputs, call)
-        if isinstance(result, Generator):
-            del inputs
-            with closing(result) as answers:
-                for answer in answers:
-                    if not conversation.answer(answer):
-                        break
-            return None
-        return result
-
-    def _on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """`async def` code has a loop that runs on between the calls, as it has in the server."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._run_loop, args=(self._loop,), name="loop", daemon=True).start()
-        loop, done = self._loop, Future[Any]()
-
-        def begin() -> None:
-            try:
-                task = self._task = loop.create_task(work)
-                task.add_done_callback(partial(self._hand_over, done))
-            except BaseException as error:  # Of the model's own task factory.
-                done.set_exception(error)
-
-        loop.call_soon_threadsafe(begin)
-        try:
-            return done.result()
-        finally:
-            self._task = None
-
-    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """As long as the process lives: a call would wait for ever for a loop that has ended."""
-        while not loop.is_closed():
-            try:
-                loop.run_forever()  # Until code calls exit(), or stops the loop.
-            except (SystemExit, KeyboardInterrupt) as error:
-                log.error("%s: its code has raised %s; its loop goes on", self._name, type(error).__name__)
-            except BaseException:
-                log.exception("%s: its loop has failed", self._name)
-                break
-        _end_at_once()
-
-    def _hand_over(self, done: Future[Any], task: asyncio.Task[Any]) -> None:
-        error: BaseException | None
-        if not task.cancelled():
-            error = task.exception()
-        elif self._page.cancelled == self._number:
-            error = Cancelled("the call was cancelled while the model ran")
-        else:
-            error = asyncio.CancelledError()  # Its own.
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(task.result())
-
-    def _cancel_if_told(self) -> None:
-        """On the heart's thread: `async def` code is cancelled with its call, as in the server."""
-        task, loop = self._task, self._loop
-        if task is not None and loop is not None and self._page.cancelled == self._number:
-            self._task = None  # Once.
-            loop.call_soon_threadsafe(task.cancel)
-
-
-async def _send_each(answers: AsyncGenerator[Any, None], conversation: Conversation) -> None:
-    loop = asyncio.get_running_loop()
-    async with aclosing(answers):
-        async for answer in answers:
-            # It may have to wait for the reader.
-            if not await loop.run_in_executor(None, conversation.answer, answer):
-                break
 
 
 # --- what is handed over ---
@@ -269,11 +155,9 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
     """What the server has to know of the model. Raises as `takes_call`, and for what cannot be handed over."""
     if model.takes_messages:
         raise ValueError("execution: expected 'thread' for a model that takes whole messages, got 'process'")
-    if model.infer_batch is not None:
-        raise ValueError("execution: expected 'thread' for a model with an infer_batch, got 'process'")
     declared: dict[str, Any] = {}
     for name in Model.__annotations__:
-        if name not in ("infer", "infer_batch", "model_config"):
+        if name not in ("infer", "infer_batch", "model_config", "own_metrics"):
             try:
                 dumps(declared.setdefault(name, getattr(model, name)))
             except TypeError as error:
@@ -281,8 +165,16 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
     if model.places_instances:
         declared["instances"] = config.count
     infer = model.infer
-    kind = {"class": type(model).__name__, "streams": is_decoupled(infer), "takes_call": takes_call(infer)}
-    return {**kind, "attributes": declared}
+    return {
+        "class": type(model).__name__,
+        "takes_call": takes_call(infer),
+        "lists": model.infer_batch is not None,
+        "metrics": model.own_metrics is not None,
+        "starts": type(model).start_instance is not Model.start_instance,
+        "at_once": is_async(infer),
+        "streams": is_decoupled(infer),
+        "attributes": declared,
+    }
 
 
 # --- where it runs ---

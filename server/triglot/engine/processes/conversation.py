@@ -1,22 +1,22 @@
-"""In the process: one call of `infer`, and what it asks the server for."""
+"""In the process: one call of `infer` where calls take turns, and what it asks the server for."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from typing import Any
 
-from triglot.core.call import Call, ModelCall
-from triglot.core.errors import Internal, Unavailable
-from triglot.core.request_scheduling import PLAIN, Scheduling
+from triglot.core.call import ModelCall, ModelTask, Reach
+from triglot.core.errors import Unavailable
+from triglot.engine.processes.answers import answer_of, aside, rows_of, text_of
 from triglot.engine.processes.arena import Placed
 from triglot.engine.processes.channel import Channel, Message
 from triglot.engine.processes.failures import error_of
 from triglot.engine.processes.frames import Kind
 from triglot.engine.processes.page import Page
+from triglot.engine.processes.remote_call import asked_fields, inputs_of, streams
 from triglot.engine.processes.values import dumps, loads
 
 
@@ -28,7 +28,8 @@ class Conversation:
     is read before anything else is sent.
     """
 
-    def __init__(self, channel: Channel, page: Page, number: int, model: str) -> None:
+    def __init__(self, channel: Channel, page: Page, number: int, model: str, own: Reach) -> None:
+        self.own = own
         self._channel = channel
         self._page = page
         self.number = number
@@ -39,20 +40,22 @@ class Conversation:
         self._over = False
         self._streams = itertools.count(1)
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether the server has said so."""
-        return self._page.cancelled == self.number
+    def is_cancelled(self, number: int) -> bool:
+        """Whether the server has said so of this call, or of a member of it."""
+        return self._page.is_cancelled(number)
 
-    def answer(self, answer: object, *, at_once: bool = False) -> bool:
+    def answer(self, answer: object, *, at_once: bool = False, member: int | None = None) -> bool:
         """Send one answer of several; False when nobody reads any more, as far as known. `at_once`: as of now."""
         with self._turn:
             self._settle()
-            if self._over or not self._wanted or self.cancelled:
+            if self._over or not self._wanted or self.is_cancelled(self.number):
                 return False
-            placed = self.placed(answer)
+            placed, fields = self._channel.arena.place_all(rows_of(answer, self._model)), aside(answer)
             del answer
-            self._channel.send(Kind.ANSWER, call=self.number, placed=placed)
+            if member is not None:
+                fields["member"] = member
+            text = text_of(fields, self._model)
+            self._channel.send(Kind.ANSWER, call=self.number, text=text, placed=placed)
             self._owed += 1
             if at_once:
                 self._settle()
@@ -64,53 +67,40 @@ class Conversation:
             self._wanted &= self._channel.receive().kind is Kind.GO_ON
             self._owed -= 1
 
-    def placed(self, answer: object) -> Placed:
+    def placed(self, answer: object) -> tuple[Placed, bytes]:
         """What `infer` gave, ready to be sent. Raises `Internal` for what cannot be, for the model's author."""
-        if not isinstance(answer, Mapping):
-            kind = type(answer).__name__
-            raise Internal(f"model '{self._model}' returned {kind}, expected a dict of outputs by name")
-        try:
-            return self._channel.place(answer)
-        except TypeError as error:
-            raise Internal(f"model '{self._model}' returned output {error}") from None
+        text = text_of(aside(answer), self._model)
+        return self._channel.arena.place_all(rows_of(answer, self._model)), text
 
-    def finish(self) -> None:
+    def finish(self, member: int | None = None) -> None:
         """Say that no more answers come."""
         with self._turn:
             self._settle()
             if not self._over:
-                self._channel.send(Kind.FINISHED, call=self.number)
+                self._channel.send(Kind.FINISHED, call=self.number, text=_of(member))
 
-    def metadata(self) -> Iterable[tuple[str, str | bytes]]:
+    def metadata(self, member: int | None) -> Iterable[tuple[str, str | bytes]]:
         """Of the call that is executed."""
-        message = self._asked(Kind.METADATA)
+        message = self._asked(Kind.METADATA, _of(member))
         return [] if message is None else [(name, value) for name, value in loads(message.text)]
 
-    def model(self, _: Call, asked: ModelCall) -> Any:
-        """`Call.reach`: what another model answers; code on a loop awaits it."""
+    def model(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
+        """What another model answers; code on a loop awaits it."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return self._stream(asked) if asked.stream else self._other_model(asked)
-        if asked.stream:
-            return self._stream_on(loop, asked)
-        return loop.run_in_executor(None, self._other_model, asked)
+            return self._stream(asked, member) if streams(asked) else self._other_model(asked, member)
+        if streams(asked):
+            return self._stream_on(loop, asked, member)
+        return loop.run_in_executor(None, self._other_model, asked, member)
 
-    def _other_model(self, asked: ModelCall, stream: int = 0) -> Any:
-        fields = {
-            "model": asked.model,
-            "version": asked.version,
-            "outputs": list(asked.outputs),
-            "signature_name": asked.signature_name,
-            "parameters": None if asked.parameters is None else dict(asked.parameters),
-            "stream": stream,
-        }
-        return self._reply(fields, asked.inputs)
+    def _other_model(self, asked: ModelCall | ModelTask, member: int | None, stream: int = 0) -> Any:
+        return self._reply({**asked_fields(asked, member), "stream": stream}, inputs_of(asked))
 
-    def _stream(self, asked: ModelCall) -> Generator[Any, None, None]:
+    def _stream(self, asked: ModelCall | ModelTask, member: int | None) -> Generator[Any, None, None]:
         """The answers one by one; closing the generator ends them."""
         number = next(self._streams)
-        self._other_model(asked, number)
+        self._other_model(asked, member, number)
         try:
             while (answer := self._reply({"stream": number, "close": False})) is not None:
                 yield answer
@@ -118,8 +108,10 @@ class Conversation:
             if not self._over:
                 self._reply({"stream": number, "close": True})
 
-    async def _stream_on(self, loop: asyncio.AbstractEventLoop, asked: ModelCall) -> AsyncGenerator[Any, None]:
-        answers = self._stream(asked)
+    async def _stream_on(
+        self, loop: asyncio.AbstractEventLoop, asked: ModelCall | ModelTask, member: int | None
+    ) -> AsyncGenerator[Any, None]:
+        answers = self._stream(asked, member)
         try:
             while (answer := await loop.run_in_executor(None, next, answers, None)) is not None:
                 yield answer
@@ -132,7 +124,7 @@ class Conversation:
             raise Unavailable("the call has ended: it can reach no other model any more")
         if message.kind is Kind.REFUSAL:
             raise error_of(message.fields)
-        return message.tensors
+        return answer_of(message)
 
     def _asked(self, kind: Kind, text: bytes = b"", tensors: Mapping[str, Any] | None = None) -> Message | None:
         with self._turn:
@@ -150,65 +142,5 @@ class Conversation:
             self._over = True
 
 
-class RemoteCall(Call):
-    """A call as the model sees it in the process."""
-
-    __slots__ = ("_conversation", "_members")
-
-    def __init__(self, conversation: Conversation, fields: Mapping[str, Any]) -> None:
-        super().__init__(fields.get("deadline"), conversation.metadata)
-        self._conversation = conversation
-        self.request_id = fields.get("id", "")
-        self.signature_name = fields.get("signature", "")
-        self.parameters = fields.get("parameters", {})
-        self.model_name, self.model_version = fields.get("model", ""), fields.get("version", 0)
-        self.batch_size = fields.get("batch", 1)
-        self.size = fields.get("size", 0)
-        if scheduling := fields.get("scheduling"):
-            self.scheduling = Scheduling(*scheduling)
-        self.respond = partial(conversation.answer, at_once=True)
-        self.finish = conversation.finish
-        self.reach = conversation.model
-        members = fields.get("members")
-        self._members = members and tuple(RemoteCall(conversation, member) for member in members)
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
-        return self._conversation.cancelled or super().cancelled
-
-    @property
-    def members(self) -> Sequence[Call]:
-        """The calls that are executed together."""
-        return self._members or (self,)
-
-    def child(self) -> Call:
-        """A call of its own for one of several requests that came on this one."""
-        return RemoteCall(self._conversation, {**call_fields(self), "deadline": self.deadline})
-
-
-def call_fields(call: Call) -> dict[str, Any]:
-    """In the server: what a process is told of a call; what is usual is left out."""
-    fields: dict[str, Any] = {
-        "id": call.request_id,
-        "signature": call.signature_name,
-        "parameters": call.parameters,
-        "model": call.model_name,
-        "version": call.model_version,
-        "batch": call.batch_size,
-        "size": call.size,
-        "deadline": call.deadline,
-    }
-    if call.scheduling is not PLAIN:
-        one = call.scheduling
-        fields["scheduling"] = (
-            one.priority,
-            one.timeout,
-            one.sequence_id,
-            one.sequence_start,
-            one.sequence_end,
-        )
-    members = call.members
-    if len(members) != 1 or members[0] is not call:
-        fields["members"] = [call_fields(member) for member in members]
-    return {name: value for name, value in fields.items() if value}
+def _of(member: int | None) -> bytes:
+    return b"" if member is None else dumps({"member": member})

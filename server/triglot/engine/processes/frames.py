@@ -40,6 +40,8 @@ class Kind(enum.IntEnum):
     """What was asked for cannot be had."""
     END = 7
     """Close the model and end."""
+    START = 8
+    """Run `start_instance`."""
 
     LOADED = 16
     """The model is loaded, and declares this."""

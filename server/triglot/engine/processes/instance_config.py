@@ -26,8 +26,9 @@ class InstanceConfig(ModelConfig):
 
     @property
     def count(self) -> int:
-        """How many instances the devices of the configuration make, as far as the backend has asked."""
-        return self._counts[-1] if self._counts else 1
+        """How many instances the devices of the configuration make, as far as the backend has asked; one where it
+        names none."""
+        return (self._counts[-1] if self._counts else 0) or 1
 
     def devices(self, gpu_count: Callable[[], int]) -> list[Device]:
         """Where this instance is to run. Raises as `ModelConfig.devices`."""

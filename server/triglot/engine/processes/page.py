@@ -1,4 +1,4 @@
-"""The page of memory that both sides of a conversation write without a word: a few numbers, each in one step."""
+"""The memory that both sides of a conversation write without a word: numbers, each in one step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import numpy as np
 
 from triglot.engine.processes.arena import mapped, shared_memory
 
-SIZE = mmap.PAGESIZE
+SIZE = 4 * mmap.PAGESIZE
 _BEATS, _CANCELLED = 0, 8
 # Apart by the length of a cache line: each has another writer.
+_CALLS = SIZE // 8 - _CANCELLED
+"""Calls that have a place of their own there, of those that run at the same time; others share one."""
 
 
 class Page:
-    """How often the process's heart has beaten, and which of its calls is cancelled."""
+    """How often the process's heart has beaten, and which of its calls are cancelled."""
 
     def __init__(self, descriptor: int) -> None:
         self._numbers = np.frombuffer(mapped(descriptor, SIZE, writable=True), np.uint64)
@@ -39,11 +41,10 @@ class Page:
         """In the process: one more."""
         self._numbers[_BEATS] += np.uint64(1)
 
-    @property
-    def cancelled(self) -> int:
-        """The number of the call that was cancelled last."""
-        return int(self._numbers[_CANCELLED])
+    def is_cancelled(self, call: int) -> bool:
+        """In the process: whether somebody has said so."""
+        return int(self._numbers[_CANCELLED + call % _CALLS]) == call
 
     def cancel(self, call: int) -> None:
         """In the server: nobody waits for this call any more."""
-        self._numbers[_CANCELLED] = call
+        self._numbers[_CANCELLED + call % _CALLS] = call

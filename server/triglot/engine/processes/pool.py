@@ -18,8 +18,9 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.errors import ModelLoadError, Unavailable
 from triglot.core.readings import Reading
-from triglot.engine.processes.care import CARE, Care, Keeper, Place, why_hung
+from triglot.engine.processes.care import CARE, Care, Keeper, Place, look_at, look_at_coming
 from triglot.engine.processes.health import BEAT_SECONDS
+from triglot.engine.processes.notices import PoolMetrics
 from triglot.engine.processes.process import Process, Program
 from triglot.engine.processes.seats import Seats
 from triglot.engine.work import reason_to_skip
@@ -43,13 +44,14 @@ class Pool:
         self._care = care
         self._places: list[Place] = []
         self._free = threading.Condition()
-        self._live = 0
+        self.live = 0  # How many there are.
         self._failure = ""
         self._restarts = {"ended": 0, "hung": 0}
         self._load_seconds = 0.0
         self._closed = False
         self._gone: list[Process] = []
         self.seats = Seats()
+        self.metrics = PoolMetrics(lambda: [process.notices for process in self._there()])
         self._keeper = Keeper(f"{program.name} processes", self._looks)
 
     # --- the beginning ---
@@ -97,15 +99,12 @@ class Pool:
         """On the keeper's thread."""
         if self._closed:
             raise OSError("the model was given up")
-        process = Process.start(self.program.name, place.number)
+        process = Process.start(self.program.name, place.number, self.metrics.apply)
         with self._free:
             place.coming, place.begun = process, time.monotonic()
-        self._end_if_closed(process)
-        return process
-
-    def _end_if_closed(self, process: Process) -> None:
-        if self._closed:
+        if bool(self._closed):  # By now.
             process.kill("was given up")
+        return process
 
     def _loaded(
         self, place: Place, process: Process, warm: Callable[[Process], object] = lambda _: None
@@ -122,10 +121,10 @@ class Pool:
                 self._gone.append(process)
                 raise ModelLoadError(f"{self.program.file}: its process {process.lost}")
             place.process, place.begun = process, time.monotonic()
-            self._live += 1
+            self.live += 1
             self._failure = ""
             self._free.notify_all()
-            first = self._live == 1
+            first = self.live == 1
         if first:
             self.changed()
         return declared
@@ -137,11 +136,6 @@ class Pool:
             self._gone.append(process)
 
     # --- calls ---
-
-    @property
-    def alive(self) -> bool:
-        """Whether there is a process."""
-        return self._live > 0
 
     @contextmanager
     def borrowed(self, call: Call) -> Iterator[Process]:
@@ -160,9 +154,9 @@ class Pool:
             yield process
         finally:
             if process.lost:
-                self._lose(process)
+                self.lose(process)
             with self._free:
-                process.busy = False
+                process.borrowed = False
                 self._free.notify_all()
 
     def _borrow(self, call: Call) -> Process:
@@ -177,24 +171,45 @@ class Pool:
                     # Nobody says when a call is cancelled.
                     self._free.wait(BEAT_SECONDS)
                     process = self._free_one()
-                call.waited(since)
-            process.busy = True
+                for member in call.members:
+                    member.waited(since)
+            process.borrowed = True
             return process
+
+    def shared(self, call: Call) -> Process | None:
+        """On the loop: of the processes that run many calls the one with the fewest; None while there is none.
+
+        Raises as `borrowed`.
+        """
+        with self._free:
+            there = [place.process for place in self._places if place.process is not None]
+            found = min((one for one in there if not one.lost), key=lambda one: one.count, default=None)
+            if found is None:
+                self._check(call)
+            return found
+
+    def unstarted(self) -> Process | None:
+        """On any thread: one that is now to start its instance."""
+        with self._free:
+            for place in self._places:
+                if (process := place.process) is not None and not process.started:
+                    process.started = True
+                    return process
+            return None
 
     def _free_one(self) -> Process | None:
         mine = self.seats.number(len(self._places)) if self.sticky else None
         for place in self._places:
             process = place.process
-            if process is not None and not process.busy and mine in (None, place.number):
+            if process is not None and not process.borrowed and mine in (None, place.number):
                 return process
         return None
 
     def _check(self, call: Call) -> None:
         if self._closed:
             raise Unavailable("the model was unloaded")
-        if self._failure and not self._live:
-            due = min(place.due for place in self._places)
-            wait = max(0.0, due - time.monotonic())
+        if self._failure and not self.live:
+            wait = max(0.0, min(place.due for place in self._places) - time.monotonic())
             raise Unavailable(f"{self.program.name}: {self._failure}", retry_after=max(1.0, wait))
         if (reason := reason_to_skip(call)) is not None:
             raise reason
@@ -210,37 +225,20 @@ class Pool:
         now = time.monotonic()
         if (process := place.process) is not None:
             try:
-                self._look_at(process)
+                look_at(process, self.hang_seconds, self.longest_run)
             finally:
                 if process.lost:
-                    self._lose(process)
+                    self.lose(process)
         elif (coming := place.coming) is not None:
-            self._look_at_coming(place, coming, now)
+            look_at_coming(coming, now - place.begun, self._care, self._load_seconds)
         elif place.due and now >= place.due and not self._closed:
             self._replace(place)
-
-    def _look_at(self, process: Process) -> None:
-        if why := process.ended():
-            process.kill(why)
-            return
-        process.pulse.look()
-        if why := why_hung(process, self.hang_seconds, self.longest_run):
-            process.hung = True
-            process.kill(why)
-        process.tell_cancelled()
-        process.trim()
 
     def _forget(self) -> None:
         with self._free:
             self._gone = [process for process in self._gone if not process.forget()]
 
-    def _look_at_coming(self, place: Place, coming: Process, now: float) -> None:
-        if why := coming.ended():
-            coming.kill(why)
-        elif self._load_seconds and now - place.begun > max(self._care.load_patience, 10 * self._load_seconds):
-            coming.kill(f"did not load its model within {now - place.begun:.0f} s and was killed")
-
-    def _lose(self, process: Process) -> None:
+    def lose(self, process: Process) -> None:
         """On any thread: it is not called any more, and will be replaced."""
         self.on_lost(process.number)
         with self._free:
@@ -250,8 +248,8 @@ class Pool:
             place.process = None
             self.seats.lose(place.number)
             self._gone.append(process)
-            self._live -= 1
-            none_left = not self._live
+            self.live -= 1
+            none_left = not self.live
             if self._closed:
                 return
             if time.monotonic() - place.begun >= self._care.steady:
@@ -288,13 +286,13 @@ class Pool:
             self._free.notify_all()
             if self._closed:
                 return
-        who = f"{self.program.name}: process {place.number}"
-        log.error("%s could not be replaced, the next try is in %.1f s: %s", who, delay, str(error))
+        text = "%s: process %d could not be replaced, the next try is in %.1f s: %s"
+        log.error(text, self.program.name, place.number, delay, str(error))
 
     # --- the end ---
 
     def give_up(self) -> None:
-        """On any thread: end every process at once; whoever waits for one gets an error."""
+        """On any thread: end all at once; whoever waits for one gets an error."""
         self._kill("was given up", lambda _: True)
 
     def abandon(self) -> None:
@@ -321,7 +319,7 @@ class Pool:
             self._free.notify_all()
             there = self._there()
             coming = {place.coming for place in self._places}
-            self._live = 0
+            self.live = 0
         for process in there:
             if process in coming:
                 process.kill("was given up")
@@ -342,7 +340,7 @@ class Pool:
 
     def readings(self) -> Iterator[Reading]:
         """The processes that live, and how many were replaced."""
-        yield Reading("processes", "Processes that can run the model.", self._live)
+        yield Reading("processes", "Processes that can run the model.", self.live)
         text = "Processes of the model that were lost, and are replaced."
         for reason, count in self._restarts.items():
             yield Reading("processes_lost", text, count, {"reason": reason}, counter=True)

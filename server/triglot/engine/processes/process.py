@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 import os
 import signal
 import socket
@@ -12,41 +10,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from triglot.core.call import Call
-from triglot.core.errors import Code, MissingDependency, ModelLoadError, Unavailable
+from triglot.core.errors import ModelLoadError
 from triglot.core.model_config import ModelConfig
-from triglot.engine.processes.channel import Channel, Gone, Message, NotSent
-from triglot.engine.processes.conversation import call_fields
-from triglot.engine.processes.desk import Desk
-from triglot.engine.processes.failures import error_of
+from triglot.engine.processes.channel import Channel, Gone
 from triglot.engine.processes.frames import FrameError, Kind
 from triglot.engine.processes.health import Pulse
+from triglot.engine.processes.multiplexed import MultiplexedCalls
+from triglot.engine.processes.notices import Inbox, Notice
+from triglot.engine.processes.owner import load_error
 from triglot.engine.processes.page import Page
+from triglot.engine.processes.sequential import SequentialCalls
 from triglot.engine.processes.values import dumps, loads
-from triglot.engine.work import Inputs
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from triglot.engine.processes.child import main; main()"
 _STATUS_SECONDS = 1.0
 """How long the status of a process that hung up may take."""
-
-
-class NotBegun(Exception):
-    """The process had ended before the call reached it."""
-
-
-class ModelFailure(Exception):
-    """What a model's code has raised in its process; the trace there is its cause."""
-
-
-class ModelTrace(Exception):
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,44 +45,53 @@ class Program:
 
 
 class Process:
-    """One process. One thread at a time calls it; any thread may `kill` it.
+    """One process. Any thread may `kill` it. See `Owner`.
 
-    `number` is its own among the instances of its model. `lost` says why it cannot be called any more.
+    `number` is its own among the instances of its model. `calls` are there once it has loaded the model, until it
+    has ended. `borrowed`: whether a thread has it for its calls. `started`: whether it was to start its instance.
     """
 
     def __init__(
-        self, name: str, number: int, popen: subprocess.Popen[bytes], channel: Channel, page: Page
+        self,
+        name: str,
+        number: int,
+        popen: subprocess.Popen[bytes],
+        channel: Channel,
+        page: Page,
+        notices: Inbox,
     ) -> None:
         self.name = name
         self.number = number
         self.lost = ""
-        self.busy = False
+        self.borrowed = False
+        self.started = False
         self.hung = False
+        self.channel = channel
+        self.page = page
+        self.calls: SequentialCalls | MultiplexedCalls | None = None
         self.pulse = Pulse(page, popen.pid)
+        self.notices = notices
         self._popen = popen
-        self._channel = channel
-        self._page = page
-        self._numbers = itertools.count(1)
-        self._current: tuple[int, Call] | None = None
-        self._runs_since = math.inf
-        self._with_call = True
         self._killing = threading.Lock()
 
     @classmethod
-    def start(cls, name: str, number: int) -> Process:
-        """A new one, which waits for `load`. It ends with the thread that calls this. Raises `OSError`."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                page, descriptor = Page.make()
-                try:
-                    popen = _spawned(name, theirs.fileno(), descriptor)
-                finally:
-                    os.close(descriptor)
-        except BaseException:
-            ours.close()
-            raise
-        return cls(name, number, popen, Channel(ours), page)
+    def start(cls, name: str, number: int, take: Callable[[Notice], object]) -> Process:
+        """A new one, which waits for `load`; `take` gets what it tells at any time, on any thread.
+
+        It ends with the thread that calls this. Raises `OSError`.
+        """
+        with ExitStack() as passed, ExitStack() as kept:
+            ours, theirs = socket.socketpair()
+            kept.callback(ours.close)
+            passed.callback(theirs.close)
+            page, memory = Page.make()
+            passed.callback(os.close, memory)
+            notices, pipe = Inbox.make(take)
+            kept.callback(notices.close)
+            passed.callback(os.close, pipe)
+            popen = _spawned(name, theirs.fileno(), memory, pipe)
+            kept.pop_all()
+            return cls(name, number, popen, Channel(ours), page, notices)
 
     @property
     def pid(self) -> int:
@@ -123,130 +116,49 @@ class Process:
             "log": _log_settings(),
         }
         try:
-            self._channel.send(Kind.LOAD, text=dumps(setup))
-            message = self._channel.receive()
+            self.channel.send(Kind.LOAD, text=dumps(setup))
+            message = self.channel.receive()
         except Gone:
             raise ModelLoadError(
-                f"{program.file}: its process {self._why_gone()} while it loaded the model; what it wrote before "
+                f"{program.file}: its process {self.why_gone()} while it loaded the model; what it wrote before "
                 "is in the server's log"
             ) from None
         fields = loads(message.text)
         if message.kind is Kind.LOADED:
-            self._with_call = fields["takes_call"]
+            calls = MultiplexedCalls if fields["at_once"] else SequentialCalls
+            self.calls = calls(self, with_call=fields["takes_call"])
             declared: dict[str, Any] = fields
             return declared
-        kind = MissingDependency if fields["missing"] else ModelLoadError
-        raise kind(fields["message"], Code(fields.get("code", Code.UNKNOWN))) from _cause(fields)
+        raise load_error(fields)
 
     # --- calls ---
 
-    def run(self, inputs: Inputs, call: Call) -> Any:
-        """What `infer` returns; what it gives to `call.respond` before goes there.
+    @property
+    def count(self) -> int:
+        """Calls that it runs."""
+        calls = self.calls
+        return 0 if calls is None else calls.count
 
-        Raises `NotBegun`, `Unavailable` when the process ends or hangs meanwhile, and what the model raises.
-        """
-        with self._conversation(inputs, call) as desk:
-            while (message := self._next(desk)).kind in (Kind.ANSWER, Kind.FINISHED):
-                if message.kind is Kind.FINISHED:
-                    call.finish()
-                else:
-                    answer = message.tensors
-                    del message
-                    self._go_on(Kind.GO_ON if call.respond(answer) else Kind.STOP)
-                    del answer
-            return self._result(message)
-
-    def stream(self, inputs: Inputs, call: Call) -> Generator[Any, None, None]:
-        """The answers that `infer` yields. Raises as `run`; closing the generator closes the model's."""
-        with self._conversation(inputs, call) as desk:
-            del inputs
-            while (message := self._next(desk)).kind is Kind.ANSWER:
-                answer = message.tensors
-                del message
-                self._runs_since = math.inf  # It waits for the reader.
-                try:
-                    yield answer
-                except GeneratorExit:
-                    del answer
-                    self._stop(desk)
-                    raise
-                del answer
-                self._go_on(Kind.GO_ON)
-            self._result(message)
-
-    def _stop(self, desk: Desk) -> None:
-        """Have the model's generator closed, and wait for that."""
-        self._go_on(Kind.STOP)
-        while (message := self._next(desk)).kind is Kind.ANSWER:
-            self._channel.send(Kind.STOP)
-        self._result(message)
-
-    def _go_on(self, kind: Kind) -> None:
-        """Have the model run on after an answer."""
-        self._runs_since = time.monotonic()
-        self._channel.send(kind)
-
-    @contextmanager
-    def _conversation(self, inputs: Inputs, call: Call) -> Iterator[Desk]:
-        self._begin(inputs, call)
-        desk = Desk(self._channel, call)
-        try:
-            yield desk
-        except (Gone, FrameError):
-            self.lost = self.lost or self._why_gone()
-            raise Unavailable(f"{self.name}: the process that ran the request {self.lost}") from None
-        finally:
-            if self._current is not None and not self.lost:
-                self.kill("was left alone with a call")
-            self._current, self._runs_since = None, math.inf
-            desk.close()
-
-    def _result(self, message: Message) -> Any:
-        """What the model's code has returned. Raises what that has raised."""
-        if message.kind not in (Kind.DONE, Kind.FAILED):
-            raise Gone(f"unexpected {message.kind.name}")
-        self._current, self._runs_since = None, math.inf
-        if message.kind is Kind.DONE:
-            return message.tensors
-        fields = loads(message.text)
-        raise _cause(fields) or error_of(fields)
-
-    def _begin(self, inputs: Inputs, call: Call) -> None:
-        number = next(self._numbers)
-        text = dumps(call_fields(call)) if self._with_call else b""
-        placed = self._channel.place(inputs)
-        try:
-            self._channel.send(Kind.CALL, call=number, text=text, placed=placed)
-        except NotSent:
-            self.lost = self.lost or self._why_gone()
-            raise NotBegun(self.lost) from None
-        self._current, self._runs_since = (number, call), time.monotonic()
-
-    def _next(self, desk: Desk) -> Message:
-        """The next message that is no question. Raises `Gone`."""
-        while True:
-            message = self._channel.receive()
-            if self._current is not None and message.call != self._current[0]:
-                self.kill("answered another call and was killed")
-                raise Gone(self.lost)
-            if not desk.serve(message):
-                return message
+    @property
+    def busy(self) -> bool:
+        """Whether it runs a call, or somebody is about to have it run one."""
+        return self.borrowed or self.count > 0
 
     @property
     def run_seconds(self) -> float:
-        """For how long it runs a call, of a stream since its last answer was taken; 0 while it runs none."""
-        return max(0.0, time.monotonic() - self._runs_since)
+        """As `Calls.run_seconds`."""
+        calls = self.calls
+        return 0.0 if calls is None else calls.run_seconds
 
     def tell_cancelled(self) -> None:
-        """Have the model see it when its call is cancelled."""
-        current = self._current
-        if current is not None and current[1].cancelled:
-            self._page.cancel(current[0])
+        """As `Calls.tell_cancelled`."""
+        if (calls := self.calls) is not None:
+            calls.tell_cancelled()
 
     # --- its end ---
 
-    def _why_gone(self) -> str:
-        """Why it hung up."""
+    def why_gone(self) -> str:
+        """See `Owner`."""
         if self.lost:
             return self.lost
         try:
@@ -272,13 +184,13 @@ class Process:
                 self._popen.kill()
             # Children of its own may have the connection, too.
             with suppress(OSError):
-                self._channel.socket.shutdown(socket.SHUT_RDWR)
+                self.channel.socket.shutdown(socket.SHUT_RDWR)
 
     def ask_to_end(self) -> None:
         """Have it close its model and end; nobody calls it any more."""
         self.lost = self.lost or "was asked to end"
         with suppress(Gone, FrameError):
-            self._channel.send(Kind.END)
+            self.channel.send(Kind.END)
 
     def end(self, patience: float, more_patience: float) -> None:
         """Wait for its end; after `patience` it is told by SIGTERM, and `more_patience` later by SIGKILL."""
@@ -289,21 +201,33 @@ class Process:
             except subprocess.TimeoutExpired:
                 tell()
         self._popen.wait()
-        self._channel.close()
+        self._close()
+
+    def _close(self) -> None:
+        """It has ended, and nobody calls it."""
+        # Children of its own may have the connection, too.
+        with suppress(OSError):
+            self.channel.socket.shutdown(socket.SHUT_RDWR)
+        calls, self.calls = self.calls, None  # Each keeps the other.
+        if calls is not None:
+            calls.close()
+        self.channel.close()
+        self.notices.close()
 
     def forget(self) -> bool:
         """Give back what belongs to it if it has ended and nobody calls it; whether it is so."""
         if self.busy or self._popen.poll() is None:
             return False
-        self._channel.close()
+        self._close()
         return True
 
     def trim(self) -> None:
-        """Give back memory that has not been used for a while."""
-        self._channel.arena.trim(time.monotonic())
+        """Give back memory that has not been used for a while, and take what it has told."""
+        self.channel.arena.trim(time.monotonic())
+        self.notices.read()
 
 
-def _spawned(name: str, end: int, page: int) -> subprocess.Popen[bytes]:
+def _spawned(name: str, *passed: int) -> subprocess.Popen[bytes]:
     try:
         os.fstat(2)
         log: int = 2
@@ -311,11 +235,11 @@ def _spawned(name: str, end: int, page: int) -> subprocess.Popen[bytes]:
         log = subprocess.DEVNULL
     program = _PROGRAM.format(path=[str(path) for path in sys.path])
     return subprocess.Popen(
-        [sys.executable, "-c", program, str(end), str(page), str(os.getpid()), name],
+        [sys.executable, "-c", program, *map(str, passed), str(os.getpid()), name],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        pass_fds=(end, page),
+        pass_fds=passed,
         # The server says when it ends, not the terminal.
         start_new_session=True,
     )
@@ -338,12 +262,3 @@ def _ended(status: int) -> str:
     except ValueError:
         name = f"signal {-status}"
     return f"was ended by {name}{' (is there too little memory?)' if name == 'SIGKILL' else ''}"
-
-
-def _cause(fields: Mapping[str, Any]) -> Exception | None:
-    """What the model's code has raised, by its own name; None where that was an error for the client."""
-    if "kind" not in fields:
-        return None
-    failure: Exception = type(fields["kind"], (ModelFailure,), {})(fields["text"])
-    failure.__cause__ = ModelTrace(fields["trace"])
-    return failure

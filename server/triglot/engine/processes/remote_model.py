@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import socket
-import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from triglot.core.call import Call
-from triglot.core.errors import Code, ModelLoadError
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
+from triglot.core.call import BatchCall, Call
 from triglot.core.readings import Reading
 from triglot.engine.hosted import HostedModel, nobody_to_tell, not_at_all
-from triglot.engine.processes.care import CARE, Care
+from triglot.engine.processes.owner import NotBegun
 from triglot.engine.processes.pool import Pool
-from triglot.engine.processes.process import NotBegun, Process, Program
+from triglot.engine.processes.process import Process
+from triglot.engine.processes.sequential import SequentialCalls
 from triglot.engine.work import Function, Inputs
 
 
@@ -31,6 +26,9 @@ class RemoteModel(HostedModel):
         self.looks_at_call = declared["takes_call"]
         self.execution = "process"
         self._pool = pool
+        self._start_call: Call | None = None
+        if declared["metrics"]:
+            self.own_metrics = pool.metrics
 
     def start(self) -> None:
         """Have a process for each instance. Raises `ModelLoadError`."""
@@ -53,23 +51,31 @@ class RemoteModel(HostedModel):
         """See `HostedModel`."""
         self._pool.seats.take(instance)
 
+    def start_instance(self, call: Call) -> None:
+        """See `Model`: on the processes that no other thread does it on, now and whenever one is replaced."""
+        if self._start_call is None:
+            self._start_call = call.apart()
+        while (process := self._pool.unstarted()) is not None:
+            self._start_on(process, self._start_call)
+
     def _warm(self, process: Process) -> None:
+        if self._start_call is not None:
+            process.started = True
+            self._start_on(process, self._start_call)
         self.warm_up(self._run_on(process))
 
-    def _run_on(self, process: Process) -> Function:
-        return process.run
+    @abstractmethod
+    def _start_on(self, process: Process, call: Call) -> None:
+        """Has the model start its instance there, on a thread."""
 
-    def infer(self, inputs: Inputs, call: Call) -> Any:
-        """What the model answers. Raises `Unavailable` when its process is lost, and what the model raises."""
-        while True:
-            # Of a process that was lost before, another one may run the call.
-            with suppress(NotBegun), self._pool.borrowed(call) as process:
-                return process.run(inputs, call)
+    @abstractmethod
+    def _run_on(self, process: Process) -> Function:
+        """Runs the model there, on a thread."""
 
     @property
     def alive(self) -> bool:
         """Whether there is a process."""
-        return self._pool.alive
+        return self._pool.live > 0
 
     def abandon(self) -> None:
         """End the processes that still run a call."""
@@ -78,6 +84,7 @@ class RemoteModel(HostedModel):
     def close(self) -> None:
         """Have each process close the model and end; blocks for as long."""
         self._pool.close()
+        self._start_call = None
         self.warm_up, self.on_lost = not_at_all, nobody_to_tell  # Of whom they are would be kept.
 
     def readings(self) -> Iterator[Reading]:
@@ -85,61 +92,48 @@ class RemoteModel(HostedModel):
         return self._pool.readings()
 
 
-class DecoupledRemoteModel(RemoteModel):
+class BlockingModel(RemoteModel):
+    """One whose code is no `async def`. What its processes lose is `Unavailable`."""
+
+    def infer(self, inputs: Inputs, call: Call) -> Any:
+        """What the model answers. Raises `Unavailable` when its process is lost, and what the model raises."""
+        while True:
+            # Of a process that was lost before, another one may run the call.
+            with suppress(NotBegun), self._pool.borrowed(call) as process:
+                return _in_turn(process).run(inputs, call)
+
+    def _run_on(self, process: Process) -> Function:
+        return _in_turn(process).run
+
+    def _start_on(self, process: Process, call: Call) -> None:
+        _in_turn(process).start(call)
+
+
+class ListsModel(BlockingModel):
+    """One that takes a batch as a list."""
+
+    def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
+        """What the model answers to each of the requests; raises as `infer`."""
+        call = BatchCall(calls)
+        while True:
+            with suppress(NotBegun), self._pool.borrowed(call) as process:
+                return _in_turn(process).run_list(inputs, call)
+
+
+class DecoupledModel(BlockingModel):
     """One that yields its answers."""
 
     def infer(self, inputs: Inputs, call: Call) -> Generator[Any, None, None]:
-        """The answers as the model yields them; raises as `RemoteModel.infer`."""
+        """The answers as the model yields them; raises as `BlockingModel.infer`."""
         while True:
             with suppress(NotBegun), self._pool.borrowed(call) as process:
-                yield from process.stream(inputs, call)
+                yield from _in_turn(process).stream(inputs, call)
                 return
 
     def _run_on(self, process: Process) -> Function:
-        return process.stream
+        return _in_turn(process).stream
 
 
-class Loading:
-    """Loads a model into processes of its own; `give_up` ends that, on any thread."""
-
-    def __init__(self, load: Callable[[str, Path, ModelConfig], Model], care: Care = CARE) -> None:
-        self._load = load
-        self._care = care
-        self._pool: Pool | None = None
-        self._given_up = False
-
-    def __call__(self, name: str, backend: str, file: Path, config: ModelConfig) -> RemoteModel:
-        """The model, with one process; `name` is what messages call it. Raises `ModelLoadError`."""
-        if not hasattr(socket, "send_fds"):
-            raise ModelLoadError(f"{file}: execution: expected 'thread' on {sys.platform}, got 'process'")
-        program = Program(name, self._path(file), backend, file, config)
-        pool = self._pool = Pool(program, self._care)
-        if self._given_up:
-            pool.give_up()
-        try:
-            declared = pool.open()
-        except BaseException:
-            pool.close()
-            raise
-        kind = DecoupledRemoteModel if declared["streams"] else RemoteModel
-        # Messages say the name of the model's own class.
-        named: type[RemoteModel] = type(declared["class"], (kind,), {})
-        return named(pool, declared)
-
-    def give_up(self) -> None:
-        """Nobody waits for it any more."""
-        self._given_up = True
-        if self._pool is not None:
-            self._pool.give_up()
-
-    def _path(self, file: Path) -> str:
-        load = self._load
-        module, name = getattr(load, "__module__", ""), getattr(load, "__qualname__", "")
-        with suppress(Exception):
-            if getattr(importlib.import_module(module), name) is load:
-                return f"{module}:{name}"
-        raise ModelLoadError(
-            f"{file}: execution: expected 'thread' for what {load!r} loads, which processes cannot import by its "
-            "name; got 'process'",
-            Code.INVALID_ARGUMENT,
-        )
+def _in_turn(process: Process) -> SequentialCalls:
+    assert isinstance(process.calls, SequentialCalls)
+    return process.calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from triglot.core.call import BatchCall, Call
 from triglot.core.errors import Internal, InvalidArgument, own_copy
 from triglot.core.model import Model
 from triglot.core.tensor import Array
+from triglot.engine.batch import check_answers
 from triglot.engine.buffers import Buffers
 from triglot.engine.joining import split
 from triglot.engine.sequences.controls import ControlTensors
@@ -20,6 +21,7 @@ from triglot.engine.sequences.request import SequenceRequest
 from triglot.engine.sequences.states import StateTensors, joined
 from triglot.engine.sequences.strategies import Rows
 from triglot.engine.sequences.table import Dropped
+from triglot.engine.timing import BatchTimes
 from triglot.engine.work import Explain, Function, Inputs, InstanceExecution
 
 log = logging.getLogger(__name__)
@@ -27,12 +29,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What a model of sequences adds to its clients' inputs. `decoupled`: it answers one request at a time."""
+    """What a model of sequences adds to its clients' inputs. `decoupled`: it answers one request at a time.
+    `infer_batch`: it takes several requests as a list."""
 
     controls: ControlTensors
     states: StateTensors
     batched: bool
     decoupled: bool
+    infer_batch: Callable[..., Any] | None = None
 
     @classmethod
     def of(cls, model: Model) -> Tensors:
@@ -46,7 +50,8 @@ class Tensors:
         if batching.states and decoupled:
             raise ValueError("sequence_batching.states: expected none of a model that yields its answers")
         controls = ControlTensors(batching.controls, batched=batched)
-        return cls(controls, StateTensors(batching.states, batched=batched), batched, decoupled)
+        states = StateTensors(batching.states, batched=batched)
+        return cls(controls, states, batched, decoupled, model.infer_batch)
 
     def check(self, inputs: Inputs, sequence_id: int | str, model: str) -> None:
         """Raises `InvalidArgument` for a request that cannot be in a sequence of this model."""
@@ -105,6 +110,7 @@ class SequenceBatch:
         self._buffers = buffers
         self._finished = finished
         self._delivered = delivered
+        self._times = BatchTimes()
 
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread."""
@@ -131,26 +137,52 @@ class SequenceBatch:
         for member, call in zip(self.members, calls, strict=True):
             call.started(member.arrived, len(calls))
             member.executed = True
+        times = self._times
+        times.begin()
         try:
-            inputs = self._tensors.inputs(self._rows, self._buffers)
-            answer = function(inputs, BatchCall(calls) if len(calls) > 1 else calls[0])
-            # The buffers are free for the next batch, unless the model has kept them.
-            del inputs
-            parts = self._split(answer)
-            self._keep(answer)
-            for row, part in zip(self._rows, parts, strict=True):
-                if row is not None:
-                    row.give(part)
+            if self._tensors.infer_batch is None:
+                self._run_joined(function, calls)
+            else:
+                self._run_listed(self._tensors.infer_batch, calls, explain)
         except BaseException as error:  # A model that calls exit() fails these calls, not the server.
             told = explain(error)
             for member in self.members:
                 member.give_error(own_copy(told))
+        times.end()
         for call in calls:
-            call.ended()
+            call.ended(times.joining, times.splitting)
 
-    def _keep(self, answer: object) -> None:
+    def _run_joined(self, function: Function, calls: Sequence[Call]) -> None:
+        inputs = self._tensors.inputs(self._rows, self._buffers)
+        self._times.joined()
+        answer = function(inputs, BatchCall(calls) if len(calls) > 1 else calls[0])
+        self._times.answered()
+        # The buffers are free for the next batch, unless the model has kept them.
+        del inputs
+        parts = self._split(answer)
+        self._keep(answer)
+        for row, part in zip(self._rows, parts, strict=True):
+            if row is not None:
+                row.give(part)
+
+    def _run_listed(self, infer_batch: Callable[..., Any], calls: Sequence[Call], explain: Explain) -> None:
+        """Rows without a request are not there."""
+        inputs = [self._tensors.inputs((member,), self._buffers) for member in self.members]
+        self._times.joined()
+        answers = infer_batch(inputs, calls)
+        self._times.answered()
+        for member, answer in zip(self.members, check_answers(answers, len(calls)), strict=True):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                self._keep(answer, (member,))
+                member.give(answer)
+            except Exception as error:
+                member.give_error(own_copy(explain(error)))
+
+    def _keep(self, answer: object, rows: Rows | None = None) -> None:
         with _logged():
-            self._tensors.states.keep(answer, self._rows)
+            self._tensors.states.keep(answer, self._rows if rows is None else rows)
 
     def _split(self, answer: object) -> list[dict[str, Array]]:
         with _logged():
@@ -158,6 +190,8 @@ class SequenceBatch:
 
     def deliver(self) -> None:
         """On the loop."""
+        if self._times.ended:
+            self._times.count([member.work for member in self.members])
         for member in self.members:
             member.work.deliver()
         for request, error in self.dropped:

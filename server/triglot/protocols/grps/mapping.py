@@ -49,7 +49,7 @@ def bind_message(message: Message, signature: Signature, model_name: str) -> lis
         return [binding.single(binding.by_name(name, kind), value) for kind, name, value in _entries(data)]
     if isinstance(data, str | bytes):
         return [binding.single(binding.only(data), _text_array(data))]
-    if data is None and all(spec.name in signature.defaults for spec in signature.inputs):
+    if data is None and all(spec.name in signature.may_lack for spec in signature.inputs):
         return []
     raise binding.misfit(data)
 
@@ -76,7 +76,7 @@ class _Binding:
     def only(self, data: Data) -> TensorSpec:
         """The one input that has to be given."""
         inputs = self._signature.inputs
-        needed = [spec for spec in inputs if len(inputs) == 1 or spec.name not in self._signature.defaults]
+        needed = [spec for spec in inputs if len(inputs) == 1 or spec.name not in self._signature.may_lack]
         if len(needed) != 1 or (isinstance(data, str | bytes) and needed[0].datatype != "BYTES"):
             raise self.misfit(data)
         return needed[0]
@@ -105,7 +105,7 @@ class _Binding:
                 f"model '{self._model}' has {len(specs)} inputs, {[spec.name for spec in specs]}; the message has "
                 f"{len(tensors)} unnamed tensors"
             )
-        # Too few are no mistake when the rest has defaults.
+        # Too few are no mistake when the rest may be left out.
         return [self._declared(tensor, spec.name, spec) for tensor, spec in zip(tensors, specs, strict=False)]
 
     def _declared(self, tensor: GrpsTensor, name: str, spec: TensorSpec | None) -> InputTensor:

@@ -11,12 +11,24 @@ import numpy as np
 
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.tensor import DATATYPES, Array, Buffer, byte_length, object_array, raw_buffer
-from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
+from triglot.core.types import (
+    InferenceRequest,
+    InferenceResponse,
+    InputTensor,
+    OutputWish,
+    ParameterValue,
+    RegionSlice,
+    TensorOptions,
+)
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.parameters import (
-    refuse_classification,
-    refuse_shared_memory,
+    CLASSIFICATION,
+    REGION,
+    REGION_OFFSET,
+    REGION_SIZE,
+    region_of,
     set_parameters,
+    wish_of,
 )
 from triglot.protocols.wire import Limit, MessageRules, length_prefix, limit_error, parse, scan, serialize
 
@@ -30,6 +42,7 @@ MAX_OUTPUTS = Limit("requested outputs", 1024)
 MAX_RAW = Limit("raw_input_contents", 1024)
 MAX_DIMS = Limit("dims in a shape", 16)
 MAX_PARAMETERS = Limit("parameters", 256)
+_OPTIONS = (REGION, REGION_SIZE, REGION_OFFSET, CLASSIFICATION)
 _SHAPE, _TENSOR_PARAMETERS, _OUTPUT_PARAMETERS = 3, 4, 2
 ID, RAW_INPUTS = 3, 7
 _REQUEST_PARAMETERS, _INPUTS, _OUTPUTS = 4, 5, 6
@@ -87,7 +100,7 @@ _DATATYPE_OF_CONTENTS = {
 def decode_infer(data: bytes) -> InferenceRequest:
     """The request of a serialized ModelInferRequest; raw tensors of a large one are views of `data`.
 
-    Raises `InvalidArgument`, and `NotFound` for a shared-memory region.
+    Raises `InvalidArgument`.
     """
     raw: Sequence[Buffer]
     if len(data) < SCAN_FROM_BYTES:
@@ -136,11 +149,13 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
     if message.parameters:
         set_parameters(request, decode_parameters(message.parameters))
     next_raw = 0
+    regions: dict[int, RegionSlice] = {}
     for tensor in message.inputs:
         data: Buffer | Array
-        if tensor.parameters and "shared_memory_region" in tensor.parameters:
-            refuse_shared_memory(tensor.parameters["shared_memory_region"].string_param)
-        if tensor.HasField("contents"):
+        if tensor.parameters and REGION in tensor.parameters:
+            regions[len(request.inputs)] = _decode_region(tensor, message.model_name)
+            data = b""
+        elif tensor.HasField("contents"):
             if raw:
                 raise InvalidArgument(
                     "contents field must not be specified when using raw_input_contents for "
@@ -161,18 +176,45 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
             f"the request has {len(raw)} raw_input_contents for {next_raw} inputs that take one, "
             f"for model '{message.model_name}'"
         )
+    wishes: dict[str, OutputWish] = {}
     if message.outputs:
-        request.outputs = [_decode_requested_output(output) for output in message.outputs]
+        request.outputs = [output.name for output in message.outputs]
+        for output in message.outputs:
+            if output.parameters and (wish := _decode_wish(output)) is not None:
+                wishes[output.name] = wish
+    if regions or wishes:
+        request.options = TensorOptions(regions, wishes)
     return request
 
 
-def _decode_requested_output(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
-    if output.parameters:
-        if "shared_memory_region" in output.parameters:
-            refuse_shared_memory(output.parameters["shared_memory_region"].string_param)
-        if "classification" in output.parameters:
-            refuse_classification()
-    return output.name
+def _decode_region(tensor: pb.ModelInferRequest.InferInputTensor, model: str) -> RegionSlice:
+    if tensor.HasField("contents"):
+        raise InvalidArgument(
+            "contents field must not be specified when using shared memory for "
+            f"'{tensor.name}' for model '{model}'"
+        )
+    region = region_of(_options_in(tensor.parameters), f"input '{tensor.name}'")
+    assert region is not None  # Its key is there.
+    return region
+
+
+def _decode_wish(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> OutputWish | None:
+    options = _options_in(output.parameters)
+    if options.get(CLASSIFICATION) == 0:
+        raise InvalidArgument(
+            f"parameter '{CLASSIFICATION}' of output '{output.name}': expected int64_param above 0, got 0"
+        )
+    return wish_of(options, f"output '{output.name}'")
+
+
+def _options_in(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
+    """Those of a tensor's parameters that mean something: other clients' own are not looked at."""
+    options: dict[str, ParameterValue] = {}
+    for key in _OPTIONS:
+        if key in parameters:
+            choice = parameters[key].WhichOneof("parameter_choice")
+            options[key] = getattr(parameters[key], choice) if choice else ""
+    return options
 
 
 def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
@@ -230,7 +272,7 @@ def packing_size(response: InferenceResponse | StreamError) -> int:
         return 0
     size = 0
     for output in response.outputs:
-        if output.datatype == "BYTES":
+        if output.datatype == "BYTES" and output.name not in response.placed:
             size += output.array.size * BYTES_WORK
     return size
 
@@ -265,8 +307,9 @@ def infer_pieces(response: InferenceResponse) -> list[Any]:
         extra = pb.ModelInferResponse()
         encode_parameters(response.parameters, extra.parameters)
         pieces.append(serialize(extra))
+    placed = response.placed
     for output in outputs:
-        buffer = raw_buffer(output.array)
+        buffer = b"" if placed and output.name in placed else raw_buffer(output.array)
         pieces += length_prefix(_RAW_OUTPUTS, byte_length(buffer)), buffer
     return pieces
 

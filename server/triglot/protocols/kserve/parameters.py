@@ -1,9 +1,11 @@
-"""Request parameters: the reserved ones and their types (spec 2.5)."""
+"""Parameters of requests and of their tensors: the reserved ones and their types (spec 2.5, 2.6)."""
 
 from __future__ import annotations
 
-from triglot.core.errors import InvalidArgument, NotFound, Unimplemented
-from triglot.core.types import InferenceRequest, ParameterValue
+from collections.abc import Mapping
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.types import InferenceRequest, OutputWish, ParameterValue, RegionSlice
 
 _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "sequence_id": ((int, str), "int64_param or string_param (JSON: an integer or a string)"),
@@ -16,6 +18,10 @@ _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "signature_name": ((str,), "string_param (JSON: a string)"),
 }
 _UNSIGNED = ("priority", "timeout")
+REGION = "shared_memory_region"
+REGION_SIZE = "shared_memory_byte_size"
+REGION_OFFSET = "shared_memory_offset"
+CLASSIFICATION = "classification"
 
 
 def set_parameters(request: InferenceRequest, parameters: dict[str, ParameterValue]) -> None:
@@ -40,11 +46,41 @@ def set_parameters(request: InferenceRequest, parameters: dict[str, ParameterVal
     request.signature_name = str(parameters.get("signature_name", ""))
 
 
-def refuse_shared_memory(region: ParameterValue) -> None:
-    """Raises `NotFound`: no region can have been registered."""
-    raise NotFound(f"Unable to find shared memory region: '{region}'")
+def region_of(parameters: Mapping[str, ParameterValue], what: str) -> RegionSlice | None:
+    """The place in shared memory that a tensor's parameters name, if any; `what` is how messages call the tensor.
+
+    Raises `InvalidArgument` for one without a size, and for a value of the wrong type.
+    """
+    region = parameters.get(REGION)
+    if region is None:
+        return None
+    if not isinstance(region, str):
+        raise InvalidArgument(
+            f"parameter '{REGION}' of {what}: expected string_param (JSON: a string), got {region!r}"
+        )
+    if REGION_SIZE not in parameters:
+        raise InvalidArgument(f"parameter '{REGION_SIZE}' of {what}: expected one beside '{REGION}', got none")
+    return RegionSlice(
+        region, _unsigned(parameters, REGION_OFFSET, what), _unsigned(parameters, REGION_SIZE, what)
+    )
 
 
-def refuse_classification() -> None:
-    """Raises `Unimplemented`."""
-    raise Unimplemented("the output parameter 'classification' is not supported")
+def wish_of(parameters: Mapping[str, ParameterValue], what: str) -> OutputWish | None:
+    """What the parameters of a requested output ask for, if anything. Raises `InvalidArgument` as `region_of`."""
+    region = region_of(parameters, what)
+    classes = _unsigned(parameters, CLASSIFICATION, what)
+    if region is None and not classes:
+        return None
+    if region is not None and classes:
+        raise InvalidArgument(f"{what}: '{CLASSIFICATION}' and '{REGION}' exclude each other, got both")
+    return OutputWish(classes, region)
+
+
+def _unsigned(parameters: Mapping[str, ParameterValue], key: str, what: str) -> int:
+    value = parameters.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidArgument(
+            f"parameter '{key}' of {what}: expected int64_param of at least 0 (JSON: an unsigned integer), "
+            f"got {value!r}"
+        )
+    return value

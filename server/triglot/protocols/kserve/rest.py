@@ -9,33 +9,28 @@ from typing import Any
 import numpy as np
 import orjson
 
-from triglot.core.errors import Internal, InvalidArgument, PayloadTooLarge, Unimplemented
+from triglot.core.errors import Internal, InvalidArgument, PayloadTooLarge
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.tensor import (
-    DATATYPES,
-    Array,
-    Buffer,
-    DataType,
-    byte_length,
-    element_count,
-    is_addressable,
-    object_array,
-    raw_buffer,
+from triglot.core.tensor import Array, Buffer, byte_length, is_addressable, raw_buffer
+from triglot.core.types import (
+    InferenceRequest,
+    InferenceResponse,
+    InputTensor,
+    OutputTensor,
+    OutputWish,
+    ParameterValue,
+    RegionSlice,
+    TensorOptions,
 )
-from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, ParameterValue
-from triglot.protocols.json_text import LargeArray, flatten, print_array, read_body, type_name
+from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS
-from triglot.protocols.kserve.parameters import (
-    refuse_classification,
-    refuse_shared_memory,
-    set_parameters,
-)
+from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements
+from triglot.protocols.kserve.parameters import REGION, region_of, set_parameters, wish_of
 from triglot.protocols.wire import Limit, limit_error
 
 HEADER_LENGTH = "inference-header-content-length"
 MAX_JSON_BYTES = 64 * 1024 * 1024
 """The largest JSON part of a request; binary tensors are bounded by the message size alone."""
-_NO_JSON = ("FP16", "BF16", "COMPLEX64", "COMPLEX128")
 
 
 @dataclass(slots=True)
@@ -52,10 +47,7 @@ class RestInfer:
 
 
 def decode_infer(http: HttpRequest) -> RestInfer:
-    """The request of an infer body. Binary tensors are views of the body.
-
-    Raises `InvalidArgument`, and `NotFound` for a shared-memory region.
-    """
+    """The request of an infer body. Binary tensors are views of the body. Raises `InvalidArgument`."""
     text_length = json_length(http)
     if text_length > MAX_JSON_BYTES:
         raise PayloadTooLarge(
@@ -72,7 +64,10 @@ def body_limit(headers: Mapping[str, str]) -> int | None:
 
 
 def json_length(http: HttpRequest) -> int:
-    """How many bytes of the body are JSON. Raises `InvalidArgument` for a header that cannot be true."""
+    """How many bytes of the body are JSON; 0 in a raw request only, which has none.
+
+    Raises `InvalidArgument` for a header that cannot be true.
+    """
     size = len(http.body)
     text = http.headers.get(HEADER_LENGTH)
     if text is None:
@@ -80,8 +75,6 @@ def json_length(http: HttpRequest) -> int:
     length = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
     if not 0 <= length <= size:
         raise InvalidArgument(f"inference header size should be in range (0, {size}), got: {text}")
-    if length == 0:
-        raise Unimplemented("raw binary requests (inference header size 0) are not supported")
     return length
 
 
@@ -93,30 +86,35 @@ class _Reader:
         self._version = http.path.get("version", "")
         self._body = memoryview(http.body)
         self._at = json_length
+        self._regions: dict[int, RegionSlice] = {}
+        self._wishes: dict[str, OutputWish] = {}
+        self._binary_outputs: set[str] = set()
 
     def read(self, body: dict[str, Any]) -> RestInfer:
         request = InferenceRequest(self._model, self._version, _string(body, "id", "the request", default=""))
         set_parameters(request, _parameters(body, "the request"))
         if "triton_enable_empty_final_response" in request.parameters:
             raise InvalidArgument("parameter 'triton_enable_empty_final_response' is not allowed over HTTP")
-        request.inputs = [self._input(tensor) for tensor in _objects(body, "inputs", MAX_INPUTS, required=True)]
+        tensors = _objects(body, "inputs", MAX_INPUTS, required=True)
+        request.inputs = [self._input(at, tensor) for at, tensor in enumerate(tensors)]
         if self._at != len(self._body):
             raise InvalidArgument(
                 f"unexpected additional input data for model '{self._model}': {len(self._body) - self._at} bytes "
                 "follow the last binary tensor"
             )
-        binary: set[str] = set()
-        request.outputs = [_requested_output(output, binary) for output in _objects(body, "outputs", MAX_OUTPUTS)]
+        request.outputs = [self._requested_output(output) for output in _objects(body, "outputs", MAX_OUTPUTS)]
+        if self._regions or self._wishes:
+            request.options = TensorOptions(self._regions, self._wishes)
         default = bool(request.parameters.pop("binary_data_output", False))
-        return RestInfer(request, frozenset(binary), default)
+        return RestInfer(request, frozenset(self._binary_outputs), default)
 
-    def _input(self, tensor: dict[str, Any]) -> InputTensor:
+    def _input(self, at: int, tensor: dict[str, Any]) -> InputTensor:
         name = _string(tensor, "name", "an input")
         what = f"input '{name}'"
         datatype = _string(tensor, "datatype", what)
         shape = _shape(tensor, what)
         parameters = _parameters(tensor, what)
-        given: list[str] = [key for key in ("shared_memory_region", "binary_data_size") if key in parameters]
+        given: list[str] = [key for key in (REGION, "binary_data_size") if key in parameters]
         # KServe's client sends a null beside the size of an empty binary tensor.
         given += ["data"] if tensor.get("data") is not None else []
         if len(given) != 1:
@@ -124,10 +122,11 @@ class _Reader:
                 "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
                 f"'shared_memory_region' in 'parameters'; {what} sets {given or 'none'}"
             )
-        if given == ["shared_memory_region"]:
-            refuse_shared_memory(parameters["shared_memory_region"])
         data: Buffer | Array
-        if given == ["binary_data_size"]:
+        if (region := region_of(parameters, what)) is not None:
+            self._regions[at] = region
+            data = b""
+        elif given == ["binary_data_size"]:
             data = self._binary(name, parameters["binary_data_size"])
         else:
             data = elements_of_json(tensor["data"], datatype, shape, what)
@@ -145,20 +144,20 @@ class _Reader:
         start, self._at = self._at, end
         return self._body[start:end]
 
-
-def _requested_output(output: dict[str, Any], binary: set[str]) -> str:
-    name = _string(output, "name", "an output")
-    parameters = _parameters(output, f"output '{name}'")
-    if "shared_memory_region" in parameters:
-        refuse_shared_memory(parameters["shared_memory_region"])
-    if "classification" in parameters:
-        refuse_classification()
-    wanted = parameters.get("binary_data", False)
-    if not isinstance(wanted, bool):
-        raise InvalidArgument(f"output '{name}': binary_data must be true or false, got {wanted!r}")
-    if wanted:
-        binary.add(name)
-    return name
+    def _requested_output(self, output: dict[str, Any]) -> str:
+        name = _string(output, "name", "an output")
+        what = f"output '{name}'"
+        parameters = _parameters(output, what)
+        wanted = parameters.get("binary_data", False)
+        if not isinstance(wanted, bool):
+            raise InvalidArgument(f"{what}: binary_data must be true or false, got {wanted!r}")
+        if (wish := wish_of(parameters, what)) is not None:
+            if wanted and wish.region is not None:
+                raise InvalidArgument(f"{what}: binary_data true and '{REGION}' exclude each other, got both")
+            self._wishes[name] = wish
+        if wanted:
+            self._binary_outputs.add(name)
+        return name
 
 
 def _is_unsigned(value: object) -> bool:
@@ -219,98 +218,6 @@ def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, ParameterValue
     return parameters
 
 
-def elements_of_json(data: Any, datatype_name: str, shape: tuple[int, ...], what: str) -> Array:
-    """The elements of a JSON `data` array as a flat array; nesting is not compared with the shape.
-
-    Raises `InvalidArgument` for an element that the datatype does not take (spec 2.1) or a wrong count.
-    """
-    datatype = DATATYPES.get(datatype_name)
-    if datatype is None:
-        raise InvalidArgument(f"{what}: datatype '{datatype_name}' is none of {', '.join(DATATYPES)}")
-    if datatype_name in _NO_JSON:
-        raise InvalidArgument(f"{what}: {datatype_name} has no JSON form, send it as binary data")
-    if isinstance(data, LargeArray):
-        array = _convert_large(data, datatype, what)
-    elif isinstance(data, list):
-        array = _convert(flatten(data), datatype, what)
-    else:
-        raise InvalidArgument(f"'data' of {what} must be an array, got {type_name(data)}")
-    if array.size != element_count(shape):
-        raise InvalidArgument(
-            f"'data' of {what} has {array.size} elements, expected {element_count(shape)} for shape {list(shape)}"
-        )
-    return array
-
-
-def _convert_large(data: LargeArray, datatype: DataType, what: str) -> Array:
-    """Raises `TypeError` or `ValueError` for anything but numbers that fit 64 bits; `read_body` knows further."""
-    kind = datatype.dtype.kind
-    if kind == "f":
-        return _narrowed_floats(data.numbers("d"), datatype)
-    if kind in "iu":
-        return _narrowed_integers(data.numbers("u" if datatype.name == "UINT64" else "i"), datatype, what)
-    raise TypeError(f"{datatype.name} elements are not numbers")
-
-
-def _convert(values: list[Any], datatype: DataType, what: str) -> Array:
-    kind = datatype.dtype.kind
-    types = set(map(type, values))
-    if kind == "O":
-        if types - {str}:
-            raise _element_error(values, (str,), datatype, "a string", what)
-        try:
-            return object_array([value.encode() for value in values], (len(values),))
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"'data' of {what} has a string that is not Unicode text: {error}") from None
-    if kind == "b":
-        if types - {bool}:
-            raise _element_error(values, (bool,), datatype, "true or false", what)
-        return np.array(values, dtype=datatype.dtype)
-    if kind == "f":
-        if types - {int, float, type(None)}:
-            raise _element_error(values, (int, float, type(None)), datatype, "a number", what)
-        try:
-            return _narrowed_floats(np.array(values, dtype=np.float64), datatype)
-        except OverflowError:
-            raise InvalidArgument(f"'data' of {what} has an integer too large for {datatype.name}") from None
-    if types - {int}:
-        raise _element_error(values, (int,), datatype, "an integer", what)
-    bounds = np.iinfo(datatype.dtype)
-    if values and (min(values) < bounds.min or max(values) > bounds.max):
-        raise _range_error(datatype, what)
-    return np.array(values, dtype=datatype.dtype)
-
-
-def _narrowed_floats(numbers: Array, datatype: DataType) -> Array:
-    # A number beyond FP32 becomes infinite, as it does for Triton.
-    with np.errstate(over="ignore"):
-        return numbers.astype(datatype.dtype, copy=False)
-
-
-def _narrowed_integers(numbers: Array, datatype: DataType, what: str) -> Array:
-    bounds = np.iinfo(datatype.dtype)
-    if numbers.size and (numbers.min() < bounds.min or numbers.max() > bounds.max):
-        raise _range_error(datatype, what)
-    return numbers.astype(datatype.dtype, copy=False)
-
-
-def _range_error(datatype: DataType, what: str) -> InvalidArgument:
-    bounds = np.iinfo(datatype.dtype)
-    return InvalidArgument(
-        f"'data' of {what} has an element outside {datatype.name}'s range [{bounds.min}, {bounds.max}]"
-    )
-
-
-def _element_error(
-    values: list[Any], allowed: tuple[type, ...], datatype: DataType, expected: str, what: str
-) -> InvalidArgument:
-    at, wrong = next((at, value) for at, value in enumerate(values) if type(value) not in allowed)
-    return InvalidArgument(
-        f"'data' of {what}: element {at} must be {expected} for {datatype.name}, got "
-        f"{type_name(wrong)} {wrong!r:.60}"
-    )
-
-
 def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse:
     """The answer: JSON, followed by the outputs that were asked for as binary (spec 3.3).
 
@@ -325,12 +232,14 @@ def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse
     tail: list[Any] = []
     for at, output in enumerate(response.outputs):
         pieces.append(b"," if at else b"")
-        if wanted.wants_binary(output.name):
+        if output.name in response.placed:
+            pieces.append(_output_head(output))
+        elif wanted.wants_binary(output.name):
             buffer = raw_buffer(output.array)
             pieces.append(_output_head(output, binary_data_size=byte_length(buffer)))
             tail.append(buffer)
         else:
-            pieces += [_output_head(output)[:-1], b',"data":', *_json_data(output), b"}"]
+            pieces += [_output_head(output)[:-1], b',"data":', *json_of_elements(output), b"}"]
     pieces.append(b"]}")
     json_length = sum(map(len, pieces))
     body = b"".join([*pieces, *tail])
@@ -348,17 +257,6 @@ def _output_head(output: OutputTensor, **parameters: int) -> bytes:
     if parameters:
         head["parameters"] = parameters
     return _dumps(head)
-
-
-def _json_data(output: OutputTensor) -> list[bytes]:
-    if output.datatype in _NO_JSON:
-        raise InvalidArgument(f"output '{output.name}': {output.datatype} has no JSON form, ask for binary data")
-    try:
-        return print_array(output.array)
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(
-            f"output '{output.name}' has a BYTES element that is not UTF-8, ask for binary data: {error}"
-        ) from None
 
 
 def _dumps(value: object) -> bytes:

@@ -16,6 +16,7 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Operation, Route
 from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.codec import packing_size
+from triglot.protocols.kserve.raw_request import decode_raw, is_raw
 from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length
 from triglot.protocols.kserve.service import KServe, check_change_size
 
@@ -24,6 +25,8 @@ VERSION = MODEL + "/versions/{version:[0-9]+}"
 REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
 """One that is named is refused (spec 3.1)."""
 HTTP_DOOR = "HTTP end point"
+COMPRESS_FROM_BYTES = 1024
+"""Below this, an answer fits the packet that it needs anyway."""
 
 
 def kserve_routes(service: KServe) -> list[Route]:
@@ -31,8 +34,8 @@ def kserve_routes(service: KServe) -> list[Route]:
 
     def decode(http: HttpRequest) -> RestInfer:
         # Which model it is comes first: the body may be wrong because the model is another.
-        service.require_model(http.path["model"], http.path.get("version", ""))
-        return decode_infer(http)
+        signature = service.require_model(http.path["model"], http.path.get("version", ""))
+        return decode_raw(http, signature) if is_raw(http) else decode_infer(http)
 
     async def infer(rest: RestInfer, call: Call) -> InferenceResponse:
         return await service.infer(HTTP_DOOR, rest.request, call)
@@ -87,6 +90,7 @@ def kserve_routes(service: KServe) -> list[Route]:
                 text_size=json_length,
                 answer_size=_array_bytes,
                 body_limit=body_limit,
+                compress_from=COMPRESS_FROM_BYTES,
                 name="infer",
             ),
         ]
@@ -95,7 +99,8 @@ def kserve_routes(service: KServe) -> list[Route]:
 
 
 def _array_bytes(response: InferenceResponse) -> int:
-    return sum(output.array.nbytes for output in response.outputs) + packing_size(response)
+    sizes = [output.array.nbytes for output in response.outputs if output.name not in response.placed]
+    return sum(sizes) + packing_size(response)
 
 
 def _fixed(request: Any) -> Callable[[HttpRequest], Any]:

@@ -8,13 +8,16 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelNotFound, ServingError, Unavailable, Unimplemented
+from triglot.core.signature import Signature
 from triglot.core.types import InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
 from triglot.protocols.kserve.codec import decoding_size, encode_infer, packing_size
 from triglot.protocols.kserve.errors import name_request
+from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.extension import Extension
+from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.templates import infer_decoder
 from triglot.protocols.wire import length_prefix, parse_control, serialize
@@ -26,9 +29,12 @@ PROTOCOL = "kserve"
 RepositoryChange = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 EXTENSIONS = (
     "binary_tensor_data",
+    "classification",
     "parameters",
     "model_repository",
     "model_repository(unload_dependents)",
+    "schedule_policy",
+    "sequence",
 )
 CONFIG = "config"
 FILE_PREFIX = "file:"
@@ -45,9 +51,11 @@ class KServe:
         server_name: str,
         telemetry: Telemetry,
         extensions: Sequence[Extension] = (),
+        regions: Regions | None = None,
     ) -> None:
         self.extensions = extensions
         self._dataplane = dataplane
+        self._extended = ExtendedPlane(dataplane, regions or Regions())
         self._server_name = server_name
         self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
 
@@ -72,9 +80,9 @@ class KServe:
             raise Unavailable(f"model '{request.name}' is not ready")
         return request
 
-    def require_model(self, name: str, version: str) -> None:
-        """Raises `ModelNotFound`, `InvalidArgument` or `Unavailable` when no request for it could be run."""
-        self._dataplane.decoupled(name, version)
+    def require_model(self, name: str, version: str) -> Signature:
+        """Its signature. Raises `ModelNotFound`, `InvalidArgument` or `Unavailable` when none could be called."""
+        return self._dataplane.servable(name, version).signature
 
     async def model_names(self, _: None, __: Call) -> list[str]:
         """See `DataPlane.model_names`."""
@@ -99,6 +107,8 @@ class KServe:
     async def infer(self, door: str, request: InferenceRequest, call: Call) -> InferenceResponse:
         """One answer; `door` is how the error of a decoupled model names the way the call came."""
         try:
+            if request.options is not None:
+                return await self._extended.infer(request, call)
             return await self._dataplane.infer(request, call)
         except Decoupled:
             raise Unimplemented(f"{door} doesn't support models with decoupled transaction policy") from None
@@ -111,7 +121,8 @@ class KServe:
         The answers are encoded, and counted with their requests.
         """
         end_on_error = call.metadata.get("triton_grpc_error") == "true"
-        return InferStream(self._dataplane, call, self._streamed, end_on_error=end_on_error).run(requests)
+        stream = InferStream(self._dataplane, self._extended, call, self._streamed, end_on_error=end_on_error)
+        return stream.run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, _: Call) -> pb.RepositoryIndexResponse:
         """Every version of every wanted model with its state, and what could be loaded (spec 3.9).

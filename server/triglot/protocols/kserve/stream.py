@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from triglot.core.call import Call
-from triglot.core.errors import Code, ServingError, as_serving_error, outcome
+from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane
@@ -24,6 +24,7 @@ from triglot.protocols.kserve.codec import (
     packing_size,
 )
 from triglot.protocols.kserve.errors import name_request
+from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint
 
@@ -37,13 +38,16 @@ _VALIDATION = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
 
 
 class InferStream:
-    """One call; its requests are counted at `endpoint`.
+    """One call; its requests are counted at `endpoint`. `extended` runs those with options of single tensors.
 
     `end_on_error`: an execution's first error ends the call instead of being sent in band.
     """
 
-    def __init__(self, dataplane: DataPlane, call: Call, endpoint: Endpoint, *, end_on_error: bool) -> None:
+    def __init__(
+        self, dataplane: DataPlane, extended: ExtendedPlane, call: Call, endpoint: Endpoint, *, end_on_error: bool
+    ) -> None:
         self._dataplane = dataplane
+        self._extended = extended
         self._call = call
         self._endpoint = endpoint
         self._end_on_error = end_on_error
@@ -90,7 +94,7 @@ class InferStream:
         self._slots.release()
 
     async def _answer(self, data: bytes, my_turn: asyncio.Future[None], next_turn: asyncio.Future[None]) -> None:
-        request = None
+        request, in_order = None, True
         call = self._call.child()
         call.size = len(data)
         observed = Observation(self._endpoint, call, len(data))
@@ -100,10 +104,12 @@ class InferStream:
             observed.decoded()
             if self._dataplane.streams(request):
                 # It keeps no order, but what comes after it must not overtake what came before it.
+                in_order = False
                 my_turn.add_done_callback(lambda _: _pass_on(next_turn))
                 await self._answer_decoupled(request, call, observed)
                 return
-            response = await self._dataplane.infer(request, call)
+            plane = self._dataplane if request.options is None else self._extended
+            response = await plane.infer(request, call)
             response.parameters[FINAL] = True
             await asyncio.shield(my_turn)
             await self._send(response, observed)
@@ -111,29 +117,36 @@ class InferStream:
             request = request or identify(data)
             call.model_name = request.model_name
             code = outcome(error)
-            await asyncio.shield(my_turn)
-            await self._tell(error, request, observed)
+            if in_order:
+                await asyncio.shield(my_turn)
+            await self._tell(error, request, call, observed)
         except BaseException as error:
             code = outcome(error)
             raise
         finally:
             observed.end(code)
-        _pass_on(next_turn)
+        if in_order:
+            _pass_on(next_turn)
 
-    async def _tell(self, error: Exception, request: InferenceRequest, observed: Observation) -> None:
+    async def _tell(self, error: Exception, request: InferenceRequest, call: Call, observed: Observation) -> None:
         # A function of its own: a frame that the error came through would keep it, and it the frame.
         failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
-        if not self._end_on_error or failure.code in _VALIDATION:
+        # What is wrong with a request stays in band; a model may raise the same codes (spec 2.8).
+        if not self._end_on_error or (failure.code in _VALIDATION and not call.began):
             await self._send(StreamError(request, failure), observed)
         else:
             await self._answers.put(failure)
 
     async def _answer_decoupled(self, request: InferenceRequest, call: Call, observed: Observation) -> None:
-        async with aclosing(self._dataplane.infer_stream(request, call)) as responses:
+        ended = False
+        plane = self._dataplane if request.options is None else self._extended
+        async with aclosing(plane.infer_stream(request, call)) as responses:
             async for response in responses:
-                response.parameters[FINAL] = False
+                if ended:
+                    raise Internal(f"model '{response.model_name}' has answered after its final answer")
+                response.parameters[FINAL] = ended = response.final
                 await self._send(response, observed)
-        if request.parameters.get(WANTS_EMPTY_FINAL):
+        if not ended and request.parameters.get(WANTS_EMPTY_FINAL):
             end = InferenceResponse(request.model_name, request.model_version, request.id, [], {FINAL: True})
             await self._send(end, observed)
 

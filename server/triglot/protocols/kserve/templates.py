@@ -15,7 +15,9 @@ def infer_decoder() -> TemplateDecoder[InferenceRequest]:
 
 
 def _find(data: bytes, request: InferenceRequest) -> Variables[InferenceRequest] | None:
-    if request.parameters or not all(_fixed_size(tensor) for tensor in request.inputs):
+    if request.parameters or request.options is not None:
+        return None
+    if not all(_fixed_size(tensor) for tensor in request.inputs):
         return None
     found = [
         (number, slice(start, end))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from triglot.protocols.monitor.prometheus import printable
+from triglot.protocols.monitor.triton_metrics import printable
 from triglot.repository.plan import Version
 from triglot.telemetry.stats import CallStats, ModelStats, milliseconds
 from triglot.telemetry.store import Telemetry

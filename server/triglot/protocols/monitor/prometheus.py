@@ -13,13 +13,18 @@ from prometheus_client.registry import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 from triglot.core.errors import Code
+from triglot.core.model_metrics import Family
+from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed
+from triglot.protocols.monitor.triton_metrics import counters, printable, triton_metrics
 from triglot.repository.plan import Version
 from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
+from triglot.telemetry.process import MachineUsage
 from triglot.telemetry.series import BUILT_IN, Distribution, Trend
 from triglot.telemetry.stats import ENDED, CallStats, Kind
 from triglot.telemetry.store import Endpoint, Telemetry
 
 BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+OPEN_METRICS = "application/openmetrics-text"
 KIND_BYTES = 2048
 """What one kind of call adds to the page, about."""
 BY_METHOD = ("protocol", "door", "method", "model", "version")
@@ -36,6 +41,7 @@ class PrometheusText:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
+        self._machine = MachineUsage()
         self._process = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._process)
@@ -48,14 +54,25 @@ class PrometheusText:
     def render(self, versions: Sequence[Version], accept: str) -> tuple[bytes, str]:
         """The text in the form that an Accept header asks for, and its content type."""
         encode, content_type = choose_encoder(accept)
-        return encode(_Everything(self._telemetry, versions, self._process)), content_type
+        own = own_families(versions)
+        text = encode(_Everything(self._telemetry, versions, self._process, self._machine, own))
+        return text if content_type.startswith(OPEN_METRICS) else counters(text, plain_counters(own)), content_type
 
 
 class _Everything(CollectorRegistry):
     """Makes Prometheus' metrics of the store's numbers when they are read, and adds the process' own."""
 
-    def __init__(self, telemetry: Telemetry, versions: Sequence[Version], process: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        versions: Sequence[Version],
+        process: CollectorRegistry,
+        machine: MachineUsage,
+        own: Sequence[Family],
+    ) -> None:
         super().__init__()
+        self._own = own
+        self._machine = machine
         self._telemetry = telemetry
         self._versions = versions
         self._process = process
@@ -72,6 +89,8 @@ class _Everything(CollectorRegistry):
         _add_times(lag, (), self._telemetry.loop_lag)
         yield lag
         yield from self._metrics()
+        yield from triton_metrics(self._versions, self._machine)
+        yield from printed(self._own)
         yield from self._process.collect()
 
     def _in_flight(self) -> Metric:
@@ -117,11 +136,6 @@ class _Everything(CollectorRegistry):
         yield gauge
         yield total
         yield quantiles
-
-
-def printable(name: str) -> str:
-    """A lone surrogate of a client's or a file's name has no place in UTF-8."""
-    return name.encode(errors="replace").decode()
 
 
 def _reason(code: Code) -> str:

@@ -197,19 +197,20 @@ def _parameters(body: bytes, *, of_vertex: bool) -> dict[str, ParameterValue]:
 def _explain(body: bytes, signature: Signature) -> None:
     """Raises `InvalidArgument` in AI Platform's words when names are what is wrong (tfs 7.3)."""
     names = set(signature.input_rules)
+    required = {spec.name for spec in signature.inputs if not spec.optional}
     try:
         instances = instances_of(read_object(body))
     except InvalidArgument:
         return
     for instance in instances:
-        if not isinstance(instance, dict) or set(instance) in (names, {"b64"}):
+        if not isinstance(instance, dict) or set(instance) == {"b64"} or required <= set(instance) <= names:
             continue
         if len(names) == 1:
             raise InvalidArgument(f"Expected tensor name: {min(names)}, got tensor name: {list(instance)}.")
         for name in instance:
             if name not in names:
                 raise InvalidArgument(f"Unexpected tensor name: {name}")
-        raise InvalidArgument(f"Input {min(names - set(instance))} was missing in at least one input instance.")
+        raise InvalidArgument(f"Input {min(required - set(instance))} was missing in at least one input instance.")
 
 
 def ai_platform_routes(platform: AIPlatform) -> list[Route]:

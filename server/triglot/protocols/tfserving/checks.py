@@ -54,8 +54,8 @@ def _check_names(
     sent: Collection[str],
     define: Callable[[], signature_pb2.SignatureDef],
 ) -> None:
-    wanted, defaults = signature.input_rules.keys(), signature.defaults.keys()
-    if len(sent) > len(wanted) or (len(sent) < len(wanted) and not defaults):
+    wanted, may_lack = signature.input_rules.keys(), signature.may_lack
+    if len(sent) > len(wanted) or (len(sent) < len(wanted) and not may_lack):
         raise InvalidArgument(
             f"input size does not match signature: {len(sent)}!={len(wanted)} len({braced(sent)}) != "
             f"len({braced(wanted)}). Sent extra: {braced(set(sent) - wanted)}. Missing but required: "
@@ -64,11 +64,11 @@ def _check_names(
     for alias in sorted(wanted):
         if alias in request.unreadable:
             raise InvalidArgument(f"tensor parsing error: {alias}")
-        if alias not in sent and alias not in defaults:
+        if alias not in sent and alias not in may_lack:
             raise InvalidArgument(
                 f"Signature input alias: {alias}(feed name: {define().inputs[alias].name}) not found in request "
                 f"and no default value provided. Inputs expected to be in the request {braced(sent)}, or default "
-                f"input alias set: {listed(defaults)}"
+                f"input alias set: {listed(signature.defaults)}"
             )
     used = wanted & set(sent)
     if len(used) < len(sent):

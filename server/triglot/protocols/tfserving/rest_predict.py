@@ -107,8 +107,8 @@ def _read_inputs(value: Value, specs: Sequence[TensorSpec]) -> list[InputTensor]
     """The columnar form: a tensor, or an object with one for each input."""
     if isinstance(value, Object) and _names_inputs(value):
         members = value.first()
-        return [_read_input(members, spec) for spec in specs]
-    if len(specs) > 1:
+        return [_read_input(members, spec) for spec in _expected(value, specs)]
+    if len(specs := _required(specs)) > 1:
         raise InvalidArgument(
             "inputs is a plain value/list, but expecting an object as multiple input tensors required as per "
             "tensorinfo_map"
@@ -116,6 +116,17 @@ def _read_inputs(value: Value, specs: Sequence[TensorSpec]) -> list[InputTensor]
     column = Column(specs[0])
     column.add(value)
     return [column.tensor()]
+
+
+def _required(specs: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+    """What bare values can be meant for."""
+    return [spec for spec in specs if not spec.optional] or specs
+
+
+def _expected(given: Object, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Without the optional inputs that are not given."""
+    names = {key for key, _ in given.members}
+    return [spec for spec in specs if not spec.optional or spec.name.encode() in names]
 
 
 def _read_input(members: dict[bytes, Value], spec: TensorSpec) -> InputTensor:
@@ -128,8 +139,10 @@ def _read_input(members: dict[bytes, Value], spec: TensorSpec) -> InputTensor:
 
 
 def _read_instances(instances: list[Value], specs: Sequence[TensorSpec]) -> list[InputTensor]:
-    """The row form: the tensors of all instances, stacked."""
-    named = _names_inputs(instances[0])
+    """The row form: the tensors of all instances, stacked; of what is optional all have it or none."""
+    first = instances[0]
+    named = _names_inputs(first)
+    specs = _expected(first, specs) if named and isinstance(first, Object) else _required(specs)
     if not named and len(specs) > 1:
         raise InvalidArgument(
             "instances is a plain list, but expecting list of objects as multiple input tensors required as per "

@@ -1,0 +1,142 @@
+"""What is compared round by round: settings, each with its rounds, and the rounds' own ratios."""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from bench import report, servers
+from bench.measure import MODELS, Round, Subject
+from bench.report import CLIENT_BOUND
+from bench.servers import Server
+from bench.tally import BenchError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the person who started the bench chose."""
+
+    rounds: int
+    seconds: float
+    """Length of a round."""
+
+
+@dataclass(slots=True)
+class Measured(Generic[T]):
+    """The rounds of one setting."""
+
+    setting: T
+    rounds: list[Round] = field(default_factory=list)
+
+    def median(self, value: Callable[[Round], float]) -> float:
+        """Of all rounds."""
+        return statistics.median(value(one) for one in self.rounds)
+
+
+def ratios(mine: Measured[T], other: Measured[T]) -> list[float]:
+    """Of the throughput, round by round."""
+    return [one.rate / another.rate for one, another in zip(mine.rounds, other.rounds, strict=True)]
+
+
+def costs(mine: Measured[T], other: Measured[T]) -> list[float]:
+    """Ratios of the CPU time of a call, round by round, as far as it is known."""
+    pairs = zip(mine.rounds, other.rounds, strict=True)
+    return [one.cpu / another.cpu for one, another in pairs if one.cpu is not None and another.cpu]
+
+
+def middle(values: Sequence[float]) -> str:
+    """The median of ratios, as text."""
+    return f"{statistics.median(values):.2f}" if values else "n/a"
+
+
+def span(values: Sequence[float]) -> str:
+    """The least and the greatest ratio, as text."""
+    return f"({min(values):.2f}-{max(values):.2f})" if values else "n/a"
+
+
+def row(one: Measured[str], first: Measured[str]) -> list[str]:
+    """Setting, calls/s, their ratio to the first line's, p50, p99, CPU, its ratio, and how busy the client was."""
+    rates, busy = ratios(one, first), one.median(lambda mine: mine.client_busy)
+    known = all(mine.cpu is not None for mine in one.rounds)
+    return [
+        one.setting,
+        f"{one.median(lambda mine: mine.rate):,.0f}",
+        middle(rates),
+        span(rates),
+        f"{one.median(lambda mine: mine.p50) * 1e3:.3g}",
+        f"{one.median(lambda mine: mine.p99) * 1e3:.3g}",
+        f"{one.median(lambda mine: mine.cpu or 0.0) * 1e6:,.0f}" if known else "n/a",
+        middle(costs(one, first)),
+        f"{busy:.0%}{' !' if busy > CLIENT_BOUND else ''}",
+    ]
+
+
+async def interleaved(
+    subjects: Sequence[Subject], plan: Plan, load: Callable[[Subject, float, float], Awaitable[Round]]
+) -> list[Measured[str]]:
+    """Each in turn; `load` is given the seconds to settle, and those to measure."""
+    measured = [Measured(subject.name) for subject in subjects]
+    settle = min(0.5, plan.seconds / 4)
+    for number in range(plan.rounds + 1):
+        for one, subject in zip(measured, subjects, strict=True):
+            taken = await load(subject, settle, plan.seconds if number else settle)
+            if number:  # The first round finds a cold start.
+                one.rounds.append(taken)
+    return measured
+
+
+@contextmanager
+def serving_models(core: int | None, flags: Sequence[str] = ()) -> Iterator[tuple[Server, int, int]]:
+    """`triglot serve` of the bench's models, its gRPC and its REST port."""
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
+        models = Path(name) / "models"  # A log is written beside them.
+        models.symlink_to(MODELS)
+        with servers.serving(models, core, flags) as started:
+            yield started
+
+
+def main(
+    parser: argparse.ArgumentParser,
+    words: Sequence[str] | None,
+    what: str,
+    in_flight: Sequence[int],
+    measure: Callable[[Plan, Sequence[int], int | None], Mapping[int, Sequence[Measured[str]]]],
+    lines: Callable[[Sequence[Measured[str]]], Iterator[str]],
+    legend: str,
+) -> int:
+    """Measure with each number in flight, and print; 1 when something went wrong."""
+    add_arguments(parser, 5)
+    parser.add_argument(
+        "--in-flight",
+        type=int,
+        nargs="+",
+        default=list(in_flight),
+        help=f"requests in flight (default: {' '.join(map(str, in_flight))})",
+    )
+    arguments = parser.parse_args(words)
+    plan = Plan(arguments.rounds, arguments.seconds)
+    cores = servers.choose_cores()
+    servers.pin(cores.client)
+    described = f"{plan.rounds} rounds of {plan.seconds:g} s; {cores.note}"
+    print(*report.machine(), what, described, sep="\n", flush=True)
+    try:
+        for number, measured in measure(plan, arguments.in_flight, cores.server).items():
+            print(f"\n{number} in flight", *lines(measured), sep="\n", flush=True)
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"\n{legend}")
+    return 0
+
+
+def add_arguments(parser: argparse.ArgumentParser, rounds: int, seconds: float = 1.5) -> None:
+    """The options that are a `Plan`, with these defaults."""
+    parser.add_argument("--seconds", type=float, default=seconds, help="length of a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds of each (default: %(default)s)")

@@ -1,0 +1,179 @@
+"""16 MiB in and out of a model through system shared memory, against the same bytes in gRPC messages.
+
+From the repository's root: `python -m bench.shared_memory --help`. One server and one model. The client has its
+tensor in the region, as a program that works there has it; what a call leaves in the other region is compared with
+it after each round.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.shared_memory import SharedMemory
+
+import grpc
+
+from bench import report, rounds
+from bench.measure import CALL_LIMIT, Round, Subject, call_once, load
+from bench.payloads import GRPC_PATH, Exchange, Floats, grpc_exchange, tensor
+from bench.rounds import Measured, Plan
+from bench.scenarios import MIB, Scenario
+from bench.tally import BenchError
+from triglot.pb.kserve import inference_pb2 as pb
+
+MODEL = "identity_fp32"
+SERVICE = "/inference.GRPCInferenceService/"
+ELEMENTS = 16 * MIB
+IN_FLIGHT = (1, 4)
+GOAL = 10
+PREFIX = "/triglot_bench_"
+IN, OUT = "in", "out"
+COLUMNS = (
+    "through",
+    "calls/s",
+    "x raw gRPC",
+    "(min-max)",
+    "p50 ms",
+    "p99 ms",
+    "CPU µs/call",
+    "x raw",
+    "client busy",
+)
+LEGEND = """\
+Medians over rounds; the two are loaded in turn, one at a time, round by round. "x raw gRPC" is the median of the
+rounds' own ratios to the first line (and, in brackets, their range). CPU is user and kernel time of the server for
+one call. "client busy" is the share of its core that the load client used."""
+
+
+def _bytes(region: SharedMemory) -> memoryview:
+    """What is in it; only a closed one has nothing."""
+    assert region.buf is not None
+    return region.buf
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """What is shared: the input, and where the output goes."""
+
+    given: SharedMemory
+    taken: SharedMemory
+    values: Floats
+
+    def expect(self) -> None:
+        """Forget what lies in the output."""
+        _bytes(self.taken)[: self.values.nbytes] = bytes(self.values.nbytes)
+
+    def check(self) -> None:
+        """Raises `BenchError` when the output is not the input."""
+        if _bytes(self.taken)[: self.values.nbytes] != _bytes(self.given)[: self.values.nbytes]:
+            raise BenchError("the region of the output does not hold what went in")
+
+
+@contextmanager
+def _region(name: str, size: int) -> Iterator[SharedMemory]:
+    region = SharedMemory(f"{PREFIX}{os.getpid()}_{name}", create=True, size=size)
+    try:
+        yield region
+    finally:
+        region.close()
+        region.unlink()
+
+
+@contextmanager
+def _regions(values: Floats) -> Iterator[Regions]:
+    with _region(IN, values.nbytes) as given, _region(OUT, values.nbytes) as taken:
+        _bytes(given)[: values.nbytes] = values.tobytes()
+        yield Regions(given, taken, values)
+
+
+def region_exchange(values: Floats) -> Exchange:
+    """The request without its tensor, and the reply without its own."""
+    request = pb.ModelInferRequest(model_name=MODEL)
+    tensors = (
+        (request.inputs.add(name="x", datatype="FP32", shape=values.shape), IN),
+        (request.outputs.add(name="y"), OUT),
+    )
+    for one, region in tensors:
+        one.parameters["shared_memory_region"].string_param = region
+        one.parameters["shared_memory_byte_size"].int64_param = values.nbytes
+
+    def check(_: Mapping[str, str], body: bytes) -> None:
+        reply = pb.ModelInferResponse.FromString(body)
+        described = [(one.name, one.datatype, list(one.shape)) for one in reply.outputs]
+        if described != [("y", "FP32", list(values.shape))] or any(reply.raw_output_contents):
+            raise BenchError(f"the reply has the outputs {described} and {reply.ByteSize()} bytes")
+
+    return Exchange(GRPC_PATH, request.SerializeToString(), b"", check)
+
+
+def _register(port: int, regions: Regions) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        register = channel.unary_unary(f"{SERVICE}SystemSharedMemoryRegister")
+        for name, region in ((IN, regions.given), (OUT, regions.taken)):
+            request = pb.SystemSharedMemoryRegisterRequest(
+                name=name, key=f"/{region.name.lstrip('/')}", byte_size=regions.values.nbytes
+            )
+            try:
+                register(request.SerializeToString(), timeout=CALL_LIMIT)
+            except grpc.RpcError as error:
+                raise BenchError(f"the region was refused: {error.code().name}: {error.details()}") from None
+
+
+@contextmanager
+def _serving(regions: Regions, core: int | None) -> Iterator[list[Subject]]:
+    """One server; raw gRPC is the baseline."""
+    with rounds.serving_models(core, ["--shared-memory-prefix", PREFIX]) as (server, port, _):
+        _register(port, regions)
+        yield [
+            Subject("raw gRPC", server, port, grpc_exchange(MODEL, regions.values)),
+            Subject("shared memory", server, port, region_exchange(regions.values)),
+        ]
+
+
+async def _rounds(
+    subjects: Sequence[Subject], regions: Regions, scenario: Scenario, plan: Plan
+) -> list[Measured[str]]:
+    async def one_round(subject: Subject, settle: float, seconds: float) -> Round:
+        regions.expect()
+        taken = await load(scenario, subject, settle, seconds)
+        if subject is not subjects[0]:
+            regions.check()
+        return taken
+
+    return await rounds.interleaved(subjects, plan, one_round)
+
+
+def measure(
+    plan: Plan, in_flights: Sequence[int], core: int | None, elements: int = ELEMENTS
+) -> dict[int, list[Measured[str]]]:
+    """The same server under each load."""
+    values = tensor(1, elements)
+    found = {}
+    with _regions(values) as regions, _serving(regions, core) as subjects:
+        for in_flight in in_flights:
+            scenario = Scenario("shared memory", elements, in_flight, grpc_exchange, (), ())
+            for subject in subjects:
+                subject.expected = call_once(scenario, subject)
+            regions.check()
+            found[in_flight] = asyncio.run(_rounds(subjects, regions, scenario, plan))
+    return found
+
+
+def lines(measured: Sequence[Measured[str]]) -> Iterator[str]:
+    """The table of one load, and what it comes to."""
+    yield report.plain(COLUMNS, [rounds.row(one, measured[0]) for one in measured])
+    yield f"shared memory / raw gRPC: {rounds.middle(rounds.ratios(measured[1], measured[0]))}, goal {GOAL}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 when something went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m bench.shared_memory", description=__doc__.splitlines()[0])
+    what = f"{MODEL}, FP32 [1,{ELEMENTS}], {ELEMENTS * 4 / 2**20:g} MiB in and out"
+    return rounds.main(parser, words, what, IN_FLIGHT, measure, lines, LEGEND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What a model asks of other models: `exec`, `async_exec`, and who may load them (spec 5.3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from triglot.backends.triton_python.errors import TritonModelException
+from triglot.backends.triton_python.home import Home, here, reach
+from triglot.backends.triton_python.response import InferenceResponse
+from triglot.core.call import ModelCall, ModelTask
+from triglot.core.errors import ServingError
+
+T = TypeVar("T")
+
+
+def run(home: Home | None, wanted: ModelCall) -> Any:
+    """What comes of it, on any thread."""
+    return _off_loop(home, lambda: _run(home, wanted))
+
+
+def start(home: Home | None, wanted: ModelCall) -> Awaitable[Any]:
+    """As `run`, for code on a loop of the model's own."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise TritonModelException("async_exec: expected to be called in an async def, got a plain one") from None
+    return loop.run_in_executor(here(home).pool, copy_context().run, _run, home, wanted)
+
+
+def _run(home: Home | None, wanted: ModelCall) -> Any:
+    if wanted.stream:
+        return ResponseIterator(home, reach(home, wanted))
+    try:
+        return InferenceResponse.of(reach(home, wanted))
+    except ServingError as error:
+        return InferenceResponse.failed(error)
+
+
+def _off_loop(home: Home | None, work: Callable[[], T]) -> T:
+    """On this thread, unless a loop runs here: who is called might take it for one that must not be held up."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    return here(home).pool.submit(copy_context().run, work).result()
+
+
+class ResponseIterator:
+    """The responses of a decoupled model, one by one; an error is the last of them."""
+
+    def __init__(self, home: Home | None, answers: Generator[Mapping[str, Any], None, None]) -> None:
+        self._home = home
+        self._answers = answers
+        self._over = False
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._over:
+            raise StopIteration
+        response = _off_loop(self._home, self._next)
+        if response is None:
+            raise StopIteration
+        return response
+
+    def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        pool = here(self._home).pool
+        response = await asyncio.get_running_loop().run_in_executor(pool, copy_context().run, self._next)
+        if response is None:
+            raise StopAsyncIteration
+        return response
+
+    def _next(self) -> InferenceResponse | None:
+        try:
+            answer = None if self._over else next(self._answers, None)
+        except ServingError as error:
+            self._over = True
+            return InferenceResponse.failed(error)
+        if answer is None:
+            self._over = True
+            return None
+        return InferenceResponse.of(answer)
+
+    def cancel(self) -> None:
+        """End the other model's work."""
+        self._over = True
+        with suppress(ValueError):  # Another thread waits for a response; it is the last one.
+            self._answers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+# --- the repository ---
+
+
+def is_model_ready(home: Home | None, model_name: str, model_version: str = "") -> bool:
+    """Whether the server has that model, and it takes requests."""
+    version = str(model_version)
+    return bool(_managed(home, ModelTask("ready", model_name, "" if version in ("", "-1") else version)))
+
+
+def load_model(
+    home: Home | None, model_name: str, files: Mapping[str, bytes] | None = None, config: str | None = None
+) -> None:
+    """Load a model, or load it again, with the JSON `config` where there is one.
+
+    Raises `TritonModelException` where the server does not let models be loaded, and for `files`.
+    """
+    if files:
+        raise TritonModelException("load_model: files: expected none, models are loaded from the repository")
+    _managed(home, ModelTask("load", model_name, config=config))
+
+
+def unload_model(home: Home | None, model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model. Raises `TritonModelException` where the server does not let models be unloaded."""
+    _managed(home, ModelTask("unload", model_name, dependents=unload_dependents))
+
+
+def _managed(home: Home | None, task: ModelTask) -> Any:
+    try:
+        return _off_loop(home, lambda: reach(home, task))
+    except ServingError as error:
+        raise TritonModelException(error.message) from None
+
+
+def get_model_dir(home: Home | None) -> str:
+    """The folder of the model's version."""
+    return str(Path(here(home).folder).absolute())

@@ -1,0 +1,187 @@
+"""A configuration as the model's code sees it: `args["model_config"]`, and what auto-complete adds (spec 1.4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from triglot.core.model_config import ModelConfig as Configured
+
+_INPUT_KEYS = ("name", "data_type", "dims", "optional", "allow_ragged_batch")
+_OUTPUT_KEYS = ("name", "data_type", "dims")
+_REQUIRED = ("name", "data_type", "dims")
+_INPUT_DEFAULTS = {
+    "format": "FORMAT_NONE",
+    "is_shape_tensor": False,
+    "allow_ragged_batch": False,
+    "optional": False,
+    "is_non_linear_format_io": False,
+}
+_OUTPUT_DEFAULTS = {"label_filename": "", "is_shape_tensor": False, "is_non_linear_format_io": False}
+
+
+def complete(config: Configured, name: str, file_name: str) -> dict[str, Any]:
+    """The configuration, with what Triton fills in where nothing is said."""
+    said: dict[str, Any] = json.loads(config.text or "{}")
+    filled: dict[str, Any] = {
+        "name": name,
+        "platform": "",
+        "backend": "python",
+        "runtime": "",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": 0,
+        "input": [],
+        "output": [],
+        "batch_input": [],
+        "batch_output": [],
+        "optimization": {
+            "priority": "PRIORITY_DEFAULT",
+            "input_pinned_memory": {"enable": True},
+            "output_pinned_memory": {"enable": True},
+            "gather_kernel_buffer_threshold": 0,
+            "eager_batching": False,
+        },
+        "instance_group": [],
+        "default_model_filename": file_name,
+        "cc_model_filenames": {},
+        "metric_tags": {},
+        "parameters": {},
+        "model_warmup": [],
+    }
+    filled |= {key: value for key, value in said.items() if key not in filled or value not in ("", [])}
+    groups = filled["instance_group"] or [{"kind": "KIND_CPU", "count": 1, "gpus": []}]
+    filled["instance_group"] = [_group(f"{name}_{at}", group) for at, group in enumerate(groups)]
+    return filled
+
+
+def _group(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {
+        "count": 1,
+        "gpus": [],
+        "secondary_devices": [],
+        "profile": [],
+        "passive": False,
+        "host_policy": "",
+    }
+    kind = str(group.get("kind", "KIND_AUTO"))
+    return {
+        **defaults,
+        **group,
+        "name": group.get("name") or name,
+        "kind": "KIND_CPU" if kind == "KIND_AUTO" else kind,
+        "count": group.get("count") or 1,
+    }
+
+
+class ModelConfig:
+    """What `auto_complete_config` is given, and gives back. What the configuration says already is not changed.
+
+    Raises `ValueError` for what contradicts the configuration, and for what cannot be.
+    """
+
+    def __init__(self, model_config: str | Mapping[str, Any]) -> None:
+        self._model_config: dict[str, Any] = dict(
+            json.loads(model_config) if isinstance(model_config, str) else model_config
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration."""
+        return self._model_config
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """How many rows a batch has at most; what is configured must not be more."""
+        if type(max_batch_size) is not int or max_batch_size < 0:
+            raise ValueError(f"{self._where}: max_batch_size: expected an integer from 0, got {max_batch_size!r}")
+        configured = self._model_config.get("max_batch_size", 0)
+        if configured > max_batch_size:
+            raise ValueError(
+                f"configuration specified max_batch_size {configured}, but in {self._where} "
+                f"specifies max_batch_size {max_batch_size}"
+            )
+        self._model_config["max_batch_size"] = max_batch_size
+
+    def set_dynamic_batching(self) -> None:
+        """Have requests batched."""
+        for other in ("sequence_batching", "ensemble_scheduling"):
+            if other in self._model_config:
+                raise ValueError(
+                    f"Configuration specified scheduling_choice as '{other}', but {self._where} "
+                    "attempted to set 'dynamic_batching'"
+                )
+        self._model_config.setdefault("dynamic_batching", {})
+
+    def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, bool]) -> None:
+        """Say whether the model is decoupled."""
+        for key in transaction_policy_dict:
+            if key != "decoupled":
+                raise ValueError(
+                    f"model transaction property in {self._where} contains property other than 'decoupled': "
+                    f"{key!r}"
+                )
+        if "decoupled" not in transaction_policy_dict:
+            return
+        decoupled = bool(transaction_policy_dict["decoupled"])
+        configured = self._model_config.get("model_transaction_policy", {}).get("decoupled")
+        if configured is not None and configured != decoupled:
+            raise ValueError(
+                f"trying to change decoupled property in {self._where}, which is already set to '{configured}'"
+            )
+        self._model_config["model_transaction_policy"] = {"decoupled": decoupled}
+
+    def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002 - as Triton calls it
+        """Say which input there is: a dict of `name`, `data_type`, `dims` and `optional`."""
+        self._add("input", input, _INPUT_KEYS, _INPUT_DEFAULTS)
+
+    def add_output(self, output: Mapping[str, Any]) -> None:
+        """Say which output there is: a dict of `name`, `data_type` and `dims`."""
+        self._add("output", output, _OUTPUT_KEYS, _OUTPUT_DEFAULTS)
+
+    @property
+    def _where(self) -> str:
+        return f"auto_complete_config function for model '{self._model_config.get('name', '')}'"
+
+    def _add(self, kind: str, tensor: Mapping[str, Any], keys: Iterable[str], defaults: Mapping[str, Any]) -> None:
+        for key in tensor:
+            if key not in keys:
+                raise ValueError(
+                    f"{kind} '{tensor.get('name', '')}' in {self._where} contains property other than "
+                    f"{', '.join(map(repr, keys))}: {key!r}"
+                )
+        for key in _REQUIRED:
+            if key not in tensor:
+                raise ValueError(f"{kind} in {self._where} is missing {key!r} property")
+        added = {**tensor, "dims": [int(dim) for dim in tensor["dims"]]}
+        for there in self._model_config.setdefault(kind, []):
+            if there["name"] == added["name"]:
+                self._fit(kind, there, added)
+                return
+        self._model_config[kind].append({**defaults, **added})
+
+    def _fit(self, kind: str, there: dict[str, Any], added: Mapping[str, Any]) -> None:
+        for key, empty in (("data_type", "TYPE_INVALID"), ("dims", [])):
+            if there.get(key, empty) not in (empty, added[key]):
+                raise ValueError(
+                    f"unable to load model '{self._model_config.get('name', '')}', configuration expects {key} "
+                    f"{there[key]} for {kind} '{added['name']}' but {self._where} specifies {added[key]}"
+                )
+        there.update(added)
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """What the configuration says of an input; None for one that it does not have."""
+    return _by_name(model_config.get("input", ()), name)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """What the configuration says of an output; None for one that it does not have."""
+    return _by_name(model_config.get("output", ()), name)
+
+
+def _by_name(tensors: Iterable[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    return next((tensor for tensor in tensors if tensor["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Whether a configuration says that the model is decoupled."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))

@@ -1,0 +1,95 @@
+"""Triton's datatypes: by number, by the names of a configuration, and as numpy's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from triglot.core.tensor import DATATYPES, Array, bytes_elements, object_array, pack_bytes
+
+NUMBERS: Mapping[str, int] = MappingProxyType(
+    {
+        name: number
+        for number, name in enumerate(
+            [
+                "BOOL",
+                "UINT8",
+                "UINT16",
+                "UINT32",
+                "UINT64",
+                "INT8",
+                "INT16",
+                "INT32",
+                "INT64",
+                "FP16",
+                "FP32",
+                "FP64",
+                "BYTES",
+                "BF16",
+            ],
+            1,
+        )
+    }
+)
+"""The number of each datatype, as `TRITONSERVER_datatype` has them."""
+TRITON_TO_NUMPY_TYPE: Mapping[int, type] = MappingProxyType(
+    {number: np.bool_ if name == "BOOL" else DATATYPES[name].dtype.type for name, number in NUMBERS.items()}
+)
+NUMPY_TO_TRITON_TYPE: Mapping[type, int] = MappingProxyType(
+    {**{kind: number for number, kind in TRITON_TO_NUMPY_TYPE.items()}, np.bytes_: NUMBERS["BYTES"]}
+)
+TRITON_STRING_TO_NUMPY: Mapping[str, type] = MappingProxyType(
+    {
+        "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}": TRITON_TO_NUMPY_TYPE[number]
+        for name, number in NUMBERS.items()
+    }
+)
+
+
+def datatype_of_config(name: object) -> str | None:
+    """The datatype that a configuration calls TYPE_…; None for what is none."""
+    datatype = str(name).removeprefix("TYPE_")
+    datatype = "BYTES" if datatype == "STRING" else datatype
+    return datatype if datatype in NUMBERS and str(name).startswith("TYPE_") else None
+
+
+def triton_to_numpy_type(data_type: int) -> type:
+    """The numpy type of a datatype's number. Raises `KeyError`."""
+    return TRITON_TO_NUMPY_TYPE[data_type]
+
+
+def numpy_to_triton_type(data_type: type) -> int:
+    """The number of a numpy type. Raises `KeyError`."""
+    return NUMPY_TO_TRITON_TYPE[data_type]
+
+
+def triton_string_to_numpy(triton_type_string: str) -> type:
+    """The numpy type of a configuration's TYPE_…. Raises `KeyError`."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def serialize_byte_tensor(input_tensor: Array) -> Any:
+    """The raw form of a BYTES tensor, as an array of bytes; None for an array that is of other things.
+
+    Empty for an array without elements.
+    """
+    if input_tensor.size == 0:
+        return np.empty([0], dtype=np.object_)
+    if input_tensor.dtype != np.object_ and input_tensor.dtype.type != np.bytes_:
+        return None
+    return np.array(pack_bytes(bytes_elements(input_tensor)), dtype=np.object_)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
+    """The elements of a raw BYTES tensor, flat. Raises `ValueError` for what is none."""
+    elements, at, data = [], 0, bytes(encoded_tensor)
+    while at < len(data):
+        start = at + 4
+        at = start + int.from_bytes(data[at:start], "little")
+        if start > len(data) or at > len(data):
+            raise ValueError(f"expected elements with their lengths before them, got {len(data)} bytes")
+        elements.append(data[start:at])
+    return object_array(elements, [len(elements)])

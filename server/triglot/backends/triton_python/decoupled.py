@@ -1,0 +1,192 @@
+"""A decoupled Triton Python model: any number of responses to each request, at any time.
+
+Strategy: a request is an async generator on the server's loop, which waits for what the model's senders put. Each
+instance has a thread that hands its `execute` what waits: so `execute` runs once at a time in each instance, while
+many requests have not ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from triglot.backends.triton_python.answers import Answers
+from triglot.backends.triton_python.home import Home
+from triglot.backends.triton_python.instance import Instance
+from triglot.backends.triton_python.model import Inputs, TritonModel
+from triglot.backends.triton_python.names import TritonModules
+from triglot.backends.triton_python.sender import Line
+from triglot.core.call import Call
+from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
+from triglot.core.types import Answer
+
+log = logging.getLogger(__name__)
+
+
+class _Work:
+    """A request that waits for an instance; `rows` are its own."""
+
+    __slots__ = ("answers", "call", "inputs", "queued", "rows")
+
+    def __init__(self, inputs: Inputs, call: Call, answers: Answers, rows: int) -> None:
+        self.inputs = inputs
+        self.call = call
+        self.answers = answers
+        self.rows = rows
+        self.queued = time.perf_counter()
+
+
+class _Waiting:
+    """What waits for the instances. `most` rows are handed over together; 0: one request at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._works: deque[_Work] = deque()
+        self._there = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def put(self, work: _Work) -> None:
+        with self._there:
+            self._works.append(work)
+            self._there.notify()
+
+    def discard(self, work: _Work) -> None:
+        with self._there:
+            if work in self._works:
+                self._works.remove(work)
+
+    def take(self) -> list[_Work]:
+        """What an instance runs next; nothing once there will be no more."""
+        with self._there:
+            while not self._works and not self._closed:
+                self._there.wait()
+            works: list[_Work] = []
+            rows = 0
+            while self._works and (not works or rows + self._works[0].rows <= self._most):
+                works.append(self._works.popleft())
+                rows += works[-1].rows
+            return works
+
+    def close(self) -> None:
+        with self._there:
+            self._closed = True
+            self._there.notify_all()
+
+
+class DecoupledModel(TritonModel):
+    """See above. `most` rows are handed to `execute` together; 0: one request at a time."""
+
+    def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home, most: int = 0) -> None:
+        super().__init__(instances, modules, home)
+        self._waiting = _Waiting(most)
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+
+    def start_instance(self, call: Call) -> None:
+        """See `Model`: starts all instances, whose threads call `initialize`. Raises `ModelLoadError`."""
+        self._home.begin(call)
+        self._start()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._threads:
+                return
+            for instance in self._all:
+                started = Future[None]()
+                thread = threading.Thread(
+                    target=self._run, args=(instance, started), name=instance.name, daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+                started.result()
+
+    async def infer(self, inputs: Inputs, call: Call) -> AsyncGenerator[Answer, None]:
+        """The responses as they are sent. Raises the error of one that has an error, which is the last then."""
+        if not self._threads:
+            await asyncio.to_thread(self._start)
+        answers = Answers()
+        rows = min([array.shape[0] if array.ndim else 1 for array in inputs.values()], default=1)
+        work = _Work(inputs, call, answers, rows)
+        self._waiting.put(work)
+        del inputs
+        try:
+            while (answer := await answers.take()) is not None:
+                yield answer
+        finally:
+            answers.abandon()
+            self._waiting.discard(work)
+
+    # --- on an instance's thread ---
+
+    def _run(self, instance: Instance, started: Future[None]) -> None:
+        try:
+            self._initialize(instance)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        while works := self._waiting.take():
+            self._execute(instance, works)
+            works.clear()  # Not kept while this thread waits.
+        instance.finalize()
+
+    def _execute(self, instance: Instance, works: list[_Work]) -> None:
+        works[:] = [work for work in works if not work.call.cancelled]
+        if not works:
+            return
+        for work in works:
+            work.call.waited(work.queued)
+            work.call.batch_size = len(works)
+        lines = [Line(work.call, work.answers, decoupled=True) for work in works]
+        requests = [self._request(work.inputs, work.call, line) for work, line in zip(works, lines, strict=True)]
+        try:
+            returned = instance.execute(requests, [work.call for work in works])
+            if isinstance(returned, Future):
+                # It goes on while this thread takes the next requests.
+                returned.add_done_callback(partial(_look_at, instance, lines))
+            elif returned is not None:
+                raise _no_none(instance, returned)
+        except BaseException as error:
+            _fail(instance, lines, error)
+
+    def close(self) -> None:
+        """Lets each instance's thread call `finalize`, and forgets the model's modules."""
+        self._waiting.close()
+        for thread in self._threads:
+            thread.join()
+        super().close()
+
+
+def _look_at(instance: Instance, lines: Sequence[Line], done: Future[Any]) -> None:
+    """A coroutine has ended."""
+    if done.cancelled():
+        _fail(instance, lines, Cancelled("the model was closed while it ran"))
+    elif (error := done.exception()) is not None:
+        _fail(instance, lines, error)
+    elif (returned := done.result()) is not None:
+        _fail(instance, lines, _no_none(instance, returned))
+
+
+def _fail(instance: Instance, lines: Sequence[Line], error: BaseException) -> None:
+    told = error if isinstance(error, ServingError) else instance.failure(error)
+    for line in lines:
+        line.fail(own_copy(told))
+
+
+def _no_none(instance: Instance, returned: object) -> Internal:
+    text = (
+        f"Python model '{instance.name}' is using the decoupled mode and the execute function must return None, "
+        f"got {type(returned).__name__}"
+    )
+    log.error("%s", text)
+    return Internal(text)

@@ -1,0 +1,106 @@
+"""`TritonError` and `TritonModelException`, and what they are in the server (spec 1.5)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Self
+
+from triglot.core.errors import (
+    Cancelled,
+    Code,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ServingError,
+    Unavailable,
+    Unimplemented,
+)
+
+
+class TritonModelException(Exception):
+    """Raised by the utilities for wrong use, and by models for whatever they like."""
+
+
+class TritonErrorCode(enum.IntEnum):
+    """Triton's error codes."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+_ERRORS: Mapping[TritonErrorCode, type[ServingError]] = MappingProxyType(
+    {
+        TritonErrorCode.INTERNAL: Internal,
+        TritonErrorCode.NOT_FOUND: NotFound,
+        TritonErrorCode.INVALID_ARG: InvalidArgument,
+        TritonErrorCode.UNAVAILABLE: Unavailable,
+        TritonErrorCode.UNSUPPORTED: Unimplemented,
+        TritonErrorCode.CANCELLED: Cancelled,
+    }
+)
+_CODES: Mapping[Code, TritonErrorCode] = MappingProxyType(
+    {
+        **{error.code: code for code, error in _ERRORS.items()},
+        Code.ALREADY_EXISTS: TritonErrorCode.ALREADY_EXISTS,
+        Code.DEADLINE_EXCEEDED: TritonErrorCode.UNAVAILABLE,
+        Code.FAILED_PRECONDITION: TritonErrorCode.UNAVAILABLE,
+        Code.RESOURCE_EXHAUSTED: TritonErrorCode.UNAVAILABLE,
+    }
+)
+
+
+class TritonError:
+    """What went wrong with one response; not an exception."""
+
+    UNKNOWN: ClassVar[TritonErrorCode] = TritonErrorCode.UNKNOWN
+    INTERNAL: ClassVar[TritonErrorCode] = TritonErrorCode.INTERNAL
+    NOT_FOUND: ClassVar[TritonErrorCode] = TritonErrorCode.NOT_FOUND
+    INVALID_ARG: ClassVar[TritonErrorCode] = TritonErrorCode.INVALID_ARG
+    UNAVAILABLE: ClassVar[TritonErrorCode] = TritonErrorCode.UNAVAILABLE
+    UNSUPPORTED: ClassVar[TritonErrorCode] = TritonErrorCode.UNSUPPORTED
+    ALREADY_EXISTS: ClassVar[TritonErrorCode] = TritonErrorCode.ALREADY_EXISTS
+    CANCELLED: ClassVar[TritonErrorCode] = TritonErrorCode.CANCELLED
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, message: str, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"TritonError: message: expected a text, got {type(message).__name__}")
+        try:
+            self._code = TritonErrorCode(code)
+        except ValueError:
+            names = ", ".join(one.name for one in TritonErrorCode)
+            raise TypeError(f"TritonError: code: expected one of TritonError's {names}, got {code!r}") from None
+        self._message = message
+
+    @classmethod
+    def of(cls, error: ServingError) -> Self:
+        """What a model is told of another model's error."""
+        return cls(error.message, _CODES.get(error.code, TritonErrorCode.UNKNOWN))
+
+    def code(self) -> TritonErrorCode:
+        """Its kind."""
+        return self._code
+
+    def message(self) -> str:
+        """Its text."""
+        return self._message
+
+    def __str__(self) -> str:
+        return self._message
+
+    def told(self) -> ServingError:
+        """What the client is told."""
+        kind = _ERRORS.get(self._code)
+        if kind is not None:
+            return kind(self._message)
+        there = self._code is TritonErrorCode.ALREADY_EXISTS
+        return ServingError(self._message, code=Code.ALREADY_EXISTS if there else Code.UNKNOWN)

@@ -1,0 +1,131 @@
+"""An instance: one object of the model's class, and the threads that its code runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from triglot.backends import described
+from triglot.backends.triton_python.home import Home, working
+from triglot.core.call import BatchCall, Call
+from triglot.core.errors import Internal, ModelLoadError
+
+log = logging.getLogger(__name__)
+
+
+class Instance:
+    """Calls the model's code: `initialize` and `execute` on one thread, and `finalize` at last.
+
+    `file` is the model's, `arguments` are what `initialize` gets.
+    """
+
+    def __init__(self, model_class: type[Any], file: Path, arguments: Mapping[str, str], home: Home) -> None:
+        self.name = arguments["model_instance_name"]
+        self._class = model_class
+        self._file = file
+        self._arguments = arguments
+        self._home = home
+        self._model: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def initialized(self) -> bool:
+        """Whether `initialize` has returned."""
+        return self._model is not None
+
+    def initialize(self) -> None:
+        """On the thread that is going to call `execute`. Raises `ModelLoadError` for whatever the model raises."""
+        # What Triton runs has the loop of a main thread, which other threads have not.
+        self._own_loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._own_loop)
+        try:
+            with working(self._home, self._home.calls):
+                model = self._class()
+                if hasattr(model, "initialize"):
+                    served = {"model_name": self._home.name, "model_version": str(self._home.version)}
+                    model.initialize({**self._arguments, **served})
+        except BaseException as error:  # SystemExit, too.
+            self._close_loops()
+            raise ModelLoadError(f"{described(self._file, error)}") from error
+        self._model = model
+
+    def execute(self, requests: Sequence[Any], calls: Sequence[Call]) -> Any:
+        """What `execute` returns; of an `async def` a future, which has that some time. Raises what it raises."""
+        with working(self._home, calls[0] if len(calls) == 1 else BatchCall(calls)):
+            result = self._model.execute(list(requests))
+            return self._started(result) if inspect.iscoroutine(result) else result
+
+    def _started(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """The coroutine runs on a loop of the instance's own, with all others of it."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(self._loop,), name=f"{self.name} loop", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(self._guarded(work), self._loop)
+
+    async def _guarded(self, work: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await work
+        except (SystemExit, KeyboardInterrupt) as error:  # They would end the loop.
+            raise self.failure(error) from None
+
+    def failure(self, error: BaseException) -> Internal:
+        """What clients are told of an exception of the model's: its text, as in Triton; the log has the trace."""
+        text = f"Failed to process the request(s) for model instance '{self.name}', message: "
+        log.error("%s%s", text, type(error).__name__, exc_info=error)
+        return Internal(f"{text}{type(error).__name__}: {error}")
+
+    def finalize(self) -> None:
+        """Once, when the instance runs nothing any more."""
+        model, self._model = self._model, None
+        try:
+            if model is not None and hasattr(model, "finalize"):
+                with working(self._home, self._home.calls):
+                    model.finalize()
+        except BaseException:  # The others are to be finalized, too.
+            log.exception("%s: finalize() failed", self.name)
+        finally:
+            self._close_loops()
+
+    def _close_loops(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            with suppress(RuntimeError):  # The model itself has closed it.
+                loop.call_soon_threadsafe(loop.stop)
+        own, self._own_loop = self._own_loop, None
+        if own is not None:
+            with suppress(RuntimeError):  # The model has started it, and it runs.
+                own.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Until it is stopped; what still waits on it then is cancelled."""
+    asyncio.set_event_loop(loop)
+    try:
+        while not _has_run(loop):
+            pass
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    finally:
+        loop.close()
+
+
+def _has_run(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether it has been stopped; a task of the model's own may have called exit()."""
+    try:
+        loop.run_forever()
+    except (SystemExit, KeyboardInterrupt) as error:
+        log.error(
+            "%s: a task has raised %s; its loop goes on", threading.current_thread().name, type(error).__name__
+        )
+        return False
+    return True

@@ -1,0 +1,139 @@
+"""From a module with a `TritonPythonModel` to a model that the server runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from triglot.backends.triton_python.config import ModelConfig, complete, using_decoupled_model_transaction_policy
+from triglot.backends.triton_python.datatypes import datatype_of_config
+from triglot.backends.triton_python.decoupled import DecoupledModel
+from triglot.backends.triton_python.home import Home, working
+from triglot.backends.triton_python.instance import Instance
+from triglot.backends.triton_python.model import TritonModel
+from triglot.backends.triton_python.names import TritonModules
+from triglot.backends.triton_python.single import SingleResponseModel
+from triglot.core.errors import ModelLoadError
+from triglot.core.model_config import Device
+from triglot.core.model_config import ModelConfig as Configured
+from triglot.core.scheduling import DynamicBatching
+from triglot.core.types import TensorSpec
+
+log = logging.getLogger(__name__)
+
+MODEL_CLASS = "TritonPythonModel"
+NO_EFFECT = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
+"""Parameters of Triton's own: models run in the server's environment, and all tensors are the CPU's."""
+
+
+def modules_of(file: Path) -> TritonModules:
+    """The modules beside `file`, and in the folder above a version's folder."""
+    folder = file.parent
+    version = folder.name.isdecimal()
+    name = (folder.parent if version else folder).absolute().name
+    home = Home(name, int(folder.name) if version else 1, folder)
+    return TritonModules([folder, folder.parent] if version else [folder], home)
+
+
+def model_of(file: Path, config: Configured, model_class: type[Any], modules: TritonModules) -> TritonModel:
+    """The model, its configuration completed; `initialize` has not been called.
+
+    Raises `ModelLoadError` for a configuration without inputs and outputs, `ValueError` for what its own
+    `auto_complete_config` says wrongly, and what that raises.
+    """
+    home = modules.home
+    if not callable(getattr(model_class, "execute", None)):
+        raise ModelLoadError(f"{file}: {MODEL_CLASS} has no execute(self, requests)")
+    for key in NO_EFFECT:
+        if key in config.parameters:
+            log.warning("%s: parameters: %s: without effect here", config.source or file, key)
+    with working(home, home.calls), modules.by_plain_names():
+        completed = _completed(file, config, model_class, home)
+    instances = [
+        Instance(model_class, file, arguments, home) for arguments in _arguments(file, config, completed, home)
+    ]
+    batching = completed.get("dynamic_batching")
+    largest = completed["max_batch_size"]
+    if using_decoupled_model_transaction_policy(completed):
+        if "sequence_batching" in completed:
+            raise ModelLoadError(f"{file}: sequence_batching: expected none for a decoupled model")
+        model: TritonModel = DecoupledModel(instances, modules, home, 0 if batching is None else largest)
+    else:
+        model = SingleResponseModel(instances, modules, home)
+        if batching is not None and config.dynamic_batching is None:
+            model.dynamic_batching = DynamicBatching()
+    model.max_batch_size = largest
+    model.inputs, model.outputs = (_specs(file, kind, completed) for kind in ("input", "output"))
+    model.model_config = config
+    return model
+
+
+def _completed(file: Path, config: Configured, model_class: type[Any], home: Home) -> dict[str, Any]:
+    completed = complete(config, home.name, file.name)
+    auto_complete = getattr(model_class, "auto_complete_config", None)
+    if auto_complete is not None:
+        given = auto_complete(ModelConfig(completed))
+        if not isinstance(given, ModelConfig):
+            raise ModelLoadError(
+                f"{file}: auto_complete_config: expected it to return the ModelConfig that it was given, "
+                f"got {type(given).__name__}"
+            )
+        completed = given.as_dict()
+    if not completed["input"] and not completed["output"]:
+        raise ModelLoadError(
+            f"{file}: expected inputs and outputs in a config.pbtxt, or from {MODEL_CLASS}.auto_complete_config, "
+            "got none"
+        )
+    return completed
+
+
+def _specs(file: Path, kind: str, config: Mapping[str, Any]) -> list[TensorSpec]:
+    specs = []
+    for tensor in config[kind]:
+        datatype = datatype_of_config(tensor["data_type"])
+        if datatype is None:
+            raise ModelLoadError(
+                f"{file}: {kind} {tensor['name']!r}: data_type: expected one like TYPE_FP32, "
+                f"got {tensor['data_type']!r}"
+            )
+        dims = tensor["dims"]
+        shape = [-1, *dims] if config["max_batch_size"] else dims
+        specs.append(TensorSpec(tensor["name"], datatype, shape, optional=bool(tensor.get("optional"))))
+    return specs
+
+
+# --- instances ---
+
+
+def _arguments(
+    file: Path, config: Configured, completed: Mapping[str, Any], home: Home
+) -> Sequence[Mapping[str, str]]:
+    """What the `initialize` of each instance gets: texts."""
+    repository = file.parent.parent if file.parent.name.isdecimal() else file.parent
+    devices = _devices(config)
+    # A process has one of the instances.
+    first = getattr(config, "instance", 0) if len(devices) == 1 else 0
+    return [
+        {
+            "model_config": json.dumps(completed),
+            "model_instance_kind": device.kind,
+            "model_instance_name": f"{home.name}_0_{first + at}",
+            "model_instance_device_id": str(device.id),
+            "model_repository": str(repository.absolute()),
+            "model_version": str(home.version),
+            "model_name": home.name,
+        }
+        for at, device in enumerate(devices)
+    ]
+
+
+def _devices(config: Configured) -> list[Device]:
+    """Where each instance runs: on the CPU, as Triton's Python models do, unless a group says GPU."""
+    groups = [replace(group, kind="CPU") if group.kind == "AUTO" else group for group in config.instance_groups]
+    gpus = [gpu for group in groups for gpu in group.gpus]
+    # Whether there are any is for the model's own code to find out.
+    return replace(config, instance_groups=groups).devices(lambda: max(gpus, default=0) + 1) or [Device("CPU")]

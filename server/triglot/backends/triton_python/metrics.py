@@ -1,0 +1,136 @@
+"""`MetricFamily`: the metrics that a Triton Python model keeps by itself."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from triglot.backends.triton_python.errors import TritonModelException
+from triglot.backends.triton_python.home import Home, here
+from triglot.core import model_metrics
+from triglot.core.model_metrics import Kind, ModelMetrics, Operation
+
+
+class MetricKind(enum.Enum):
+    """What a family's metrics are."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Metric:
+    """One metric; from `MetricFamily.Metric`. Any thread may change it.
+
+    `TritonModelException` for what its kind cannot do. In a process of its own, `value` is what the model's code
+    has made of it there; the server's page has what all processes have.
+    """
+
+    def __init__(self, metrics: ModelMetrics, family: model_metrics.Family, metric: model_metrics.Metric) -> None:
+        self._metrics = metrics
+        self._family = family
+        self._metric = metric
+
+    def increment(self, value: float) -> None:
+        """Add to a counter, not less than 0, or to a gauge."""
+        self._must_not_be("histogram", "Increment")
+        value = _number(value)
+        if self._family.kind == "counter" and value < 0:
+            raise TritonModelException(
+                f"metric '{self._family.name}': TRITONSERVER_METRIC_KIND_COUNTER can only be incremented "
+                f"monotonically by non-negative values, got {value:g}"
+            )
+        self._do("increment", value)
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+        self._must_not_be("counter", "Set")
+        self._must_not_be("histogram", "Set")
+        self._do("set", _number(value))
+
+    def observe(self, value: float) -> None:
+        """Put a value into a histogram."""
+        self._must_not_be("counter", "Observe")
+        self._must_not_be("gauge", "Observe")
+        self._do("observe", _number(value))
+
+    def value(self) -> float:
+        """Of a counter or a gauge."""
+        self._must_not_be("histogram", "Value")
+        return self._metric.value
+
+    def _must_not_be(self, kind: Kind, operation: str) -> None:
+        if self._family.kind == kind:
+            kinds = f"TRITONSERVER_METRIC_KIND_{kind.upper()}"
+            raise TritonModelException(f"metric '{self._family.name}': {kinds} does not support {operation}")
+
+    def _do(self, operation: Operation, value: float) -> None:
+        self._metrics.do(self._family, self._metric, operation, value)
+
+
+class MetricFamily:
+    """The metrics of one name; families of equal names and kinds are one and the same.
+
+    Raises `TypeError` for arguments of other types, and `TritonModelException` for a name that cannot be, is the
+    server's own, or belongs to a family of another kind.
+    """
+
+    home: ClassVar[Home | None] = None
+    COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
+    GAUGE: ClassVar[MetricKind] = MetricKind.GAUGE
+    HISTOGRAM: ClassVar[MetricKind] = MetricKind.HISTOGRAM
+
+    def __init__(self, name: Any, description: Any, kind: Any) -> None:
+        if not isinstance(name, str) or not isinstance(description, str):
+            raise TypeError(f"MetricFamily: expected texts as name and description, got {name!r}, {description!r}")
+        if not isinstance(kind, MetricKind):
+            raise TypeError(f"MetricFamily '{name}': kind: expected MetricFamily.COUNTER or another, got {kind!r}")
+        self._metrics = here(self.home).metrics
+        try:
+            self._family = self._metrics.family(name, description, kind.value)
+        except ValueError as error:
+            raise TritonModelException(str(error)) from None
+
+    def Metric(  # noqa: N802 - Triton's name.
+        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+    ) -> Metric:
+        """A metric with these labels; a histogram has the upper limits of `buckets`, ascending.
+
+        Raises as the class.
+        """
+        labels = {} if labels is None else labels
+        name = self._family.name
+        if not _are_texts(labels):
+            raise TypeError(f"metric '{name}': labels: expected a dict of texts, got {labels!r}")
+        if self._family.kind == "histogram" and buckets is None:
+            raise TritonModelException(f"metric '{name}': buckets: expected some for a histogram, got none")
+        if self._family.kind != "histogram" and buckets is not None:
+            raise TritonModelException(
+                f"metric '{name}': buckets: expected none for a {self._family.kind}, got {buckets!r}"
+            )
+        limits = [_number(one) for one in buckets or ()]
+        try:
+            return Metric(self._metrics, self._family, self._metrics.metric(self._family, labels, limits))
+        except ValueError as error:
+            raise TritonModelException(str(error)) from None
+
+
+def family_class(home: Home | None) -> type[MetricFamily]:
+    """The class as the code of one model sees it; None: for whichever runs."""
+    return type("MetricFamily", (MetricFamily,), {"home": home, "__doc__": MetricFamily.__doc__})
+
+
+def _are_texts(labels: Any) -> bool:
+    return isinstance(labels, Mapping) and all(isinstance(part, str) for one in labels.items() for part in one)
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"metric: expected a number, got {value!r}") from None
+    if math.isnan(number):
+        raise TritonModelException("metric: expected a number, got NaN")
+    return number

@@ -1,0 +1,58 @@
+"""What Triton Python models have in common, decoupled or not."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triglot.backends.triton_python.home import Home
+from triglot.backends.triton_python.instance import Instance
+from triglot.backends.triton_python.names import TritonModules
+from triglot.backends.triton_python.sender import Line
+from triglot.core.call import Call
+from triglot.core.model import Model
+from triglot.core.tensor import Array
+
+Inputs = Mapping[str, Array]
+
+
+class TritonModel(Model):
+    """The instances of a `TritonPythonModel` class; closed with their modules."""
+
+    platform = "python"
+    takes_parameters = True
+    places_instances = True
+
+    def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
+        self.instances = len(instances)
+        self._all = instances
+        self._home = home
+        self.own_metrics = home.metrics
+        self._modules = modules
+        self._request_class = modules.names["InferenceRequest"]
+        self._initializing = threading.Lock()
+
+    @abstractmethod
+    def start_instance(self, call: Call) -> None:
+        """See `Model`."""
+
+    def _initialize(self, instance: Instance) -> None:
+        # Libraries load models in ways that two threads must not at the same time; in Triton each has a process.
+        with self._initializing, self._modules.by_plain_names():
+            instance.initialize()
+
+    def _request(self, inputs: Inputs, call: Call, line: Line) -> Any:
+        request = self._request_class()
+        request.receive(inputs, call, line, [spec.name for spec in self.outputs])
+        return request
+
+    def close(self) -> None:
+        """Calls `finalize` of every instance, and forgets the model's modules."""
+        try:
+            for instance in self._all:
+                instance.finalize()
+            self._home.close()
+        finally:
+            self._modules.close()

@@ -1,0 +1,162 @@
+"""The names that a model imports: `triton_python_backend_utils`, there while a Triton Python model is loaded.
+
+Strategy: nothing of that name is installed. The modules of a model are given one of their own, whatever that name
+means to others: so the utilities know whose code calls them, on any thread. For everybody else, a library that
+the model uses say, the name stands in `sys.modules` while a model is loaded, unless it is somebody's already.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from triglot.backends.model_modules import ModelModules
+from triglot.backends.triton_python import calls, config, datatypes, errors, metrics, request, response, sender
+from triglot.backends.triton_python.home import Home
+from triglot.backends.triton_python.logger import Logger, LogLevel
+from triglot.backends.triton_python.tensor import Tensor
+
+UTILS = "triton_python_backend_utils"
+NAMES = (UTILS, "c_python_backend_utils")
+"""What the utilities are called; Triton's have a part in C, with most of the names."""
+_providing = threading.Lock()
+
+_SAME: Mapping[str, Any] = MappingProxyType(
+    {
+        one.__name__: one
+        for one in (
+            Tensor,
+            Logger,
+            LogLevel,
+            response.InferenceResponse,
+            sender.InferenceResponseSender,
+            calls.ResponseIterator,
+            errors.TritonError,
+            errors.TritonErrorCode,
+            errors.TritonModelException,
+            request.InferenceTrace,
+            request.MemoryType,
+            request.PreferredMemory,
+            request.get_input_tensor_by_name,
+            request.get_output_tensor_by_name,
+            config.ModelConfig,
+            config.get_input_config_by_name,
+            config.get_output_config_by_name,
+            config.using_decoupled_model_transaction_policy,
+            datatypes.triton_to_numpy_type,
+            datatypes.numpy_to_triton_type,
+            datatypes.triton_string_to_numpy,
+            datatypes.serialize_byte_tensor,
+            datatypes.deserialize_bytes_tensor,
+        )
+    }
+    | {
+        name: getattr(module, name)
+        for module in (datatypes, request, sender)
+        for name in vars(module)
+        if name.startswith(("TRITONSERVER_", "TRITON_", "NUMPY_TO_"))
+    }
+)
+"""What is the same for all models."""
+
+
+def utilities(home: Home | None) -> dict[str, Any]:
+    """The names of the utilities, for the code of one model; None: for whichever runs."""
+
+    class InferenceRequest(request.InferenceRequest):
+        """A request."""
+
+        __slots__ = ()
+
+    InferenceRequest.home = home
+    InferenceRequest.__doc__ = request.InferenceRequest.__doc__
+    InferenceRequest.__module__ = UTILS
+    InferenceRequest.__qualname__ = "InferenceRequest"
+    return {
+        **_SAME,
+        "InferenceRequest": InferenceRequest,
+        "MetricFamily": metrics.family_class(home),
+        **{
+            function.__name__: partial(function, home)
+            for function in (calls.is_model_ready, calls.load_model, calls.unload_model, calls.get_model_dir)
+        },
+    }
+
+
+class ProvidedModule(ModuleType):
+    """The utilities under a name of theirs; `users` are the loaded models."""
+
+    def __init__(self, name: str, names: Mapping[str, Any]) -> None:
+        super().__init__(name, "Provided by Triglot for Triton's Python models.")
+        self.__spec__ = ModuleSpec(name, None)
+        self.users = 0
+        vars(self).update(names)
+
+
+def provide() -> None:
+    """Have the names stand for everybody, once more."""
+    with _providing:
+        for name in NAMES:
+            present = sys.modules.get(name)
+            if present is None and PathFinder.find_spec(name) is None:
+                present = sys.modules[name] = ProvidedModule(name, utilities(None))
+            if isinstance(present, ProvidedModule):
+                present.users += 1
+
+
+def remove() -> None:
+    """Take `provide` back, once."""
+    with _providing:
+        for name in NAMES:
+            present = sys.modules.get(name)
+            if isinstance(present, ProvidedModule):
+                present.users -= 1
+                if not present.users:
+                    del sys.modules[name]
+
+
+class TritonModules(ModelModules):
+    """The modules of a Triton Python model, which see the utilities; its folder's folders are packages, too.
+
+    From when it is made to `close()`, `triton_python_backend_utils` can be imported by anyone.
+    """
+
+    def __init__(self, folders: Sequence[Path], home: Home) -> None:
+        super().__init__(folders)
+        self._own |= _plain_folders(folders) - self._own
+        self.home = home
+        self.names = utilities(home)
+        for name in NAMES:
+            sys.modules[f"{self.name}.{name}"] = ProvidedModule(name, self.names)
+        self._own |= set(NAMES)
+        self._provided = True
+        provide()
+
+    def close(self) -> None:
+        """Forget the modules, and have the names stand for one model less."""
+        super().close()
+        if self._provided:
+            self._provided = False
+            remove()
+
+
+def _plain_folders(folders: Sequence[Path]) -> set[str]:
+    """Folders of modules without an `__init__.py`, whose names mean nothing else."""
+    found = {
+        entry.name
+        for folder in folders
+        for entry in folder.iterdir()
+        if entry.is_dir() and entry.name.isidentifier() and not (entry / "__init__.py").exists()
+    }
+    return {
+        name
+        for name in found - {"__pycache__"} - sys.stdlib_module_names
+        if any(next((folder / name).glob("*.py"), None) for folder in folders)
+        and PathFinder.find_spec(name) is None
+    }

@@ -1,0 +1,113 @@
+"""`InferenceResponseSender`: sends the responses to one request, from any thread and at any time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from triglot.backends.triton_python.errors import TritonModelException
+from triglot.backends.triton_python.response import InferenceResponse
+from triglot.core.call import Call
+from triglot.core.errors import Internal, ServingError
+from triglot.core.types import Answer
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+DROPPED = Internal(
+    "the model has dropped the request's response sender before it sent TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+)
+
+
+class Outlet(Protocol):
+    """Where the answers to one request go. Raises nothing."""
+
+    def put(self, answer: Answer | ServingError) -> None:
+        """One answer; the last one where it is an error. Blocks while the client is slow."""
+
+    def end(self) -> None:
+        """There are no more."""
+
+
+class Line:
+    """The way from a model back to who waits for one request's responses.
+
+    The request and its senders hold it, and nobody else: when all of them are gone before the final flag came,
+    nothing can come any more, and the request ends with an error. `taken`: whether there was a sender.
+    """
+
+    __slots__ = ("_closing", "_outlet", "_over", "call", "closed", "decoupled", "taken")
+
+    def __init__(self, call: Call, outlet: Outlet, *, decoupled: bool) -> None:
+        self.call = call
+        self.decoupled = decoupled
+        self.closed = self.taken = False
+        self._over = False
+        self._outlet = outlet
+        self._closing = threading.Lock()
+
+    def send(self, response: InferenceResponse | None, *, final: bool) -> None:
+        """Raises `TritonModelException` once closed, and for the second response of a model that gives one."""
+        with self._closing:
+            if self.closed:
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
+            if not self.decoupled and response is not None and self._over:
+                raise TritonModelException(
+                    "Unable to send response. A model without a decoupled transaction policy sends one."
+                )
+            self.closed = final
+            over = self._over
+            self._over = over or final or not self.decoupled or (response is not None and response.has_error())
+        if response is not None and not over:  # After an error nobody reads any more.
+            try:
+                answer: Answer | ServingError = response.answer(final=final)
+            except ServingError as error:
+                answer = error
+            self._outlet.put(answer)
+        if final:
+            self._outlet.end()
+
+    def fail(self, error: ServingError) -> None:
+        """End it with an error, unless it has ended."""
+        with self._closing:
+            over, self._over = self._over or self.closed, True
+            was_closed, self.closed = self.closed, True
+        if not over:
+            self._outlet.put(error)
+        if not was_closed:
+            self._outlet.end()
+
+    def __del__(self) -> None:
+        # Of a model that gives one response nobody waits before `execute` has returned.
+        if not self.closed:
+            self.closed = True
+            if not self._over:
+                self._outlet.put(Internal(DROPPED.message))
+            self._outlet.end()
+
+
+class InferenceResponseSender:
+    """Sends the responses to one request; from `InferenceRequest.get_response_sender`."""
+
+    __slots__ = ("_line",)
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, and with `flags` TRITONSERVER_RESPONSE_COMPLETE_FINAL none after it.
+
+        Blocks while the client is slow; what comes after it has left, or after an error, is passed over. Raises
+        `TritonModelException` after the final flag, and for other flags.
+        """
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"send: response: expected an InferenceResponse, got {type(response).__name__}")
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and not flags:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        self._line.send(response, final=bool(flags))
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the responses any more."""
+        return self._line.call.cancelled

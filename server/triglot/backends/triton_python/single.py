@@ -1,0 +1,154 @@
+"""A Triton Python model that gives one response to each request."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from triglot.backends.placement import Placement
+from triglot.backends.triton_python.errors import TritonError
+from triglot.backends.triton_python.home import Home
+from triglot.backends.triton_python.instance import Instance
+from triglot.backends.triton_python.model import Inputs, TritonModel
+from triglot.backends.triton_python.names import TritonModules
+from triglot.backends.triton_python.response import InferenceResponse
+from triglot.backends.triton_python.sender import Line
+from triglot.core.call import Call
+from triglot.core.errors import Internal, ServingError
+from triglot.core.types import Answer
+
+log = logging.getLogger(__name__)
+
+Outcome = Answer | ServingError
+
+
+class SingleResponseModel(TritonModel):
+    """Its instances are the engine's threads.
+
+    What the model raises fails all requests of the list, with its text, as in Triton: it is the user's own code
+    that words it. A response with an error is its own request's alone.
+    """
+
+    def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
+        super().__init__(instances, modules, home)
+        self.infer_batch = self._infer_batch
+        self._placement = Placement(instances)
+
+    def start_instance(self, call: Call) -> None:
+        """See `Model`: calls `initialize`. Raises `ModelLoadError` for what that raises."""
+        self._home.begin(call)
+        self._mine()
+
+    def _mine(self) -> Instance:
+        instance = self._placement.mine()
+        if not instance.initialized:
+            self._initialize(instance)
+        return instance
+
+    def infer(self, inputs: Inputs, call: Call) -> Answer:
+        """One request as a list of one; raises the error of its response, and as `infer_batch`."""
+        [outcome] = self._infer_batch([inputs], [call])
+        if isinstance(outcome, ServingError):
+            raise outcome
+        return outcome
+
+    def _infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Outcome]:
+        """The requests as a list. Raises `Internal` for what `execute` raises, and for what it must not return."""
+        instance = self._mine()
+        outlets = [_Outlet() for _ in calls]
+        lines = [Line(call, outlet, decoupled=False) for call, outlet in zip(calls, outlets, strict=True)]
+        requests = [self._request(*one) for one in zip(inputs, calls, lines, strict=True)]
+        try:
+            returned = instance.execute(requests, calls)
+            if isinstance(returned, Future):
+                returned = returned.result()
+            given = _given(returned, lines)
+        except ServingError as error:
+            log.error("%s: %s", instance.name, error.message)
+            raise
+        except BaseException as error:
+            raise instance.failure(error) from error
+        requests.clear()
+        outcomes: list[Outcome] = []
+        for response, outlet in zip(given, outlets, strict=True):
+            line = lines.pop(0)
+            line.closed = line.closed or response is not None
+            del line  # Only the model's own senders keep it now.
+            outcomes.append(outlet.wait() if response is None else _outcome(response))
+        return outcomes
+
+
+class _Outlet:
+    """Where a model that gives one response sends it, instead of returning it."""
+
+    __slots__ = ("_outcome", "_sent")
+
+    def __init__(self) -> None:
+        self._outcome: Outcome | None = None
+        self._sent = threading.Lock()  # Held until it is there; an event would take ten times as long to make.
+        self._sent.acquire()
+
+    def put(self, answer: Outcome) -> None:
+        """The response."""
+        self._outcome = answer
+        self._tell()
+
+    def end(self) -> None:
+        """There is none any more."""
+        if self._outcome is None:
+            self._outcome = Internal("the model has sent TRITONSERVER_RESPONSE_COMPLETE_FINAL and no response")
+        self._tell()
+
+    def _tell(self) -> None:
+        with suppress(RuntimeError):  # It has been told.
+            self._sent.release()
+
+    def wait(self) -> Outcome:
+        """The response, which may come from another thread yet."""
+        self._sent.acquire()
+        assert self._outcome is not None
+        return self._outcome
+
+
+def _outcome(response: InferenceResponse) -> Outcome:
+    try:
+        return response.answer()
+    except ServingError as error:
+        return error
+
+
+def _given(returned: Any, lines: Sequence[Line]) -> list[Any]:
+    """A response for each request, None where it is sent; anything but a response becomes an error of its request.
+
+    Raises `Internal` for what is no list of the right length.
+    """
+    if returned is None:
+        returned = [None] * len(lines)
+    if not isinstance(returned, list | tuple):
+        raise Internal(
+            f"Expected a list in the execute return, found type '{type(returned).__name__}': execute() is to "
+            f"return one InferenceResponse for each of its {len(lines)} requests"
+        )
+    if len(returned) != len(lines):
+        raise Internal(
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            f"InferenceRequest(s) size is:{len(lines)}, and InferenceResponse(s) size is:{len(returned)}"
+        )
+    return [_checked(response, line) for response, line in zip(returned, lines, strict=True)]
+
+
+def _checked(response: Any, line: Line) -> InferenceResponse | None:
+    if response is None and line.taken:
+        return None
+    if isinstance(response, InferenceResponse):
+        return response
+    text = (
+        "Expected an 'InferenceResponse' object in the execute function return list, "
+        f"found type '{type(response).__name__}'"
+    )
+    log.error("%s", text)
+    return InferenceResponse(error=TritonError(text))

@@ -1,0 +1,153 @@
+"""Metrics that a model's own code keeps by their names, as Prometheus knows them; any thread counts."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+Operation = Literal["increment", "set", "observe"]
+Labels = tuple[tuple[str, str], ...]
+Tell = Callable[[Mapping[str, Any]], object]
+"""Hands what was done on to where it is collected, see `ModelMetrics.apply`."""
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*\Z")
+OURS = ("triglot_", "nv_", "process_", "python_")
+"""How the names of the server's own metrics begin."""
+
+
+@dataclass(slots=True)
+class Metric:
+    """One of a family: the value; of a histogram, the sum, and how many were in each bucket and above all."""
+
+    labels: Labels
+    buckets: Sequence[float] = ()
+    value: float = 0.0
+    counts: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Family:
+    """The metrics of one name."""
+
+    name: str
+    description: str
+    kind: Kind
+    metrics: dict[Labels, Metric] = field(default_factory=dict)
+
+
+class ModelMetrics:
+    """The metrics of one version of a model.
+
+    `tell`: where the model runs in a process of its own, what it does is told to the server's `ModelMetrics`.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[str, Family] = {}
+        self._lock = threading.Lock()
+        self._tell: Tell | None = None
+
+    def family(self, name: str, description: str, kind: Kind) -> Family:
+        """A new one, or the one of this name. Raises `ValueError` for a name that cannot be, or another kind."""
+        if not _NAME.match(name):
+            raise ValueError(f"metric family {name!r}: expected a name of letters, digits, '_' and ':'")
+        if name.startswith(OURS):
+            ours = ", ".join(OURS)
+            raise ValueError(f"metric family '{name}': expected another name, the server's begin with {ours}")
+        with self._lock:
+            family = self._families.get(name)
+            if family is None:
+                family = self._families[name] = Family(name, description, kind)
+            elif family.kind != kind:
+                raise ValueError(f"metric family '{name}' exists as a {family.kind}, expected that, got a {kind}")
+            return family
+
+    def metric(self, family: Family, labels: Mapping[str, str], buckets: Sequence[float]) -> Metric:
+        """A new one, or the one with these labels. Raises `ValueError` for labels and `buckets` that cannot be."""
+        for label in labels:
+            if not _LABEL.match(label) or (label == "le" and family.kind == "histogram"):
+                raise ValueError(f"metric '{family.name}': label {label!r}: expected another name")
+        if not all(map(math.isfinite, buckets)) or any(one >= other for one, other in pairwise(buckets)):
+            raise ValueError(f"metric '{family.name}': buckets: expected ascending numbers, got {list(buckets)}")
+        key = tuple(sorted(labels.items()))
+        with self._lock:
+            metric = family.metrics.get(key)
+            if metric is None:
+                counts = [0] * (len(buckets) + 1) if family.kind == "histogram" else []
+                metric = family.metrics[key] = Metric(key, tuple(buckets), counts=counts)
+                self._say(family, metric)
+            elif metric.buckets != tuple(buckets):
+                before = list(metric.buckets)
+                raise ValueError(f"metric '{family.name}': buckets: expected {before}, got {list(buckets)}")
+            return metric
+
+    def do(self, family: Family, metric: Metric, operation: Operation, value: float) -> None:
+        """Change a metric."""
+        with self._lock:
+            if operation == "set":
+                metric.value = value
+            else:
+                metric.value += value
+            if operation == "observe":
+                metric.counts[bisect_left(metric.buckets, value)] += 1
+            self._say(family, metric, operation, value)
+
+    def _say(self, family: Family, metric: Metric, operation: str = "", value: float = 0.0) -> None:
+        if self._tell is not None:
+            self._tell(_told(family, metric) | {"operation": operation, "value": value})
+
+    def tell_to(self, tell: Tell) -> None:
+        """Have it told what is done from now on, and what there is; raises nothing."""
+        with self._lock:
+            self._tell = tell
+            for family in self._families.values():
+                for metric in family.metrics.values():
+                    self._say(family, metric, "state", metric.value)
+
+    def apply(self, told: Mapping[str, Any]) -> None:
+        """In the server: what a process has told. Raises as `family` and `metric`."""
+        family = self.family(told["name"], told["description"], told["kind"])
+        metric = self.metric(family, told["labels"], told["buckets"])
+        operation = told["operation"]
+        if operation == "state":
+            with self._lock:
+                metric.value = told["value"] + (0.0 if family.kind == "gauge" else metric.value)
+                metric.counts = [old + new for old, new in zip(metric.counts, told["counts"], strict=True)]
+        elif operation:
+            self.do(family, metric, operation, told["value"])
+
+    def collect(self) -> Iterator[Family]:
+        """Copies of the families that have metrics."""
+        with self._lock:
+            families = [
+                Family(
+                    family.name,
+                    family.description,
+                    family.kind,
+                    {
+                        labels: Metric(labels, one.buckets, one.value, list(one.counts))
+                        for labels, one in family.metrics.items()
+                    },
+                )
+                for family in self._families.values()
+                if family.metrics
+            ]
+        yield from families
+
+
+def _told(family: Family, metric: Metric) -> dict[str, Any]:
+    return {
+        "name": family.name,
+        "description": family.description,
+        "kind": family.kind,
+        "labels": dict(metric.labels),
+        "buckets": metric.buckets,
+        "counts": metric.counts,
+    }

@@ -1,0 +1,179 @@
+"""What is counted of one loaded version of a model (spec 5.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from triglot.core.errors import Code
+from triglot.core.tensor import Array
+
+if TYPE_CHECKING:
+    from triglot.core.call import Call
+
+MOST_RESPONSES = 1000
+"""Responses of a stream that are told apart by their index; further ones are counted with this one."""
+REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
+REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
+"""Why requests fail, in Triton's words (spec 6)."""
+_GIVEN_UP = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
+_NO_ROOM = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
+
+
+class Duration:
+    """How often something happened, and how many seconds it took in all."""
+
+    __slots__ = ("count", "seconds")
+
+    def __init__(self, count: int = 0, seconds: float = 0.0) -> None:
+        self.count = count
+        self.seconds = seconds
+
+    def add(self, seconds: float) -> None:
+        """Once more."""
+        self.count += 1
+        self.seconds += seconds
+
+
+class Executions:
+    """The executions of one batch size."""
+
+    __slots__ = ("count", "infer_seconds", "input_seconds", "output_seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.input_seconds = self.infer_seconds = self.output_seconds = 0.0
+
+
+class Responses:
+    """The responses with one index, over all calls of a decoupled model."""
+
+    __slots__ = ("cancel", "empty_response", "fail", "infer", "output", "success")
+
+    def __init__(self) -> None:
+        self.infer = Duration()
+        self.output = Duration()
+        self.success = Duration()
+        self.fail = Duration()
+        self.empty_response = Duration()
+        self.cancel = Duration()
+
+
+class Statistics:
+    """Of one version from its load to its end: a version that is loaded again begins at zero.
+
+    Requests are counted by the telemetry when they end, executions by the engine when the model has ended, both on
+    the event loop; may be read on any thread. Times are in seconds, and of a request's success.
+    `batched`: the first dim of the inputs is the batch. `composed`: other models do the work.
+    """
+
+    __slots__ = (
+        "_batched",
+        "_composed",
+        "batches",
+        "execution_count",
+        "fail",
+        "failures",
+        "hit",
+        "infer_seconds",
+        "inference_count",
+        "input_seconds",
+        "last_inference",
+        "miss",
+        "output_seconds",
+        "queue_seconds",
+        "responses",
+        "success",
+    )
+
+    def __init__(self, *, batched: bool = False, composed: bool = False) -> None:
+        self._batched = batched
+        self._composed = composed
+        self.last_inference = 0.0
+        """Seconds since the epoch."""
+        self.inference_count = self.execution_count = 0
+        self.success, self.fail, self.hit, self.miss = Duration(), Duration(), Duration(), Duration()
+        self.queue_seconds = self.input_seconds = self.infer_seconds = self.output_seconds = 0.0
+        self.failures = dict.fromkeys(REASONS, 0)
+        self.batches: dict[int, Executions] = {}
+        """Executions by how many rows they had."""
+        self.responses: dict[int, Responses] = {}
+        """By index; of decoupled models."""
+
+    @property
+    def queue(self) -> Duration:
+        """From the queue to the execution; also of what the response cache answered."""
+        return Duration(self.success.count, self.queue_seconds)
+
+    @property
+    def computed(self) -> int:
+        """Requests that went well, and that the response cache did not answer."""
+        return self.success.count - self.hit.count
+
+    def rows(self, inputs: Mapping[str, Array]) -> int:
+        """How many inferences an execution of these is."""
+        if self._batched:
+            for array in inputs.values():
+                return array.shape[0] if array.ndim else 1
+        return 1
+
+    def executed(self, rows: int, infer: float, joining: float = 0.0, splitting: float = 0.0) -> None:
+        """One execution has ended, well or not."""
+        self.execution_count += 1
+        executions = self.batches.get(rows)
+        if executions is None:
+            executions = self.batches[rows] = Executions()
+        executions.count += 1
+        executions.input_seconds += joining
+        executions.infer_seconds += infer
+        executions.output_seconds += splitting
+
+    def executed_alone(self, call: Call, inputs: Mapping[str, Array], seconds: float) -> None:
+        """The execution of one request has ended, well or not; unless its turn never came."""
+        if call.batch_size:
+            rows = self.rows(inputs)
+            call.rows += rows
+            self.executed(rows, seconds)
+
+    def ended(self, call: Call, code: Code, seconds: float, now: float) -> None:
+        """A request has ended at `now`, in seconds since the epoch."""
+        if code is not Code.OK:
+            self._failed(call, code, seconds, now)
+            return
+        self.last_inference = now
+        self.success.add(seconds)
+        self.queue_seconds += call.queue_seconds
+        if call.cache_hit is not None:
+            (self.hit if call.cache_hit else self.miss).add(call.cache_seconds)
+            if call.cache_hit:
+                return
+        self.inference_count += call.rows
+        self.input_seconds += call.input_seconds
+        self.infer_seconds += call.compute_seconds
+        self.output_seconds += call.output_seconds
+
+    def _failed(self, call: Call, code: Code, seconds: float, now: float) -> None:
+        """Who was refused for what the request says has not failed, nor who found the queue full."""
+        if not (call.batch_size or call.queued or code in _GIVEN_UP):
+            self.failures[REJECTED] += code in _NO_ROOM
+            return
+        self.last_inference = now
+        self.fail.add(seconds)
+        self.failures[self._reason(call, code)] += 1
+
+    def _reason(self, call: Call, code: Code) -> str:
+        if code is Code.CANCELLED:
+            return CANCELED
+        if not call.batch_size:
+            return REJECTED  # It waited for too long.
+        if code is Code.DEADLINE_EXCEEDED:
+            return CANCELED
+        return OTHER if self._composed else BACKEND
+
+    def response(self, index: int) -> Responses:
+        """What is counted of the responses with this index."""
+        index = min(index, MOST_RESPONSES)
+        responses = self.responses.get(index)
+        if responses is None:
+            responses = self.responses[index] = Responses()
+        return responses

@@ -1,0 +1,78 @@
+"""Loads a model into processes of its own."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from triglot.core.errors import Code, ModelLoadError
+from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig
+from triglot.engine.processes.care import CARE, Care
+from triglot.engine.processes.on_loop_model import OnLoopDecoupledModel, OnLoopListsModel, OnLoopModel
+from triglot.engine.processes.pool import Pool
+from triglot.engine.processes.process import Program
+from triglot.engine.processes.remote_model import BlockingModel, DecoupledModel, ListsModel, RemoteModel
+
+_KINDS: Mapping[tuple[bool, bool, bool], type[RemoteModel]] = {
+    (False, False, False): BlockingModel,
+    (False, False, True): ListsModel,
+    (False, True, False): DecoupledModel,
+    (False, True, True): DecoupledModel,
+    (True, False, False): OnLoopModel,
+    (True, False, True): OnLoopListsModel,
+    (True, True, False): OnLoopDecoupledModel,
+    (True, True, True): OnLoopDecoupledModel,
+}
+"""By whether the model's code is `async def`, yields, and takes lists, which nobody gives to one that yields."""
+
+
+class Loading:
+    """Loads a model into processes of its own; `give_up` ends that, on any thread."""
+
+    def __init__(self, load: Callable[[str, Path, ModelConfig], Model], care: Care = CARE) -> None:
+        self._load = load
+        self._care = care
+        self._pool: Pool | None = None
+        self._given_up = False
+
+    def __call__(self, name: str, backend: str, file: Path, config: ModelConfig) -> RemoteModel:
+        """The model, with one process; `name` is what messages call it. Raises `ModelLoadError`."""
+        if not hasattr(socket, "send_fds"):
+            raise ModelLoadError(f"{file}: execution: expected 'thread' on {sys.platform}, got 'process'")
+        program = Program(name, self._path(file), backend, file, config)
+        pool = self._pool = Pool(program, self._care)
+        if self._given_up:
+            pool.give_up()
+        try:
+            declared = pool.open()
+        except BaseException:
+            pool.close()
+            raise
+        kind = _KINDS[declared["at_once"], declared["streams"], declared["lists"]]
+        # Messages say the name of the model's own class.
+        starts = {} if declared["starts"] else {"start_instance": Model.start_instance}
+        named: type[RemoteModel] = type(declared["class"], (kind,), starts)
+        return named(pool, declared)
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        self._given_up = True
+        if self._pool is not None:
+            self._pool.give_up()
+
+    def _path(self, file: Path) -> str:
+        load = self._load
+        module, name = getattr(load, "__module__", ""), getattr(load, "__qualname__", "")
+        with suppress(Exception):
+            if getattr(importlib.import_module(module), name) is load:
+                return f"{module}:{name}"
+        raise ModelLoadError(
+            f"{file}: execution: expected 'thread' for what {load!r} loads, which processes cannot import by its "
+            "name; got 'process'",
+            Code.INVALID_ARGUMENT,
+        )

@@ -1,0 +1,138 @@
+"""How long executions and answers take, for the statistics (spec 5.9)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, Protocol
+
+from triglot.core.call import Call
+from triglot.core.statistics import Duration, Statistics
+from triglot.core.types import Answer
+
+
+class Executed(Protocol):
+    """One of the requests of a batch."""
+
+    @property
+    def inputs(self) -> Any:
+        """Its arrays by name."""
+
+    @property
+    def call(self) -> Call:
+        """Its own circumstances."""
+
+
+class BatchTimes:
+    """Of one batch. `began` and `ended` are instants of `time.perf_counter`; 0: it did not get there."""
+
+    __slots__ = ("_answered", "_joined", "began", "ended")
+
+    def __init__(self) -> None:
+        self.began = self._joined = self._answered = self.ended = 0.0
+
+    def begin(self) -> None:
+        """The batch begins."""
+        self.began = self._joined = perf_counter()
+
+    def joined(self) -> None:
+        """Its inputs are there; the model begins."""
+        self._joined = perf_counter()
+
+    def answered(self) -> None:
+        """The model has ended well."""
+        self._answered = perf_counter()
+
+    def end(self) -> None:
+        """The outcomes are there."""
+        self.ended = perf_counter()
+
+    @property
+    def joining(self) -> float:
+        """Seconds until the model began."""
+        return self._joined - self.began
+
+    @property
+    def splitting(self) -> float:
+        """Seconds since the model ended."""
+        return self.ended - self._answered if self._answered else 0.0
+
+    def count(self, members: Sequence[Executed], counts: Sequence[int] = ()) -> None:
+        """On the loop: these have been executed together; `counts`: the rows of each, where these are known."""
+        calls = [member.call for member in members]
+        # A member may be a warm-up's, and one may have been given up by the model's own queue.
+        statistics = next((call.statistics for call in calls if call.statistics is not None), None)
+        if statistics is None or not any(call.batch_size for call in calls):
+            return
+        counts = counts or [statistics.rows(member.inputs) for member in members]
+        for call, rows in zip(calls, counts, strict=True):
+            call.rows += rows
+        infer = self.ended - self.began - self.joining - self.splitting
+        statistics.executed(sum(counts), infer, self.joining, self.splitting)
+
+
+class ResponseTimes:
+    """The answers of one call of a decoupled model, one after the other.
+
+    `asked` and `computed` belong to whoever runs the model, the rest to the loop.
+    """
+
+    __slots__ = ("_call", "_computed", "_final", "_index", "_over", "_since", "_statistics")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        # Of a call that is not counted, they are nobody's.
+        self._statistics = call.statistics or Statistics()
+        self._computed: deque[float] = deque()
+        self._since = 0.0
+        self._index = 0
+        self._final = self._over = False
+
+    def asked(self) -> None:
+        """The model begins with its next answer."""
+        self._since = perf_counter()
+
+    def computed(self) -> None:
+        """The model has its next answer, or has ended."""
+        self._computed.append(perf_counter() - self._since)
+
+    def convert(self, convert: Callable[[Any], Any], answer: Any) -> Any:
+        """What `convert` makes of the answer."""
+        began = perf_counter()
+        try:
+            converted = convert(answer)
+        except BaseException:
+            self.ended(failed=True)
+            raise
+        output = perf_counter() - began
+        self._call.output_seconds += output
+        infer = self._seconds()
+        responses = self._statistics.response(self._index)
+        self._final = isinstance(answer, Answer) and answer.final
+        if self._final and not answer:
+            responses.empty_response.add(infer)
+        else:
+            responses.infer.add(infer)
+            responses.output.add(output)
+            responses.success.add(infer + output)
+        self._index += 1
+        return converted
+
+    def ended(self, *, failed: bool = False) -> None:
+        """There is no further answer, or an error in its place."""
+        self._end("fail" if failed else "empty_response")
+
+    def left(self) -> None:
+        """Nobody waits for the next answer, if there is one."""
+        self._end("cancel")
+
+    def _end(self, what: str) -> None:
+        # Of a stream that was refused there is nothing to count, nor after an answer that says it is the last.
+        if self._since and not self._over and (not self._final or what == "fail"):
+            duration: Duration = getattr(self._statistics.response(self._index), what)
+            duration.add(self._seconds())
+        self._over = True
+
+    def _seconds(self) -> float:
+        return self._computed.popleft() if self._computed else perf_counter() - self._since

@@ -1,0 +1,227 @@
+"""Triton's generate calls over REST, and MLServer's stream of answers, which are events (spec 3.8).
+
+Strategy: a stream's headers wait for its first answer, so that an error before it has a status of its own. What
+goes wrong later is an event like the answers. A slow client holds the model up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from triglot.core.call import Call
+from triglot.core.errors import InvalidArgument, ServingError, Unimplemented, as_serving_error, outcome
+from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.signature import Signature
+from triglot.core.types import InferenceRequest, InferenceResponse
+from triglot.core.validation import InvalidRequest
+from triglot.dataplane import DataPlane
+from triglot.engine.servable import Servable
+from triglot.protocols import Method, Operation, Route, content_coding
+from triglot.protocols.kserve.codec import packing_size
+from triglot.protocols.kserve.errors import name_request
+from triglot.protocols.kserve.generate_json import decode_generate, encode_error, encode_event, encode_generate
+from triglot.protocols.kserve.rest import (
+    MAX_JSON_BYTES,
+    RestInfer,
+    body_limit,
+    decode_infer,
+    encode_infer,
+    json_length,
+)
+
+MODEL = "/v2/models/{model}"
+PATHS = (MODEL, MODEL + "/versions/{version:[0-9]+}")
+EVENTS = "text/event-stream; charset=utf-8"
+Answers = AsyncGenerator[InferenceResponse, None]
+
+
+class NotOneResponse(Unimplemented):
+    """The model has answered a call that takes one response with none, or with several.
+
+    Like a decoupled model that is asked by infer: nobody has failed, the model is to be asked another way.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "generate expects model to produce exactly 1 response, use generate stream for model that generates "
+            "various number of responses"
+        )
+
+
+class Generate:
+    """The calls, and their rows; Triton's metadata has no name for them."""
+
+    names: Sequence[str] = ()
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    def methods(self) -> Sequence[Method]:
+        """None: these are calls of REST."""
+        return ()
+
+    def routes(self) -> Sequence[Route]:
+        """Each with and without a version."""
+        return [row(path) for path in PATHS for row in (self._generate, self._generate_stream, self._infer_stream)]
+
+    def _generate(self, path: str) -> Route:
+        return Route(
+            "POST",
+            path + "/generate",
+            Operation.INFER,
+            self._decode,
+            self.generate,
+            lambda response, _: HttpResponse(encode_generate(response)),
+            answer_size=_printing_size,
+            body_limit=_json_limit,
+            coding=identity_only,
+            name="generate",
+        )
+
+    def _generate_stream(self, path: str) -> Route:
+        return Route(
+            "POST",
+            path + "/generate_stream",
+            Operation.INFER,
+            self._decode,
+            self.stream,
+            lambda answers, _: _stream(answers, encode_generate),
+            body_limit=_json_limit,
+            coding=identity_only,
+            name="generate_stream",
+        )
+
+    def _infer_stream(self, path: str) -> Route:
+        return Route(
+            "POST",
+            path + "/infer_stream",
+            Operation.INFER,
+            self._decode_infer,
+            self._stream_infer,
+            lambda answers, asked: _stream(answers, partial(_infer_body, asked)),
+            text_size=json_length,
+            body_limit=body_limit,
+            name="infer_stream",
+        )
+
+    def _decode(self, http: HttpRequest) -> InferenceRequest:
+        """Raises as `decode_generate`; which model it is comes first."""
+        name, version = http.path["model"], http.path.get("version", "")
+        servable = self._dataplane.servable(name, version)
+        return decode_generate(bytes(http.body), name, version, partial(_signature, servable))
+
+    def _decode_infer(self, http: HttpRequest) -> RestInfer:
+        self._dataplane.servable(http.path["model"], http.path.get("version", ""))
+        asked = decode_infer(http)
+        if asked.binary_by_default or asked.binary_outputs:
+            raise InvalidArgument("events hold JSON: expected no output that is asked for as binary data")
+        if asked.request.options is not None:
+            raise InvalidArgument("infer_stream knows neither shared memory nor classification, infer does")
+        return asked
+
+    async def generate(self, request: InferenceRequest, call: Call) -> InferenceResponse:
+        """The one answer. Raises `NotOneResponse`, and `ServingError` as `DataPlane.infer`."""
+        only: InferenceResponse | None = None
+        async with aclosing(self._answers(request, call)) as answers:
+            async for response in answers:
+                if only is not None:
+                    raise NotOneResponse
+                only = response
+        if only is None:
+            raise NotOneResponse
+        return only
+
+    async def stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[Any, None]:
+        """The answers, of which none has been asked for yet; an error after the first one is the last of them."""
+        return self._with_last_word(request, call)
+
+    async def _stream_infer(self, asked: RestInfer, call: Call) -> AsyncGenerator[Any, None]:
+        return self._with_last_word(asked.request, call)
+
+    async def _with_last_word(self, request: InferenceRequest, call: Call) -> AsyncGenerator[Any, None]:
+        begun = False
+        try:
+            async with aclosing(self._answers(request, call)) as answers:
+                async for response in answers:
+                    yield response
+                    begun = True
+        except Exception as error:
+            if not begun:
+                raise
+            call.outcome = outcome(error)
+            yield as_serving_error(error, "generate_stream")
+
+    async def _answers(self, request: InferenceRequest, call: Call) -> Answers:
+        """What the model answers, be it decoupled or not."""
+        call.model_name = request.model_name
+        try:
+            with self._dataplane.servable_of(request) as servable:
+                if not servable.decoupled:
+                    yield await self._dataplane.infer_on(servable, request, call)
+                    return
+                async with aclosing(await self._dataplane.infer_stream_on(servable, request, call)) as responses:
+                    async for response in responses:
+                        yield response
+        except ServingError as error:
+            raise name_request(error, request.id) from None
+
+
+def _signature(servable: Servable, name: str) -> Signature:
+    """Raises `InvalidRequest`."""
+    found = servable.signatures.get(name or servable.default_signature)
+    if found is None:
+        raise InvalidRequest(
+            f"model '{servable.name}' has no signature '{name}', only {', '.join(sorted(servable.signatures))}"
+        )
+    return found
+
+
+def identity_only(header: str) -> str:
+    """The coding of a body that is not to be compressed (spec 3.8). Raises `InvalidArgument`."""
+    coding = content_coding(header)
+    if coding != "identity":
+        raise InvalidArgument(f"Content-Encoding '{coding}' is not supported by generate, expected identity")
+    return coding
+
+
+def _json_limit(_: Any) -> int:
+    return MAX_JSON_BYTES
+
+
+@dataclass(slots=True)
+class _Events:
+    """Prints answers as events; `begun` when one has been, and errors are events, too."""
+
+    encode: Callable[[InferenceResponse], bytes]
+    begun: bool = False
+
+    def __call__(self, answer: InferenceResponse | ServingError) -> bytes:
+        """Raises what `encode` raises for the first answer."""
+        if isinstance(answer, ServingError):
+            return encode_event(encode_error(answer.message))
+        try:
+            text = self.encode(answer)
+        except ServingError as error:
+            if not self.begun:
+                raise
+            text = encode_error(error.message)
+        self.begun = True
+        return encode_event(text)
+
+
+def _stream(answers: AsyncGenerator[Any, None], encode: Callable[[InferenceResponse], bytes]) -> HttpStream:
+    return HttpStream(answers, EVENTS, _Events(encode), _printing_size, waits=True)
+
+
+def _infer_body(asked: RestInfer, response: InferenceResponse) -> bytes:
+    return bytes(encode_infer(response, asked).body)
+
+
+def _printing_size(answer: InferenceResponse | ServingError) -> int:
+    if isinstance(answer, ServingError):
+        return 0
+    return sum([output.array.nbytes for output in answer.outputs]) + packing_size(answer)

@@ -1,0 +1,187 @@
+"""Triton's generate calls: flat JSON ⇄ requests and responses (spec 3.8). Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.signature import Signature, shape_text
+from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, ParameterValue
+from triglot.protocols.json_text import LargeArray, read_body, type_name
+from triglot.protocols.kserve.json_elements import NO_JSON, elements_of_json, json_of_elements
+from triglot.protocols.kserve.parameters import set_parameters
+
+ID, PARAMETERS, SIGNATURE = "id", "parameters", "signature_name"
+EMPTY_FINAL = "triton_enable_empty_final_response"
+
+
+def decode_generate(
+    body: bytes, model_name: str, model_version: str, signature_of: Callable[[str], Signature]
+) -> InferenceRequest:
+    """The request of a body: a member that is called like an input is that input, any other one is a parameter.
+
+    The members of `parameters` count like those around it. `signature_of` gives the signature of a name, "" being
+    the default one.
+    Raises `InvalidArgument`, and what `signature_of` raises.
+    """
+
+    def read(members: dict[str, Any]) -> InferenceRequest:
+        signature = signature_of("")
+        name = members.get(SIGNATURE)
+        if isinstance(name, str) and name and SIGNATURE not in signature.input_rules:
+            signature = signature_of(name)
+        _check_inputs(signature, model_name)
+        reader = _Reader(signature)
+        nested = members.pop(PARAMETERS, None)
+        for key, value in members.items():
+            reader.add(key, value)
+        for key, value in _object(nested).items():
+            reader.add(key, value)
+        request = InferenceRequest(model_name, model_version, reader.id, reader.inputs)
+        if EMPTY_FINAL in reader.parameters:
+            raise InvalidArgument(f"parameter '{EMPTY_FINAL}' is not allowed over HTTP")
+        set_parameters(request, reader.parameters)
+        return request
+
+    return read_body(body, None, read)
+
+
+def _check_inputs(signature: Signature, model_name: str) -> None:
+    if signature.any_tensors:
+        raise InvalidArgument(
+            f"model '{model_name}' declares no inputs, so nobody knows which members of the body are tensors; "
+            "use infer"
+        )
+    if PARAMETERS in signature.input_rules:
+        raise InvalidArgument(
+            f"model '{model_name}' has an input named '{PARAMETERS}', which generate keeps for itself; use infer"
+        )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"'{PARAMETERS}' must be an object, got {_kind(value)}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return "an array" if isinstance(value, LargeArray) else type_name(value)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Sorts members into inputs and parameters."""
+
+    signature: Signature
+    id: str = ""
+    inputs: list[InputTensor] = field(default_factory=list)
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+    def add(self, key: str, value: Any) -> None:
+        rule = self.signature.input_rules.get(key)
+        if rule is not None:
+            self.inputs.append(_input(key, rule.spec.datatype, rule.spec.shape, value))
+        elif key == ID:
+            self.id = _text(value)
+        elif not isinstance(value, bool | int | float | str):
+            raise InvalidArgument(
+                f"parameter '{key}' must be a string, number or boolean, got {_kind(value)}; the model's inputs "
+                f"are {list(self.signature.input_rules)}"
+            )
+        elif key in self.parameters:
+            raise InvalidArgument(f"parameter '{key}' stands in the body and in its '{PARAMETERS}'")
+        else:
+            self.parameters[key] = value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"'{ID}' must be a string, got {_kind(value)}")
+    if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+        raise InvalidArgument(f"'{ID}' is not Unicode text: {value!a}")
+    return value
+
+
+def _input(name: str, datatype: str, declared: Any, value: Any) -> InputTensor:
+    what = f"input '{name}'"
+    if datatype in NO_JSON:
+        raise InvalidArgument(f"{what}: {datatype} has no JSON form; use infer, with binary data")
+    if isinstance(value, LargeArray):
+        dims = value.shape
+        nested, count = len(dims) > 1, dims[0]
+    elif isinstance(value, list):
+        nested, count = any(isinstance(item, list) for item in value), len(value)
+    elif isinstance(value, dict):
+        raise InvalidArgument(f"{what} must be a value or an array of values, got an object")
+    else:
+        shape = () if declared is None else shape_for(1, declared, name)
+        return InputTensor(name, datatype, shape, elements_of_json([value], datatype, shape, what))
+    if nested:
+        raise InvalidArgument(f"{what} must be a value or an array of values, got an array of arrays")
+    shape = (count,) if declared is None else shape_for(count, declared, name)
+    return InputTensor(name, datatype, shape, elements_of_json(value, datatype, shape, what))
+
+
+def shape_for(count: int, declared: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """The shape that `count` elements have: the innermost -1 is what the fixed dims leave, any other -1 is 1.
+
+    Raises `InvalidArgument` when no shape has as many elements.
+    """
+    fixed = 1
+    for dim in declared:
+        fixed *= dim if dim != -1 else 1
+    left, rest = divmod(count, fixed) if fixed else (1, count)
+    innermost = max((at for at, dim in enumerate(declared) if dim == -1), default=None)
+    if rest or (innermost is None and left != 1):
+        raise InvalidArgument(
+            f"The schema can not convert input '{name}' to tensor with proper shape: it has {count} elements, the "
+            f"model takes {shape_text(declared)}"
+        )
+    return tuple([left if at == innermost else 1 if dim == -1 else dim for at, dim in enumerate(declared)])
+
+
+def encode_generate(response: InferenceResponse) -> bytes:
+    """One object with the response's parameters and outputs by name; an output of one element is that element.
+
+    Raises `InvalidArgument` for an output that has no JSON form.
+    """
+    members: dict[str, list[bytes]] = {
+        "model_name": [_dumps(response.model_name)],
+        "model_version": [_dumps(response.model_version)],
+    }
+    if response.id:
+        members[ID] = [_dumps(response.id)]
+    members |= {key: [_dumps(value)] for key, value in response.parameters.items()}
+    members |= {output.name: _value(output) for output in response.outputs}
+    pieces: list[bytes] = []
+    for key, texts in members.items():
+        pieces += b"," if pieces else b"{", _dumps(key), b":", *texts
+    return b"".join([*pieces, b"}"])
+
+
+def _value(output: OutputTensor) -> list[bytes]:
+    texts = json_of_elements(output)
+    return [b"".join(texts)[1:-1]] if output.array.size == 1 else texts
+
+
+def encode_error(text: str) -> bytes:
+    """What an event of a stream tells of an error."""
+    return orjson.dumps({"error": text})
+
+
+def encode_event(data: bytes) -> bytes:
+    """A server-sent event, of JSON on one line."""
+    return b"data: " + data + b"\n\n"
+
+
+def _dumps(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise Internal(f"the answer's parameters have no JSON form: {error}") from error

@@ -1,0 +1,119 @@
+"""The elements of tensors ⇄ JSON (spec 2.1, 3.7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import DATATYPES, Array, DataType, element_count, object_array
+from triglot.core.types import OutputTensor
+from triglot.protocols.json_text import LargeArray, flatten, print_array, type_name
+
+NO_JSON = ("FP16", "BF16", "COMPLEX64", "COMPLEX128")
+"""Datatypes whose elements have no JSON form."""
+
+
+def elements_of_json(data: Any, datatype_name: str, shape: tuple[int, ...], what: str) -> Array:
+    """The elements of a JSON `data` array as a flat array; nesting is not compared with the shape.
+
+    Raises `InvalidArgument` for an element that the datatype does not take (spec 2.1) or a wrong count.
+    """
+    datatype = DATATYPES.get(datatype_name)
+    if datatype is None:
+        raise InvalidArgument(f"{what}: datatype '{datatype_name}' is none of {', '.join(DATATYPES)}")
+    if datatype_name in NO_JSON:
+        raise InvalidArgument(f"{what}: {datatype_name} has no JSON form, send it as binary data")
+    if isinstance(data, LargeArray):
+        array = _convert_large(data, datatype, what)
+    elif isinstance(data, list):
+        array = _convert(flatten(data), datatype, what)
+    else:
+        raise InvalidArgument(f"'data' of {what} must be an array, got {type_name(data)}")
+    if array.size != element_count(shape):
+        raise InvalidArgument(
+            f"'data' of {what} has {array.size} elements, expected {element_count(shape)} for shape {list(shape)}"
+        )
+    return array
+
+
+def _convert_large(data: LargeArray, datatype: DataType, what: str) -> Array:
+    """Raises `TypeError` or `ValueError` for anything but numbers that fit 64 bits; `read_body` knows further."""
+    kind = datatype.dtype.kind
+    if kind == "f":
+        return _narrowed_floats(data.numbers("d"), datatype)
+    if kind in "iu":
+        return _narrowed_integers(data.numbers("u" if datatype.name == "UINT64" else "i"), datatype, what)
+    raise TypeError(f"{datatype.name} elements are not numbers")
+
+
+def _convert(values: list[Any], datatype: DataType, what: str) -> Array:
+    kind = datatype.dtype.kind
+    types = set(map(type, values))
+    if kind == "O":
+        if types - {str}:
+            raise _element_error(values, (str,), datatype, "a string", what)
+        try:
+            return object_array([value.encode() for value in values], (len(values),))
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"'data' of {what} has a string that is not Unicode text: {error}") from None
+    if kind == "b":
+        if types - {bool}:
+            raise _element_error(values, (bool,), datatype, "true or false", what)
+        return np.array(values, dtype=datatype.dtype)
+    if kind == "f":
+        if types - {int, float, type(None)}:
+            raise _element_error(values, (int, float, type(None)), datatype, "a number", what)
+        try:
+            return _narrowed_floats(np.array(values, dtype=np.float64), datatype)
+        except OverflowError:
+            raise InvalidArgument(f"'data' of {what} has an integer too large for {datatype.name}") from None
+    if types - {int}:
+        raise _element_error(values, (int,), datatype, "an integer", what)
+    bounds = np.iinfo(datatype.dtype)
+    if values and (min(values) < bounds.min or max(values) > bounds.max):
+        raise _range_error(datatype, what)
+    return np.array(values, dtype=datatype.dtype)
+
+
+def _narrowed_floats(numbers: Array, datatype: DataType) -> Array:
+    # A number beyond FP32 becomes infinite, as it does for Triton.
+    with np.errstate(over="ignore"):
+        return numbers.astype(datatype.dtype, copy=False)
+
+
+def _narrowed_integers(numbers: Array, datatype: DataType, what: str) -> Array:
+    bounds = np.iinfo(datatype.dtype)
+    if numbers.size and (numbers.min() < bounds.min or numbers.max() > bounds.max):
+        raise _range_error(datatype, what)
+    return numbers.astype(datatype.dtype, copy=False)
+
+
+def _range_error(datatype: DataType, what: str) -> InvalidArgument:
+    bounds = np.iinfo(datatype.dtype)
+    return InvalidArgument(
+        f"'data' of {what} has an element outside {datatype.name}'s range [{bounds.min}, {bounds.max}]"
+    )
+
+
+def _element_error(
+    values: list[Any], allowed: tuple[type, ...], datatype: DataType, expected: str, what: str
+) -> InvalidArgument:
+    at, wrong = next((at, value) for at, value in enumerate(values) if type(value) not in allowed)
+    return InvalidArgument(
+        f"'data' of {what}: element {at} must be {expected} for {datatype.name}, got "
+        f"{type_name(wrong)} {wrong!r:.60}"
+    )
+
+
+def json_of_elements(output: OutputTensor) -> list[bytes]:
+    """The pieces of an output's JSON `data`, a flat array. Raises `InvalidArgument` for what has no JSON form."""
+    if output.datatype in NO_JSON:
+        raise InvalidArgument(f"output '{output.name}': {output.datatype} has no JSON form, ask for binary data")
+    try:
+        return print_array(output.array)
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"output '{output.name}' has a BYTES element that is not UTF-8, ask for binary data: {error}"
+        ) from None

@@ -1,0 +1,74 @@
+"""LogSettings, and its REST routes: what the server logs (spec 1.3, 3.11)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from triglot.core.call import Call
+from triglot.core.errors import InvalidArgument
+from triglot.core.http import HttpRequest, HttpResponse
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols import Kind, Method, Operation, Route
+from triglot.protocols.json_text import type_name
+from triglot.protocols.kserve.trace_settings import read_settings
+from triglot.protocols.wire import parse_control, serialize
+from triglot.telemetry.log_settings import LogSettings, Value
+
+PATH = "/v2/logging"
+FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+Changes = Mapping[str, Value | None]
+
+
+class LogSetting:
+    """The server's log settings by gRPC and by REST."""
+
+    names: Sequence[str] = ("logging",)
+
+    def __init__(self, logs: LogSettings) -> None:
+        self._logs = logs
+
+    async def change(self, changes: Changes, _: Call) -> dict[str, Value]:
+        """All settings as they are then (spec 3.11). Raises as `LogSettings.update`."""
+        self._logs.update(changes)
+        return self._logs.settings()
+
+    def methods(self) -> list[Method]:
+        """The row of GRPCInferenceService."""
+        return [Method("LogSettings", Kind.UNARY, Operation.ADMINISTER, _decode, self.change, _encode)]
+
+    def routes(self) -> list[Route]:
+        """The rows of the REST interface."""
+        return [
+            Route("GET", PATH, Operation.INSPECT, lambda _: {}, self.change, _encode_rest),
+            Route("POST", PATH, Operation.ADMINISTER, _decode_rest, self.change, _encode_rest),
+        ]
+
+
+def _decode(data: bytes) -> Changes:
+    settings = parse_control(pb.LogSettingsRequest, data).settings
+    kinds = {key: setting.WhichOneof("parameter_choice") for key, setting in settings.items()}
+    return {key: getattr(settings[key], kind) if kind else None for key, kind in kinds.items()}
+
+
+def _encode(settings: Mapping[str, Value]) -> bytes:
+    reply = pb.LogSettingsResponse()
+    for key, value in settings.items():
+        setattr(reply.settings[key], FIELDS[type(value)], value)
+    return serialize(reply)
+
+
+def _decode_rest(http: HttpRequest) -> Changes:
+    return read_settings(http, _value)
+
+
+def _value(key: str, value: Any) -> Value:
+    if not isinstance(value, bool | int | str):
+        raise InvalidArgument(f"{key[:100]}: expected a truth value, a number or a string, got {type_name(value)}")
+    return value
+
+
+def _encode_rest(settings: Mapping[str, Value], _: Any) -> HttpResponse:
+    return HttpResponse(orjson.dumps(settings))

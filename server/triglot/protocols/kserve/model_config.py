@@ -1,0 +1,52 @@
+"""ModelConfig, by gRPC and by REST (spec 1.3, 1.4, 3.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+
+from triglot.core.call import Call
+from triglot.core.http import HttpRequest, HttpResponse
+from triglot.dataplane import DataPlane
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols import Kind, Method, Operation, Route
+from triglot.protocols.wire import parse_control, serialize
+from triglot.repository.completed_config import completed
+from triglot.repository.config_json import json_object
+
+MODEL = "/v2/models/{model}"
+PATHS = (f"{MODEL}/config", f"{MODEL}/versions/{{version:[0-9]+}}/config")
+
+
+class ModelConfigs:
+    """The complete configuration of every model that serves, configured by its user or not."""
+
+    names: Sequence[str] = ("model_configuration",)
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    async def model_config(self, request: pb.ModelConfigRequest, _: Call) -> pb.ModelConfigResponse:
+        """Raises `ModelNotFound`, `InvalidArgument` for a bad version, and `Unavailable`."""
+        loaded = self._dataplane.loaded_from(request.name, request.version)
+        return pb.ModelConfigResponse(config=completed(loaded))
+
+    def methods(self) -> Sequence[Method]:
+        """The row of GRPCInferenceService."""
+        decode = partial(parse_control, pb.ModelConfigRequest)
+        return [Method("ModelConfig", Kind.UNARY, Operation.INSPECT, decode, self.model_config, serialize)]
+
+    def routes(self) -> Sequence[Route]:
+        """The rows of the REST interface."""
+        return [Route("GET", path, Operation.INSPECT, _decode, self.model_config, _encode) for path in PATHS]
+
+
+def _decode(http: HttpRequest) -> pb.ModelConfigRequest:
+    return pb.ModelConfigRequest(name=http.path["model"], version=http.path.get("version", ""))
+
+
+def _encode(reply: pb.ModelConfigResponse, _: Any) -> HttpResponse:
+    return HttpResponse(orjson.dumps(json_object(reply.config)))

@@ -1,0 +1,189 @@
+"""Regions of system shared memory that clients have registered (spec 2.6, 3.10).
+
+Strategy: a region is a file that another process may make smaller at any time. To touch mapped memory that is gone
+ends a process, so nothing is ever mapped: `preadv` and `pwrite` copy, and say when there is less than there was. A
+region stays open as long as anybody refers to it: those of requests that run outlive their unregistering.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from triglot.core.errors import Code, InvalidArgument, NotFound, PayloadTooLarge, ServingError
+from triglot.core.tensor import LONG_BYTES
+from triglot.core.types import RegionSlice
+from triglot.engine.buffers import Buffers
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where Linux has POSIX shared memory."""
+RESERVED = ("/triton_python_backend_shm_region_", "/sem.")
+"""What the keys of others' memory begin with: Triton's own, and POSIX semaphores."""
+MAX_REGIONS = 512
+"""Each is a file descriptor, of which many systems give a process 1024."""
+LONGEST_NAME = 255
+REUSED_BYTES = 64 * 1024 * 1024
+"""Memory for larger tensors is not kept for the next request."""
+_BYTE = np.dtype(np.uint8)
+# A lease of somebody else's must not hold the opening up, nor a pipe.
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+class Region:
+    """`size` bytes at `offset` of the object `key`. Any thread may read and write."""
+
+    def __init__(self, name: str, key: str, offset: int, size: int, descriptor: int) -> None:
+        self.name = name
+        self.key = key
+        self.offset = offset
+        self.size = size
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    def check(self, offset: int, size: int) -> None:
+        """Raises `InvalidArgument` for a place that is not in the region."""
+        if offset >= self.size:
+            raise InvalidArgument(
+                f"Invalid offset for shared memory region: '{self.name}': it has {self.size} bytes, got "
+                f"offset {offset}"
+            )
+        if offset + size > self.size:
+            raise InvalidArgument(
+                f"Invalid offset + byte size for shared memory region: '{self.name}': it has {self.size} bytes, "
+                f"got {size} at offset {offset}"
+            )
+
+    def read(self, into: memoryview, offset: int) -> None:
+        """Fill `into` with what is at `offset`, which was checked.
+
+        Raises `InvalidArgument` when the object has become too small.
+        """
+        at = 0
+        while at < len(into):
+            # The system gives at most 2 GiB at a time.
+            count = os.preadv(self._descriptor, [into[at:]], self.offset + offset + at)
+            if not count:
+                raise self._has_shrunk(offset + len(into))
+            at += count
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Put `data` at `offset`, which was checked. Raises `ServingError` when it has no room there any more."""
+        # Who makes it smaller from now on gets back what it had, at most.
+        if self.offset + offset + len(data) > os.fstat(self._descriptor).st_size:
+            raise self._has_shrunk(offset + len(data))
+        at = 0
+        try:
+            while at < len(data):
+                at += os.pwrite(self._descriptor, data[at:], self.offset + offset + at)
+        except OSError as error:  # There may be less memory than objects promise.
+            raise ServingError(
+                f"shared memory region '{self.name}' cannot be written: {error.strerror}",
+                code=Code.RESOURCE_EXHAUSTED,
+            ) from None
+
+    def _has_shrunk(self, needed: int) -> InvalidArgument:
+        return InvalidArgument(
+            f"shared memory region '{self.name}': expected {needed} bytes of it, got fewer: its object is smaller "
+            "than it was when it was registered"
+        )
+
+
+class Regions:
+    """All regions, by name. Belongs to the event loop.
+
+    `prefix`: what keys must begin with; "/" allows every key, and "" none at all. `most_bytes`: of one request.
+    """
+
+    def __init__(self, prefix: str = "", most_bytes: int = 2**31 - 1) -> None:
+        self.prefix = prefix
+        self.most_bytes = most_bytes
+        self._regions: dict[str, Region] = {}
+        self._buffers = Buffers()
+
+    def register(self, name: str, key: str, offset: int, size: int) -> None:
+        """Raises `ServingError` for a name that is taken, and for what is no memory that may be had."""
+        if name in self._regions:
+            raise ServingError(f"shared memory region '{name}' already in manager", code=Code.ALREADY_EXISTS)
+        if not 0 < len(name) <= LONGEST_NAME:
+            raise _refusal(name[:LONGEST_NAME], f"expected a name of 1 to {LONGEST_NAME} characters")
+        if len(self._regions) >= MAX_REGIONS:
+            text = f"there are {MAX_REGIONS} regions, as many as there may be"
+            raise _refusal(name, text, Code.RESOURCE_EXHAUSTED)
+        if size < 1:
+            raise _refusal(name, "byte_size: expected at least 1, got 0")
+        path = self._path(name, key)
+        try:
+            descriptor = os.open(path, _FLAGS)
+        except (OSError, ValueError):
+            # No more is said: who asks may not be allowed to know what there is.
+            raise _refusal(name, f"Unable to open shared memory region: '{key}'") from None
+        region = Region(name, key, offset, size, descriptor)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _refusal(name, f"Unable to open shared memory region: '{key}'")
+        if offset + size > status.st_size:
+            raise _refusal(
+                name,
+                f"invalid args: byte_size {size} at offset {offset} leads beyond the end of '{key}', which has "
+                f"{status.st_size} bytes",
+            )
+        self._regions[name] = region
+
+    def _path(self, name: str, key: str) -> Path:
+        # glibc's shm_open does the same: many clients leave the slash out.
+        slashed = "/" + key.removeprefix("/")
+        if "/" in key[1:] or key in ("", "/") or slashed in ("/.", "/.."):
+            raise _refusal(name, f"key: expected '/NAME', got '{key}'")
+        if slashed.startswith(RESERVED):
+            raise _refusal(name, f"key '{key}' begins with a reserved prefix, one of {', '.join(RESERVED)}")
+        if not slashed.startswith(self.prefix):
+            expected = f"expected one that begins with '{self.prefix}', the server's shared_memory_prefix"
+            raise _refusal(name, f"key: {expected}, got '{key}'")
+        return SHARED_MEMORY / slashed[1:]
+
+    def find(self, place: RegionSlice) -> Region:
+        """The region of a place. Raises `NotFound`, and `InvalidArgument` for a place that is not in it."""
+        region = self._regions.get(place.region)
+        if region is None:
+            raise NotFound(f"Unable to find shared memory region: '{place.region}'")
+        region.check(place.offset, place.size)
+        return region
+
+    def check_total(self, size: int) -> None:
+        """Raises `PayloadTooLarge` for inputs that are together larger than a request may be."""
+        if size > self.most_bytes:
+            raise PayloadTooLarge(
+                f"the request's inputs in shared memory have {size} bytes, the limit is {self.most_bytes}; see "
+                "the server's option max_message_size"
+            )
+
+    def registered(self, name: str = "") -> list[Region]:
+        """The region of this name, or all of them. Raises `NotFound`."""
+        if not name:
+            return list(self._regions.values())
+        if name not in self._regions:
+            raise NotFound(f"Unable to find system shared memory region: '{name}'")
+        return [self._regions[name]]
+
+    def unregister(self, name: str = "") -> None:
+        """Forget the region of this name, if there is one, or all of them."""
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
+        if not self._regions:
+            self._buffers = Buffers()
+
+    def memory(self, size: int) -> memoryview:
+        """So many bytes, of whatever values, to read into; kept for others as long as there are regions."""
+        if LONG_BYTES <= size <= REUSED_BYTES:
+            return self._buffers.empty((size,), _BYTE).data
+        return np.empty(size, _BYTE).data
+
+
+def _refusal(name: str, why: str, code: Code = Code.INVALID_ARGUMENT) -> ServingError:
+    return ServingError(f"failed to register shared memory region '{name}': {why}", code=code)

@@ -1,0 +1,200 @@
+"""The calls that register shared memory, by gRPC and by REST (spec 1.3, 3.1, 3.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+
+from triglot.core.call import Call
+from triglot.core.errors import InvalidArgument, NotFound, Unimplemented
+from triglot.core.http import HttpRequest, HttpResponse
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols import Kind, Method, Operation, Route
+from triglot.protocols.json_text import read_body, type_name
+from triglot.protocols.kserve.regions import Region, Regions
+from triglot.protocols.wire import parse_control, serialize
+
+CLOSED = "system shared memory is not open on this server; its option shared_memory_prefix opens it"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a client says of the region that it registers."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class SystemSharedMemory:
+    """Registers regions, where the server's configuration opens shared memory."""
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self.names: Sequence[str] = ("system_shared_memory",) if regions.prefix else ()
+
+    async def status(self, name: str, _: Call) -> list[Region]:
+        """The region of this name, or all of them. Raises `NotFound`."""
+        return self._regions.registered(name)
+
+    async def register(self, region: Registration, _: Call) -> None:
+        """Raises `Unimplemented` where shared memory is not open, and as `Regions.register`."""
+        self._require_open()
+        self._regions.register(region.name, region.key, region.offset, region.byte_size)
+
+    async def unregister(self, name: str, _: Call) -> None:
+        """Forget the region of this name, or all of them; one that is not there is no error."""
+        self._require_open()
+        self._regions.unregister(name)
+
+    def _require_open(self) -> None:
+        if not self._regions.prefix:
+            raise Unimplemented(CLOSED)
+
+    def methods(self) -> Sequence[Method]:
+        """The rows of GRPCInferenceService."""
+        return [
+            _method("SystemSharedMemoryStatus", _name, self.status, _encode_status),
+            _method("SystemSharedMemoryRegister", _registration, self.register, _nothing),
+            _method("SystemSharedMemoryUnregister", _name, self.unregister, _nothing),
+        ]
+
+    def routes(self) -> Sequence[Route]:
+        """The rows of the REST interface."""
+        return _routes(
+            "systemsharedmemory", self.status, _print_status, _read_registration, self.register, self.unregister
+        )
+
+
+class CudaSharedMemory:
+    """The answers of a server without GPUs: nothing can be registered, and so nothing is."""
+
+    names: Sequence[str] = ()
+
+    async def status(self, name: str, _: Call) -> list[Region]:
+        """None. Raises `NotFound` for a name."""
+        if name:
+            raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
+        return []
+
+    async def register(self, name: str, _: Call) -> None:
+        """Raises `InvalidArgument`."""
+        raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+
+    async def unregister(self, name: str, _: Call) -> None:
+        """There is nothing to forget."""
+
+    def methods(self) -> Sequence[Method]:
+        """The rows of GRPCInferenceService."""
+        return [
+            _method("CudaSharedMemoryStatus", _name, self.status, _no_status),
+            _method("CudaSharedMemoryRegister", _name, self.register, _nothing),
+            _method("CudaSharedMemoryUnregister", _name, self.unregister, _nothing),
+        ]
+
+    def routes(self) -> Sequence[Route]:
+        """The rows of the REST interface."""
+        return _routes("cudasharedmemory", self.status, _print_status, _region_in, self.register, self.unregister)
+
+
+# --- gRPC ---
+
+
+def _method(
+    name: str, take: Callable[[Any], Any], call: Callable[..., Any], encode: Callable[[Any], bytes]
+) -> Method:
+    request_class = getattr(pb, f"{name}Request")
+    operation = Operation.INSPECT if name.endswith("Status") else Operation.ADMINISTER
+    return Method(name, Kind.UNARY, operation, lambda data: take(parse_control(request_class, data)), call, encode)
+
+
+def _name(request: Any) -> str:
+    return str(request.name)
+
+
+def _registration(request: pb.SystemSharedMemoryRegisterRequest) -> Registration:
+    return Registration(request.name, request.key, request.offset, request.byte_size)
+
+
+def _encode_status(regions: Sequence[Region]) -> bytes:
+    response = pb.SystemSharedMemoryStatusResponse()
+    for region in regions:
+        status = response.regions[region.name]
+        status.name, status.key = region.name, region.key
+        status.offset, status.byte_size = region.offset, region.size
+    return serialize(response)
+
+
+def _no_status(_: Sequence[Region]) -> bytes:
+    return b""
+
+
+def _nothing(_: None) -> bytes:
+    return b""
+
+
+# --- REST ---
+
+
+def _routes(
+    kind: str,
+    status: Callable[..., Any],
+    encode: Callable[[Any, Any], HttpResponse],
+    read: Callable[[HttpRequest], Any],
+    register: Callable[..., Any],
+    unregister: Callable[..., Any],
+) -> list[Route]:
+    everything, one = f"/v2/{kind}", f"/v2/{kind}/region/{{region}}"
+    inspect, administer = Operation.INSPECT, Operation.ADMINISTER
+    rows = [Route("POST", f"{one}/register", administer, read, register, _empty)]
+    for path in (everything, one):
+        rows.append(Route("GET", f"{path}/status", inspect, _region_in, status, encode))
+        rows.append(Route("POST", f"{path}/unregister", administer, _region_in, unregister, _empty))
+    return rows
+
+
+def _region_in(http: HttpRequest) -> str:
+    return http.path.get("region", "")
+
+
+def _read_registration(http: HttpRequest) -> Registration:
+    """Raises `InvalidArgument`."""
+    return read_body(bytes(http.body), None, partial(_registration_of, http.path["region"]))
+
+
+def _registration_of(name: str, body: dict[str, Any]) -> Registration:
+    key = body.get("key")
+    if not isinstance(key, str):
+        raise InvalidArgument(f"'key' must be a string, got {_got(body, 'key')}")
+    return Registration(name, key, _unsigned(body, "offset", 0), _unsigned(body, "byte_size", None))
+
+
+def _unsigned(body: dict[str, Any], key: str, default: int | None) -> int:
+    value = body.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidArgument(f"'{key}' must be an unsigned integer, got {_got(body, key)}")
+    return value
+
+
+def _got(body: dict[str, Any], key: str) -> str:
+    return f"{type_name(body[key])} {body[key]!r:.60}" if key in body else "nothing"
+
+
+def _print_status(regions: Sequence[Region], _: Any) -> HttpResponse:
+    return HttpResponse(
+        orjson.dumps(
+            [
+                {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.size}
+                for region in regions
+            ]
+        )
+    )
+
+
+def _empty(_: None, __: Any) -> HttpResponse:
+    return HttpResponse(b"")

@@ -1,0 +1,128 @@
+"""ModelStatistics, by gRPC and by REST (spec 1.3, 3.12, 5.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+
+from triglot.core.call import Call
+from triglot.core.errors import InvalidArgument
+from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.statistics import Duration, Responses, Statistics
+from triglot.dataplane import DataPlane
+from triglot.engine.servable import Servable
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols import Kind, Method, Operation, Route
+from triglot.protocols.wire import parse_control, serialize
+from triglot.repository.config_json import json_object
+from triglot.repository.plan import State
+
+MODEL = "/v2/models/{model}"
+PATHS = ("/v2/models/stats", f"{MODEL}/stats", f"{MODEL}/versions/{{version:[0-9]+}}/stats")
+
+
+class ModelStatistics:
+    """What was counted of every version that serves, since it was loaded."""
+
+    names: Sequence[str] = ("statistics",)
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    async def statistics(self, request: pb.ModelStatisticsRequest, _: Call) -> pb.ModelStatisticsResponse:
+        """Of one version, or without a version of all, or without a name of all models.
+
+        Raises `ModelNotFound`, `InvalidArgument` for a version that is no integer, and `Unavailable` for one that
+        does not serve.
+        """
+        return pb.ModelStatisticsResponse(
+            model_stats=map(_message, self._servables(request.name, request.version))
+        )
+
+    def _servables(self, name: str, version: str) -> Iterator[Servable]:
+        if name:
+            servable = self._dataplane.servable(name, version)
+            if version:
+                yield servable
+                return
+        elif version and not version.isdecimal():
+            raise InvalidArgument(f"'version': expected an integer, got '{version}'")
+        for one in self._dataplane.versions():
+            if one.state is State.READY and one.servable is not None and name in ("", one.files.name):
+                yield one.servable
+
+    def methods(self) -> Sequence[Method]:
+        """The row of GRPCInferenceService."""
+        decode = partial(parse_control, pb.ModelStatisticsRequest)
+        return [Method("ModelStatistics", Kind.UNARY, Operation.INSPECT, decode, self.statistics, serialize)]
+
+    def routes(self) -> Sequence[Route]:
+        """The rows of the REST interface."""
+        return [Route("GET", path, Operation.INSPECT, _decode, self.statistics, _encode) for path in PATHS]
+
+
+def _decode(http: HttpRequest) -> pb.ModelStatisticsRequest:
+    return pb.ModelStatisticsRequest(name=http.path.get("model", ""), version=http.path.get("version", ""))
+
+
+def _encode(reply: pb.ModelStatisticsResponse, _: Any) -> HttpResponse:
+    """With every key and integers as such: clients look at them without asking."""
+    return HttpResponse(orjson.dumps(json_object(reply)))
+
+
+def _message(servable: Servable) -> pb.ModelStatistics:
+    counted = servable.statistics
+    message = pb.ModelStatistics(
+        name=servable.name,
+        version=str(servable.version),
+        last_inference=round(counted.last_inference * 1e3),
+        inference_count=counted.inference_count,
+        execution_count=counted.execution_count,
+        inference_stats=_inference_stats(counted),
+    )
+    for size, executions in sorted(counted.batches.items()):
+        message.batch_stats.add(
+            batch_size=size,
+            compute_input=_duration(executions.count, executions.input_seconds),
+            compute_infer=_duration(executions.count, executions.infer_seconds),
+            compute_output=_duration(executions.count, executions.output_seconds),
+        )
+    for index, responses in sorted(counted.responses.items()):
+        message.response_stats[str(index)].CopyFrom(_response_stats(responses))
+    return message
+
+
+def _inference_stats(counted: Statistics) -> pb.InferStatistics:
+    return pb.InferStatistics(
+        success=_total(counted.success),
+        fail=_total(counted.fail),
+        queue=_duration(counted.success.count, counted.queue_seconds),
+        compute_input=_duration(counted.computed, counted.input_seconds),
+        compute_infer=_duration(counted.computed, counted.infer_seconds),
+        compute_output=_duration(counted.computed, counted.output_seconds),
+        cache_hit=_total(counted.hit),
+        cache_miss=_total(counted.miss),
+    )
+
+
+def _response_stats(responses: Responses) -> pb.InferResponseStatistics:
+    return pb.InferResponseStatistics(
+        compute_infer=_total(responses.infer),
+        compute_output=_total(responses.output),
+        success=_total(responses.success),
+        fail=_total(responses.fail),
+        empty_response=_total(responses.empty_response),
+        cancel=_total(responses.cancel),
+    )
+
+
+def _total(duration: Duration) -> pb.StatisticDuration:
+    return _duration(duration.count, duration.seconds)
+
+
+def _duration(count: int, seconds: float) -> pb.StatisticDuration:
+    # Differences of clock readings: rounding may leave less than nothing.
+    return pb.StatisticDuration(count=count, ns=max(0, round(seconds * 1e9)))

@@ -1,0 +1,119 @@
+"""TraceSetting, and its REST routes: what is traced of which requests (spec 1.3, 3.11)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import orjson
+
+from triglot.core.call import Call
+from triglot.core.errors import InvalidArgument, ModelNotFound
+from triglot.core.http import HttpRequest, HttpResponse
+from triglot.dataplane import DataPlane
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols import Kind, Method, Operation, Route
+from triglot.protocols.json_text import read_body, type_name
+from triglot.protocols.wire import parse_control, serialize
+from triglot.telemetry.trace_settings import LEVEL
+
+PATHS = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
+Settings = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceChange:
+    """New values by key, None to take one back; `model` is empty for the server's."""
+
+    model: str = ""
+    settings: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
+
+
+class TraceSetting:
+    """The settings of the server, and of single models, by gRPC and by REST."""
+
+    names: Sequence[str] = ("trace",)
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    async def change(self, change: TraceChange, _: Call) -> Settings:
+        """All settings as they are then (spec 3.11).
+
+        Raises `ModelNotFound`, and `InvalidArgument` and `Unimplemented` for what cannot be set.
+        """
+        if change.model and not self._dataplane.knows(change.model):
+            raise ModelNotFound(f"Request for unknown model: '{change.model}' is not found")
+        self._dataplane.tracer.update(change.settings, change.model)
+        return self._dataplane.tracer.settings(change.model)
+
+    def methods(self) -> list[Method]:
+        """The row of GRPCInferenceService."""
+        return [Method("TraceSetting", Kind.UNARY, Operation.ADMINISTER, _decode, self.change, _encode)]
+
+    def routes(self) -> list[Route]:
+        """The rows of the REST interface."""
+        return [
+            Route(verb, path, operation, decode, self.change, _encode_rest)
+            for path in PATHS
+            for verb, operation, decode in (
+                ("GET", Operation.INSPECT, _decode_get),
+                ("POST", Operation.ADMINISTER, _decode_post),
+            )
+        ]
+
+
+def _decode(data: bytes) -> TraceChange:
+    request = parse_control(pb.TraceSettingRequest, data)
+    return TraceChange(
+        request.model_name, {key: tuple(setting.value) or None for key, setting in request.settings.items()}
+    )
+
+
+def _encode(settings: Settings) -> bytes:
+    value = pb.TraceSettingResponse.SettingValue
+    return serialize(
+        pb.TraceSettingResponse(settings={key: value(value=values) for key, values in settings.items()})
+    )
+
+
+def _decode_get(http: HttpRequest) -> TraceChange:
+    return TraceChange(http.path.get("model", ""))
+
+
+def _decode_post(http: HttpRequest) -> TraceChange:
+    return TraceChange(http.path.get("model", ""), read_settings(http, _texts))
+
+
+def read_settings(http: HttpRequest, read: Any) -> dict[str, Any]:
+    """What `read(key, value)` makes of the settings in a body, None where they are null.
+
+    Raises `InvalidArgument` for a body that is no JSON object, an empty one among them.
+    """
+    if not http.body:
+        raise InvalidArgument("the request has no body, expected a JSON object of settings")
+    fields = read_body(bytes(http.body), "", dict)
+    return {key: None if value is None else read(key, value) for key, value in fields.items()}
+
+
+def _texts(key: str, value: Any) -> tuple[str, ...] | None:
+    if isinstance(value, list) and key == LEVEL:
+        return tuple(map(partial(_text, key), value)) or None
+    return (_text(key, value),)
+
+
+def _text(key: str, value: Any) -> str:
+    # Triton's own are texts; who writes a number means it.
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{key[:100]}: expected a string, got {type_name(value)}")
+    return value
+
+
+def _encode_rest(settings: Settings, _: Any) -> HttpResponse:
+    return HttpResponse(
+        orjson.dumps({key: values if key == LEVEL else values[0] for key, values in settings.items()})
+    )

@@ -1,0 +1,81 @@
+"""The metrics that models' own code keeps, by exactly the names it gives them (spec 6)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.utils import floatToGoString
+
+from triglot.core import model_metrics
+from triglot.core.model_metrics import Family
+from triglot.repository.plan import Version
+
+log = logging.getLogger(__name__)
+
+
+def own_families(versions: Sequence[Version]) -> list[Family]:
+    """Of the versions that are in memory. Those of one name are one family, as in Triton: of equal labels,
+    counters and histograms are added, and of gauges the last is taken."""
+    found: dict[str, Family] = {}
+    for version in versions:
+        own = None if version.servable is None else version.servable.model.own_metrics
+        for family in () if own is None else own.collect():
+            there = found.setdefault(family.name, family)
+            if there is not family and there.kind == family.kind:
+                _merge(there, family)
+            elif there is not family:
+                log.warning(
+                    "%s: its metrics '%s' are a %s, and those of another model a %s: they are left out",
+                    version.files,
+                    family.name,
+                    family.kind,
+                    there.kind,
+                )
+    return list(found.values())
+
+
+def _merge(there: Family, more: Family) -> None:
+    for labels, metric in more.metrics.items():
+        known = there.metrics.setdefault(labels, metric)
+        if known is metric:
+            continue
+        if there.kind == "gauge":
+            known.value = metric.value
+        elif known.buckets == metric.buckets:
+            known.value += metric.value
+            known.counts = [old + new for old, new in zip(known.counts, metric.counts, strict=True)]
+
+
+def printed(families: Sequence[Family]) -> Iterator[Metric]:
+    """A counter that is not named as in OpenMetrics is of unknown type there: see `triton_metrics.counters`."""
+    for family in families:
+        name, kind = family.name, str(family.kind)
+        if kind == "counter":
+            kind = "counter" if name.endswith("_total") else "unknown"
+        metric = Metric(name.removesuffix("_total") if kind == "counter" else name, family.description, kind)
+        for one in family.metrics.values():
+            if family.kind == "histogram":
+                _add_histogram(metric, one)
+            else:
+                metric.add_sample(name, dict(one.labels), one.value)
+        yield metric
+
+
+def plain_counters(families: Sequence[Family]) -> list[str]:
+    """The names of the counters that are not named as OpenMetrics has it."""
+    return [one.name for one in families if one.kind == "counter" and not one.name.endswith("_total")]
+
+
+def _add_histogram(metric: Metric, one: model_metrics.Metric) -> None:
+    labels, counts = dict(one.labels), list(accumulate(one.counts))
+    for limit, count in zip((*one.buckets, float("inf")), counts, strict=True):
+        metric.add_sample(f"{metric.name}_bucket", labels | {"le": _limit(limit)}, count)
+    metric.add_sample(f"{metric.name}_count", labels, counts[-1])
+    metric.add_sample(f"{metric.name}_sum", labels, one.value)
+
+
+def _limit(value: float) -> str:
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]  # It has no types.

@@ -1,0 +1,127 @@
+"""Triton's metrics, by the names and in the units of its dashboards (spec 6)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import orjson
+from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from triglot.core.statistics import REASONS, Statistics
+from triglot.engine.servable import Servable
+from triglot.repository.plan import Version
+from triglot.telemetry.process import MachineUsage
+
+COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], float]]] = {
+    "nv_inference_request_success": ("Requests that went well.", lambda counted: counted.success.count),
+    "nv_inference_count": ("Inferences: a batch of n counts n.", lambda counted: counted.inference_count),
+    "nv_inference_exec_count": ("Executions: a batch counts one.", lambda counted: counted.execution_count),
+    "nv_inference_request_duration_us": (
+        "Microseconds that requests took.",
+        lambda counted: _us(counted.success.seconds),
+    ),
+    "nv_inference_queue_duration_us": (
+        "Microseconds that requests waited in the queue.",
+        lambda counted: _us(counted.queue_seconds),
+    ),
+    "nv_inference_compute_input_duration_us": (
+        "Microseconds that requests' inputs took.",
+        lambda counted: _us(counted.input_seconds),
+    ),
+    "nv_inference_compute_infer_duration_us": (
+        "Microseconds that the model ran for requests.",
+        lambda counted: _us(counted.infer_seconds),
+    ),
+    "nv_inference_compute_output_duration_us": (
+        "Microseconds that requests' outputs took.",
+        lambda counted: _us(counted.output_seconds),
+    ),
+}
+CACHE_COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], float]]] = {
+    "nv_cache_num_hits_per_model": (
+        "Requests that the response cache answered.",
+        lambda counted: counted.hit.count,
+    ),
+    "nv_cache_num_misses_per_model": (
+        "Requests that the response cache had no answer for.",
+        lambda counted: counted.miss.count,
+    ),
+    "nv_cache_hit_duration_per_model": (
+        "Microseconds that finding answers took.",
+        lambda counted: _us(counted.hit.seconds),
+    ),
+    "nv_cache_miss_duration_per_model": (
+        "Microseconds that finding no answer, and keeping a new one, took.",
+        lambda counted: _us(counted.miss.seconds),
+    ),
+}
+FAILURES = "nv_inference_request_failure"
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
+_RESERVED = ("model", "version", "reason")
+
+
+def triton_metrics(versions: Sequence[Version], machine: MachineUsage) -> Iterator[Metric]:
+    """Of the versions that are in memory, since they were loaded, and of the machine.
+
+    No counter has names such as Triton's in OpenMetrics: there they are of unknown type. See `counters`.
+    """
+    servables = [version.servable for version in versions if version.servable is not None]
+    labelled = [(_labels(servable), servable) for servable in servables]
+    for name, (about, value) in COUNTERS.items():
+        yield _family(name, about, [(labels, value(one.statistics)) for labels, one in labelled])
+    yield _family(
+        FAILURES,
+        "Requests that failed, or found the queue full.",
+        [
+            (labels | {"reason": reason}, one.statistics.failures[reason])
+            for labels, one in labelled
+            for reason in REASONS
+        ],
+    )
+    cached = [(labels, one) for labels, one in labelled if one.answers is not None]
+    for name, (about, value) in CACHE_COUNTERS.items() if cached else ():
+        yield _family(name, about, [(labels, value(one.statistics)) for labels, one in cached])
+    waiting = Metric("nv_inference_pending_request_count", "Requests that wait in the queue.", "gauge")
+    loading = Metric("nv_model_load_duration_secs", "Seconds that loading the model took.", "gauge")
+    for labels, one in labelled:
+        waiting.add_sample(waiting.name, labels, one.queue_depth)
+        loading.add_sample(loading.name, labels, one.load_seconds)
+    yield waiting
+    yield loading
+    yield GaugeMetricFamily("nv_cpu_utilization", "Of the machine's CPUs, from 0 to 1.", machine.cpu_share())
+    used, total = machine.memory_bytes()
+    yield GaugeMetricFamily("nv_cpu_memory_total_bytes", "Bytes of the machine's memory.", total)
+    yield GaugeMetricFamily("nv_cpu_memory_used_bytes", "Bytes of the machine's memory in use.", used)
+
+
+def counters(text: bytes, more: Iterable[str] = ()) -> bytes:
+    """The older format, in which Triton's counters, and `more` that are named so, may be what they are."""
+    for name in (*COUNTERS, *CACHE_COUNTERS, FAILURES, *more):
+        text = text.replace(f"\n# TYPE {name} untyped\n".encode(), f"\n# TYPE {name} counter\n".encode(), 1)
+    return text
+
+
+def _family(name: str, about: str, samples: Sequence[tuple[dict[str, str], float]]) -> Metric:
+    family = UnknownMetricFamily(name, about)
+    for labels, value in samples:
+        family.add_sample(name, labels, value)
+    return family
+
+
+def _labels(servable: Servable) -> dict[str, str]:
+    """The model and the version, and the `metric_tags` of its configuration."""
+    text = servable.model.model_config.text
+    tags = orjson.loads(text).get("metric_tags", {}) if text else {}
+    own = {name: tag for name, tag in tags.items() if name not in _RESERVED and _LABEL.match(name)}
+    return own | {"model": printable(servable.name), "version": str(servable.version)}
+
+
+def printable(name: str) -> str:
+    """A lone surrogate of a client's or a file's name has no place in UTF-8."""
+    return name.encode(errors="replace").decode()
+
+
+def _us(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))

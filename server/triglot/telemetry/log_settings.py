@@ -1,0 +1,145 @@
+"""What the server logs, as clients read and change it (spec 3.11).
+
+Strategy: the level of the logger `triglot` says what is the least that is logged, and a filter what of it is left
+out. The command line's handler is filtered, or else, since filters are not inherited, each of our loggers. Neither
+the root logger nor anybody else's is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+
+from triglot.core.errors import InvalidArgument, Unimplemented
+from triglot.telemetry.access_log import LOGGER as ACCESS
+from triglot.telemetry.access_log import AccessLog
+
+OURS = "triglot"
+FILE, FORMAT, VERBOSE = "log_file", "log_format", "log_verbose_level"
+SWITCHES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
+KEYS = (FILE, *SWITCHES, VERBOSE, FORMAT)
+MOST_VERBOSE = 2**32 - 1
+DEFAULT, ISO8601 = "default", "ISO8601"
+FORMATS = {DEFAULT: "%H:%M:%S", ISO8601: "%Y-%m-%dT%H:%M:%SZ"}
+"""How the time is written; of ISO8601 it is UTC's."""
+
+Value = bool | int | str
+
+
+def formatter(name: str) -> logging.Formatter:
+    """The formatter of a `log_format`."""
+    made = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", FORMATS[name])
+    if name == ISO8601:
+        made.converter = time.gmtime
+    return made
+
+
+class LogSettings:
+    """The settings at the moment. `handler` writes the log to `file`; None: that is the business of others."""
+
+    def __init__(
+        self,
+        access: AccessLog,
+        handler: logging.Handler | None = None,
+        *,
+        file: str = "",
+        log_format: str = DEFAULT,
+        verbose_level: int = 0,
+    ) -> None:
+        self._access = access
+        self._handler = handler
+        self._logger = logging.getLogger(OURS)
+        self._access_logger = logging.getLogger(ACCESS)
+        self._level, self._access_level = self._logger.level, self._access_logger.level
+        self._filtered: list[logging.Filterer] = []
+        # What its user has asked for, as finely as we have it.
+        self._least = self._logger.getEffectiveLevel()
+        self._on = {key: self._logger.isEnabledFor(level) for key, level in SWITCHES.items()}
+        self._values: dict[str, Value] = {FILE: file, VERBOSE: verbose_level, FORMAT: log_format}
+        if verbose_level:
+            self._apply()
+
+    def settings(self) -> dict[str, Value]:
+        """Every setting."""
+        values: dict[str, Value] = {**self._values, **self._on}
+        return {key: values[key] for key in KEYS}
+
+    def update(self, changes: Mapping[str, Value | None]) -> None:
+        """Change settings, all of them or, when it raises, none; None leaves one as it is.
+
+        Raises `InvalidArgument` for an unknown key or a wrong value, and `Unimplemented` for what cannot be
+        changed over the network.
+        """
+        values = {key: self._checked(key, value) for key, value in changes.items() if value is not None}
+        for key in changes:
+            _check_key(key)
+        if not values:
+            return
+        for key, value in values.items():
+            if key in SWITCHES:
+                self._on[key] = bool(value)
+            else:
+                self._values[key] = value
+        if FORMAT in values and self._handler is not None:
+            self._handler.setFormatter(formatter(str(values[FORMAT])))
+        self._apply()
+
+    def close(self) -> None:
+        """Take back what was changed."""
+        for filtered in self._filtered:
+            filtered.removeFilter(self._passes)
+        self._filtered = []
+        self._logger.setLevel(self._level)
+        self._access_logger.setLevel(self._access_level)
+        self._access.on = False
+
+    def _checked(self, key: str, value: Value) -> Value:
+        _check_key(key)
+        if key == FILE:
+            raise Unimplemented(f"{FILE} cannot be changed over the network, only by the server's option log_file")
+        if key in SWITCHES:
+            if not isinstance(value, bool):
+                raise InvalidArgument(f"{key}: expected true or false, got {value!r:.100}")
+        elif key == VERBOSE:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_VERBOSE:
+                raise InvalidArgument(f"{key}: expected an integer from 0 to {MOST_VERBOSE}, got {value!r:.100}")
+        elif value not in FORMATS:
+            raise InvalidArgument(f"{key}: expected '{DEFAULT}' or '{ISO8601}', got {value!r:.100}")
+        elif self._handler is None and value != self._values[FORMAT]:
+            raise Unimplemented(f"{key}: the log is written by the program that the server runs in")
+        return value
+
+    def _apply(self) -> None:
+        """Let the loggers do as the settings say."""
+        verbose = bool(self._values[VERBOSE])
+        self._access.on = verbose
+        self._access_logger.setLevel(logging.INFO if verbose else self._access_level)
+        least = min((level for key, level in SWITCHES.items() if self._on[key]), default=logging.CRITICAL)
+        # Who wants to see more than Triton has a switch for, does so with info.
+        self._logger.setLevel(min(least, self._least) if least == logging.INFO else least)
+        for filterer in [self._handler] if self._handler is not None else _our_loggers():
+            if filterer not in self._filtered:
+                filterer.addFilter(self._passes)
+                self._filtered.append(filterer)
+
+    def _passes(self, record: logging.LogRecord) -> bool:
+        if record.name != OURS and not record.name.startswith(OURS + "."):
+            return True
+        if record.name == ACCESS:
+            return self._access.on
+        if record.levelno >= logging.CRITICAL:
+            return True
+        kind = max((level for level in SWITCHES.values() if level <= record.levelno), default=logging.INFO)
+        return self._on[next(key for key, level in SWITCHES.items() if level == kind)]
+
+
+def _check_key(key: str) -> None:
+    if key not in KEYS:
+        raise InvalidArgument(f"unknown log setting '{key[:100]}', expected {', '.join(KEYS)}")
+
+
+def _our_loggers() -> Iterator[logging.Logger]:
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and (name == OURS or name.startswith(OURS + ".")):
+            yield logger

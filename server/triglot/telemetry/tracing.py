@@ -1,0 +1,322 @@
+"""Traces of single requests, in Triton's form (spec 3.11).
+
+Strategy: a request that is traced goes its way inside of `Trace.one` or `Trace.each`; others meet one look at
+`Tracer.on`. The times come from what the call has measured for the telemetry anyway. All of it runs on the event
+loop; what is written is put into words on the thread that writes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from triglot.core.call import Call, no_models
+from triglot.core.types import InferenceRequest
+from triglot.telemetry.trace_file import Records, TraceFile
+from triglot.telemetry.trace_settings import (
+    COUNT,
+    FILE,
+    FREQUENCY,
+    KEYS,
+    LEVEL,
+    MODE,
+    OFF,
+    TENSORS,
+    TIMESTAMPS,
+    TRITON,
+    Changes,
+    Scope,
+    TraceOptions,
+    read_changes,
+    scope_of,
+)
+from triglot.telemetry.trace_tensors import Snapshot, of_input, of_output
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+MAX_COLLECTED = 256
+"""Traces that wait to be written together, steps among them."""
+MAX_ANSWERS = 1024
+"""Answers of a stream that a trace tells of."""
+MAX_STEPS = 256
+"""Calls of models on behalf of one request that its trace tells of."""
+LONGEST_ID = 1024
+
+
+class Trace:
+    """What happened to one request at one model; of a model's own call it is a part of the `root`'s.
+
+    It ends when what it follows has ended.
+    """
+
+    __slots__ = (
+        "_call",
+        "_stamps",
+        "_tensors",
+        "_tracer",
+        "ended",
+        "entering",
+        "head",
+        "level",
+        "root",
+        "scope",
+        "steps",
+    )
+
+    def __init__(
+        self, tracer: Tracer, head: dict[str, Any], level: tuple[str, ...], call: Call, root: Trace | None
+    ) -> None:
+        self.head = head
+        self.level = level
+        self.root = root or self
+        self.scope: _Collected | None = None
+        self.steps: list[Trace] = []
+        self.entering = True
+        self.ended = False
+        self._tracer = tracer
+        self._call: Call | None = call
+        self._tensors: list[tuple[str, Snapshot]] = []
+        self._stamps = [("REQUEST_START", tracer.clock())]
+
+    def asked(self, request: InferenceRequest) -> None:
+        """These are its inputs: looked at now, since their memory may be the client's."""
+        if TENSORS in self.level:
+            self._keep("TENSOR_QUEUE_INPUT", of_input, request.inputs)
+
+    async def one(self, answering: Awaitable[T]) -> T:
+        """The one answer."""
+        try:
+            answer = await answering
+            self._answered(answer)
+            return answer
+        finally:
+            self._end()
+
+    async def opened(self, opening: Awaitable[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+        """The answers of a stream that is being opened."""
+        try:
+            answers = await opening
+        except BaseException:
+            self._end()
+            raise
+        return self.each(answers)
+
+    async def each(self, answers: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        """The answers of a stream."""
+        try:
+            async with aclosing(answers):
+                async for answer in answers:
+                    self._answered(answer)
+                    if len(self._stamps) < MAX_ANSWERS:
+                        self._stamps.append(("INFER_RESPONSE_COMPLETE", self._tracer.clock()))
+                    yield answer
+        finally:
+            self._end()
+
+    def _answered(self, answer: Any) -> None:
+        # Messages of grps' projects are no tensors.
+        if TENSORS in self.level and len(self._tensors) < MAX_ANSWERS:
+            self._keep("TENSOR_BACKEND_OUTPUT", of_output, getattr(answer, "outputs", ()))
+
+    def _keep(self, activity: str, snapshot: Callable[[Any], Snapshot], tensors: Iterable[Any]) -> None:
+        try:
+            self._tensors += [(activity, snapshot(tensor)) for tensor in tensors]
+        except Exception:  # Whatever a tensor is, the request is not to fail because somebody looks at it.
+            log.exception("a trace has no %s", activity)
+
+    def _end(self) -> None:
+        call, self._call = self._call, None
+        assert call is not None  # It ends once.
+        # Unless the model has said so: its caller may have left before.
+        call.ended()
+        end = self._tracer.clock()
+        self._stamps += _phases(call, self._stamps[0][1], end)
+        self._stamps.append(("REQUEST_END", end))
+        self.ended = True
+        self._tracer.ended(self)
+
+    def records(self) -> Records:
+        """Itself and its steps, as they are written."""
+        for trace in (self, *self.steps):
+            yield trace.head
+            if TIMESTAMPS in trace.level:
+                stamps = sorted(trace._stamps, key=lambda stamp: stamp[1])
+                named = [{"name": name, "ns": round(seconds * 1e9)} for name, seconds in stamps]
+                yield {"id": trace.head["id"], "timestamps": named}
+            for activity, tensor in trace._tensors:
+                yield {"id": trace.head["id"], "activity": activity, "tensor": tensor.text()}
+
+
+def _phases(call: Call, start: float, end: float) -> list[tuple[str, float]]:
+    """When it waited and was computed; nothing of a request that no model has begun with."""
+    began = call.began
+    if not began:
+        return []
+    queued = began - call.queue_seconds
+    # What was done to the inputs before they waited is no part of the execution.
+    computing = began + max(0.0, call.input_seconds - (queued - start))
+    computed = computing + call.compute_seconds
+    return [
+        ("QUEUE_START", max(start, queued)),
+        ("COMPUTE_START", began),
+        ("COMPUTE_INPUT_END", min(computing, end)),
+        ("COMPUTE_OUTPUT_START", min(computed, end)),
+        ("COMPUTE_END", min(computed + call.output_seconds, end)),
+    ]
+
+
+class _Collected:
+    """The traces that a scope has collected, and the file that they go into."""
+
+    __slots__ = ("in_file", "number", "running", "scope", "size", "traces")
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.traces: list[Trace] = []
+        self.size = 0
+        self.running = 0
+        self.number: int | None = None
+        self.in_file = 0
+
+
+class Tracer:
+    """Decides which requests are traced, and has their traces written.
+
+    `on`: whether any request may be traced at all.
+    """
+
+    def __init__(self, options: TraceOptions | None = None) -> None:
+        options = options or TraceOptions()
+        self.clock = time.perf_counter
+        self._start = scope_of(options)
+        self._server = _Collected(scope_of(options))
+        self._models: dict[str, _Collected] = {}
+        self._file = TraceFile(Path(options.file)) if options.file else None
+        self._ids = count(1)
+        self.on = bool(options.level)
+
+    def check(self) -> None:
+        """Raises `OSError` when the trace file has no folder."""
+        if self._file is not None:
+            self._file.check()
+
+    def begin(self, model: str, version: int, call: Call, request: InferenceRequest | None = None) -> Trace | None:
+        """The trace of a call that goes to this version; None for most."""
+        before: Trace | None = call.trace
+        if before is not None and before.entering:
+            before.entering = False  # The call that it follows comes by here again.
+            return None
+        scope = None
+        if before is None:
+            if call.reach is not no_models or not call.counted:
+                return None  # A model's own call that belongs to no trace, or a warm-up.
+            scope = self._models.get(model, self._server)
+            level = scope.scope.sample()
+            if not level:
+                return None
+            scope.running += 1
+        else:
+            level = before.level
+            if before.root.ended or len(before.root.steps) >= MAX_STEPS:
+                return None
+        head: dict[str, Any] = {"id": next(self._ids), "model_name": model, "model_version": version}
+        if request is not None and request.id:
+            head["request_id"] = request.id[:LONGEST_ID]
+        if before is not None:
+            head["parent_id"] = before.head["id"]
+        trace = call.trace = Trace(self, head, level, call, before and before.root)
+        trace.scope = scope
+        if request is not None:
+            trace.asked(request)
+        return trace
+
+    def ended(self, trace: Trace) -> None:
+        """A trace is complete."""
+        if trace.scope is None:
+            if not trace.root.ended:
+                trace.root.steps.append(trace)
+            return
+        collected = trace.scope
+        collected.running -= 1
+        collected.traces.append(trace)
+        collected.size += 1 + len(trace.steps)
+        frequency = collected.scope.value(FREQUENCY)
+        over = collected.scope.over and not collected.running
+        full = 0 < frequency <= collected.in_file + len(collected.traces)
+        if full or over or collected.size >= MAX_COLLECTED:
+            self._write(collected, frequency, over=over)
+
+    def _write(self, collected: _Collected, frequency: int, *, over: bool) -> None:
+        """What it has collected; when it is `over` since all are counted, into a file of its own."""
+        traces, collected.traces = collected.traces, []
+        size, collected.size = collected.size, 0
+        if not traces or self._file is None:
+            if over:
+                collected.number, collected.in_file = None, 0
+            return
+        in_own = frequency or (over and collected.scope.value(COUNT) == 0)
+        if in_own and collected.number is None:
+            collected.number = self._file.next_number()
+        last = over or (frequency > 0 and collected.in_file + len(traces) >= frequency)
+        number = collected.number if in_own else None
+        self._file.write(number, size, partial(_all_records, traces), last=last and number is not None)
+        collected.in_file += len(traces)
+        if last:
+            collected.number, collected.in_file = None, 0
+
+    def _flush(self) -> None:
+        for collected in (self._server, *self._models.values()):
+            self._write(collected, collected.scope.value(FREQUENCY), over=True)
+
+    # --- settings ---
+
+    def settings(self, model: str = "") -> dict[str, list[str]]:
+        """Every setting of the server, or of a model, as texts; of the count, what is left."""
+        scope = self._models.get(model, self._server).scope
+        return {
+            LEVEL: list(scope.value(LEVEL)) or [OFF],
+            **{key: [str(scope.value(key))] for key in KEYS if key not in (LEVEL, FILE, MODE)},
+            FILE: [str(self._file.path) if self._file is not None else ""],
+            MODE: [TRITON],
+        }
+
+    def update(self, changes: Changes, model: str = "") -> None:
+        """Change settings of the server, or of a model; all of them or, when it raises, none.
+
+        Raises `InvalidArgument` and `Unimplemented`: see `read_changes`. What is collected is written.
+        """
+        values = read_changes(changes, traceable=self._file is not None)
+        if not values:
+            return
+        self._flush()
+        if model:
+            scope = self._models.setdefault(model, _Collected(Scope({}, self._server.scope))).scope
+        else:
+            scope = self._server.scope
+        scope.change({key: value for key, value in values.items() if value is not None})
+        for key in (key for key, value in values.items() if value is None):
+            if model:
+                scope.own.pop(key, None)
+            else:
+                scope.change({key: self._start.value(key)})
+        self.on = any(one.scope.value(LEVEL) for one in (self._server, *self._models.values()))
+
+    async def close(self) -> None:
+        """Trace nothing any more, and have what is collected written."""
+        self.on = False
+        self._flush()
+        if self._file is not None:
+            await asyncio.to_thread(self._file.close)
+
+
+def _all_records(traces: list[Trace]) -> Records:
+    for trace in traces:
+        yield from trace.records()

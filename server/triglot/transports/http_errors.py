@@ -1,0 +1,44 @@
+"""Errors as HTTP tells them: the status of each code, and the usual body (spec 3.6)."""
+
+from __future__ import annotations
+
+import json
+
+from triglot.core.errors import Code, PayloadTooLarge, ServingError, Unimplemented
+from triglot.core.http import HttpResponse
+
+STATUS = {
+    Code.CANCELLED: 400,
+    Code.UNKNOWN: 400,
+    Code.INVALID_ARGUMENT: 400,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.NOT_FOUND: 404,
+    Code.ALREADY_EXISTS: 400,
+    Code.PERMISSION_DENIED: 403,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.FAILED_PRECONDITION: 400,
+    Code.ABORTED: 409,
+    Code.OUT_OF_RANGE: 400,
+    Code.UNIMPLEMENTED: 501,
+    Code.INTERNAL: 500,
+    Code.UNAVAILABLE: 503,
+    Code.DATA_LOSS: 500,
+    Code.UNAUTHENTICATED: 401,
+}
+
+
+class UnknownCoding(Unimplemented):
+    """The request is compressed in a way that the server does not know."""
+
+
+def usual_error(error: ServingError) -> HttpResponse:
+    """An error of a route that has no form of its own for it."""
+    status = 413 if isinstance(error, PayloadTooLarge) else STATUS[error.code]
+    headers = {"Accept-Encoding": "gzip, deflate"} if isinstance(error, UnknownCoding) else {}
+    # No charset: a stock client compares the content type to the letter (KServe V2, spec 0.3).
+    return HttpResponse(error_body(error.message), status, headers=headers)
+
+
+def error_body(text: str) -> bytes:
+    """The JSON of an error."""
+    return json.dumps({"error": text}).encode()

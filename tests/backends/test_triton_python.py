@@ -1,0 +1,181 @@
+"""Triton's Python models as their users write them, through a server's door."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from triton_served import MODELS, Door, copied, ints, reply, request, serving, text
+
+SUM = {"INPUT0": np.arange(4, dtype=np.float32), "INPUT1": np.full(4, 2, np.float32)}
+UTILS = ("triton_python_backend_utils", "c_python_backend_utils")
+
+
+def is_sum(outputs: Mapping[str, Any]) -> bool:
+    return bool(
+        (outputs["OUTPUT0"] == SUM["INPUT0"] + SUM["INPUT1"]).all()
+        and (outputs["OUTPUT1"] == SUM["INPUT0"] - SUM["INPUT1"]).all()
+    )
+
+
+def caches(folder: Path) -> list[Path]:
+    return list(folder.rglob("__pycache__"))
+
+
+async def said_of(door: Door, **said: Any) -> dict[str, Any]:
+    """What the model `what_came` says."""
+    answer = await door.infer("what_came", {"TEXT": text("a")[None]}, **said)
+    said_there: dict[str, Any] = json.loads(answer.outputs["SAID"].item())
+    return said_there
+
+
+async def test_add_sub() -> None:
+    async with serving(MODELS / "add_sub") as door:
+        assert is_sum((await door.infer("add_sub", SUM)).outputs)
+        one = await door.infer("add_sub", SUM, outputs=["OUTPUT1"])
+        assert list(one.outputs) == ["OUTPUT1"]
+
+
+async def test_other_models() -> None:
+    async with serving(MODELS) as door:
+        assert is_sum((await door.infer("bls_sync", SUM | {"MODEL_NAME": text("add_sub")})).outputs)
+        assert is_sum((await door.infer("bls_async", SUM)).outputs)
+        answer = await door.infer("bls_square", {"IN": ints(5)})
+        assert answer.outputs["SUM"].tolist() == [25]
+        answer = await door.infer("bls_square_async", {"IN": ints(5)})
+        assert answer.outputs["SUM"].tolist() == [50]
+        answer = await door.infer("bls_square", {"IN": ints(0)})
+        assert answer.outputs["SUM"].tolist() == [0]
+
+
+async def test_the_errors_of_other_models() -> None:
+    async with serving(MODELS) as door:
+        code, told = await door.failure("bls_sync", SUM | {"MODEL_NAME": text("nope")})
+        assert (code, "'nope'" in told) == (grpc.StatusCode.NOT_FOUND, True)
+        code, told = await door.failure("bls_sync", SUM | {"MODEL_NAME": text("square")})
+        assert (code, "'square'" in told) == (grpc.StatusCode.UNIMPLEMENTED, True)
+
+
+async def test_what_a_model_knows() -> None:
+    async with serving(MODELS) as door:
+        said = await said_of(
+            door,
+            id="seven",
+            parameters={"priority": 2, "timeout": 9_000_000, "mine": 3, "text": "a", "yes": True},
+        )
+        own = {name: said[name] for name in ("id", "correlation_id", "flags", "timeout", "priority", "bias")}
+        assert own == {
+            "id": "seven",
+            "correlation_id": 0,
+            "flags": 0,
+            "timeout": 9_000_000,
+            "priority": 2,
+            "bias": False,
+        }
+        assert json.loads(said["parameters"]) == {"mine": 3, "text": "a", "yes": True}
+        assert said["outputs"] == ["OTHER", "SAID"]
+        assert said["model"] == ["what_came", 1]
+        assert said["inputs"] == [["TEXT", [1, 1], 13, True]]
+        assert (said["cancelled"], said["trace"]) == (False, None)
+        assert said["ready"] == [True, False]
+        assert said["version_ready"] == [True, False]
+        assert said["model_dir"] == str(MODELS / "what_came" / "1")
+
+        said = await said_of(door, outputs=["SAID"], parameters={"sequence_id": "a", "sequence_start": True})
+        assert (said["outputs"], said["correlation_id"], said["flags"]) == (["SAID"], "a", 1)
+        said = await said_of(door, parameters={"sequence_id": 4, "sequence_end": True})
+        assert (said["correlation_id"], said["flags"]) == (4, 2)
+
+
+async def test_the_parameters_of_a_response() -> None:
+    async with serving(MODELS) as door:
+        answer = await door.infer("what_came", {"TEXT": text("a")[None]})
+        assert answer.parameters == {"words": 2, "short": True, "weight": 0.5, "of": "it"}
+        assert_array_equal(answer.outputs["OTHER"], [["é".encode()]])
+
+
+async def test_what_initialize_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with serving(MODELS) as door:
+        told = (await said_of(door))["args"]
+    assert all(isinstance(value, str) for value in told.values())
+    config = json.loads(told.pop("model_config"))
+    kinds = {told.pop("model_instance_name"), told.pop("model_instance_device_id")}
+    assert kinds in ({f"what_came_0_{number}", str(number % 2)} for number in range(4))
+    assert told == {
+        "model_instance_kind": "GPU",
+        "model_name": "what_came",
+        "model_repository": str(MODELS / "what_came"),
+        "model_version": "1",
+    }
+    assert (config["name"], config["backend"], config["max_batch_size"]) == ("what_came", "python", 8)
+    assert [one["dims"] for one in config["input"]] == [[1], [1]]
+    assert [one["optional"] for one in config["input"]] == [False, True]
+    assert config["output"][1]["data_type"] == "TYPE_STRING"
+    assert config["parameters"]["unit"] == {"string_value": "km"}
+    (group,) = config["instance_group"]
+    assert (group["name"], group["kind"], group["count"]) == ("what_came_0", "KIND_GPU", 2)
+    assert config["version_policy"] == {"latest": {"num_versions": 1}}
+    assert "model_transaction_policy" not in config
+    assert sorted(one.message for one in caplog.records if one.message.startswith("initializing")) == [
+        f"initializing what_came_0_{number}" for number in range(4)
+    ]
+    assert any("parameters: EXECUTION_ENV_PATH: without effect here" in one.message for one in caplog.records)
+
+
+async def test_its_own_modules(tmp_path: Path) -> None:
+    copied(tmp_path, "with_helpers")
+    path = list(sys.path)
+    async with serving(tmp_path) as door:
+        answer = await door.infer("with_helpers", {"IN": ints(1, 2)})
+        assert answer.outputs["OUT"].tolist() == [8, 14]
+        assert "helper" not in sys.modules
+    assert sys.path == path
+    assert not [name for name in sys.modules if "with_helpers" in name or name.startswith("triglot_modules_")]
+    assert not caches(tmp_path)
+
+
+async def test_the_utilities_are_there_while_a_model_is_loaded() -> None:
+    assert not sys.modules.keys() & set(UTILS)
+    async with serving(MODELS / "add_sub"):
+        assert sys.modules.keys() >= set(UTILS)
+    assert not sys.modules.keys() & set(UTILS)
+
+
+async def test_utilities_that_are_installed_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / f"{UTILS[0]}.py").write_text("INSTALLED = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    async with serving(MODELS / "add_sub") as door:
+        assert is_sum((await door.infer("add_sub", SUM)).outputs)
+        assert UTILS[0] not in sys.modules
+
+
+async def test_a_decoupled_model() -> None:
+    async with serving(MODELS / "square") as door:
+        messages = [
+            message
+            async for message in door.stream(
+                request("square", {"IN": ints(number)}, id=str(number)) for number in (3, 0, 5)
+            )
+        ]
+    assert not any(message.error_message for message in messages)
+    by_id: dict[str, list[int]] = {}
+    for message in messages:
+        answer = reply(message.infer_response)
+        assert answer.parameters["triton_final_response"] is False
+        by_id.setdefault(message.infer_response.id, []).append(answer.outputs["OUT"].item())
+    assert by_id == {"3": [3] * 3, "5": [5] * 5}
+
+
+async def test_a_decoupled_model_over_a_call_with_one_answer() -> None:
+    async with serving(MODELS / "square") as door:
+        code, _ = await door.failure("square", {"IN": ints(1)})
+        assert code is grpc.StatusCode.UNIMPLEMENTED

@@ -1,0 +1,186 @@
+"""What Triton Python models ask of other models, and of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from triton_served import DECOUPLED, SECONDS, X_TO_Y, in_common, ints, request, serving, write_model
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    return in_common(monkeypatch)
+
+
+CALLS = """
+import probe
+
+
+def twice(value):
+    tensor = pb_utils.Tensor("X", np.array([value], np.int32))
+    request = pb_utils.InferenceRequest(model_name="twice", inputs=[tensor], requested_output_names=["Y"])
+    response = request.exec()
+    return response.error().message() if response.has_error() else response.output_tensors()[0].as_numpy().item()
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        probe.seen.append(twice(1))
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        probe.returned.wait(20)
+        probe.seen.append(twice(2))
+
+    def execute(self, requests):
+        self.thread.join()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([twice(3)], np.int32))])]
+"""
+TWICE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        x = pb_utils.get_input_tensor_by_name(requests[0], "X").as_numpy()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 2)])]
+"""
+
+
+async def test_other_models_are_reached_from_anywhere(tmp_path: Path, probe: SimpleNamespace) -> None:
+    write_model(tmp_path, "twice", TWICE, X_TO_Y)
+    write_model(tmp_path, "zzz", CALLS, X_TO_Y)
+    async with serving(tmp_path) as door:
+        probe.returned.set()
+        assert (await door.infer("zzz", {"X": ints(1)})).outputs["Y"].tolist() == [6]
+        assert probe.seen == [2, 4]
+
+
+async def test_async_exec_is_for_coroutines(tmp_path: Path) -> None:
+    code = """
+class TritonPythonModel:
+    def execute(self, requests):
+        pb_utils.InferenceRequest(model_name="m", inputs=[]).async_exec()
+"""
+    write_model(tmp_path, "m", code, X_TO_Y)
+    async with serving(tmp_path) as door:
+        _, told = await door.failure("m", {"X": ints(1)})
+        assert "async_exec: expected to be called in an async def, got a plain one" in told
+
+
+async def test_exec_in_a_coroutine(tmp_path: Path) -> None:
+    code = """
+class TritonPythonModel:
+    async def execute(self, requests):
+        request = pb_utils.InferenceRequest(model_name="twice", inputs=requests[0].inputs())
+        async for answer in await request.async_exec(decoupled=True):
+            assert answer.output_tensors()[0].as_numpy().tolist() == [2]
+        answers = request.exec(decoupled=True)
+        assert next(answers).output_tensors()[0].as_numpy().tolist() == [2]
+        answers.cancel()
+        assert not list(answers)
+        return [pb_utils.InferenceResponse(request.exec().output_tensors())]
+"""
+    write_model(tmp_path, "twice", TWICE, X_TO_Y)
+    write_model(tmp_path, "m", code, X_TO_Y)
+    async with serving(tmp_path) as door:
+        assert (await door.infer("m", {"X": ints(1)})).outputs["Y"].tolist() == [2]
+
+
+async def test_models_are_loaded_where_the_server_lets_them(tmp_path: Path) -> None:
+    code = """
+class TritonPythonModel:
+    def execute(self, requests):
+        before = pb_utils.is_model_ready("twice")
+        pb_utils.load_model("twice", config='{"max_batch_size": 0}')
+        there = pb_utils.is_model_ready("twice")
+        pb_utils.unload_model("twice")
+        after = pb_utils.is_model_ready(model_name="twice", model_version="1")
+        y = np.array([before, there, after], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", y)])]
+"""
+    twice = TWICE.replace("class TritonPythonModel:\n", AUTO)
+    write_model(tmp_path, "twice", twice)
+    write_model(tmp_path, "m", code, X_TO_Y)
+    async with serving(tmp_path, model_control_mode="explicit", load_model="m") as door:
+        assert (await door.infer("m", {"X": ints(1)})).outputs["Y"].tolist() == [0, 1, 0]
+
+
+AUTO = """class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_INT32", "dims": [-1]})
+        config.add_output({"name": "Y", "data_type": "TYPE_INT32", "dims": [-1]})
+        return config
+
+"""
+
+
+async def test_the_deadline_of_a_request_is_that_of_what_it_asks(tmp_path: Path, probe: SimpleNamespace) -> None:
+    slow = """
+import probe
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        while not requests[0].is_cancelled():
+            probe.returned.wait(0.01)
+        probe.seen.append("cancelled")
+        return [pb_utils.InferenceResponse([])]
+"""
+    asks = (
+        CALLS[CALLS.index("def twice") : CALLS.index("    def initialize")]
+        + """
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(twice(1))))]
+"""
+    )
+    write_model(tmp_path, "twice", slow, X_TO_Y)
+    write_model(tmp_path, "m", asks, X_TO_Y)
+    async with serving(tmp_path) as door:
+        code, _ = await door.failure("m", {"X": ints(1)}, timeout=0.3)
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        async with asyncio.timeout(SECONDS):
+            while not probe.seen:  # noqa: ASYNC110 - a model's thread
+                await asyncio.sleep(0.01)
+
+
+FREED = """
+import weakref
+import probe
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        probe.seen += [weakref.ref(self), weakref.ref(type(self)), weakref.ref(threading.current_thread())]
+
+    {kind} execute(self, requests):
+        request = pb_utils.InferenceRequest(model_name="twice", inputs=requests[0].inputs())
+        response = pb_utils.InferenceResponse(request.exec().output_tensors())
+        probe.seen += [weakref.ref(requests[0].inputs()[0].as_numpy())]
+        {answer}
+"""
+SENT = "requests[0].get_response_sender().send(response, 1)"
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize(("config", "answer"), [(X_TO_Y, "return [response]"), (X_TO_Y, SENT), (DECOUPLED, SENT)])
+async def test_nothing_of_a_closed_model_is_left(
+    tmp_path: Path, probe: SimpleNamespace, kind: str, config: str, answer: str
+) -> None:
+    write_model(tmp_path, "twice", TWICE, X_TO_Y)
+    write_model(tmp_path, "m", FREED.format(kind=kind, answer=answer), config)
+    async with serving(tmp_path) as door:
+        async for message in door.stream([request("m", {"X": ints(1)})]):
+            assert not message.error_message
+        *_, array = probe.seen
+        async with asyncio.timeout(SECONDS):
+            while array() is not None:  # noqa: ASYNC110 - its thread
+                await asyncio.sleep(0.005)
+    async with asyncio.timeout(SECONDS):
+        while any(one() is not None for one in probe.seen):
+            gc.collect()
+            await asyncio.sleep(0.005)

@@ -1,0 +1,326 @@
+"""Decoupled Triton Python models: any number of responses, from any thread, at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from triton_served import DECOUPLED, SECONDS, X_TO_Y, Door, in_common, ints, reply, request, serving, write_model
+
+from triglot.backends.triton_python.answers import BUFFER, LOOP_BUFFER
+from triglot.core.call import Call
+from triglot.core.types import InferenceRequest, InputTensor
+
+HEAD = """
+import probe
+
+
+def x_of(request):
+    return pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+
+
+def response(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([value], np.int32))])
+
+"""
+FINAL = "flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    return in_common(monkeypatch)
+
+
+def model(folder: Path, execute: str, config: str = DECOUPLED, kind: str = "def") -> None:
+    body = "\n".join(f"        {line}" for line in execute.splitlines())
+    write_model(
+        folder, "m", f"{HEAD}class TritonPythonModel:\n    {kind} execute(self, requests):\n{body}\n", config
+    )
+
+
+async def outcome(door: Door, *xs: int, empty_final: bool = False) -> list[Any]:
+    """The values of a request's stream, and an error's text; with `empty_final` what each says of being final."""
+    said = {"parameters": {"triton_enable_empty_final_response": True}} if empty_final else {}
+    found: list[Any] = []
+    async for message in door.stream([request("m", {"X": ints(*xs)}, **said)]):
+        if message.error_message:
+            found.append(message.error_message)
+            continue
+        answer = reply(message.infer_response)
+        values = [array.item() for array in answer.outputs.values()]
+        found += [(*values, answer.parameters["triton_final_response"])] if empty_final else values
+    return found
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 - a model's thread
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_final_responses(tmp_path: Path, probe: SimpleNamespace, kind: str) -> None:
+    execute = f"""for request in requests:
+    sender = request.get_response_sender()
+    for value in x_of(request)[:-1]:
+        sender.send(response(value))
+    sender.send(response(9), {FINAL}) if x_of(request)[-1] else sender.send({FINAL})"""
+    model(tmp_path, execute, kind=kind)
+    async with serving(tmp_path) as door:
+        assert await outcome(door, 1, 2, 0, empty_final=True) == [(1, False), (2, False), (True,)]
+        assert await outcome(door, 1, 2, 1, empty_final=True) == [(1, False), (2, False), (9, True)]
+        assert await outcome(door, 1, 2, 0) == [1, 2]
+        assert await outcome(door, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("execute", "expected"),
+    [
+        ("1 / 0", "message: ZeroDivisionError: division by zero"),
+        ("raise pb_utils.TritonModelException('not today')", "message: TritonModelException: not today"),
+        ("return []", "is using the decoupled mode and the execute function must return None, got list"),
+        ("pass", "the model has dropped the request's response sender before it sent"),
+        (
+            "requests[0].get_response_sender()",
+            "the model has dropped the request's response sender before it sent",
+        ),
+        (
+            "requests[0].get_response_sender().send("
+            "pb_utils.InferenceResponse(error=pb_utils.TritonError('no', 3)))",
+            "no",
+        ),
+        ("requests[0].get_response_sender().send()", "must be provided when the response flags is set to zero"),
+        ("requests[0].get_response_sender().send(flags=2)", "Unsupported flag provided."),
+        ("requests[0].get_response_sender().send('a')", "response: expected an InferenceResponse, got str"),
+        ("raise SystemExit('bye')", "message: SystemExit: bye"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_what_ends_with_an_error(
+    tmp_path: Path, probe: SimpleNamespace, kind: str, execute: str, expected: str
+) -> None:
+    model(tmp_path, execute, kind=kind)
+    async with serving(tmp_path) as door:
+        for _ in range(2):
+            [told] = await outcome(door, 1)
+            assert expected in told
+
+
+async def test_nothing_is_sent_after_the_final_flag(tmp_path: Path, probe: SimpleNamespace) -> None:
+    execute = f"""sender = requests[0].get_response_sender()
+sender.send(response(1))
+sender.send({FINAL})
+for arguments in ((response(2),), (None, 1)):
+    try:
+        sender.send(*arguments)
+    except pb_utils.TritonModelException as error:
+        probe.seen.append(str(error))"""
+    model(tmp_path, execute)
+    async with serving(tmp_path) as door:
+        assert await outcome(door, 1) == [1]
+    assert probe.seen == ["Unable to send response. Response sender has been closed."] * 2
+
+
+async def test_after_an_error_the_rest_is_passed_over(tmp_path: Path, probe: SimpleNamespace) -> None:
+    execute = f"""sender = requests[0].get_response_sender()
+sender.send(response(1))
+sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("halfway")))
+sender.send(response(2))
+sender.send({FINAL})
+probe.returned.set()"""
+    model(tmp_path, execute)
+    async with serving(tmp_path) as door:
+        assert await outcome(door, 1) == [1, "halfway"]
+        await asyncio.to_thread(probe.returned.wait, SECONDS)
+        assert probe.returned.is_set()
+
+
+async def test_an_error_after_the_end_is_nobodys(tmp_path: Path, probe: SimpleNamespace) -> None:
+    model(tmp_path, f"requests[0].get_response_sender().send(response(1), {FINAL})\n1 / 0")
+    async with serving(tmp_path) as door:
+        assert await outcome(door, 1) == [1]
+        assert await outcome(door, 1) == [1]
+
+
+async def test_responses_may_lack_outputs_and_have_parameters(tmp_path: Path, probe: SimpleNamespace) -> None:
+    execute = f"""sender = requests[0].get_response_sender()
+sender.send(pb_utils.InferenceResponse(parameters={{"step": 1}}))
+sender.send(pb_utils.InferenceResponse([]), {FINAL})"""
+    model(tmp_path, execute)
+    async with serving(tmp_path) as door:
+        messages = [reply(one.infer_response) async for one in door.stream([request("m", {"X": ints(1)})])]
+    assert [(one.outputs, one.parameters) for one in messages] == [
+        ({}, {"step": 1, "triton_final_response": False}),
+        ({}, {"triton_final_response": True}),
+    ]
+
+
+async def test_requests_are_answered_at_the_same_time(tmp_path: Path, probe: SimpleNamespace) -> None:
+    """One instance; the senders of both requests send in turn once both have come."""
+    execute = f"""probe.senders += [(request.get_response_sender(), x_of(request)[0]) for request in requests]
+if len(probe.senders) == 2:
+    def run():
+        for _ in range(3):
+            for sender, value in probe.senders:
+                sender.send(response(value))
+        for sender, _ in probe.senders:
+            sender.send({FINAL})
+        probe.senders.clear()
+    threading.Thread(target=run).start()"""
+    model(tmp_path, execute)
+    async with serving(tmp_path) as door:
+        first = asyncio.create_task(outcome(door, 1))
+        await until(lambda: probe.senders)
+        assert await outcome(door, 2) == [2, 2, 2]
+        assert await first == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("batching", "lists"), [("", [1, 1, 1, 1]), ("dynamic_batching { }", [1, 2, 1])])
+async def test_what_waits_is_handed_over_together_where_it_is_batched(
+    tmp_path: Path, probe: SimpleNamespace, batching: str, lists: list[int]
+) -> None:
+    execute = f"""probe.seen.append(len(requests))
+probe.returned.wait(20)
+for request in requests:
+    request.get_response_sender().send({FINAL})"""
+    config = DECOUPLED.replace("-1", "1") + f"max_batch_size: 2\n{batching}"
+    model(tmp_path, execute, config)
+    async with serving(tmp_path) as door:
+        waiting = door.server.dataplane.servable("m").model
+        calls = []
+        for number in range(4):
+            calls.append(asyncio.create_task(drained(door.stream([request("m", {"X": ints(1)[None]})]))))
+            # The first one runs, and the others wait.
+            await until(lambda: probe.seen)
+            await until(lambda number=number: len(vars(waiting)["_waiting"]) == number)
+        probe.returned.set()
+        await asyncio.gather(*calls)
+    assert probe.seen == lists
+
+
+async def drained(messages: Any) -> int:
+    return len([message async for message in messages if not message.error_message])
+
+
+def called(call: Call, door: Door) -> Any:
+    x = ints(1)
+    tensors = [InputTensor("X", "INT32", x.shape, x)]
+    return door.server.dataplane.infer_stream(InferenceRequest("m", inputs=tensors), call)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("def", BUFFER), ("async def", LOOP_BUFFER)])
+async def test_a_slow_client_holds_the_model_up(
+    tmp_path: Path, probe: SimpleNamespace, kind: str, most: int
+) -> None:
+    execute = f"""sender = requests[0].get_response_sender()
+for number in range({2 * most}):
+    sender.send(response(number))
+    probe.seen.append(number)
+sender.send({FINAL})"""
+    model(tmp_path, execute, kind=kind)
+    async with serving(tmp_path) as door:
+        answers = called(Call(), door)
+        assert (await anext(answers)).outputs[0].array.item() == 0
+        await until(lambda: len(probe.seen) >= most)
+        rest = [answer.outputs[0].array.item() async for answer in answers]
+        assert rest == list(range(1, 2 * most))
+
+
+async def test_who_leaves_is_noticed(tmp_path: Path, probe: SimpleNamespace) -> None:
+    execute = f"""sender = requests[0].get_response_sender()
+sender.send(response(1))
+for number in range({4 * BUFFER}):
+    sender.send(response(number))
+while not sender.is_cancelled():
+    probe.returned.wait(0.005)
+assert requests[0].is_cancelled()
+sender.send({FINAL})
+probe.seen.append("left")"""
+    model(tmp_path, execute)
+    async with serving(tmp_path) as door:
+        for _ in range(2):
+            answers = called(Call(), door)
+            await anext(answers)
+            await answers.aclose()
+            await until(lambda: probe.seen)
+            assert probe.seen.pop() == "left"
+
+
+async def test_one_that_waits_may_leave(tmp_path: Path, probe: SimpleNamespace) -> None:
+    execute = f"""probe.seen.append(int(x_of(requests[0])[0]))
+probe.returned.wait(20)
+requests[0].get_response_sender().send({FINAL})"""
+    model(tmp_path, execute)
+    async with serving(tmp_path) as door:
+        first = asyncio.create_task(outcome(door, 1))
+        await until(lambda: probe.seen)
+        second = asyncio.create_task(outcome(door, 2))
+        waiting = door.server.dataplane.servable("m").model
+        await until(lambda: len(vars(waiting)["_waiting"]) == 1)
+        second.cancel()
+        await until(lambda: not len(vars(waiting)["_waiting"]))
+        probe.returned.set()
+        assert await first == []
+        assert await outcome(door, 3) == []
+    assert probe.seen == [1, 3]
+
+
+async def test_a_deadline_ends_a_stream(tmp_path: Path, probe: SimpleNamespace) -> None:
+    model(tmp_path, "probe.senders.append(requests[0].get_response_sender())")
+    async with serving(tmp_path) as door:
+        said = {"parameters": {"timeout": 100_000}}
+        [message] = [one async for one in door.stream([request("m", {"X": ints(1)}, **said)])]
+        assert "timeout of 0.1 seconds passed" in message.error_message
+        assert probe.senders[0].is_cancelled()
+        probe.senders.clear()
+
+
+async def test_coroutines_run_at_the_same_time(tmp_path: Path, probe: SimpleNamespace) -> None:
+    """On one instance: the first waits for what the second brings."""
+    execute = f"""sender = requests[0].get_response_sender()
+probe.seen.append(1)
+while len(probe.seen) < 2:
+    await asyncio.sleep(0.005)
+await asyncio.sleep(0)
+sender.send(response(x_of(requests[0])[0]), {FINAL})"""
+    write_model(
+        tmp_path,
+        "m",
+        f"{HEAD}class TritonPythonModel:\n    async def execute(self, requests):\n"
+        + "".join(f"        {line}\n" for line in execute.splitlines()),
+        DECOUPLED,
+        imports="import asyncio",
+    )
+    async with serving(tmp_path) as door:
+        assert list(await asyncio.gather(outcome(door, 1), outcome(door, 2))) == [[1], [2]]
+
+
+async def test_auto_complete_makes_it_decoupled(tmp_path: Path, probe: SimpleNamespace) -> None:
+    code = f"""{HEAD}class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.set_model_transaction_policy({{"decoupled": True}})
+        return config
+
+    def initialize(self, args):
+        assert pb_utils.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
+        self.thread = threading.get_ident()
+
+    def execute(self, requests):
+        assert threading.get_ident() == self.thread
+        requests[0].get_response_sender().send(response(3), {FINAL})
+
+    def finalize(self):
+        assert threading.get_ident() == self.thread
+        probe.seen.append("end")
+"""
+    write_model(tmp_path, "m", code, X_TO_Y)
+    async with serving(tmp_path) as door:
+        assert await outcome(door, 1) == [3]
+        code_, _ = await door.failure("m", {"X": ints(1)})
+        assert code_ is grpc.StatusCode.UNIMPLEMENTED
+    assert probe.seen == ["end"]

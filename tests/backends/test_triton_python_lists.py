@@ -1,0 +1,309 @@
+"""What Triton Python models are given as a list, and what they may return."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from triton_served import X_TO_Y, Door, in_common, ints, serving, write_model
+
+BATCHED = """
+max_batch_size: 8
+dynamic_batching { max_queue_delay_microseconds: 5000000 preferred_batch_size: [ 4 ] }
+input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+LIST = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(x, len(requests)) for x in map(self.x_of, requests)]
+
+    def x_of(self, request):
+        return pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+
+    def answer(self, x, count):
+        if x[0, 0] < 0:
+            code = pb_utils.TritonError.INVALID_ARG
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{x[0, 0]} in {count}", code))
+        if x[0, 0] == 100:
+            return None
+        if x[0, 0] == 101:
+            return {"Y": x}
+        if x[0, 0] == 102:
+            return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x.astype(np.float32))])
+        x += count  # Into its own copy.
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)])
+"""
+FAILED = "Failed to process the request(s) for model instance 'm_0_0', message: "
+
+
+async def outcomes(door: Door, *xs: int) -> list[Any]:
+    """Of requests that come at the same time: the answer, or the code and the text of the error."""
+
+    async def one(x: int) -> Any:
+        try:
+            return (await door.infer("m", {"X": ints(x)[None]})).outputs["Y"].item()
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details()
+
+    return await asyncio.gather(*map(one, xs))
+
+
+def has(outcome: Any, code: grpc.StatusCode, text: str) -> bool:
+    return outcome[0] is code and text in outcome[1]
+
+
+async def test_requests_come_as_a_list(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", LIST, BATCHED)
+    async with serving(tmp_path) as door:
+        assert await outcomes(door, 1, 2, 3, 4) == [5, 6, 7, 8]
+
+
+async def test_each_response_may_have_an_error_of_its_own(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", LIST, BATCHED)
+    async with serving(tmp_path) as door:
+        first, second, third, fourth = await outcomes(door, 1, -2, 100, 101)
+        assert first == 5
+        assert has(second, grpc.StatusCode.INVALID_ARGUMENT, "-2 in 4")
+        what = "Expected an 'InferenceResponse' object in the execute function return list, found type"
+        assert has(third, grpc.StatusCode.INTERNAL, f"{what} 'NoneType'")
+        assert has(fourth, grpc.StatusCode.INTERNAL, f"{what} 'dict'")
+
+
+async def test_outputs_are_checked(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", LIST, X_TO_Y.replace("-1", "1, 1"))
+    async with serving(tmp_path) as door:
+        [outcome] = await outcomes(door, 102)
+        assert has(outcome, grpc.StatusCode.INTERNAL, "output 'Y' as FP32, its signature says INT32")
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ("[]", "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0"),
+        (
+            "pb_utils.InferenceResponse([])",
+            "Expected a list in the execute return, found type 'InferenceResponse'",
+        ),
+        ("None", "found type 'NoneType'"),
+        ("1 / 0", f"{FAILED}ZeroDivisionError: division by zero"),
+        ("sys.exit('bye')", f"{FAILED}SystemExit: bye"),
+        ("[pb_utils.InferenceResponse([np.zeros(1)])]", "output_tensors: expected Tensors, got ndarray"),
+        ("[pb_utils.InferenceResponse(error='no')]", "error: expected a TritonError, got str"),
+        ("[pb_utils.InferenceResponse(parameters={'a': []})]", "parameters: 'a': expected a bool, an int"),
+        (
+            "[pb_utils.InferenceResponse([pb_utils.Tensor('Y', [1])])]",
+            "Tensor 'Y': expected a numpy array, got list",
+        ),
+        ("pb_utils.load_model('n')", "TritonModelException: "),
+        ("pb_utils.load_model('n', files={'file:1/model.py': b''})", "files: expected none"),
+        ("pb_utils.unload_model('m')", "TritonModelException: "),
+        ("pb_utils.InferenceRequest(inputs=[1])", "inputs: expected Tensors, got int"),
+        ("pb_utils.InferenceRequest(inputs=[]).exec()", "model_name: expected the model to call, got ''"),
+        (
+            "pb_utils.InferenceRequest(inputs=[]).get_response_sender()",
+            "expected a request that execute was given",
+        ),
+        ("requests[0].set_release_flags(2)", "requests are not rescheduled here"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_what_execute_must_not_do(tmp_path: Path, kind: str, returned: str, text: str) -> None:
+    code = f"class TritonPythonModel:\n    {kind} execute(self, requests):\n        return {returned}\n"
+    write_model(tmp_path, "m", code, X_TO_Y, imports="import sys")
+    async with serving(tmp_path) as door:
+        code, told = await door.failure("m", {"X": ints(1)})
+        assert (code, text in told) == (grpc.StatusCode.INTERNAL, True), told
+
+
+CODES = {
+    "UNKNOWN": grpc.StatusCode.UNKNOWN,
+    "INTERNAL": grpc.StatusCode.INTERNAL,
+    "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "INVALID_ARG": grpc.StatusCode.INVALID_ARGUMENT,
+    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "UNSUPPORTED": grpc.StatusCode.UNIMPLEMENTED,
+    "ALREADY_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
+    "CANCELLED": grpc.StatusCode.CANCELLED,
+}
+
+
+async def test_the_codes_of_errors(tmp_path: Path) -> None:
+    names = ", ".join(f"pb_utils.TritonError.{name}" for name in CODES)
+    code = f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        code = [{names}][pb_utils.get_input_tensor_by_name(requests[0], "X").as_numpy()[0]]
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("so it is", code))]
+"""
+    write_model(tmp_path, "m", code, X_TO_Y)
+    async with serving(tmp_path) as door:
+        told = [await door.failure("m", {"X": ints(number)}) for number in range(len(CODES))]
+    assert told == [(code, "so it is") for code in CODES.values()]
+
+
+SENDERS = """
+import probe
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            sender = request.get_response_sender()
+            if x[0] == 0:
+                continue
+            if x[0] == 1:
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]), 1)
+            elif x[0] == 2:
+                threading.Thread(target=self.send, args=(sender, x)).start()
+            elif x[0] == 3:
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            else:
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
+
+    def send(self, sender, x):
+        probe.returned.wait(20)
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]), 1)
+"""
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    return in_common(monkeypatch)
+
+
+async def test_a_response_may_be_sent(tmp_path: Path, probe: SimpleNamespace) -> None:
+    write_model(tmp_path, "m", SENDERS, X_TO_Y)
+    async with serving(tmp_path) as door:
+        assert (await door.infer("m", {"X": ints(1)})).outputs["Y"].tolist() == [1]
+        later = asyncio.create_task(door.infer("m", {"X": ints(2)}))
+        probe.returned.set()
+        assert (await later).outputs["Y"].tolist() == [2]
+        _, told = await door.failure("m", {"X": ints(0)})
+        assert "dropped the request's response sender" in told
+        _, told = await door.failure("m", {"X": ints(3)})
+        assert "TRITONSERVER_RESPONSE_COMPLETE_FINAL and no response" in told
+        _, told = await door.failure("m", {"X": ints(4)})
+        assert "A model without a decoupled transaction policy sends one" in told
+
+
+SUMS = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        return [self.answer(request, len(requests)) for request in requests]
+
+    def answer(self, request, count):
+        names = ("START", "READY", "CORRID", "X")
+        start, ready, corrid, x = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in names)
+        assert (start.shape, x.shape, ready.item(), corrid.item()) == ((1, 1), (1, 1), 1, request.correlation_id())
+        if x.item() < 0:
+            error = pb_utils.TritonError("below 0", pb_utils.TritonError.INVALID_ARG)
+            return pb_utils.InferenceResponse(error=error)
+        self.sums[corrid.item()] = x.item() + (0 if start.item() else self.sums[corrid.item()])
+        y = np.array([[self.sums[corrid.item()] * 10 + count]], np.int32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", y)])
+"""
+SEQUENCES = """
+max_batch_size: 4
+sequence_batching {
+  %s { max_queue_delay_microseconds: 5000000 %s }
+  control_input [
+    { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+    { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] },
+    { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] }
+  ]
+}
+input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+
+
+@pytest.mark.parametrize(
+    "strategy", [("oldest", "preferred_batch_size: [ 3 ]"), ("direct", "minimum_slot_utilization: 0.75")]
+)
+async def test_sequences_come_as_a_list(tmp_path: Path, strategy: tuple[str, str]) -> None:
+    write_model(tmp_path, "m", SUMS, SEQUENCES % strategy)
+
+    async def one(door: Door, number: int, x: int, start: bool) -> Any:
+        said = {"sequence_id": number, "sequence_start": start}
+        try:
+            return (await door.infer("m", {"X": ints(x)[None]}, parameters=said)).outputs["Y"].item()
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details()
+
+    async with serving(tmp_path) as door:
+        first = await asyncio.gather(*[one(door, number, number, True) for number in (1, 2, 3)])
+        assert list(first) == [13, 23, 33]
+        second = await asyncio.gather(one(door, 1, 1, False), one(door, 2, -1, False), one(door, 3, 1, False))
+        assert (second[0], second[2]) == (23, 43)
+        assert has(second[1], grpc.StatusCode.INVALID_ARGUMENT, "below 0")
+
+
+THREADS = """
+import probe
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.name = args["model_instance_name"]
+        self.thread = threading.get_ident()
+
+    def execute(self, requests):
+        assert threading.get_ident() == self.thread
+        probe.seen.append(self.name)
+        if len(probe.seen) == 3:
+            probe.returned.set()
+        assert probe.returned.wait(20)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([1], np.int32))]) for _ in requests]
+
+    def finalize(self):
+        probe.seen.append(f"end of {self.name}")
+"""
+
+
+async def test_instances_are_threads_with_an_object_of_their_own(tmp_path: Path, probe: SimpleNamespace) -> None:
+    write_model(tmp_path, "m", THREADS, X_TO_Y + "instance_group [ { count: 3 kind: KIND_CPU } ]")
+    async with serving(tmp_path) as door:
+        await asyncio.gather(*[door.infer("m", {"X": ints(1)}) for _ in range(3)])
+        names = [f"m_0_{number}" for number in range(3)]
+        assert sorted(probe.seen) == names
+        await door.infer("m", {"X": ints(1)})
+    assert sorted(probe.seen[4:]) == [f"end of {name}" for name in names]
+
+
+LOOPS = """
+import asyncio
+import probe
+
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        probe.seen.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([1], np.int32))]) for _ in requests]
+
+
+class Sync(TritonPythonModel):
+    def execute(self, requests):
+        return asyncio.get_event_loop().run_until_complete(super().execute(requests))
+"""
+
+
+@pytest.mark.parametrize("code", [LOOPS, LOOPS + "\n\nTritonPythonModel = Sync\n"], ids=["async", "own"])
+async def test_a_coroutine_has_a_loop_that_stays(tmp_path: Path, probe: SimpleNamespace, code: str) -> None:
+    write_model(tmp_path, "m", code, X_TO_Y)
+    async with serving(tmp_path) as door:
+        for _ in range(2):
+            await door.infer("m", {"X": ints(1)})
+    one, other = probe.seen
+    assert one is other
+    assert one is not asyncio.get_running_loop()

@@ -1,0 +1,59 @@
+"""Servers whose only instance is busy, and what tests of deadlines and of callers that leave ask them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from async_doors import (
+    DOORS,
+    MODEL,
+    Door,
+    Told,
+    kserve_grpc,
+    kserve_rest,
+    kserve_stream,
+    until,
+)
+from live import Live, live
+from scripted_models import Scripted
+
+from process import SECONDS
+from triglot.core.errors import Code
+
+SOON = 0.05
+EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+REST = {name: door for name, door in DOORS.items() if "gRPC" not in name and door is not kserve_stream}
+PARAMETERS = pytest.mark.parametrize("door", [kserve_grpc, kserve_rest, kserve_stream])
+HELD = ("held_requests", "held_bytes")
+
+
+async def until_let_go(server: Live) -> None:
+    """Nobody holds the model any more, and nothing is counted as held."""
+    await until(lambda: server.leases() == 0)
+    (version,) = server.server.manager.versions()
+    assert version.servable is not None
+    assert version.servable.queue_depth == 0
+    assert [one.value for one in version.servable.readings() if one.name in HELD] == [0, 0]
+
+
+async def ask(server: Live, door: Door, value: float = 1, **more: Any) -> Told:
+    async with asyncio.timeout(SECONDS):
+        return await door(server, value, **more)
+
+
+@asynccontextmanager
+async def busy(model: Scripted, **options: Any) -> AsyncIterator[Live]:
+    """A server whose only instance runs a request with the value 0, which ends well when the block has ended."""
+    async with live({MODEL: model}, **options) as server:
+        first = asyncio.ensure_future(kserve_grpc(server, 0, timeout=SECONDS))
+        await model.wait_until_entered()
+        try:
+            yield server
+        finally:
+            model.gate.set()
+            assert (await first).code is Code.OK
+        await until_let_go(server)

@@ -1,0 +1,205 @@
+"""A server in this process, requests to it, and what it says that it has counted (spec 5.9, 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+import triglot
+from process import SECONDS
+from served_models import Served, serving, until
+from triglot.core.errors import Code
+from triglot.pb.kserve import inference_pb2 as pb
+
+METHOD = "/inference.GRPCInferenceService/"
+DURATIONS = (
+    "success",
+    "fail",
+    "queue",
+    "compute_input",
+    "compute_infer",
+    "compute_output",
+    "cache_hit",
+    "cache_miss",
+)
+RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+Stats = Mapping[str, Any]
+
+
+class Counted(Served):
+    """A running server, and a client."""
+
+    def __init__(self, server: triglot.Server, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
+        super().__init__(server)
+        self.channel = channel
+        self.session = session
+        self.url = f"http://127.0.0.1:{server.rest_port}"
+
+    def ask(self, model: str, *values: int, **parameters: int | bool) -> asyncio.Task[Code]:
+        """A request that goes on by itself, and how it ends."""
+        return asyncio.ensure_future(self.code(model, *values, **parameters))
+
+    async def code(self, model: str, *values: int, **parameters: int | bool) -> Code:
+        """How a ModelInfer with this input ends."""
+        try:
+            await self.channel.unary_unary(METHOD + "ModelInfer")(message(model, *values, **parameters))
+        except grpc.aio.AioRpcError as error:
+            return Code(error.code().value[0])
+        return Code.OK
+
+    def stream(self, model: str, *values: int) -> grpc.aio.StreamStreamCall:
+        """A ModelStreamInfer with one request; the client has no more to say."""
+
+        async def requests() -> AsyncIterator[bytes]:
+            yield message(model, *values)
+
+        return self.channel.stream_stream(METHOD + "ModelStreamInfer")(requests())
+
+    async def streamed(self, model: str, *values: int) -> list[str]:
+        """The errors of a stream's answers, "" for good ones."""
+        parse = pb.ModelStreamInferResponse.FromString
+        return [parse(answer).error_message async for answer in self.stream(model, *values)]
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        """The status and the document at a path."""
+        async with self.session.get(self.url + path) as response:
+            return response.status, json.loads(await response.read())
+
+    async def all_stats(self, name: str = "", version: str = "") -> list[Stats]:
+        """What both doors say alike."""
+        request = pb.ModelStatisticsRequest(name=name, version=version)
+        call = self.channel.unary_unary(METHOD + "ModelStatistics")(request.SerializeToString(), timeout=SECONDS)
+        reply = pb.ModelStatisticsResponse.FromString(await call)
+        parts = ["/v2/models", name, *(["versions", version] if version else []), "stats"]
+        status, document = await self.get("/".join(filter(None, parts)))
+        assert status == 200, document
+        assert list(document) == ["model_stats"]
+        found: list[Stats] = document["model_stats"]
+        assert found == [from_message(one) for one in reply.model_stats]
+        return found
+
+    async def stats(self, name: str) -> Stats:
+        """Of a model with one version."""
+        (found,) = await self.all_stats(name)
+        return found
+
+    async def executed(self, name: str, times: int) -> Stats:
+        """As `stats`, once the model has been executed so often: after its caller has left, say."""
+        version = self.server.dataplane.servable(name)
+        await until(lambda: version.statistics.execution_count >= times)
+        return await self.stats(name)
+
+    async def metrics(self, model: str) -> dict[str, float]:
+        """Triton's metrics of a model, without "nv_"; failures by their reasons."""
+        async with self.session.get(self.url + "/metrics") as response:
+            text = await response.text()
+        return {
+            # The parser gives counters the names that newer ones have.
+            sample.labels.get("reason", sample.name.removeprefix("nv_").removesuffix("_total")): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name.startswith("nv_") and sample.labels.get("model") == model
+        }
+
+    async def failures(self, model: str) -> dict[str, int]:
+        """Those that there are, by their reason."""
+        metrics = await self.metrics(model)
+        reasons = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+        assert set(reasons) <= set(metrics)
+        return {reason: int(metrics[reason]) for reason in reasons if metrics[reason]}
+
+
+@asynccontextmanager
+async def counting(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIterator[Counted]:
+    """A server of these models by their names."""
+    async with (
+        serving(models, **options) as served,
+        grpc.aio.insecure_channel(f"127.0.0.1:{served.server.grpc_port}") as channel,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Counted(served.server, channel, session)
+
+
+def message(model: str, *values: int, **parameters: int | bool) -> bytes:
+    """A serialized ModelInferRequest; `x` is INT32."""
+    x = np.array(values, "<i4")
+    request = pb.ModelInferRequest(model_name=model, raw_input_contents=[x.tobytes()])
+    request.inputs.add(name="x", datatype="INT32", shape=x.shape)
+    for name, value in parameters.items():
+        setattr(request.parameters[name], "bool_param" if isinstance(value, bool) else "int64_param", value)
+    return request.SerializeToString()
+
+
+def from_message(stats: pb.ModelStatistics) -> Stats:
+    """As REST has it (spec 3.12), written a second time."""
+    return {
+        "name": stats.name,
+        "version": stats.version,
+        "last_inference": stats.last_inference,
+        "inference_count": stats.inference_count,
+        "execution_count": stats.execution_count,
+        "inference_stats": _durations(stats.inference_stats, DURATIONS),
+        "response_stats": {
+            index: _durations(stats.response_stats[index], RESPONSE_DURATIONS) for index in stats.response_stats
+        },
+        "batch_stats": [
+            {"batch_size": one.batch_size} | _durations(one, ("compute_input", "compute_infer", "compute_output"))
+            for one in stats.batch_stats
+        ],
+        "memory_usage": [],
+    }
+
+
+def _durations(message: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: {"count": getattr(message, name).count, "ns": getattr(message, name).ns} for name in names}
+
+
+def counts(stats: Stats) -> dict[str, int]:
+    """How many of each there are, if any; `inferences` and `executions` among them."""
+    found = {name: stats["inference_stats"][name]["count"] for name in DURATIONS}
+    # They are of the same requests.
+    assert found["compute_input"] == found["compute_infer"] == found.pop("compute_output")
+    found |= {"inferences": stats["inference_count"], "executions": stats["execution_count"]}
+    found["computed"] = found.pop("compute_input")
+    del found["compute_infer"]
+    return {name: count for name, count in found.items() if count}
+
+
+def went_well(requests: int, inferences: int = 0, executions: int = 0, **more: int) -> dict[str, int]:
+    """The `counts` of so many requests, each an inference and an execution unless said otherwise."""
+    return {
+        "success": requests,
+        "queue": requests,
+        "inferences": inferences or requests,
+        "executions": executions or requests,
+        "computed": requests,
+    } | more
+
+
+def batches(stats: Stats) -> dict[int, int]:
+    """How often there was a batch of each size."""
+    found = {}
+    for one in stats["batch_stats"]:
+        (count,) = {one[name]["count"] for name in ("compute_input", "compute_infer", "compute_output")}
+        found[one["batch_size"]] = count
+    assert sum(found.values()) == stats["execution_count"]
+    return found
+
+
+def responses(stats: Stats) -> dict[str, dict[str, int]]:
+    """What became of the responses with each index; what was computed is told by `success`."""
+    found = {}
+    for index, one in stats["response_stats"].items():
+        assert one["compute_infer"]["count"] == one["compute_output"]["count"] == one["success"]["count"]
+        kinds = ("success", "fail", "empty_response", "cancel")
+        found[index] = {name: one[name]["count"] for name in kinds if one[name]["count"]}
+    return dict(sorted(found.items(), key=lambda item: int(item[0])))

@@ -1,0 +1,125 @@
+"""A caller that leaves: its request is not run, or the model sees it, and the request is let go of."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from async_doors import (
+    MODEL,
+    STREAMS,
+    Door,
+    kserve_rest,
+    until,
+)
+from busy_servers import EVERY_DOOR, SOON, ask, busy, until_let_go
+from live import Live, live
+from scripted_models import Inputs, Plain, Scripted
+
+from process import SECONDS
+from triglot.core.errors import Code
+
+
+@EVERY_DOOR
+async def test_a_caller_that_leaves_the_queue_is_never_run(door: Door) -> None:
+    model = Scripted(open_gate=False)
+    async with busy(model) as server:
+        leaving = asyncio.ensure_future(door(server, 1))
+        await until(lambda: server.leases() == 2)
+        leaving.cancel()
+        await until(lambda: server.leases() == 1)
+    assert model.started == [0]
+
+
+@EVERY_DOOR
+async def test_a_running_model_sees_that_its_caller_left(door: Door) -> None:
+    model = Scripted(open_gate=False)
+    async with live({MODEL: model}) as server:
+        leaving = asyncio.ensure_future(door(server, 1))
+        await model.wait_until_entered()
+        leaving.cancel()
+        await until(lambda: model.calls[0].cancelled)
+        await until_let_go(server)
+        model.gate.set()
+        assert (await ask(server, door, 2)).value == 4
+
+
+@EVERY_DOOR
+async def test_code_on_the_loop_is_cancelled_when_its_caller_leaves(door: Door) -> None:
+    runs, ended = asyncio.Event(), asyncio.Event()
+
+    async def infer(inputs: Inputs) -> Any:
+        runs.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with live({MODEL: Plain(infer)}) as server:
+        leaving = asyncio.ensure_future(door(server, 1))
+        await asyncio.wait_for(runs.wait(), SECONDS)
+        leaving.cancel()
+        await asyncio.wait_for(ended.wait(), SECONDS)
+        await until_let_go(server)
+
+
+async def test_a_client_that_leaves_while_it_sends() -> None:
+    async with live({MODEL: Scripted()}, max_connections=1) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.server.rest_port)
+        writer.write(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        await until_told(server, Code.UNAVAILABLE)  # It is the one call that may be open.
+        writer.close()
+        await until_told(server, Code.OK)
+
+
+async def until_told(server: Live, code: Code) -> None:
+    async with asyncio.timeout(SECONDS):
+        while (await kserve_rest(server, 1)).code is not code:
+            pass
+
+
+# --- streams ---
+
+
+class Steps:
+    """A generator's body: one answer for each time that it is let go on; knows when it is closed."""
+
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(1)
+        self.yields = 0
+        self.closed = threading.Event()
+
+    def on_thread(self, inputs: Inputs) -> Iterator[dict[str, Any]]:
+        try:
+            while self.go.acquire(timeout=SECONDS):
+                self.yields += 1
+                yield {"y": inputs["x"]}
+        finally:
+            self.closed.set()
+
+    async def on_loop(self, inputs: Inputs) -> AsyncIterator[dict[str, Any]]:
+        try:
+            while await asyncio.to_thread(self.go.acquire, timeout=SECONDS):
+                self.yields += 1
+                yield {"y": inputs["x"]}
+        finally:
+            self.closed.set()
+
+
+@pytest.mark.parametrize("on_loop", [False, True])
+@pytest.mark.parametrize("door", STREAMS.values(), ids=STREAMS)
+async def test_a_streaming_model_is_closed_at_its_next_answer(door: Door, on_loop: bool) -> None:
+    steps = Steps()
+    model = Plain(steps.on_loop if on_loop else steps.on_thread)
+    async with live({MODEL: model}, default_timeout=SOON) as server:
+        told = await ask(server, door)
+        assert told.code is Code.DEADLINE_EXCEEDED
+        assert "default_timeout" in told.text
+        assert "passed while the model was streaming" in told.text
+        await until_let_go(server)
+        steps.go.release(2)
+        assert await asyncio.to_thread(steps.closed.wait, SECONDS)
+        assert steps.yields <= 2

@@ -1,0 +1,456 @@
+"""Lists of requests, response parameters, and many calls at the same time, in processes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from ast import literal_eval
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_process_frames import arrays, raw
+from told_models import ON_LOOP, PLAIN, SECONDS, STREAM_ON_LOOP, Told, code, load, told, write_told
+
+from triglot import Call, Internal, ModelLoadError, NotFound, ServingError, Unavailable
+from triglot.core.call import ModelCall, ModelTask
+from triglot.core.errors import Code
+from triglot.core.model_config import ModelConfig
+from triglot.core.scheduling import DynamicBatching
+from triglot.core.types import Answer
+from triglot.engine.processes.remote_model import ListsModel, RemoteModel
+
+# --- lists ---
+
+LISTS = """
+Told.dynamic_batching = triglot.DynamicBatching(max_queue_delay={delay})
+Told.max_batch_size = 8
+
+{kind} infer_batch(self, inputs, calls):
+    (self.folder / f"list-{{len(inputs)}}").touch()
+    names = {{**globals(), "self": self, "inputs": inputs, "calls": calls, "folder": self.folder}}
+    if whole := inputs[0].get("whole"):
+        exec(whole.item().decode(), names)
+        return names["answers"]
+    answers = []
+    for one, call in zip(inputs, calls):
+        try:
+            exec(one["code"].item().decode(), {{**names, "inputs": one, "call": call, "answers": answers}})
+        except Exception as error:
+            answers.append(error)
+    return answers
+
+Told.infer_batch = infer_batch
+"""
+KINDS = pytest.mark.parametrize(("infer", "kind"), [(PLAIN, "def"), (ON_LOOP, "async def")])
+SAYS = "answers.append({'said': np.array([str(%s)])})"
+
+
+def lists(kind: str = "def", delay: float = 0.0) -> str:
+    """What makes a model take lists; `delay`: it waits so long for a list of eight."""
+    return LISTS.format(kind=kind, delay=delay)
+
+
+async def together(one: Told, texts: Sequence[str], calls: Sequence[Call] = ()) -> list[Any]:
+    """What each of these has come to, executed together: outputs, or an error."""
+    calls = calls or [Call() for _ in texts]
+    runs = (one.servable.infer(code(text), call) for text, call in zip(texts, calls, strict=True))
+    async with asyncio.timeout(SECONDS):
+        return await asyncio.gather(*runs, return_exceptions=True)
+
+
+def said(answer: Mapping[str, Any]) -> str:
+    text: bytes = answer["said"].item()
+    return text.decode()
+
+
+@KINDS
+async def test_each_request_of_a_list_has_its_own_inputs_call_and_answer(
+    tmp_path: Path, infer: str, kind: str
+) -> None:
+    async with told(tmp_path, infer, more=lists(kind, 5.0)) as one:
+        calls = [Call() for _ in range(8)]
+        for number, call in enumerate(calls):
+            call.request_id, call.parameters = f"r{number}", {"number": number}
+        text = SAYS % "(call.request_id, call.parameters['number'], len(calls), call.batch_size)"
+        answers = await together(one, [text] * 8, calls)
+        assert [said(answer) for answer in answers] == [str((f"r{number}", number, 8, 8)) for number in range(8)]
+        assert one.files("list") == ["list-8"]
+
+
+@KINDS
+async def test_each_request_of_a_list_has_its_own_error(tmp_path: Path, infer: str, kind: str) -> None:
+    async with told(tmp_path, infer, more=lists(kind, 5.0)) as one:
+        texts = [
+            SAYS % 1,
+            "raise triglot.NotFound('no two')",
+            "raise ValueError('three')",
+            "answers.append(4)",
+            "answers.append({'day': np.array('2026-01-01', 'M8[D]')})",
+            "answers.append(triglot.core.types.Answer({'x': 1}, {'odd': object()}))",
+            "answers.append(exit)",
+            SAYS % 8,
+        ]
+        answers = await together(one, texts)
+        assert (said(answers[0]), said(answers[7])) == ("1", "8")
+        assert isinstance(answers[1], NotFound)
+        assert answers[1].message == "no two"
+        assert all(isinstance(answer, Internal) for answer in answers[2:7])
+        assert "told version 1 failed" in str(answers[2])
+        assert "returned int, expected a dict of outputs by name" in str(answers[3])
+        assert "returned output 'day': numpy dtype datetime64" in str(answers[4])
+        assert "returned response parameters: a value of object" in str(answers[5])
+        assert one.readings()["processes_lost ended"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [("answers = []", "returned 0, expected a list of 1"), ("answers = 5", "returned int, expected a list of 1")],
+)
+async def test_what_is_no_list_of_answers(tmp_path: Path, text: str, got: str) -> None:
+    async with told(tmp_path, more=lists()) as one:
+        with pytest.raises(Internal, match=f"infer_batch {got} answers, one a request"):
+            await one.run("1", whole=np.array(text.encode(), object))
+        with pytest.raises(Internal, match="told version 1 failed"):
+            await one.run("1", whole=np.array(b"1 / 0", object))
+
+
+@KINDS
+async def test_a_member_that_leaves_is_seen_and_leaves_the_others(tmp_path: Path, infer: str, kind: str) -> None:
+    async with told(tmp_path, infer, more=lists(kind, 5.0)) as one:
+        calls = [Call() for _ in range(8)]
+        waits = "(folder / 'in').touch()\nwhile not calls[3].cancelled: time.sleep(0.005)\n"
+        texts = [waits + SAYS % "[call.cancelled for call in calls].index(True)", *[SAYS % "call.cancelled"] * 7]
+        running = asyncio.ensure_future(together(one, texts, calls))
+        await one.entered("in")
+        calls[3].cancel()
+        answers = await running
+        assert [said(answer) for answer in answers] == ["3", "False", "False", "True", *["False"] * 4]
+
+
+@KINDS
+async def test_a_list_ends_with_its_process(tmp_path: Path, infer: str, kind: str) -> None:
+    async with told(tmp_path, infer, more=lists(kind, 5.0)) as one:
+        answers = await together(one, [SAYS % 1, "os._exit(3)", *[SAYS % 1] * 6])
+        assert all(isinstance(answer, Unavailable) for answer in answers)
+        assert len({id(answer) for answer in answers}) == 8
+        assert "ended with exit status 3" in str(answers[0])
+        assert {said(answer) for answer in await together(one, [SAYS % 1] * 8)} == {"1"}
+
+
+async def test_members_reach_others_on_behalf_of_their_own_call(tmp_path: Path) -> None:
+    async with told(tmp_path, more=lists(delay=5.0)) as one:
+        calls = [Call() for _ in range(8)]
+
+        def reach(call: Call, _: ModelCall | ModelTask) -> Any:
+            return Answer({"said": np.array([call.request_id])}, {"from": call.request_id})
+
+        for number, call in enumerate(calls):
+            call.request_id, call.reach = f"r{number}", reach
+            call._read_metadata = lambda number=number: [("n", str(number))]  # type: ignore[misc]  # A default.
+        text = "answer = call.infer('other', {})\n" + SAYS % (
+            "(answer['said'].item(), answer.parameters, call.metadata)"
+        )
+        answers = await together(one, [text] * 8, calls)
+        assert [said(answer) for answer in answers] == [
+            str((f"r{number}".encode(), {"from": f"r{number}"}, {"n": str(number)})) for number in range(8)
+        ]
+
+
+@pytest.fixture(name="echo", scope="module")
+def echoing(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    echoes = "Told.infer_batch = lambda self, inputs, calls: list(inputs)\n"
+    model = load(write_told(tmp_path_factory.mktemp("echo"), more=echoes))
+    assert isinstance(model, ListsModel)
+    yield model
+    model.close()
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.dictionaries(st.text(max_size=5), arrays(), max_size=3), min_size=1, max_size=5))
+def test_any_lists_go_there_and_back(echo: ListsModel, requests: list[dict[str, np.ndarray[Any, Any]]]) -> None:
+    answers = echo.infer_batch(requests, [Call() for _ in requests])
+    assert [{name: raw(array) for name, array in answer.items()} for answer in answers] == [
+        {name: raw(array) for name, array in request.items()} for request in requests
+    ]
+
+
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(hnp.arrays(np.uint8, 10))
+def test_large_lists(echo: ListsModel, seed: np.ndarray[Any, Any]) -> None:
+    requests = [{"x": np.resize(seed, size)} for size in (5_000_000, 0, 3, 1_000_001)]
+    answers = echo.infer_batch(requests, [Call() for _ in requests])
+    assert all((answer["x"] == request["x"]).all() for answer, request in zip(answers, requests, strict=True))
+
+
+# --- response parameters ---
+
+ANSWERS = """
+def answer(self, value):
+    return triglot.core.types.Answer({"number": np.array(1)}, {"a": 1, "b": "ü", "c": 0.5, "d": True}, final=True)
+Told.answer = answer
+"""
+PARAMETERS = {"a": 1, "b": "ü", "c": 0.5, "d": True}
+PUSHES = """def infer(self, inputs, call):
+        call.respond(self.answer(None))"""
+YIELDS = """def infer(self, inputs, call):
+        yield self.answer(None)"""
+
+
+@pytest.mark.parametrize("infer", [PLAIN, ON_LOOP])
+async def test_the_parameters_of_an_answer_arrive(tmp_path: Path, infer: str) -> None:
+    async with told(tmp_path, infer, more=ANSWERS) as one:
+        answer = await one.run("1" if infer == PLAIN else "pass")
+        assert isinstance(answer, Answer)
+        assert (answer.parameters, answer.final, int(answer["number"])) == (PARAMETERS, True, 1)
+
+
+@pytest.mark.parametrize("infer", [PUSHES, YIELDS, YIELDS.replace("def", "async def")])
+async def test_the_parameters_of_a_streams_answers_arrive(tmp_path: Path, infer: str) -> None:
+    async with told(tmp_path, infer, more=ANSWERS) as one:
+        [answer] = [answer async for answer in one.servable.stream(code("1"), Call())]
+        assert isinstance(answer, Answer)
+        assert (answer.parameters, answer.final) == (PARAMETERS, True)
+
+
+async def test_parameters_that_cannot_be_handed_over(tmp_path: Path) -> None:
+    text = "triglot.core.types.Answer({}, {'odd': object()})"
+    async with told(tmp_path) as one:
+        with pytest.raises(Internal, match="'told' returned response parameters: a value of object"):
+            await one.run(text)
+
+
+# --- many calls of `async def` code ---
+
+
+async def test_async_code_runs_many_calls_at_once(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
+        waits = "while len(list(folder.glob('in-*'))) < 50: await asyncio.sleep(0.005)\nreturn os.getpid()"
+        pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(50)))
+        assert len(set(pids)) == 1
+
+
+async def test_streams_run_at_once_and_a_slow_reader_holds_nobody_up(tmp_path: Path) -> None:
+    async with told(tmp_path, STREAM_ON_LOOP) as one:
+        slow = one.servable.stream(code("np.zeros(50_000)[0]", count=1000), Call())
+        assert int((await anext(slow))["number"]) == 0
+        others = [one.servable.stream(code("1", count=20), Call()) for _ in range(20)]
+        firsts = await asyncio.gather(*(anext(other) for other in others))
+        assert {int(answer["number"]) for answer in firsts} == {0}
+
+        async def rest(answers: AsyncIterator[Any]) -> list[int]:
+            return [int(answer["number"]) async for answer in answers]
+
+        async with asyncio.timeout(SECONDS):
+            assert await asyncio.gather(*map(rest, others)) == [list(range(1, 20))] * 20
+            assert await rest(slow) == list(range(1, 1000))
+
+
+async def test_calls_go_to_the_process_that_has_the_fewest(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP, more="\nTold.instances = 3\n") as one:
+        arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
+        waits = "while len(list(folder.glob('in-*'))) < 9: await asyncio.sleep(0.005)\nreturn os.getpid()"
+        pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(9)))
+        assert sorted(pids.count(pid) for pid in set(pids)) == [3, 3, 3]
+
+
+async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        waits = "(folder / f'in-{int(inputs[\"n\"])}').touch()\nawait asyncio.sleep(600)"
+        running = [asyncio.ensure_future(one.say(waits, n=number)) for number in range(5)]
+        await one.entered("in", 5)
+        with pytest.raises(Unavailable, match="ended with exit status 7"):
+            await one.run("os._exit(7)")
+        for call in await asyncio.gather(*running, return_exceptions=True):
+            assert isinstance(call, Unavailable)
+        assert await one.say("return 'next'") == "next"
+        assert one.readings() == {"processes": 1, "processes_lost ended": 1, "processes_lost hung": 0}
+
+
+async def test_a_call_that_leaves_leaves_the_others(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        text = (
+            "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
+            "while not (folder / 'go').exists(): await asyncio.sleep(0.005)\n"
+            "return 'went'"
+        )
+        running = [asyncio.ensure_future(one.say(text, n=number)) for number in range(3)]
+        await one.entered("in", 3)
+        running[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running[1]
+        assert (tmp_path / "ended").exists()
+        (tmp_path / "go").touch()
+        assert [await running[0], await running[2]] == ["went", "went"]
+
+
+async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call = Call()
+        call.limit(2.0, "the test")
+        with pytest.raises(ServingError) as caught:
+            await one.say("await asyncio.sleep(600)", call)
+        assert caught.value.code is Code.DEADLINE_EXCEEDED
+        assert (tmp_path / "ended").exists()
+        assert await one.say("return 'next'") == "next"
+
+
+class Other:
+    """Another model: answers when it is told to; its stream tells when it is closed."""
+
+    def __init__(self, count: int) -> None:
+        self.together = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.asked: list[ModelCall | ModelTask] = []
+        self.count = count
+
+    def __call__(self, call: Call, asked: ModelCall | ModelTask) -> Any:
+        self.asked.append(asked)
+        if len(self.asked) == self.count:
+            self.together.set()
+        if isinstance(asked, ModelCall) and asked.stream:
+            return self.stream()
+        return self.answer()
+
+    async def answer(self) -> Any:
+        try:
+            await self.together.wait()
+            return {"y": np.array(len(self.asked))}
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def stream(self) -> AsyncIterator[Any]:
+        try:
+            yield {"y": np.array(0)}
+            await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+
+async def test_one_call_asks_several_models_at_once(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call, other = Call(), Other(5)
+        call.reach = other
+        asks = "answers = await asyncio.gather(*(call.infer('other', {'x': np.zeros(9_000)}) for _ in range(5)))\n"
+        assert await one.say(f"{asks}return [int(answer['y']) for answer in answers]", call) == "[5, 5, 5, 5, 5]"
+
+
+async def test_what_async_code_does_not_wait_for_is_cancelled(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call, other = Call(), Other(100)
+        call.reach = other
+        text = """
+try:
+    await asyncio.wait_for(call.infer('other', {}), 0.05)
+except TimeoutError:
+    pass
+answers = call.infer_stream('other', {})
+first = await anext(answers)
+try:
+    await asyncio.wait_for(anext(answers), 0.05)
+except TimeoutError:
+    pass
+return int(first['y'])"""
+        assert await one.say(text, call) == "0"
+        async with asyncio.timeout(SECONDS):
+            await other.cancelled.wait()
+            await other.closed.wait()
+
+
+async def test_threads_of_async_code_reach_others_too(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call, other = Call(), Other(3)
+        call.reach = other
+        text = """
+def ask():
+    return int(call.infer('other', {})['y']), int(next(call.infer_stream('other', {}))['y'])
+return await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))"""
+        said = literal_eval(await one.say(text, call))
+        # The streams of those that are answered first may be open by then.
+        assert all(count >= 3 and first == 0 for count, first in said)
+        assert len(said) == 3
+        await one.until(other.closed.is_set)
+
+
+async def test_a_warm_up_reaches_every_process(tmp_path: Path) -> None:
+    from triglot.engine.warm_up import warm_up  # noqa: PLC0415 - only here.
+
+    more = """
+Told.instances = 3
+Told.any_tensors = False
+Told.inputs = [triglot.TensorSpec("code", "BYTES", [1])]
+Told.outputs = [triglot.TensorSpec("said", "BYTES", [1])]
+Told.example = {"code": np.array([b"(folder / f'warm-{os.getpid()}').touch()\\nreturn os.getpid()"], object)}
+"""
+    async with told(tmp_path, ON_LOOP, more=more) as one:
+        await warm_up(one.servable)
+        assert len(one.files("warm")) == 3
+        with pytest.raises(Unavailable):
+            await one.run("os._exit(0)", code=np.array([b"os._exit(0)"], object))
+        await one.until(lambda: one.readings()["processes"] == 3)
+        assert len(one.files("warm")) == 4
+
+
+# --- instances that are started ---
+
+STARTS = """
+def start_instance(self, call):
+    {does}
+    (self.folder / f"started-{{os.getpid()}}-{{call.model_name}}").touch()
+Told.start_instance = start_instance
+"""
+
+
+def start(model: RemoteModel, reach: Callable[[Call, Any], Any]) -> None:
+    call = Call()
+    call.reach, call.model_name, call.model_version = reach, "told", 1
+    model.start_instance(call)
+
+
+@pytest.mark.parametrize("infer", [PLAIN, ON_LOOP])
+async def test_every_process_is_started_and_so_is_who_takes_its_place(tmp_path: Path, infer: str) -> None:
+    loop = threading.get_ident()
+
+    def reach(_: Call, asked: ModelCall | ModelTask) -> Any:
+        answer = True if isinstance(asked, ModelTask) else {"y": np.array(3)}
+        return asyncio.sleep(0, answer) if threading.get_ident() == loop else answer
+
+    does = (
+        "self.apart = call.apart()\n"
+        "    assert int(call.infer('other', {})['y']) == int(self.apart.infer('other', {})['y']) == 3\n"
+        "    assert call.reach(call, triglot.core.call.ModelTask('ready', 'other')) is True"
+    )
+    more = "\nTold.instances = 2\n" + STARTS.format(does=does)
+    async with told(tmp_path, infer, more=more) as one:
+        one.model.loop = asyncio.get_running_loop()
+        await asyncio.to_thread(start, one.model, reach)
+        assert [name.rpartition("-")[2] for name in one.files("started")] == ["told", "told"]
+        with pytest.raises(Unavailable):
+            await one.run("os._exit(0)")
+        await one.until(lambda: one.readings()["processes"] == 2)
+        assert len(one.files("started")) == 3
+
+
+async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
+    for infer in (PLAIN, ON_LOOP):
+        folder = tmp_path / str(infer == PLAIN)
+        async with told(folder, infer, more=STARTS.format(does="raise KeyError('no weights')")) as one:
+            one.model.loop = asyncio.get_running_loop()
+            with pytest.raises(ModelLoadError, match=r"model\.py: KeyError: 'no weights'"):
+                await asyncio.to_thread(start, one.model, lambda *_: None)
+
+
+async def test_the_configuration_makes_lists_of_them(tmp_path: Path) -> None:
+    config = ModelConfig(max_batch_size=4, dynamic_batching=DynamicBatching(max_queue_delay=5.0))
+    more = "Told.infer_batch = lambda self, inputs, calls: [{'n': np.array(len(calls))} for _ in calls]\n"
+    async with told(tmp_path, more=more, config=config) as one:
+        answers = await together(one, ["1"] * 4)
+        assert [int(answer["n"]) for answer in answers] == [4, 4, 4, 4]

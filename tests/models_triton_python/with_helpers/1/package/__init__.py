@@ -1,0 +1,1 @@
+from .double import twice as twice

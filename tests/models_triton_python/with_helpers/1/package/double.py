@@ -1,0 +1,2 @@
+def twice(values):
+    return values * 2

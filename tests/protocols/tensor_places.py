@@ -1,0 +1,228 @@
+"""Inference with tensors in shared memory, and with classes, by every door of KServe V2."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from doors import SERVICE, STATUS_OF, House
+
+from triglot.core.errors import Code
+from triglot.core.tensor import Array, datatype_of
+from triglot.core.types import OutputWish, RegionSlice
+from triglot.pb.kserve import inference_pb2 as pb
+
+PREFIX = "/triglot-test-"
+DOORS = ("grpc", "stream", "rest")
+SHM = Path("/dev/shm")
+Wishes = Mapping[str, OutputWish | None]
+"""What becomes of the outputs that are requested."""
+LENGTH = "Inference-Header-Content-Length"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An object of POSIX shared memory, as another process sees it."""
+
+    key: str
+
+    @property
+    def path(self) -> Path:
+        return SHM / self.key[1:]
+
+    def put(self, data: bytes | Array, offset: int = 0) -> None:
+        with self.path.open("r+b") as file:
+            file.seek(offset)
+            file.write(data if isinstance(data, bytes) else data.tobytes())
+
+    def get(self, size: int, offset: int = 0) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def array(self, dtype: str, count: int, offset: int = 0) -> Array:
+        return np.frombuffer(self.get(count * np.dtype(dtype).itemsize, offset), dtype)
+
+    def cut(self, size: int) -> None:
+        os.truncate(self.path, size)
+
+
+@contextmanager
+def memory(size: int = 4096, prefix: str = PREFIX) -> Iterator[Memory]:
+    made = Memory(f"{prefix}{uuid4().hex}")
+    made.path.write_bytes(bytes(size))
+    try:
+        yield made
+    finally:
+        made.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class In:
+    """An input with its elements, or in a region."""
+
+    name: str
+    data: Array | RegionSlice | bytes
+    datatype: str = ""
+    shape: Sequence[int] = ()
+
+    @property
+    def kind(self) -> str:
+        return self.datatype or datatype_of(np.asarray(self.data))
+
+    @property
+    def dims(self) -> list[int]:
+        return list(self.data.shape if isinstance(self.data, np.ndarray) else self.shape)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A code with its text, or outputs by name: datatype, shape, and their bytes as they came."""
+
+    code: Code
+    text: str = ""
+    outputs: dict[str, tuple[str, list[int], bytes]] | None = None
+
+    def raw(self, name: str = "y") -> bytes:
+        assert self.outputs is not None, self
+        return self.outputs[name][2]
+
+
+async def ask(house: House, door: str, model: str, inputs: Sequence[In], outputs: Wishes | None = None) -> Said:
+    """One answer, as raw data."""
+    if door == "rest":
+        return await _rest(house, model, inputs, outputs or {})
+    message = message_of(model, inputs, outputs or {})
+    if door == "stream":
+        return (await stream(house, [message]))[0]
+    code, text, reply = await house.grpc.call("ModelInfer", message.SerializeToString())
+    return Said(code, text) if code is not Code.OK else _said(pb.ModelInferResponse.FromString(reply))
+
+
+async def stream(house: House, messages: Sequence[pb.ModelInferRequest]) -> list[Said]:
+    """Everything that one ModelStreamInfer answers; errors in band have the code UNKNOWN."""
+
+    async def requests() -> AsyncIterator[bytes]:
+        for message in messages:
+            yield message.SerializeToString()
+
+    answers = []
+    async for data in house.grpc.channel.stream_stream(SERVICE + "ModelStreamInfer")(requests(), timeout=20):
+        answer = pb.ModelStreamInferResponse.FromString(data)
+        failed = Said(Code.UNKNOWN, answer.error_message)
+        answers.append(failed if answer.error_message else _said(answer.infer_response))
+    return answers
+
+
+def _said(reply: pb.ModelInferResponse) -> Said:
+    pairs = zip(reply.outputs, reply.raw_output_contents, strict=True)
+    return Said(Code.OK, "", {one.name: (one.datatype, list(one.shape), raw) for one, raw in pairs})
+
+
+def message_of(model: str, inputs: Sequence[In], outputs: Wishes, request_id: str = "") -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=model, id=request_id)
+    for one in inputs:
+        tensor = message.inputs.add(name=one.name, datatype=one.kind, shape=one.dims)
+        if isinstance(one.data, RegionSlice):
+            _set(tensor.parameters, options(OutputWish(region=one.data)))
+        else:
+            message.raw_input_contents.append(one.data if isinstance(one.data, bytes) else one.data.tobytes())
+    for name, wish in outputs.items():
+        _set(message.outputs.add(name=name).parameters, options(wish))
+    return message
+
+
+def _set(parameters: Any, values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, str):
+            parameters[key].string_param = value
+        else:
+            parameters[key].int64_param = value
+
+
+def options(wish: OutputWish | None) -> dict[str, Any]:
+    """The parameters of a tensor; an offset of 0 is left out, as clients do."""
+    if wish is None:
+        return {}
+    if wish.region is None:
+        return {"classification": wish.classes}
+    place = {"shared_memory_region": wish.region.region, "shared_memory_byte_size": wish.region.size}
+    return place | ({"shared_memory_offset": wish.region.offset} if wish.region.offset else {})
+
+
+async def _rest(house: House, model: str, inputs: Sequence[In], outputs: Wishes) -> Said:
+    tensors, tail = [], b""
+    for one in inputs:
+        tensor: dict[str, Any] = {"name": one.name, "datatype": one.kind, "shape": one.dims}
+        if isinstance(one.data, RegionSlice):
+            tensor["parameters"] = options(OutputWish(region=one.data))
+        else:
+            raw = one.data if isinstance(one.data, bytes) else one.data.tobytes()
+            tensor["parameters"] = {"binary_data_size": len(raw)}
+            tail += raw
+        tensors.append(tensor)
+    body: dict[str, Any] = {"inputs": tensors, "parameters": {"binary_data_output": True}}
+    if outputs:
+        body["outputs"] = [
+            {
+                "name": name,
+                "parameters": options(wish) | {"binary_data": wish is None or wish.region is None},
+            }
+            for name, wish in outputs.items()
+        ]
+    text = json.dumps(body).encode()
+    status, headers, reply = await house.rest.call(
+        "POST", f"/v2/models/{model}/infer", text + tail, {LENGTH: str(len(text))}
+    )
+    if status != STATUS_OF[Code.OK]:
+        return Said(code_of(status), json.loads(reply)["error"])
+    at = int(headers.get(LENGTH, len(reply)))
+    found = {}
+    for output in json.loads(reply[:at])["outputs"]:
+        size = output.get("parameters", {}).get("binary_data_size", 0)
+        assert "data" not in output
+        found[output["name"]] = (output["datatype"], output["shape"], reply[at : at + size])
+        at += size
+    assert at == len(reply)
+    return Said(Code.OK, "", found)
+
+
+async def register(
+    house: House, name: str, made: Memory | str, size: int, offset: int = 0, *, door: str = "grpc"
+) -> tuple[Code, str]:
+    key = made if isinstance(made, str) else made.key
+    if door == "grpc":
+        request = pb.SystemSharedMemoryRegisterRequest(name=name, key=key, offset=offset, byte_size=size)
+        code, text, reply = await house.grpc.call("SystemSharedMemoryRegister", request.SerializeToString())
+        assert not reply
+        return code, text
+    body = {"key": key, "byte_size": size} | ({"offset": offset} if offset else {})
+    return await post(house, f"/v2/systemsharedmemory/region/{name}/register", body)
+
+
+async def unregister(house: House, name: str = "", *, door: str = "grpc") -> tuple[Code, str]:
+    if door == "grpc":
+        request = pb.SystemSharedMemoryUnregisterRequest(name=name)
+        return (await house.grpc.call("SystemSharedMemoryUnregister", request.SerializeToString()))[:2]
+    return await post(house, f"/v2/systemsharedmemory{f'/region/{name}' if name else ''}/unregister")
+
+
+async def post(house: House, path: str, body: Any = None) -> tuple[Code, str]:
+    """The code of the status, and the text of the error; a call that goes well has no body."""
+    status, _, reply = await house.rest.call("POST", path, b"" if body is None else json.dumps(body).encode())
+    code = code_of(status)
+    assert bool(reply) is (code is not Code.OK)
+    return code, json.loads(reply)["error"] if reply else ""
+
+
+def code_of(status: int) -> Code:
+    """The first of those that have this status."""
+    codes = {number: code for code, number in reversed(STATUS_OF.items())}
+    return (codes | {413: Code.RESOURCE_EXHAUSTED})[status]

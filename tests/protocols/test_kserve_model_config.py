@@ -1,0 +1,572 @@
+"""ModelConfig by both doors: what is configured, completed from the model that serves (spec 1.3, 1.4, 3.7)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_doors import FINE, SAYS, RestControl, config_text, control_of, put, put_config, until
+from doors import STATUS_OF, GrpcDoor, House, RestDoor, open_house
+from google.protobuf import json_format
+
+import triglot
+from triglot.core.errors import Code
+from triglot.core.model_config import ModelConfig
+from triglot.core.scheduling import (
+    ControlInput,
+    DynamicBatching,
+    InitialState,
+    OldestStrategy,
+    QueuePolicy,
+    SequenceBatching,
+    SequenceState,
+)
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.pb.kserve import model_config_pb2
+
+TRITON_MODELS = Path(__file__).resolve().parents[1] / "models_triton"
+EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit", "load_model": "*"}
+X, Y = triglot.TensorSpec("x", "FP32", [-1, 3]), triglot.TensorSpec("y", "BYTES", [-1])
+CPU = {"gpus": [], "kind": "KIND_CPU", "profile": [], "passive": False, "secondary_devices": [], "host_policy": ""}
+SCHEDULING = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+
+
+class Rows(triglot.Model):
+    """One word for each row."""
+
+    inputs, outputs = (X,), (Y,)
+
+    def infer(self, inputs: Any) -> dict[str, Any]:
+        return {"y": inputs["x"][:, 0].astype("S")}
+
+
+class Words(Rows):
+    def infer(self, inputs: Any) -> Any:
+        yield super().infer(inputs)
+
+
+class Loading:
+    """`load` for a server: a model of one class, whatever the file."""
+
+    def __init__(self, model: type[triglot.Model], **attributes: Any) -> None:
+        self.made = type(model.__name__, (model,), attributes)
+        self.count = 0
+
+    def __call__(self, _: str, __: Path, config: ModelConfig) -> triglot.Model:
+        self.count += 1
+        model: triglot.Model = self.made()
+        model.model_config = config
+        return model
+
+
+async def asked(house: House, name: str, version: str = "") -> dict[str, Any]:
+    """What REST says, which is what gRPC says."""
+    request = pb.ModelConfigRequest(name=name, version=version)
+    code, text, reply = await house.grpc.call("ModelConfig", request.SerializeToString())
+    assert (code, text) == (Code.OK, "")
+    path = f"/v2/models/{name}/versions/{version}/config" if version else f"/v2/models/{name}/config"
+    status, headers, body = await house.rest.call("GET", path)
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    message = json_format.Parse(body, model_config_pb2.ModelConfig())
+    assert message == pb.ModelConfigResponse.FromString(reply).config
+    said: dict[str, Any] = json.loads(body)
+    return said
+
+
+async def configured(
+    folder: Path, text: str = "", model: type[triglot.Model] = Rows, **attributes: Any
+) -> dict[str, Any]:
+    """What is said of model `m` with this config.pbtxt; "" for none."""
+    file = folder / "m" / "1" / "model.py"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    if text:
+        put_config(folder / "m", text)
+    async with open_house([folder], Loading(model, **attributes)) as house:
+        return await asked(house, "m")
+
+
+async def test_both_doors_know_all_models() -> None:
+    async with open_house() as house:
+        for name in house.server.dataplane.model_names():
+            said = await asked(house, name)
+            assert said["name"] == name
+            assert said["backend"] == "python"
+            metadata = house.server.dataplane.metadata(name)
+            batch = [-1] if said["max_batch_size"] else []
+            for key, specs in (("input", metadata.signature.inputs), ("output", metadata.signature.outputs)):
+                assert [(one["name"], [*batch, *one["dims"]]) for one in said[key]] == [
+                    (spec.name, list(spec.shape or ())) for spec in specs
+                ]
+            assert said["model_transaction_policy"] == {"decoupled": metadata.decoupled}
+
+
+async def test_a_model_without_a_configuration(tmp_path: Path) -> None:
+    assert await configured(tmp_path, max_batch_size=8, instances=3) == {
+        "name": "m",
+        "platform": "",
+        "backend": "python",
+        "runtime": "",
+        "version_policy": {"all": {}},
+        "max_batch_size": 8,
+        "input": [
+            {
+                "name": "x",
+                "data_type": "TYPE_FP32",
+                "format": "FORMAT_NONE",
+                "dims": [3],
+                "is_shape_tensor": False,
+                "allow_ragged_batch": False,
+                "optional": False,
+                "is_non_linear_format_io": False,
+            }
+        ],
+        "output": [
+            {
+                "name": "y",
+                "data_type": "TYPE_STRING",
+                "dims": [],
+                "label_filename": "",
+                "is_shape_tensor": False,
+                "is_non_linear_format_io": False,
+            }
+        ],
+        "batch_input": [],
+        "batch_output": [],
+        "instance_group": [{"name": "m", "count": 3, **CPU}],
+        "default_model_filename": "model.py",
+        "cc_model_filenames": {},
+        "metric_tags": {},
+        "parameters": {},
+        "model_warmup": [],
+        "model_transaction_policy": {"decoupled": False},
+        "response_cache": {"enable": False},
+    }
+
+
+SAID = """
+backend: "python" max_batch_size: 4 version_policy { latest { num_versions: 2 } }
+input { name: "x" data_type: TYPE_FP32 format: FORMAT_NCHW dims: 3 }
+instance_group [ { count: 2 }, { kind: KIND_CPU name: "own" } ]
+optimization { priority: PRIORITY_MAX }
+parameters { key: "a" value { string_value: "b" } }
+metric_tags { key: "team" value: "blue" }
+response_cache { enable: true }
+dynamic_batching {
+  max_queue_delay_microseconds: 100 priority_levels: 2 default_priority_level: 1
+  priority_queue_policy { key: 2 value { timeout_action: DELAY default_timeout_microseconds: 5 } }
+}
+model_warmup {
+  name: "first" batch_size: 2 inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 zero_data: true } }
+}
+"""
+
+
+async def test_what_is_configured_is_repeated_and_completed(tmp_path: Path) -> None:
+    said = await configured(tmp_path, SAID)
+    assert said["version_policy"] == {"latest": {"num_versions": 2}}
+    assert [(one["name"], one["format"], one["dims"]) for one in said["input"]] == [("x", "FORMAT_NCHW", [3])]
+    assert [(one["name"], one["data_type"]) for one in said["output"]] == [("y", "TYPE_STRING")]
+    assert said["instance_group"] == [{"name": "m_0", "count": 2, **CPU}, {"name": "own", "count": 1, **CPU}]
+    assert said["optimization"] == {
+        "priority": "PRIORITY_MAX",
+        "gather_kernel_buffer_threshold": 0,
+        "eager_batching": False,
+    }
+    assert (said["parameters"], said["metric_tags"]) == ({"a": {"string_value": "b"}}, {"team": "blue"})
+    assert (said["max_batch_size"], said["response_cache"]) == (4, {"enable": True})
+    assert said["dynamic_batching"] == {
+        "preferred_batch_size": [4],
+        "max_queue_delay_microseconds": 100,
+        "preserve_ordering": False,
+        "priority_levels": 2,
+        "default_priority_level": 1,
+        "priority_queue_policy": {
+            "2": {
+                "timeout_action": "DELAY",
+                "default_timeout_microseconds": 5,
+                "allow_timeout_override": False,
+                "max_queue_size": 0,
+            }
+        },
+    }
+    [first] = said["model_warmup"]
+    assert first["inputs"] == {"x": {"data_type": "TYPE_FP32", "dims": [3], "zero_data": True}}
+
+
+@pytest.mark.parametrize(
+    ("file", "backend", "platform", "name", "expected"),
+    [
+        ("model.onnx", "onnx", "onnxruntime_onnx", "model.onnx", ("onnxruntime", "onnxruntime_onnx")),
+        ("model.pt", "torch", "pytorch_libtorch", "model.pt", ("pytorch", "pytorch_libtorch")),
+        (
+            "model.savedmodel/saved_model.pb",
+            "tensorflow",
+            "tensorflow_savedmodel",
+            "model.savedmodel",
+            ("tensorflow", "tensorflow_savedmodel"),
+        ),
+        (
+            "saved_model.pb",
+            "tensorflow",
+            "tensorflow_savedmodel",
+            "saved_model.pb",
+            ("tensorflow", "tensorflow_savedmodel"),
+        ),
+        ("model.joblib", "sklearn", "sklearn", "model.joblib", ("sklearn", "")),
+        ("model.ubj", "xgboost", "xgboost", "model.ubj", ("xgboost", "")),
+        ("predictor.toml", "predictor", "predictor", "predictor.toml", ("predictor", "")),
+    ],
+)
+@pytest.mark.parametrize("text", ["", "max_batch_size: 4"])
+async def test_what_each_kind_of_model_is_called(
+    file: str, backend: str, platform: str, name: str, expected: tuple[str, str], text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "m" / "7" / file
+    path.parent.mkdir(parents=True)
+    path.touch()
+    if text:
+        put_config(tmp_path / "m", text)
+    async with open_house([tmp_path], Loading(Rows, platform=platform), **EXPLICIT) as house:
+        said = await asked(house, "m", "7")
+        assert (said["backend"], said["platform"], said["default_model_filename"]) == (*expected, name)
+        # A client that changes a part of it and sends it back has the same model.
+        assert await control_of(house, "grpc").load("m", config=config_text(**said)) == FINE
+        assert (await asked(house, "m")) == said
+
+
+async def test_a_model_that_takes_anything(tmp_path: Path) -> None:
+    said = await configured(tmp_path, inputs=(), outputs=(), any_tensors=True)
+    assert (said["input"], said["output"], said["max_batch_size"]) == ([], [], 0)
+
+
+async def test_a_model_in_a_process_of_its_own(tmp_path: Path) -> None:
+    put(tmp_path / "m" / "1", text=SAYS.replace("def infer", "max_batch_size = 4\n\n    def infer"))
+    text = 'instance_group { count: 2 } parameters { key: "execution" value { string_value: "process" } }'
+    put_config(tmp_path / "m", text + " dynamic_batching {}")
+    async with open_house([tmp_path]) as house:
+        said = await asked(house, "m")
+        assert (said["max_batch_size"], said["dynamic_batching"]["preferred_batch_size"]) == (4, [4])
+        assert said["instance_group"] == [{"name": "m_0", "count": 2, **CPU}]
+        assert said["parameters"] == {"execution": {"string_value": "process"}}
+        assert [(one["name"], one["data_type"], one["dims"]) for one in said["input"]] == [("x", "TYPE_INT32", [])]
+
+
+async def test_inputs_that_may_be_left_out(tmp_path: Path) -> None:
+    said = await configured(tmp_path, inputs=(X, triglot.TensorSpec("bias", "FP32", [1], optional=True)))
+    assert [(one["name"], one["optional"]) for one in said["input"]] == [("x", False), ("bias", True)]
+
+
+# --- scheduling: said only where requests are scheduled so ---
+
+
+def scheduling(said: dict[str, Any]) -> list[str]:
+    return [key for key in SCHEDULING if key in said]
+
+
+async def test_requests_that_are_not_batched(tmp_path: Path) -> None:
+    assert scheduling(await configured(tmp_path, max_batch_size=8)) == []
+
+
+@pytest.mark.parametrize(("fields", "is_said"), [("", False), ("preserve_ordering: true", True)])
+async def test_batching_without_a_largest_batch(fields: str, is_said: bool, tmp_path: Path) -> None:
+    """Nothing is joined, but what it says of the queue holds."""
+    said = await configured(tmp_path, f"dynamic_batching {{ {fields} }}")
+    assert scheduling(said) == ["dynamic_batching"] * is_said
+    assert said["max_batch_size"] == 0
+
+
+async def test_a_stream_is_never_batched(tmp_path: Path) -> None:
+    said = await configured(tmp_path, "max_batch_size: 4 dynamic_batching {}", Words)
+    assert scheduling(said) == []
+    assert said["model_transaction_policy"] == {"decoupled": True}
+
+
+async def test_a_class_that_says_how_it_is_batched(tmp_path: Path) -> None:
+    batching = DynamicBatching(
+        preferred_sizes=(2, 4),
+        max_queue_delay=0.25e-3,
+        priority_levels=3,
+        default_priority_level=2,
+        policy=QueuePolicy(timeout=1.5, allow_timeout_override=True),
+        policies={3: QueuePolicy(timeout=1.0, delay_expired=True, max_queue_size=9)},
+    )
+    said = await configured(tmp_path, max_batch_size=8, dynamic_batching=batching)
+    assert scheduling(said) == ["dynamic_batching"]
+    assert said["dynamic_batching"] == {
+        "preferred_batch_size": [2, 4],
+        "max_queue_delay_microseconds": 250,
+        "preserve_ordering": False,
+        "priority_levels": 3,
+        "default_priority_level": 2,
+        "default_queue_policy": {
+            "timeout_action": "REJECT",
+            "default_timeout_microseconds": 1_500_000,
+            "allow_timeout_override": True,
+            "max_queue_size": 0,
+        },
+        "priority_queue_policy": {
+            "3": {
+                "timeout_action": "DELAY",
+                "default_timeout_microseconds": 1_000_000,
+                "allow_timeout_override": False,
+                "max_queue_size": 9,
+            }
+        },
+    }
+
+
+async def test_a_delay_that_the_batcher_finds(tmp_path: Path) -> None:
+    batching = DynamicBatching(max_queue_delay="auto", latency_objective=0.0125)
+    said = await configured(tmp_path, max_batch_size=8, dynamic_batching=batching)
+    assert said["dynamic_batching"]["max_queue_delay_microseconds"] == 0
+    assert said["parameters"] == {
+        "max_queue_delay": {"string_value": "auto"},
+        "latency_objective_ms": {"string_value": "12.5"},
+    }
+
+
+async def test_batches_of_a_model_that_has_no_largest_one_itself(tmp_path: Path) -> None:
+    """As TensorFlow Serving batches: every shape begins with the batch, and the batcher says how large it gets."""
+    said = await configured(tmp_path, dynamic_batching=DynamicBatching(max_batch_size=16))
+    assert (said["max_batch_size"], said["input"][0]["dims"]) == (16, [3])
+    assert said["dynamic_batching"]["preferred_batch_size"] == [16]
+
+
+SEQUENCES = SequenceBatching(
+    max_idle=2.5,
+    controls=[
+        ControlInput("start", "START", "FP32", 0.0, 1.0),
+        ControlInput("ready", "READY", "BOOL", False, True),
+        ControlInput("end", "END", "INT32", -1, 1),
+        ControlInput("id", "CORRID", "BYTES"),
+    ],
+    states=[SequenceState("in", "out", "INT32", [-1, 2], InitialState("INT32", [1, 2], name="first"))],
+    strategy=OldestStrategy(4, (2,), 1e-3, True),
+)
+
+
+async def test_a_class_that_says_what_its_sequences_are(tmp_path: Path) -> None:
+    said = await configured(tmp_path, max_batch_size=8, sequence_batching=SEQUENCES)
+    assert scheduling(said) == ["sequence_batching"]
+    sequences = said["sequence_batching"]
+    assert sequences["max_sequence_idle_microseconds"] == 2_500_000
+    assert [one["name"] for one in sequences["control_input"]] == ["start", "ready", "end", "id"]
+    pairs = {"int32_false_true": [], "fp32_false_true": [], "bool_false_true": [], "data_type": "TYPE_INVALID"}
+    assert [one["control"] for one in sequences["control_input"]] == [
+        [{**pairs, "kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0.0, 1.0]}],
+        [{**pairs, "kind": "CONTROL_SEQUENCE_READY", "bool_false_true": [False, True]}],
+        [{**pairs, "kind": "CONTROL_SEQUENCE_END", "int32_false_true": [-1, 1]}],
+        [{**pairs, "kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_STRING"}],
+    ]
+    assert sequences["state"] == [
+        {
+            "input_name": "in",
+            "output_name": "out",
+            "data_type": "TYPE_INT32",
+            "dims": [-1, 2],
+            "initial_state": [{"name": "first", "data_type": "TYPE_INT32", "dims": [1, 2], "zero_data": True}],
+            "use_same_buffer_for_input_output": False,
+            "use_growable_memory": False,
+        }
+    ]
+    assert sequences["oldest"] == {
+        "max_candidate_sequences": 4,
+        "preferred_batch_size": [2],
+        "max_queue_delay_microseconds": 1000,
+        "preserve_ordering": True,
+    }
+    assert "direct" not in sequences
+
+
+async def test_sequences_that_are_configured_get_their_defaults(tmp_path: Path) -> None:
+    said = await configured(tmp_path, "max_batch_size: 4 sequence_batching {}")
+    assert said["sequence_batching"] == {
+        "max_sequence_idle_microseconds": 1_000_000,
+        "control_input": [],
+        "direct": {"max_queue_delay_microseconds": 0, "minimum_slot_utilization": 0.0},
+        "state": [],
+        "iterative_sequence": False,
+    }
+
+
+STEP = {
+    "model_name": "a",
+    "model_version": -1,
+    "input_map": {"x": "x"},
+    "output_map": {"y": "y"},
+    "model_namespace": "",
+}
+TENSORS = 'input { name: "x" data_type: TYPE_INT32 dims: -1 } output { name: "y" data_type: TYPE_INT32 dims: -1 }'
+ENSEMBLE_CONFIG = f"""
+platform: "ensemble" {TENSORS}
+ensemble_scheduling {{
+  max_inflight_requests: 3
+  step {{
+    model_name: "a" model_version: -1
+    input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
+  }}
+}}
+"""
+ENSEMBLE_CODE = """
+import triglot
+
+class Pipeline(triglot.Ensemble):
+    inputs = [triglot.TensorSpec("x", "INT32", [-1])]
+    outputs = [triglot.TensorSpec("y", "INT32", [-1])]
+    steps = [triglot.Step("a", {{"x": "x"}}, {{"y": "y"}})]
+    max_inflight_requests = 3
+"""
+
+
+@pytest.mark.parametrize("form", ["configuration", "code", "code, configured"])
+async def test_an_ensemble(form: str, tmp_path: Path) -> None:
+    put(tmp_path / "a" / "1", says=1)
+    if form == "configuration":
+        (tmp_path / "e" / "1").mkdir(parents=True)
+        put_config(tmp_path / "e", ENSEMBLE_CONFIG)
+    else:
+        put(tmp_path / "e" / "1", text=ENSEMBLE_CODE)
+    if form == "code, configured":
+        put_config(tmp_path / "e", 'backend: "python" instance_group { count: 2 }')
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        said = await asked(house, "e")
+        assert (said["platform"], said["backend"], said["instance_group"]) == ("ensemble", "", [])
+        assert said["ensemble_scheduling"] == {"step": [STEP], "max_inflight_requests": 3}
+        assert scheduling(said) == ["ensemble_scheduling"]
+        assert [(one["name"], one["dims"]) for one in (*said["input"], *said["output"])] == [
+            ("x", [-1]),
+            ("y", [-1]),
+        ]
+        assert await control_of(house, "rest").load("e", config=config_text(**said)) == FINE
+        assert await asked(house, "e") == said
+
+
+# --- which version, and what is not there ---
+
+
+async def test_a_configuration_comes_back_as_it_was_sent(tmp_path: Path) -> None:
+    """All that a class says itself, too: shapes without a dim, any rank, batching, sequences."""
+    any_rank = triglot.TensorSpec("r", "INT8", None)
+    attributes: list[dict[str, Any]] = [
+        {"inputs": (triglot.TensorSpec("x", "FP64", []), any_rank), "outputs": ()},
+        {"max_batch_size": 8, "dynamic_batching": DynamicBatching(max_queue_delay="auto", latency_objective=0.01)},
+        {"max_batch_size": 8, "sequence_batching": SEQUENCES},
+    ]
+    put(tmp_path / "m" / "1")
+    for attribute in attributes:
+        load = Loading(Rows, **attribute)
+        async with open_house([tmp_path], load, **EXPLICIT) as house:
+            said = await asked(house, "m")
+            assert await control_of(house, "rest").load("m", config=config_text(**said)) == FINE
+            assert load.count == 2
+            assert await asked(house, "m") == said
+            assert await control_of(house, "grpc").load("m", config=config_text(**said)) == FINE
+            assert load.count == 2
+
+
+async def test_versions(tmp_path: Path) -> None:
+    for version in (1, 2):
+        (tmp_path / "m" / str(version)).mkdir(parents=True)
+        (tmp_path / "m" / str(version) / ("model.pt", "model.onnx")[version - 1]).touch()
+    async with open_house([tmp_path], Loading(Rows)) as house:
+        assert (await asked(house, "m"))["backend"] == "onnxruntime"
+        assert (await asked(house, "m", "2"))["backend"] == "onnxruntime"
+        assert (await asked(house, "m", "1"))["backend"] == "pytorch"
+
+
+async def ask_for(door: GrpcDoor | RestDoor, name: str, version: str) -> tuple[Code, str]:
+    if isinstance(door, GrpcDoor):
+        request = pb.ModelConfigRequest(name=name, version=version)
+        code, text, _ = await door.call("ModelConfig", request.SerializeToString())
+        return code, text
+    path = f"/v2/models/{name}/versions/{version}/config" if version else f"/v2/models/{name}/config"
+    status, _, reply = await door.call("GET", path)
+    return next(code for code, number in STATUS_OF.items() if number == status), json.loads(reply)["error"]
+
+
+@pytest.mark.parametrize("door", ["grpc", "rest"])
+async def test_what_is_not_there(door: str, tmp_path: Path) -> None:
+    put(tmp_path / "m" / "1")
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        expected = {
+            ("nobody", ""): (Code.NOT_FOUND, "Request for unknown model: 'nobody' is not found"),
+            ("m", "2"): (Code.NOT_FOUND, "Request for unknown model: 'm' version 2 is not found"),
+        }
+        for (name, version), answer in expected.items():
+            assert await ask_for(house.door(door), name, version) == answer
+        assert await control_of(house, door).unload("m") == FINE
+        assert (await ask_for(house.door(door), "m", ""))[0] is Code.NOT_FOUND
+
+
+async def test_a_version_that_is_no_number() -> None:
+    async with open_house() as house:
+        assert (await ask_for(house.grpc, "words", "v1"))[0] is Code.INVALID_ARGUMENT
+        assert (await house.rest.call("GET", "/v2/models/words/versions/v1/config"))[0] == 404
+
+
+# --- changes ---
+
+
+async def test_a_policy_that_changes_loads_nothing(tmp_path: Path) -> None:
+    put(tmp_path / "m" / "1")
+    put_config(tmp_path / "m", "version_policy { all {} }")
+    load = Loading(Rows)
+    async with open_house([tmp_path], load, **EXPLICIT) as house:
+        control = control_of(house, "rest")
+        assert (await asked(house, "m"))["version_policy"] == {"all": {}}
+        put_config(tmp_path / "m", "version_policy { specific { versions: 1 } }")
+        assert await control.load("m") == FINE
+        assert (await asked(house, "m"))["version_policy"] == {"specific": {"versions": [1]}}
+        assert load.count == 1
+        put_config(tmp_path / "m", 'metric_tags { key: "team" value: "red" }')
+        assert await control.load("m") == FINE
+        said = await asked(house, "m")
+        assert (said["version_policy"], said["metric_tags"]) == ({"latest": {"num_versions": 1}}, {"team": "red"})
+        assert load.count == 2
+
+
+async def test_a_configuration_that_failed_is_not_said(tmp_path: Path) -> None:
+    put(tmp_path / "m" / "1")
+    async with open_house([tmp_path], Loading(Rows), **EXPLICIT) as house:
+        before = await asked(house, "m")
+        control = RestControl(house.rest)
+        code, text = await control.load("m", config=config_text(input=[{"name": "z", "data_type": "TYPE_FP32"}]))
+        assert (code, "the model has 'x'" in text) == (Code.INVALID_ARGUMENT, True)
+        assert await asked(house, "m") == before
+
+
+async def test_the_extension_is_named() -> None:
+    async with open_house() as house:
+        _, _, body = await house.rest.call("GET", "/v2")
+        assert "model_configuration" in json.loads(body)["extensions"]
+
+
+async def test_a_poll_that_finds_another_configuration(tmp_path: Path) -> None:
+    put(tmp_path / "m" / "1")
+    async with open_house([tmp_path], Loading(Rows), model_control_mode="poll", poll_interval=0.05) as house:
+        put_config(tmp_path / "m", "optimization { priority: PRIORITY_MIN } max_batch_size: 6")
+
+        def changed() -> bool:
+            return house.server.manager.servable("m").model.max_batch_size == 6
+
+        await until(changed)
+        said = await asked(house, "m")
+        assert (said["max_batch_size"], said["optimization"]["priority"]) == (6, "PRIORITY_MIN")
+
+
+async def test_models_as_triton_users_write_them() -> None:
+    """Whatever they leave out; and each of them can be loaded from what is said of it."""
+    pytest.importorskip("onnxruntime")
+    async with open_house([TRITON_MODELS], **EXPLICIT) as house:
+        control = control_of(house, "rest")
+        for name in house.server.dataplane.model_names():
+            said = await asked(house, name)
+            assert said["backend"] or said["platform"] == "ensemble"
+            for tensor in (*said["input"], *said["output"]):
+                assert tensor["dims"]
+                assert tensor["data_type"] != "TYPE_INVALID"
+            assert await control.load(name, config=config_text(**said)) == FINE
+            assert await asked(house, name) == said

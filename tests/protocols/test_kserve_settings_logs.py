@@ -1,0 +1,317 @@
+"""LogSettings by either door: what is answered and refused, and what is in the log then (spec 1.3, 3.11)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doors import DEMO, STATUS_OF, GrpcDoor, House, RestDoor, open_house
+
+from process import FREE_PORTS, IDENTITY, Rest, Triglot, grpc_channel, rpc, run_triglot, server_ready, write_model
+from triglot.core.errors import Code
+from triglot.pb.kserve import inference_pb2 as pb
+
+MODELS = [DEMO / "half_plus_two"]
+START = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+KINDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+Values = Mapping[str, Any]
+
+
+def log_request(settings: Values) -> pb.LogSettingsRequest:
+    request = pb.LogSettingsRequest()
+    for key, value in settings.items():
+        request.settings[key].SetInParent()
+        if value is not None:
+            setattr(request.settings[key], KINDS[type(value)], value)
+    return request
+
+
+async def change(door: GrpcDoor | RestDoor, **settings: Any) -> Values | tuple[Code, str]:
+    """All settings afterwards, or the error."""
+    if isinstance(door, GrpcDoor):
+        code, text, reply = await door.call("LogSettings", log_request(settings).SerializeToString())
+        if code is not Code.OK:
+            return code, text
+        found = pb.LogSettingsResponse.FromString(reply).settings
+        return {key: getattr(value, value.WhichOneof("parameter_choice")) for key, value in found.items()}
+    body = json.dumps(settings).encode() if settings else b""
+    status, _, reply = await door.call("POST" if settings else "GET", "/v2/logging", body)
+    if status != STATUS_OF[Code.OK]:
+        return next(code for code, number in STATUS_OF.items() if number == status), json.loads(reply)["error"]
+    return json.loads(reply)  # type: ignore[no-any-return]  # JSON
+
+
+@pytest.fixture(params=["grpc", "rest"])
+def door(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _informed() -> Iterator[None]:
+    """As in a program that logs from INFO on."""
+    logger = logging.getLogger("triglot")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    yield
+    logger.setLevel(before)
+
+
+# --- answers ---
+
+
+async def test_settings(door: str) -> None:
+    async with open_house(MODELS) as house:
+        at = house.door(door)
+        assert await change(at) == START
+        assert await change(at, log_info=False, log_verbose_level=2) == START | {
+            "log_info": False,
+            "log_verbose_level": 2,
+        }
+        other = house.door("rest" if door == "grpc" else "grpc")
+        assert await change(other, log_info=None, log_format="default") == await change(at), "null leaves it"
+        assert await change(at, log_info=True, log_verbose_level=0) == START
+
+
+async def test_settings_are_of_their_kinds() -> None:
+    async with open_house(MODELS) as house:
+        _, _, reply = await house.grpc.call("LogSettings", b"")
+        kinds = {
+            key: value.WhichOneof("parameter_choice")
+            for key, value in pb.LogSettingsResponse.FromString(reply).settings.items()
+        }
+        assert kinds == {key: KINDS[type(value)] for key, value in START.items()}
+        status, headers, reply = await house.rest.call("GET", "/v2/logging")
+        assert (status, headers["Content-Type"], json.loads(reply)) == (200, "application/json", START)
+
+
+INVALID = Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "text"),
+    [
+        ({"info": True}, INVALID, "unknown log setting 'info', expected log_file, log_info, "),
+        ({"info": None}, INVALID, "unknown log setting 'info'"),
+        ({"log_info": 1}, INVALID, "log_info: expected true or false, got 1"),
+        ({"log_error": "no"}, INVALID, "log_error: expected true or false, got 'no'"),
+        (
+            {"log_verbose_level": True},
+            INVALID,
+            "log_verbose_level: expected an integer from 0 to 4294967295, got True",
+        ),
+        (
+            {"log_verbose_level": "1"},
+            INVALID,
+            "log_verbose_level: expected an integer from 0 to 4294967295, got '1'",
+        ),
+        ({"log_format": "xml"}, INVALID, "log_format: expected 'default' or 'ISO8601', got 'xml'"),
+        ({"log_format": True}, INVALID, "log_format: expected 'default' or 'ISO8601', got True"),
+        (
+            {"log_format": "ISO8601"},
+            Code.UNIMPLEMENTED,
+            "the log is written by the program that the server runs in",
+        ),
+        ({"log_file": "x"}, Code.UNIMPLEMENTED, "log_file cannot be changed over the network"),
+    ],
+)
+async def test_nothing_of_a_wrong_request_is_taken(door: str, settings: Values, code: Code, text: str) -> None:
+    async with open_house(MODELS) as house:
+        answer = await change(house.door(door), **{"log_warning": False} | dict(settings))
+        assert isinstance(answer, tuple)
+        assert answer[0] is code
+        assert text in answer[1]
+        assert await change(house.door(door)) == START
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "the request has no body, expected a JSON object of settings"),
+        (b"7", "expected an object, got a number"),
+        (b'{"log_verbose_level": -1}', "log_verbose_level: expected an integer from 0 to 4294967295, got -1"),
+        (b'{"log_verbose_level": 4294967296}', "expected an integer from 0 to 4294967295, got 4294967296"),
+        (
+            b'{"log_verbose_level": 1.0}',
+            "log_verbose_level: expected a truth value, a number or a string, got a number",
+        ),
+        (b'{"log_info": []}', "log_info: expected a truth value, a number or a string, got an array"),
+    ],
+)
+async def test_bodies_that_are_wrong(body: bytes, text: str) -> None:
+    async with open_house(MODELS) as house:
+        status, _, reply = await house.rest.call("POST", "/v2/logging", body)
+        assert status == STATUS_OF[INVALID]
+        assert text in json.loads(reply)["error"]
+
+
+# --- the log of a program that has a server in it ---
+
+
+def say(*names: str) -> None:
+    """A line of each level from our loggers."""
+    for name in names:
+        logger = logging.getLogger(name)
+        for level in (logging.INFO, logging.WARNING, logging.ERROR):
+            logger.log(level, "%s said", name)
+
+
+def said(caplog: pytest.LogCaptureFixture, name: str) -> list[int]:
+    return [record.levelno for record in caplog.records if record.message == f"{name} said"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ({"log_info": False}, [logging.WARNING, logging.ERROR]),
+        ({"log_warning": False}, [logging.INFO, logging.ERROR]),
+        ({"log_error": False}, [logging.INFO, logging.WARNING]),
+        ({"log_info": False, "log_warning": False}, [logging.ERROR]),
+        ({"log_info": False, "log_warning": False, "log_error": False}, []),
+    ],
+)
+async def test_switches(settings: Values, left: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    every = [logging.INFO, logging.WARNING, logging.ERROR]
+    root = logging.getLogger()
+    before = root.level, list(root.handlers), list(root.filters)
+    names = "triglot.app", "triglot.core.errors"
+    async with open_house(MODELS) as house:
+        await change(house.rest, **settings)
+        say(*names, "elsewhere", "triglotter")
+        assert [said(caplog, name) for name in names] == [left, left]
+        assert said(caplog, "elsewhere")[-2:] == said(caplog, "triglotter")[-2:] == every[1:]
+        caplog.clear()
+        await change(house.rest, **dict.fromkeys(settings, True))
+        say(*names)
+        assert [said(caplog, name) for name in names] == [every, every]
+        await change(house.rest, **settings)
+    caplog.clear()
+    say(*names)
+    assert [said(caplog, name) for name in names] == [every, every], "it ends with the server"
+    assert (root.level, list(root.handlers), list(root.filters)) == before
+
+
+async def test_info_that_was_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("triglot").setLevel(logging.WARNING)
+    async with open_house(MODELS) as house:
+        assert await change(house.rest) == START | {"log_info": False}
+        await change(house.rest, log_info=True)
+        say("triglot.app")
+        assert said(caplog, "triglot.app") == [logging.INFO, logging.WARNING, logging.ERROR]
+
+
+LINE = re.compile(r"(?P<who>\w+ (?:REST|GRPC)) (?P<method>\S+)(?P<model>.*) code=(?P<code>\w+) ms=\d+\.\d{3}")
+
+
+async def ask(house: House) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    await house.rest.call("POST", "/v2/models/half_plus_two/infer", body)
+    await house.rest.call("POST", "/v2/models/no%0Apeace/infer", body)
+    await house.rest.call("POST", "/v1/models/half_plus_two:predict", b'{"instances": [1.0]}')
+    await house.grpc.call("ServerReady", b"")
+
+
+async def test_a_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_house(MODELS, log_verbose_level=1) as house:
+        await ask(house)
+        await change(house.grpc, log_info=False)
+        await house.grpc.call("ServerLive", b"")
+        await change(house.grpc, log_verbose_level=0)
+        caplog.clear()
+        await ask(house)
+        assert not caplog.records
+        await change(house.grpc, log_verbose_level=7)
+        await ask(house)
+        found = [LINE.fullmatch(record.getMessage()) for record in caplog.records]
+    assert [(line["who"], line["model"], line["code"]) for line in found[1:] if line] == [
+        ("kserve REST", " model=half_plus_two version=1", "OK"),
+        ("kserve REST", " model='no\\npeace'", "NOT_FOUND"),
+        ("tfserving REST", " model=half_plus_two version=1", "OK"),
+        ("kserve GRPC", "", "OK"),
+    ]
+
+
+# --- the command's own log ---
+
+
+FAILS = IDENTITY.replace('return {"y": inputs["x"]}', 'raise KeyError("lost")')
+
+
+def test_what_a_server_process_logs(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", FAILS)
+    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0") as server:
+        grpc_port, rest_port = server.ports()
+        rest = Rest(rest_port)
+        with grpc_channel(grpc_port) as channel:
+            settings = rpc(channel, "LogSettings", pb.LogSettingsResponse)
+            settings(log_request({"log_format": "ISO8601", "log_verbose_level": 1}))
+            assert server_ready(channel)
+            server.stderr.wait_for(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I kserve GRPC ServerReady code=OK ms=")
+            settings(log_request({"log_warning": False, "log_verbose_level": 0}))
+            assert rest.get("/v2/logging") == (
+                200,
+                START | {"log_format": "ISO8601", "log_warning": False},
+            )
+            settings(log_request({"log_format": "default", "log_error": False}))
+            assert rest.infer("model")[0] == 500
+            settings(log_request({"log_error": True}))
+            assert rest.infer("model")[0] == 500
+        server.stop()
+    text = server.stderr.text()
+    assert text.count("KeyError: 'lost'") == 1
+    assert re.search(r"^\d\d:\d\d:\d\d I stopped$", text, re.MULTILINE)
+
+
+def test_options_of_the_log(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    file = tmp_path / "server.log"
+    options = ("--log-file", file, "--log-format", "ISO8601", "--log-level", "error", "--log-verbose-level", "1")
+    with Triglot(tmp_path / "model", *free_ports(), *options) as server:
+        (rest_port,) = server.stdout.wait_for(r"http://127\.0\.0\.1:(\d+)/v2").groups()
+        status, found = Rest(int(rest_port)).get("/v2/logging")
+        server.stop()
+    assert (status, found) == (
+        200,
+        {
+            "log_file": str(file),
+            "log_info": False,
+            "log_warning": False,
+            "log_error": True,
+            "log_verbose_level": 1,
+            "log_format": "ISO8601",
+        },
+    )
+    assert not server.stderr.text()
+    (line,) = file.read_text().splitlines()
+    assert re.fullmatch(r"\S+Z I kserve REST /v2/logging code=OK ms=\S+", line)
+
+
+def free_ports() -> tuple[str, ...]:
+    return (*FREE_PORTS, "--drain-delay", "0")
+
+
+def test_a_log_file_that_cannot_be_written(tmp_path: Path) -> None:
+    ended = run_triglot("serve", "--log-file", tmp_path / "nowhere" / "log")
+    assert ended.returncode == 2
+    assert ended.stderr == f"triglot: log_file: cannot write {tmp_path}/nowhere/log: No such file or directory\n"
+
+
+def test_traces_that_have_no_file() -> None:
+    for level in ("TIMESTAMPS", "tensors", "OFF,TENSORS"):
+        ended = run_triglot("serve", "--trace-level", level)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith("triglot: trace_level: ")
+    ended = run_triglot("serve", "--trace-level", "TENSORS")
+    assert ended.stderr == "triglot: trace_level: TENSORS needs a trace_file to write traces to\n"

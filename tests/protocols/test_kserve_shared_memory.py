@@ -1,0 +1,308 @@
+"""Which shared memory can be registered, and what the calls for it say (spec 3.10)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from doors import House, open_house
+from tensor_places import PREFIX, SHM, Memory, memory, post, register, unregister
+
+import triglot
+from triglot.core.errors import Code
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols.kserve.regions import MAX_REGIONS, RESERVED
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+BOTH = pytest.mark.parametrize("door", ["grpc", "rest"])
+FINE = (Code.OK, "")
+PAGE = 4096
+CLOSED = "system shared memory is not open on this server; its option shared_memory_prefix opens it"
+SYSTEM, CUDA = "System", "Cuda"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def opened() -> AsyncIterator[House]:
+    async with open_house([], shared_memory_prefix=PREFIX) as house:
+        yield house
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def house(opened: House) -> AsyncIterator[House]:
+    """With nothing registered, before and after."""
+    assert await status(opened) == (Code.OK, [])
+    yield opened
+    assert await unregister(opened) == FINE
+
+
+@pytest.fixture
+def made() -> Iterator[Memory]:
+    with memory(PAGE) as one:
+        yield one
+
+
+async def status(house: House, name: str = "", *, door: str = "grpc", kind: str = SYSTEM) -> tuple[Code, Any]:
+    """The regions in the form of REST, or the text of the error."""
+    if door == "rest":
+        region = f"/region/{name}" if name else ""
+        number, _, reply = await house.rest.call("GET", f"/v2/{kind.lower()}sharedmemory{region}/status")
+        answer = json.loads(reply)
+        return (Code.OK, answer) if number == 200 else ({404: Code.NOT_FOUND}[number], answer["error"])
+    request = pb.SystemSharedMemoryStatusRequest(name=name)
+    code, text, reply = await house.grpc.call(f"{kind}SharedMemoryStatus", request.SerializeToString())
+    if code is not Code.OK:
+        return code, text
+    regions = pb.SystemSharedMemoryStatusResponse.FromString(reply).regions
+    assert all(key == one.name for key, one in regions.items())
+    fields = ("name", "key", "offset", "byte_size")
+    return code, [{field: getattr(one, field) for field in fields} for one in regions.values()]
+
+
+def open_objects(part: str = PREFIX) -> int:
+    """How many file descriptors of this process are of shared memory with this in its key."""
+    count = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # The one that lists them is gone.
+            count += part in str(descriptor.readlink())
+    return count
+
+
+async def names_of(house: House) -> list[str]:
+    _, _, reply = await house.rest.call("GET", "/v2")
+    return list(json.loads(reply)["extensions"])
+
+
+@BOTH
+async def test_shared_memory_is_closed_unless_it_is_opened(door: str, made: Memory) -> None:
+    async with open_house([]) as house:
+        unimplemented = (Code.UNIMPLEMENTED, CLOSED)
+        assert await register(house, "r", made, PAGE, door=door) == unimplemented
+        assert await unregister(house, door=door) == unimplemented
+        assert await unregister(house, "r", door=door) == unimplemented
+        assert await status(house, door=door) == (Code.OK, [])
+        assert (await status(house, "r", door=door))[0] is Code.NOT_FOUND
+        assert not any("shared_memory" in name for name in await names_of(house))
+
+
+async def test_only_what_works_is_named(house: House) -> None:
+    names = await names_of(house)
+    assert "system_shared_memory" in names
+    assert "cuda_shared_memory" not in names
+
+
+@BOTH
+async def test_a_region_is_registered_until_it_is_not(door: str, house: House, made: Memory) -> None:
+    assert await register(house, "a", made, 96, 32, door=door) == FINE
+    assert await register(house, "b", made, PAGE, door=door) == FINE
+    a = {"name": "a", "key": made.key, "offset": 32, "byte_size": 96}
+    b = {"name": "b", "key": made.key, "offset": 0, "byte_size": PAGE}
+    code, regions = await status(house, door=door)
+    assert (code, sorted(regions, key=lambda one: str(one["name"]))) == (Code.OK, [a, b])
+    assert await status(house, "a", door=door) == (Code.OK, [a])
+    assert await unregister(house, "a", door=door) == FINE
+    assert await unregister(house, "a", door=door) == FINE
+    assert await status(house, door=door) == (Code.OK, [b])
+    unknown = "Unable to find system shared memory region: 'a'"
+    assert await status(house, "a", door=door) == (Code.NOT_FOUND, unknown)
+    for _ in range(2):
+        assert await unregister(house, door=door) == FINE
+        assert await status(house, door=door) == (Code.OK, [])
+
+
+async def test_a_name_that_is_taken(house: House, made: Memory) -> None:
+    text = "shared memory region 'a' already in manager"
+    assert await register(house, "a", made, 8) == FINE
+    assert await register(house, "a", made, 16) == (Code.ALREADY_EXISTS, text)
+    assert await register(house, "a", made, 16, door="rest") == (Code.INVALID_ARGUMENT, text)
+    assert (await status(house, "a"))[1][0]["byte_size"] == 8
+
+
+async def test_a_key_may_lack_its_slash(house: House, made: Memory) -> None:
+    """Many clients leave it out, as glibc's shm_open lets them."""
+    assert await register(house, "a", made.key[1:], PAGE) == FINE
+    assert (await status(house, "a"))[1][0]["key"] == made.key[1:]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("", "key: expected '/NAME', got ''"),
+        ("/", "key: expected '/NAME', got '/'"),
+        ("/.", "key: expected '/NAME', got '/.'"),
+        ("..", "key: expected '/NAME', got '..'"),
+        ("/../etc/passwd", "key: expected '/NAME', got "),
+        (f"/{PREFIX}x", "key: expected '/NAME', got "),
+        (f"{PREFIX}/x", "key: expected '/NAME', got "),
+        ("/another", f"key: expected one that begins with '{PREFIX}', the server's shared_memory_prefix, got"),
+        (PREFIX[:-1], f"key: expected one that begins with '{PREFIX}', the server's shared_memory_prefix, got"),
+        *((f"{one}0", f"key '{one}0' begins with a reserved prefix") for one in RESERVED),
+        (f"{PREFIX}nothing", f"Unable to open shared memory region: '{PREFIX}nothing'"),
+        (f"{PREFIX}\0", "Unable to open shared memory region: "),
+        (PREFIX + 300 * "x", "Unable to open shared memory region: "),
+    ],
+)
+async def test_keys_that_are_refused(door: str, key: str, text: str, house: House) -> None:
+    code, found = await register(house, "a", key, 8, door=door)
+    assert code is Code.INVALID_ARGUMENT
+    assert found.startswith(f"failed to register shared memory region 'a': {text}")
+    assert await status(house) == (Code.OK, [])
+
+
+async def test_reserved_keys_are_refused_where_any_key_is_allowed(made: Memory) -> None:
+    async with open_house([], shared_memory_prefix="/") as house:
+        for reserved in RESERVED:
+            with memory(PAGE, prefix=reserved) as other:
+                code, text = await register(house, "a", other, 8)
+                assert (code, "reserved prefix" in text) == (Code.INVALID_ARGUMENT, True)
+        assert await register(house, "a", made, 8) == FINE
+
+
+def link(path: Path, made: Memory) -> None:
+    path.symlink_to(made.path)
+
+
+def pipe(path: Path, _: Memory) -> None:
+    os.mkfifo(path)
+
+
+def folder(path: Path, _: Memory) -> None:
+    path.mkdir()
+
+
+def unreadable_socket(path: Path, _: Memory) -> None:
+    import socket  # noqa: PLC0415 - for this kind of file only.
+
+    with closing(socket.socket(socket.AF_UNIX)) as bound:
+        bound.bind(str(path))
+
+
+@pytest.mark.parametrize("make", [link, pipe, folder, unreadable_socket])
+async def test_what_is_no_memory(make: Any, house: House, made: Memory) -> None:
+    """One text for all of them: who asks need not know what there is."""
+    other = Memory(f"{PREFIX}{make.__name__}{os.getpid()}")
+    make(other.path, made)
+    try:
+        text = f"failed to register shared memory region 'a': Unable to open shared memory region: '{other.key}'"
+        assert await register(house, "a", other, 8) == (Code.INVALID_ARGUMENT, text)
+    finally:
+        other.path.rmdir() if other.path.is_dir() else other.path.unlink()
+    assert not open_objects(other.key)
+    assert not (SHM / other.key[1:]).exists()
+
+
+HUGE = 2**64 - 1
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("size", "offset"),
+    [(PAGE + 1, 0), (PAGE, 1), (1, PAGE), (HUGE, 0), (1, HUGE), (HUGE, HUGE), (2**63, 2**63), (HUGE, 2)],
+)
+async def test_what_is_beyond_the_end(door: str, size: int, offset: int, house: House, made: Memory) -> None:
+    code, text = await register(house, "a", made, size, offset, door=door)
+    assert (code, text) == (
+        Code.INVALID_ARGUMENT,
+        f"failed to register shared memory region 'a': invalid args: byte_size {size} at offset {offset} leads "
+        f"beyond the end of '{made.key}', which has {PAGE} bytes",
+    )
+    assert made.path.stat().st_size == PAGE
+
+
+@BOTH
+async def test_a_region_of_nothing(door: str, house: House, made: Memory) -> None:
+    text = "failed to register shared memory region 'a': byte_size: expected at least 1, got 0"
+    assert await register(house, "a", made, 0, door=door) == (Code.INVALID_ARGUMENT, text)
+
+
+async def test_names_that_are_refused(house: House, made: Memory) -> None:
+    for name in ("", "x" * 256):
+        code, text = await register(house, name, made, 8)
+        assert (code, text.endswith("expected a name of 1 to 255 characters")) == (Code.INVALID_ARGUMENT, True)
+    assert await register(house, "ü/ß", made, 8) == FINE
+    assert await status(house, "%C3%BC%2F%C3%9F", door="rest") == await status(house, "ü/ß")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"byte_size": 8}, "'key' must be a string, got nothing"),
+        ({"key": 7, "byte_size": 8}, "'key' must be a string, got a number 7"),
+        ({"key": PREFIX}, "'byte_size' must be an unsigned integer, got nothing"),
+        ({"key": PREFIX, "byte_size": -1}, "'byte_size' must be an unsigned integer, got a number -1"),
+        ({"key": PREFIX, "byte_size": True}, "'byte_size' must be an unsigned integer, got "),
+        ({"key": PREFIX, "byte_size": 8, "offset": "1"}, "'offset' must be an unsigned integer, got a string '1'"),
+        ([], "failed to parse the request JSON: expected an object"),
+        (None, "failed to parse the request JSON: "),
+    ],
+)
+async def test_bodies_that_are_refused(body: Any, text: str, house: House) -> None:
+    code, found = await post(house, "/v2/systemsharedmemory/region/a/register", body)
+    assert code is Code.INVALID_ARGUMENT
+    assert found.startswith(text), found
+
+
+async def test_errors_name_nobody_elses_regions(house: House, made: Memory) -> None:
+    assert await register(house, "private", made, 8) == FINE
+    tries = [
+        await register(house, "a", f"{PREFIX}none", 8),
+        await register(house, "a", made, PAGE + 1),
+        await register(house, "a", "/x", 8),
+        await status(house, "a"),
+    ]
+    assert all(code is not Code.OK and "private" not in text for code, text in tries)
+
+
+async def test_there_are_only_so_many_regions(house: House) -> None:
+    """And each of them, and the memory behind it, is let go."""
+    with memory(1) as made, ExitStack() as stack:
+        others = [stack.enter_context(memory(1)) for _ in range(2)]
+        for at in range(MAX_REGIONS):
+            assert await register(house, str(at), made, 1) == FINE
+        code, text = await register(house, "more", others[0], 1)
+        assert code is Code.RESOURCE_EXHAUSTED
+        assert text.endswith(f"there are {MAX_REGIONS} regions, as many as there may be")
+        assert await unregister(house, "7") == FINE
+        assert await register(house, "more", others[1], 1) == FINE
+        assert open_objects() == MAX_REGIONS
+        assert await unregister(house) == FINE
+    assert not open_objects()
+
+
+async def test_regions_end_with_the_server(made: Memory) -> None:
+    async with open_house([], shared_memory_prefix=PREFIX) as house:
+        assert await register(house, "a", made, 8) == FINE
+        assert open_objects(made.key) == 1
+    assert not open_objects(made.key)
+
+
+@BOTH
+async def test_cuda_shared_memory_of_a_server_without_gpus(door: str, house: House) -> None:
+    text = "failed to register CUDA shared memory region: 'a', GPUs not supported"
+    if door == "grpc":
+        registering = pb.CudaSharedMemoryRegisterRequest(name="a", raw_handle=bytes(64), byte_size=8)
+        code, found, _ = await house.grpc.call("CudaSharedMemoryRegister", registering.SerializeToString())
+        assert (code, found) == (Code.INVALID_ARGUMENT, text)
+        for name in ("", "a"):
+            ending = pb.CudaSharedMemoryUnregisterRequest(name=name).SerializeToString()
+            assert await house.grpc.call("CudaSharedMemoryUnregister", ending) == (Code.OK, "", b"")
+    else:
+        body = {"raw_handle": {"b64": 88 * "A"}, "device_id": 0, "byte_size": 8}
+        path = "/v2/cudasharedmemory"
+        assert await post(house, f"{path}/region/a/register", body) == (Code.INVALID_ARGUMENT, text)
+        assert await post(house, f"{path}/unregister") == FINE
+        assert await post(house, f"{path}/region/a/unregister") == FINE
+    assert await status(house, door=door, kind=CUDA) == (Code.OK, [])
+    unknown = "Unable to find cuda shared memory region: 'a'"
+    assert await status(house, "a", door=door, kind=CUDA) == (Code.NOT_FOUND, unknown)
+
+
+async def test_a_prefix_begins_as_keys_do() -> None:
+    with pytest.raises(ValueError, match="shared_memory_prefix: expected a text that begins with '/', got 'x'"):
+        triglot.Config(shared_memory_prefix="x")

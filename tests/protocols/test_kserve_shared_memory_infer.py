@@ -1,0 +1,255 @@
+"""Inference with inputs and outputs in shared memory, by every door (spec 2.3, 2.6)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from doors import DEMO, MODELS, House, open_house
+from tensor_places import DOORS, PREFIX, In, Memory, Said, ask, memory, message_of, register, stream, unregister
+
+from triglot.core.errors import Code
+from triglot.core.tensor import DATATYPES, object_array, pack_bytes
+from triglot.core.types import OutputWish, RegionSlice
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+EVERY = pytest.mark.parametrize("door", DOORS)
+SIZE = 16 * 2**20
+HALF = SIZE // 2
+LIMIT = SIZE - 1
+PAIR = np.array([[1, 2]], "f4")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house() -> AsyncIterator[House]:
+    paths = (MODELS, *sorted(DEMO.glob("identity_*")))
+    async with open_house(paths, shared_memory_prefix=PREFIX, max_message_size=LIMIT) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Memory]:
+    with memory(SIZE) as one:
+        yield one
+
+
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def region(house: House, made: Memory) -> AsyncIterator[None]:
+    """The whole object as "all", its second half as "half", all zeros."""
+    made.path.write_bytes(b"")
+    made.cut(SIZE)
+    for name, size, offset in (("all", SIZE, 0), ("half", HALF, HALF)):
+        assert await register(house, name, made, size, offset) == (Code.OK, "")
+    yield
+    assert await unregister(house) == (Code.OK, "")
+
+
+def into(size: int, offset: int = 0, region: str = "all") -> OutputWish:
+    return OutputWish(region=RegionSlice(region, offset, size))
+
+
+def expected(door: str, code: Code, text: str) -> Said:
+    """In a stream, an error is a message, without a code."""
+    return Said(Code.UNKNOWN if door == "stream" else code, text)
+
+
+def x(place: RegionSlice, *shape: int, datatype: str = "FP32") -> list[In]:
+    return [In("x", place, datatype, shape)]
+
+
+@EVERY
+async def test_in_and_out(door: str, house: House, made: Memory) -> None:
+    made.put(PAIR, HALF + 4)
+    said = await ask(house, door, "identity_fp32", x(RegionSlice("half", 4, 8), 1, 2), {"y": into(12, 100)})
+    assert said == Said(Code.OK, "", {"y": ("FP32", [1, 2], b"")})
+    assert made.array("f4", 4, 96).tolist() == [0, 1, 2, 0]
+
+
+@EVERY
+async def test_beside_raw_tensors(door: str, house: House, made: Memory) -> None:
+    made.put(np.array([10, 20], "i4"))
+    a, b = RegionSlice("all", 0, 8), np.array([1, 2], "i4")
+    outputs = {"sum": None, "difference": into(8, 64)}
+    said = await ask(house, door, "two_inputs", [In("a", a, "INT32", [2]), In("b", b)], outputs)
+    assert said.outputs == {
+        "sum": ("INT32", [2], np.array([11, 22], "i4").tobytes()),
+        "difference": ("INT32", [2], b""),
+    }
+    assert made.array("i4", 2, 64).tolist() == [9, 18]
+    said = await ask(house, door, "two_inputs", [In("b", b), In("a", a, "INT32", [2])])
+    assert said.raw("difference") == np.array([9, 18], "i4").tobytes()
+    said = await ask(house, door, "two_inputs", [In("a", b), In("b", b)], {"sum": into(8)})
+    assert said.outputs == {"sum": ("INT32", [2], b"")}
+
+
+@EVERY
+@pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - {"BYTES", "COMPLEX64", "COMPLEX128"}))
+async def test_every_datatype(door: str, datatype: str, house: House, made: Memory) -> None:
+    size = 3 * DATATYPES[datatype].itemsize
+    raw = bytes(at % 2 for at in range(size))
+    made.put(raw, 1)  # As unaligned as a client likes.
+    place = RegionSlice("all", 1, size)
+    said = await ask(
+        house, door, f"identity_{datatype.lower()}", x(place, 3, 1, datatype=datatype), {"y": into(size, 201)}
+    )
+    assert said.outputs == {"y": (datatype, [3, 1], b"")}
+    assert made.get(size + 2, 200) == b"\0" + raw + b"\0"
+
+
+@EVERY
+async def test_text(door: str, house: House, made: Memory) -> None:
+    raw = pack_bytes([b"", b"\xff\0", b"text"])
+    made.put(raw, 8)
+    place = RegionSlice("all", 8, len(raw))
+    inputs = x(place, 3, 1, datatype="BYTES")
+    said = await ask(house, door, "identity_bytes", inputs, {"y": into(100, HALF)})
+    assert said.outputs == {"y": ("BYTES", [3, 1], b"")}
+    assert made.get(100, HALF) == raw.ljust(100, b"\0")
+    assert (await ask(house, door, "identity_bytes", inputs)).raw() == raw
+    # One that has more room than elements.
+    said = await ask(house, door, "identity_bytes", x(RegionSlice("all", 8, len(raw) + 1), 3, 1, datatype="BYTES"))
+    assert said.code is not Code.OK
+    assert "for inference input 'x' for model 'identity_bytes'" in said.text
+
+
+@EVERY
+async def test_no_elements(door: str, house: House) -> None:
+    said = await ask(house, door, "identity_fp32", x(RegionSlice("all", 5, 0), 0, 3), {"y": into(0, SIZE - 1)})
+    assert said.outputs == {"y": ("FP32", [0, 3], b"")}
+
+
+@EVERY
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+async def test_large_tensors(door: str, datatype: str, house: House, made: Memory) -> None:
+    """Again and again: memory is used for several requests."""
+    shape = [1, 2**18] if datatype == "FP32" else [1, 1]
+    for at in range(3):
+        raw = np.full(2**18, at + 1, "f4").tobytes()
+        raw = raw if datatype == "FP32" else pack_bytes([raw])
+        made.put(raw)
+        inputs = x(RegionSlice("all", 0, len(raw)), *shape, datatype=datatype)
+        model = f"identity_{datatype.lower()}"
+        assert (await ask(house, door, model, inputs, {"y": into(HALF, region="half")})).raw() == b""
+        assert made.get(len(raw), HALF) == raw
+        if door != "stream":
+            continue
+        assert (await ask(house, door, model, inputs)).raw() == raw
+
+
+@EVERY
+async def test_a_scalar(door: str, house: House, made: Memory) -> None:
+    made.put(np.array(2, "f8"))
+    inputs = x(RegionSlice("all", 0, 8), datatype="FP64")
+    assert (await ask(house, door, "scalar", inputs, {"y": into(8, 8)})).outputs == {"y": ("FP64", [], b"")}
+    assert made.array("f8", 2).tolist() == [2, 3]
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("place", "code", "text"),
+    [
+        (RegionSlice("none", 0, 8), Code.NOT_FOUND, "Unable to find shared memory region: 'none'"),
+        (
+            RegionSlice("half", HALF, 0),
+            Code.INVALID_ARGUMENT,
+            f"Invalid offset for shared memory region: 'half': it has {HALF} bytes, got offset {HALF}",
+        ),
+        (
+            RegionSlice("half", HALF - 7, 8),
+            Code.INVALID_ARGUMENT,
+            f"Invalid offset + byte size for shared memory region: 'half': it has {HALF} bytes, got 8 at offset "
+            f"{HALF - 7}",
+        ),
+        (
+            RegionSlice("all", 2**63 - 1, 2**63 - 1),
+            Code.INVALID_ARGUMENT,
+            f"Invalid offset for shared memory region: 'all': it has {SIZE} bytes, got offset {2**63 - 1}",
+        ),
+        (
+            RegionSlice("all", 8, 2**63 - 1),
+            Code.INVALID_ARGUMENT,
+            f"Invalid offset + byte size for shared memory region: 'all': it has {SIZE} bytes, got {2**63 - 1} at "
+            "offset 8",
+        ),
+    ],
+)
+async def test_places_that_are_not_there(
+    door: str, place: RegionSlice, code: Code, text: str, house: House
+) -> None:
+    assert await ask(house, door, "identity_fp32", x(place, 1, 2)) == expected(door, code, text)
+    said = await ask(house, door, "identity_fp32", [In("x", PAIR)], {"y": OutputWish(region=place)})
+    assert said == expected(door, code, text)
+
+
+@EVERY
+async def test_an_output_that_is_larger_than_its_place(door: str, house: House, made: Memory) -> None:
+    inputs = [In("a", np.array([1], "i4")), In("b", np.array([2], "i4"))]
+    said = await ask(house, door, "two_inputs", inputs, {"sum": into(4, 64), "difference": into(3)})
+    text = (
+        "shared memory size specified with the request for output 'difference' (3 bytes) should be at least 4 "
+        "bytes to hold the results"
+    )
+    assert said == expected(door, Code.INTERNAL, text)
+    assert made.get(100) == bytes(100)
+
+
+@EVERY
+async def test_an_input_of_another_size_than_its_shape_says(door: str, house: House) -> None:
+    said = await ask(house, door, "identity_fp32", x(RegionSlice("all", 0, 9), 1, 2))
+    text = "input byte size mismatch for input 'x' for model 'identity_fp32'. Expected 8, got 9"
+    assert said == expected(door, Code.INVALID_ARGUMENT, f"[request id: <id_unknown>] {text}")
+
+
+@EVERY
+async def test_inputs_are_together_as_large_as_a_request_may_be(door: str, house: House) -> None:
+    place = RegionSlice("all", 0, SIZE)
+    tensors = [In(name, place, "INT32", [SIZE // 4]) for name in "ab"]
+    for inputs, size in ((tensors[:1], SIZE), (tensors, 2 * SIZE)):
+        text = (
+            f"the request's inputs in shared memory have {size} bytes, the limit is {LIMIT}; see the server's "
+            "option max_message_size"
+        )
+        said = await ask(house, door, "two_inputs", inputs)
+        assert said == expected(door, Code.RESOURCE_EXHAUSTED, text)
+
+
+@EVERY
+async def test_bytes_that_are_no_truth_values(door: str, house: House, made: Memory) -> None:
+    made.put(b"\2")
+    said = await ask(house, door, "identity_bool", x(RegionSlice("all", 0, 1), 1, 1, datatype="BOOL"))
+    assert said.text.endswith("is BOOL: its bytes must be 0 or 1")
+
+
+@EVERY
+async def test_an_unknown_model(door: str, house: House) -> None:
+    said = await ask(house, door, "none", x(RegionSlice("all", 0, 8), 1, 2))
+    assert said == expected(door, Code.NOT_FOUND, "Request for unknown model: 'none' is not found")
+
+
+async def test_a_stream_of_answers_writes_each_into_the_region(house: House, made: Memory) -> None:
+    text = object_array([b"one two three"], (1,))
+    messages = [
+        message_of("words", [In("text", pack_bytes([text[0]]), "BYTES", [1])], {"word": into(32)}, "7"),
+    ]
+    answers = await stream(house, messages)
+    assert answers == [Said(Code.OK, "", {"word": ("BYTES", [1], b"")})] * 3
+    assert made.get(9) == pack_bytes([b"three"])
+    # The second word has no room, so it is the last.
+    messages[0].outputs[0].parameters["shared_memory_byte_size"].int64_param = 7
+    messages[0].raw_input_contents[0] = pack_bytes([b"abc wxyz abc"])
+    first, second = await stream(house, messages)
+    assert first.code is Code.OK
+    assert second.text.startswith("shared memory size specified with the request for output 'word' (7 bytes)")
+    assert made.get(7) == pack_bytes([b"abc"])
+
+
+async def test_a_stream_keeps_its_order(house: House, made: Memory) -> None:
+    """Large ones are read elsewhere, and hold nobody up for ever."""
+    made.put(np.full(2**20, 7, "f4"))
+    large = x(RegionSlice("all", 0, 2**22), 1, 2**20)
+    small = [In("x", PAIR)]
+    messages = [message_of("identity_fp32", one, {"y": None}) for one in (large, small) * 4]
+    sizes = [len(said.raw()) for said in await stream(house, messages)]
+    assert sizes == [2**22, 8] * 4

@@ -1,0 +1,258 @@
+"""Shared memory that its owner changes while it is used, and what else runs beside it (spec 2.6, 3.10)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from doors import DEMO, MODELS, House, open_house
+from tensor_places import (
+    DOORS,
+    PREFIX,
+    In,
+    Memory,
+    Said,
+    Wishes,
+    ask,
+    memory,
+    message_of,
+    register,
+    stream,
+    unregister,
+)
+
+import triglot
+from triglot.core.errors import Code
+from triglot.core.types import OutputWish, RegionSlice
+
+EVERY = pytest.mark.parametrize("door", DOORS)
+SIZE = 2**20
+WHOLE = RegionSlice("r", 0, SIZE)
+INTO: Wishes = {"y": OutputWish(region=WHOLE)}
+X = [In("x", WHOLE, "FP32", [1, SIZE // 4])]
+SHRUNK = (
+    f"shared memory region 'r': expected {SIZE} bytes of it, got fewer: its object is smaller than it was when it "
+    "was registered"
+)
+FINE = (Code.OK, "")
+PAIR = np.array([[1, 2]], "f4")
+
+
+@pytest.fixture
+def made() -> Iterator[Memory]:
+    with memory(SIZE) as one:
+        yield one
+
+
+@asynccontextmanager
+async def house_of(made: Memory, model: triglot.Model | None = None, **options: Any) -> AsyncIterator[House]:
+    """A server of the demo's identities, or of a model as `scalar`, and the region "r", the whole object."""
+    own: dict[str, Any] = {} if model is None else {"paths": [MODELS / "scalar"], "load": lambda *_: model}
+    own.setdefault("paths", sorted(DEMO.glob("identity_*")))
+    async with open_house(**own, shared_memory_prefix=PREFIX, **options) as house:
+        assert await register(house, "r", made, SIZE) == FINE
+        yield house
+
+
+async def assert_that_all_is_well(house: House, door: str) -> None:
+    assert (await ask(house, door, "identity_fp32", [In("x", PAIR)])).raw() == PAIR.tobytes()
+
+
+@EVERY
+@pytest.mark.parametrize("left", [0, 1, 4096, SIZE - 1])
+async def test_an_object_that_was_made_smaller(door: str, left: int, made: Memory) -> None:
+    async with house_of(made) as house:
+        made.cut(left)
+        for inputs, outputs in ((X, {"y": None}), ([In("x", np.ones((1, SIZE // 4), "f4"))], INTO)):
+            said = await ask(house, door, "identity_fp32", inputs, outputs)
+            code = Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT
+            assert said == Said(code, SHRUNK)
+        assert made.path.stat().st_size == left, "the server made it larger"
+        await assert_that_all_is_well(house, door)
+        made.cut(SIZE)
+        assert (await ask(house, door, "identity_fp32", X, INTO)).code is Code.OK
+
+
+@EVERY
+async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memory) -> None:
+    """Every request is answered, one way or the other, and the server lives."""
+    over = threading.Event()
+
+    def cut() -> None:
+        while not over.is_set():
+            for size in (0, SIZE, 4096, SIZE):
+                made.cut(size)
+
+    async with house_of(made) as house:
+        cutting = asyncio.ensure_future(asyncio.to_thread(cut))
+        try:
+            answers = [await ask(house, door, "identity_fp32", X, INTO) for _ in range(100)]
+        finally:
+            over.set()
+            await cutting
+        well = Said(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
+        failed = Said(Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT, SHRUNK)
+        assert all(answer in (well, failed) for answer in answers)
+        await assert_that_all_is_well(house, door)
+        made.cut(SIZE)
+        assert await ask(house, door, "identity_fp32", X, INTO) == well
+
+
+class Waiting(triglot.Model):
+    """Gives what it got when it was let go."""
+
+    inputs = [triglot.TensorSpec("x", "FP32", [-1, -1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1, -1])]
+
+    def __init__(self) -> None:
+        self.runs = threading.Event()
+        self.go = threading.Event()
+
+    def infer(self, inputs: Any) -> Any:
+        self.runs.set()
+        assert self.go.wait(60)
+        return {"y": inputs["x"] + 0}
+
+
+@EVERY
+@pytest.mark.parametrize("name", ["r", ""])
+async def test_a_region_that_is_unregistered_while_it_is_used(door: str, name: str, made: Memory) -> None:
+    model = Waiting()
+    made.put(np.full(SIZE // 4, 3, "f4"))
+    with memory(SIZE) as other:
+        async with house_of(made, model) as house:
+            asked = asyncio.ensure_future(ask(house, door, "scalar", X, INTO))
+            await asyncio.to_thread(model.runs.wait)
+            assert await unregister(house, name) == FINE
+            assert await register(house, "r", other, SIZE) == FINE
+            # What the model got stays as it was.
+            made.put(bytes(SIZE))
+            model.go.set()
+            assert (await asked).code is Code.OK
+            assert made.array("f4", SIZE // 4).tolist() == [3.0] * (SIZE // 4)
+            assert other.get(SIZE) == bytes(SIZE)
+            assert (await ask(house, door, "scalar", X, {"y": None})).raw() == bytes(SIZE)
+
+
+@EVERY
+async def test_an_object_whose_name_is_gone(door: str, made: Memory) -> None:
+    made.put(PAIR)
+    async with house_of(made) as house:
+        made.path.unlink()
+        place = RegionSlice("r", 0, 8)
+        assert (await ask(house, door, "identity_fp32", [In("x", place, "FP32", [1, 2])])).raw() == PAIR.tobytes()
+
+
+@EVERY
+async def test_inputs_in_shared_memory_count_as_waiting_bytes(door: str, made: Memory) -> None:
+    model = Waiting()
+    async with house_of(made, model, max_queue_bytes=SIZE) as house:
+        first = asyncio.ensure_future(ask(house, door, "scalar", [In("x", PAIR)]))
+        await asyncio.to_thread(model.runs.wait)
+        assert "max_queue_bytes" in (await ask(house, door, "scalar", X, INTO)).text
+        model.go.set()
+        assert (await first).code is Code.OK
+        assert (await ask(house, door, "scalar", X, INTO)).code is Code.OK
+
+
+class Doubling(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "FP32", [-1, -1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1, -1])]
+    response_cache = True
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def infer(self, inputs: Any) -> Any:
+        self.calls += 1
+        return {"y": inputs["x"] * 2}
+
+
+@EVERY
+async def test_the_response_cache(door: str, made: Memory) -> None:
+    """It knows inputs by what was in the region, and keeps outputs as they are."""
+    model = Doubling()
+    place = RegionSlice("r", 0, 8)
+    inputs = [In("x", place, "FP32", [1, 2])]
+    async with house_of(made, model, response_cache_bytes=SIZE) as house:
+        for value, calls in ((1, 1), (1, 1), (5, 2), (1, 2)):
+            made.put(PAIR * value)
+            for wish in (OutputWish(region=RegionSlice("r", 64, 8)), OutputWish(1), None):
+                said = await ask(house, door, "scalar", inputs, {"y": wish})
+                assert model.calls == calls
+                if wish is None:
+                    assert said.raw() == (PAIR * value * 2).tobytes()
+                elif wish.classes:
+                    assert said.raw()[4:] == f"{4 * value}.000000:1".encode()
+                else:
+                    assert said.raw() == b""
+                    assert made.array("f4", 2, 64).tolist() == [2 * value, 4 * value]
+
+
+class Batched(triglot.Model):
+    """The sum of each row; takes part in batches of two requests."""
+
+    inputs = [triglot.TensorSpec("x", "FP32", [-1, SIZE // 8])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1, SIZE // 8])]
+    max_batch_size = 2
+    dynamic_batching = triglot.DynamicBatching(max_queue_delay=60)
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def infer(self, inputs: Any) -> Any:
+        self.sizes.append(len(inputs["x"]))
+        return {"y": inputs["x"] + 1}
+
+
+@EVERY
+async def test_a_batch(door: str, made: Memory) -> None:
+    model = Batched()
+    half = SIZE // 2
+    made.put(np.repeat(np.array([1, 2], "f4"), half // 4))
+    async with house_of(made, model) as house:
+        tasks = []
+        for at in range(2):
+            place = RegionSlice("r", at * half, half)
+            inputs = [In("x", place, "FP32", [1, SIZE // 8])]
+            tasks.append(ask(house, door, "scalar", inputs, {"y": OutputWish(region=place)}))
+        assert all(said.raw() == b"" for said in await asyncio.gather(*tasks))
+    assert model.sizes == [2]
+    assert made.get(SIZE) == np.repeat(np.array([2, 3], "f4"), half // 4).tobytes()
+
+
+class Steps(triglot.Model):
+    """How many requests of its sequence came before."""
+
+    inputs = [triglot.TensorSpec("x", "FP32", [-1, -1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1, -1])]
+    max_batch_size = 1
+    sequence_batching = triglot.SequenceBatching(max_idle=60)
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def infer(self, inputs: Any) -> Any:
+        self.lengths.append(inputs["x"].shape[1])
+        return {"y": inputs["x"]}
+
+
+async def test_requests_of_a_sequence_keep_their_order(made: Memory) -> None:
+    model = Steps()
+    shapes = [SIZE // 4, 2, 2, SIZE // 4, 2, SIZE // 4, 2]
+    messages = []
+    for at, length in enumerate(shapes):
+        tensor = In("x", WHOLE, "FP32", [1, length]) if length > 2 else In("x", PAIR)
+        message = message_of("scalar", [tensor], {"y": OutputWish(region=WHOLE)})
+        message.parameters["sequence_id"].int64_param = 5
+        message.parameters["sequence_start"].bool_param = at == 0
+        message.parameters["sequence_end"].bool_param = at == len(shapes) - 1
+        messages.append(message)
+    async with house_of(made, model) as house:
+        assert [said.raw() for said in await stream(house, messages)] == [b""] * len(shapes)
+    assert model.lengths == shapes

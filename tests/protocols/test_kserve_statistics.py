@@ -1,0 +1,138 @@
+"""ModelStatistics: whom it tells of, in which form, and what it refuses, by both doors (spec 1.3, 3.12)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_doors import ask, put, put_config
+from doors import House, open_house
+
+from triglot.core.errors import Code
+from triglot.core.statistics import MOST_RESPONSES, Statistics
+from triglot.pb.kserve import inference_pb2 as pb
+
+ALL = "version_policy { all {} }"
+
+
+async def by_grpc(house: House, name: str = "", version: str = "") -> Code | list[str]:
+    """The versions that are told of, or the error."""
+    request = pb.ModelStatisticsRequest(name=name, version=version)
+    code, text, reply = await house.grpc.call("ModelStatistics", request.SerializeToString())
+    if code is not Code.OK:
+        assert name in text
+        return code
+    return [f"{one.name}/{one.version}" for one in pb.ModelStatisticsResponse.FromString(reply).model_stats]
+
+
+async def by_rest(house: House, path: str) -> tuple[int, Any]:
+    status, headers, reply = await house.rest.call("GET", path)
+    assert headers["Content-Type"] == "application/json"
+    return status, json.loads(reply)
+
+
+async def told_by_rest(house: House, path: str) -> int | list[str]:
+    status, document = await by_rest(house, path)
+    return status if status != 200 else [f"{one['name']}/{one['version']}" for one in document["model_stats"]]
+
+
+async def test_which_versions_are_told_of(tmp_path: Path) -> None:
+    for number in ("1", "2"):
+        put(tmp_path / "a" / number)
+    put_config(tmp_path / "a", ALL)
+    put(tmp_path / "b" / "1")
+    put(tmp_path / "never" / "1")
+    options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": "a,b"}
+    async with open_house([tmp_path], **options) as house:
+        for name, version, found in (
+            ("", "", ["a/1", "a/2", "b/1"]),
+            ("a", "", ["a/1", "a/2"]),
+            ("a", "2", ["a/2"]),
+            ("b", "", ["b/1"]),
+        ):
+            assert await by_grpc(house, name, version) == found
+            model = f"/{name}/versions/{version}" if version else f"/{name}" if name else ""
+            assert await told_by_rest(house, f"/v2/models{model}/stats") == found
+        assert await by_grpc(house, version="2") == ["a/1", "a/2", "b/1"]
+
+        house.server.dataplane.unload_model("a")
+        assert await by_grpc(house) == await told_by_rest(house, "/v2/models/stats") == ["b/1"]
+
+
+async def test_what_there_is_not(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "1")
+    async with open_house([tmp_path]) as house:
+        for name, version, code, status in (
+            ("other", "", Code.NOT_FOUND, 404),
+            ("a", "2", Code.NOT_FOUND, 404),
+            ("other", "1", Code.NOT_FOUND, 404),
+        ):
+            assert await by_grpc(house, name, version) is code
+            model = f"{name}/versions/{version}" if version else name
+            assert await told_by_rest(house, f"/v2/models/{model}/stats") == status
+        for name, version in (("a", "one"), ("a", "1.0"), ("a", "-1"), ("", "one")):
+            assert await by_grpc(house, name, version) is Code.INVALID_ARGUMENT
+        # Not digits: no such path (spec 3.1).
+        assert (await house.rest.call("GET", "/v2/models/a/versions/one/stats"))[0] == 404
+        assert (await house.rest.call("POST", "/v2/models/a/stats"))[0] == 405
+
+
+async def test_the_extension_is_named(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "1")
+    async with open_house([tmp_path]) as house:
+        status, metadata = await by_rest(house, "/v2")
+        assert (status, "statistics" in metadata["extensions"]) == (200, True)
+
+
+@pytest.mark.parametrize("called", [False, True])
+async def test_every_key_is_there_and_every_number_an_integer(tmp_path: Path, called: bool) -> None:
+    """perf_analyzer looks at all of them without asking (spec 3.12)."""
+    put(tmp_path / "a" / "1", says=7)
+    async with open_house([tmp_path]) as house:
+        if called:
+            assert await ask(house, "a") == 7
+        status, document = await by_rest(house, "/v2/models/a/stats")
+        (stats,) = document["model_stats"]
+        assert status == 200
+        assert list(stats) == [
+            "name",
+            "version",
+            "last_inference",
+            "inference_count",
+            "execution_count",
+            "inference_stats",
+            "batch_stats",
+            "memory_usage",
+            "response_stats",
+        ]
+        inference = stats["inference_stats"]
+        assert list(inference) == [
+            "success",
+            "fail",
+            "queue",
+            "compute_input",
+            "compute_infer",
+            "compute_output",
+            "cache_hit",
+            "cache_miss",
+        ]
+        parts = ("compute_input", "compute_infer", "compute_output")
+        durations = [*inference.values(), *(one[part] for one in stats["batch_stats"] for part in parts)]
+        assert len(durations) == 8 + 3 * called
+        assert all(list(one) == ["count", "ns"] for one in durations)
+        numbers = [stats["last_inference"], stats["inference_count"], stats["execution_count"]]
+        numbers += [number for one in durations for number in one.values()]
+        assert {type(number) for number in numbers} == {int}
+        assert (numbers[0] > 0, numbers[1:3]) == (called, [called, called])
+        assert stats["response_stats"] == {}
+
+
+def test_endless_streams_are_told_apart_up_to_some_index() -> None:
+    statistics = Statistics()
+    for index in range(MOST_RESPONSES + 100):
+        statistics.response(index).success.add(1.0)
+    assert len(statistics.responses) == MOST_RESPONSES + 1
+    last = statistics.responses[MOST_RESPONSES].success
+    assert (last.count, last.seconds) == (100, 100.0)

@@ -1,0 +1,429 @@
+"""ModelStreamInfer rule by rule, and the parameters that models give their answers (spec 2.4, 2.8)."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from live import Live, live, request
+from scripted_models import Plain, Scripted
+from test_caller import until
+
+from triglot import FailedPrecondition, Model, TensorSpec, Unavailable
+from triglot.core.scheduling import DynamicBatching, SequenceBatching
+from triglot.core.types import Answer
+from triglot.engine.work import STREAM_BUFFER
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols.kserve.stream import MAX_IN_FLIGHT, MAX_UNSENT
+
+VALUE = struct.Struct("<f")
+FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
+WANTED: dict[str, Any] = {EMPTY_FINAL: True}
+Inputs = Mapping[str, Any]
+
+
+def asking(model: str, value: float = 0, request_id: str = "", **parameters: Any) -> bytes:
+    message = pb.ModelInferRequest.FromString(request(model, VALUE.pack(value), request_id=request_id))
+    for key, given in parameters.items():
+        member = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(given)]
+        setattr(message.parameters[key], member, given)
+    return message.SerializeToString()
+
+
+async def sending(*messages: bytes) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
+
+
+async def answers(door: Live, *messages: bytes, **options: Any) -> list[pb.ModelStreamInferResponse]:
+    return [one async for one in door.stream_infer(sending(*messages), timeout=30, **options)]
+
+
+def parameters(answer: pb.ModelStreamInferResponse) -> dict[str, Any]:
+    return {
+        key: getattr(value, str(value.WhichOneof("parameter_choice")))
+        for key, value in answer.infer_response.parameters.items()
+    }
+
+
+def value(answer: pb.ModelStreamInferResponse) -> float:
+    found: float = VALUE.unpack(answer.infer_response.raw_output_contents[0])[0]
+    return found
+
+
+def y(number: float) -> dict[str, Any]:
+    return {"y": np.array([number], np.float32)}
+
+
+class Repeat(Model):
+    """As many answers as are asked for; the last one says that it is the last where `says_final`."""
+
+    inputs, outputs = Plain.inputs, Plain.outputs
+
+    def __init__(self, *, says_final: bool = False, then: Callable[[], Any] = lambda: None) -> None:
+        self.says_final = says_final
+        self.then = then
+
+    def infer(self, inputs: Inputs) -> Iterator[Answer]:
+        count = int(inputs["x"][0])
+        for at in range(count):
+            yield Answer(y(at), {"at": at, "of": "all"}, final=self.says_final and at == count - 1)
+        if self.then() is not None:
+            yield Answer(y(-1))
+
+
+# --- triton_final_response ---
+
+
+@pytest.mark.parametrize("wants_empty", [False, True])
+@pytest.mark.parametrize("says_final", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 3])
+async def test_who_says_final_needs_no_empty_answer(count: int, says_final: bool, wants_empty: bool) -> None:
+    async with live({"repeat": Repeat(says_final=says_final)}) as door:
+        asked = asking("repeat", count, "7", **(WANTED if wants_empty else {}))
+        found = await answers(door, asked)
+    content = [one for one in found if one.infer_response.outputs]
+    assert [value(one) for one in content] == list(range(count))
+    assert [parameters(one) for one in content] == [
+        {"at": at, "of": "all", FINAL: says_final and at == count - 1} for at in range(count)
+    ]
+    empty = found[count:]
+    if says_final and count:
+        assert empty == []
+    elif wants_empty:
+        (end,) = empty
+        assert (end.infer_response.id, end.infer_response.model_name) == ("7", "repeat")
+        assert (list(end.infer_response.raw_output_contents), parameters(end)) == ([], {FINAL: True})
+        assert not end.error_message
+    else:
+        assert empty == []
+
+
+async def test_an_answer_after_the_final_one_is_an_error_in_band() -> None:
+    async with live({"repeat": Repeat(says_final=True, then=lambda: 1)}) as door:
+        found = await answers(door, asking("repeat", 2, "7"), asking("repeat", 1, "8", **WANTED))
+        assert door.leases() == 0
+    for request_id, count in (("7", 2), ("8", 1)):
+        own = [one for one in found if one.infer_response.id == request_id]
+        assert [value(one) for one in own[:-1]] == list(range(count))
+        assert own[-1].error_message == "model 'repeat' has answered after its final answer"
+
+
+async def test_ordinary_models_answer_with_final_even_if_they_say_something_else() -> None:
+    async with live({"plain": Plain(lambda inputs: Answer(y(5), {FINAL: False, "mine": 1.5}))}) as door:
+        (found,) = await answers(door, asking("plain", **WANTED))
+    assert parameters(found) == {FINAL: True, "mine": 1.5}
+
+
+async def test_an_empty_final_answer_names_the_version_that_was_asked_for() -> None:
+    async with live({"repeat": Repeat()}) as door:
+        message = pb.ModelInferRequest.FromString(asking("repeat", 0, **WANTED))
+        message.model_version = "1"
+        (end,) = await answers(door, message.SerializeToString())
+    assert end.infer_response.model_version == "1"
+
+
+# --- errors ---
+
+
+async def test_an_error_has_the_id_the_name_and_the_version_of_its_request_and_nothing_else() -> None:
+    async with live({"good": Scripted()}) as door:
+        message = pb.ModelInferRequest.FromString(asking("good", 1, "7"))
+        message.model_version = "9"
+        (found,) = await answers(door, message.SerializeToString())
+    assert "version 9" in found.error_message
+    expected = pb.ModelInferResponse(id="7", model_name="good", model_version="9")
+    assert found.infer_response == expected
+
+
+async def test_a_decoupled_model_that_fails_has_said_what_it_has_said() -> None:
+    def fail() -> None:
+        raise FailedPrecondition("no more")
+
+    async with live({"repeat": Repeat(then=fail), "good": Scripted()}) as door:
+        found = await answers(door, asking("repeat", 2, "7", **WANTED), asking("good", 1, "8"))
+    own = [one for one in found if one.infer_response.id == "7"]
+    assert [value(one) for one in own[:2]] == [0, 1]
+    assert [one.error_message for one in own[2:]] == ["no more"]  # And no empty final answer.
+    assert [value(one) for one in found if one.infer_response.id == "8"] == [2]
+
+
+@pytest.mark.parametrize("said", ["true", "false", "TRUE"])
+async def test_only_true_ends_the_call_with_a_status(said: str) -> None:
+    def infer(inputs: Inputs) -> Any:
+        raise Unavailable("not now")
+
+    async with live({"bad": Plain(infer), "good": Scripted()}) as door:
+        call = door.stream_infer(
+            sending(asking("good", 1, "a"), asking("bad", 1, "b"), asking("good", 2, "c")),
+            metadata=(("triton_grpc_error", said),),
+            timeout=30,
+        )
+        assert value(await call.read()) == 2
+        if said == "true":
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, "not now")
+        else:
+            assert (await call.read()).error_message == "not now"
+            assert value(await call.read()) == 4
+            assert await call.read() is grpc.aio.EOF
+        await until(lambda: door.leases() == 0)
+
+
+async def test_a_status_cancels_what_still_runs() -> None:
+    cancelled = asyncio.Event()
+
+    async def forever(inputs: Inputs) -> Any:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async def endless(inputs: Inputs) -> AsyncIterator[Any]:
+        if inputs:
+            raise Unavailable("not now")
+        yield y(0)
+
+    async with live({"forever": Plain(forever), "bad": Plain(endless)}) as door:
+        call = door.stream_infer(
+            sending(asking("forever"), asking("bad")), metadata=(("triton_grpc_error", "true"),), timeout=30
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.details() == "not now"
+        await asyncio.wait_for(cancelled.wait(), 20)
+        await until(lambda: door.leases() == 0)
+
+
+async def test_a_decoupled_models_error_waits_for_nobody() -> None:
+    gate = asyncio.Event()
+
+    async def slow(inputs: Inputs) -> Any:
+        await gate.wait()
+        return y(inputs["x"][0])
+
+    async def fail(inputs: Inputs) -> AsyncIterator[Any]:
+        if inputs:
+            raise Unavailable("not now")
+        yield y(0)
+
+    async with live({"slow": Plain(slow), "bad": Plain(fail), "good": Scripted()}) as door:
+        call = door.stream_infer(
+            sending(asking("slow", 1, "a"), asking("bad", 1, "b"), asking("good", 2, "c")), timeout=30
+        )
+        assert (await call.read()).error_message == "not now"
+        gate.set()
+        assert [value(await call.read()), value(await call.read())] == [1, 4]
+        assert await call.read() is grpc.aio.EOF
+
+
+# --- how requests run side by side ---
+
+
+async def test_requests_run_at_the_same_time_and_their_answers_keep_the_order() -> None:
+    gates = [asyncio.Event() for _ in range(8)]
+    running: set[int] = set()
+
+    async def infer(inputs: Inputs) -> Any:
+        at = int(inputs["x"][0])
+        running.add(at)
+        await gates[at].wait()
+        return y(at)
+
+    async with live({"gated": Plain(infer)}) as door:
+        call = door.stream_infer(sending(*(asking("gated", at) for at in range(8))), timeout=30)
+        await until(lambda: len(running) == 8)
+        for gate in reversed(gates):
+            gate.set()
+        assert [value(one) async for one in call] == list(range(8))
+
+
+async def test_no_more_requests_are_read_than_may_run() -> None:
+    gate = asyncio.Event()
+    entered = 0
+
+    async def infer(inputs: Inputs) -> Any:
+        nonlocal entered
+        entered += 1
+        await gate.wait()
+        return y(inputs["x"][0])
+
+    async with live({"gated": Plain(infer)}, max_queue_size=10 * MAX_IN_FLIGHT) as door:
+        wanted = 4 * MAX_IN_FLIGHT
+        call = door.stream_infer(sending(*(asking("gated", at) for at in range(wanted))), timeout=60)
+        await until(lambda: entered == MAX_IN_FLIGHT)
+        gate.set()
+        assert [value(one) async for one in call] == list(range(wanted))
+
+
+async def test_a_half_closed_call_gets_all_its_answers() -> None:
+    gate = asyncio.Event()
+
+    async def infer(inputs: Inputs) -> AsyncIterator[Any]:
+        yield y(1)
+        await gate.wait()
+        yield y(2)
+
+    async with live({"gated": Plain(infer)}) as door:
+        call = door.stream_infer(timeout=30)
+        await call.write(asking("gated"))
+        await call.done_writing()
+        assert value(await call.read()) == 1
+        gate.set()
+        assert value(await call.read()) == 2
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_client_that_cancels_cancels_every_request() -> None:
+    started, cancelled = 0, 0
+
+    async def infer(inputs: Inputs) -> Any:
+        nonlocal started, cancelled
+        started += 1
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+
+    async with live({"forever": Plain(infer)}) as door:
+        call = door.stream_infer(sending(*(asking("forever") for _ in range(5))))
+        await until(lambda: started == 5)
+        call.cancel()
+        await until(lambda: cancelled == 5)
+        await until(lambda: door.leases() == 0)
+
+
+async def test_a_slow_reader_bounds_what_all_models_make_together() -> None:
+    made = 0
+
+    async def infer(inputs: Inputs) -> AsyncIterator[Any]:
+        nonlocal made
+        while True:
+            made += 1
+            yield {"y": np.zeros(1 << 18, np.float32)}
+
+    models = 3
+    async with live({"endless": Plain(infer)}) as door:
+        call = door.stream_infer(sending(*(asking("endless", request_id=str(at)) for at in range(models))))
+        for taken in range(1, 40):
+            assert not (await call.read()).error_message
+            # Each answer is a megabyte, of which gRPC itself holds some.
+            assert made <= taken + MAX_UNSENT + models * (STREAM_BUFFER + 1) + 16
+        call.cancel()
+        await until(lambda: door.leases() == 0)
+
+
+# --- a server that ends ---
+
+
+class Steps(Scripted):
+    sequence_batching = SequenceBatching(max_idle=3600)
+    inputs = [TensorSpec("x", "FP32", [-1])]
+
+
+async def test_a_draining_server_goes_on_with_sequences_and_refuses_new_ones_in_band() -> None:
+    async with live({"steps": Steps(), "good": Scripted()}) as door:
+        call = door.stream_infer(timeout=30)
+        await call.write(asking("steps", 1, "a", sequence_id=7, sequence_start=True))
+        assert value(await call.read()) == 2
+        await door.server.drain(0)
+        await call.write(asking("steps", 2, "b", sequence_id=8, sequence_start=True))
+        refused = await call.read()
+        assert refused.infer_response.id == "b"
+        assert "shutting down" in refused.error_message
+        await call.write(asking("steps", 3, "c", sequence_id=7, sequence_end=True))
+        assert value(await call.read()) == 6
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_server_that_has_stopped_ends_an_idle_stream_with_unavailable() -> None:
+    async with live({"good": Scripted()}) as door:
+        call = door.stream_infer(timeout=30)
+        await call.write(asking("good", 1))
+        assert value(await call.read()) == 2
+        stopping = asyncio.ensure_future(door.server.stop())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await stopping
+
+
+# --- parameters of answers ---
+
+GIVEN: dict[str, Any] = {"flag": True, "count": -(1 << 63), "ratio": 0.5, "text": "é"}
+
+
+async def rest(door: Live, model: str, call: str = "infer") -> tuple[int, Any]:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
+    async with door.session.post(f"{door.url}/models/{model}/{call}", json=body) as response:
+        return response.status, await response.json()
+
+
+async def test_parameters_of_an_answer_reach_every_door() -> None:
+    async with live({"said": Plain(lambda inputs: Answer({"y": inputs["x"]}, GIVEN))}) as door:
+        reply = pb.ModelInferResponse.FromString(await door.infer(asking("said", 3)))
+        assert parameters(pb.ModelStreamInferResponse(infer_response=reply)) == GIVEN
+        (streamed,) = await answers(door, asking("said", 3))
+        assert parameters(streamed) == GIVEN | {FINAL: True}
+        status, found = await rest(door, "said")
+        assert (status, found["parameters"]) == (200, GIVEN)
+        async with door.session.post(f"{door.url}/models/said/generate", json={"x": 3}) as response:
+            assert await response.json() == {"model_name": "said", "model_version": "1", "y": 3} | GIVEN
+
+
+@pytest.mark.parametrize(
+    "given", [{"x": None}, {"x": [1]}, {"x": 1 << 63}, {"x": np.int64(1)}, {"": 1}, {1: 1}, {"x": b"b"}]
+)
+async def test_parameters_that_no_protocol_carries_are_the_models_fault(given: Any) -> None:
+    async with live({"odd": Plain(lambda inputs: Answer({"y": inputs["x"]}, given))}) as door:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await door.infer(asking("odd", 3))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert "model 'odd' returned" in str(caught.value.details())
+        status, found = await rest(door, "odd")
+        assert (status, found["error"]) == (500, caught.value.details())
+
+
+async def test_parameters_of_a_batch_are_those_of_each_request() -> None:
+    class Joined(Model):
+        inputs, outputs = [TensorSpec("x", "FP32", [-1])], [TensorSpec("y", "FP32", [-1])]
+        max_batch_size = 8
+        dynamic_batching = DynamicBatching()
+
+        def infer(self, inputs: Inputs) -> Answer:
+            return Answer({"y": inputs["x"]}, {"rows": len(inputs["x"])})
+
+    async with live({"joined": Joined()}) as door:
+        replies = await asyncio.gather(*(door.infer(asking("joined", at)) for at in range(20)))
+    found = [pb.ModelInferResponse.FromString(reply) for reply in replies]
+    assert [VALUE.unpack(one.raw_output_contents[0])[0] for one in found] == list(range(20))
+    rows = [one.parameters["rows"].int64_param for one in found]
+    assert all(1 <= one <= 8 for one in rows)
+
+
+async def test_answers_with_parameters_are_not_kept() -> None:
+    runs = 0
+
+    def infer(inputs: Inputs) -> Answer:
+        nonlocal runs
+        runs += 1
+        return Answer({"y": inputs["x"]}, {"run": runs} if inputs["x"][0] else {})
+
+    model = Plain(infer)
+    model.response_cache = True
+    async with live({"kept": model}, response_cache_bytes=1 << 20) as door:
+        for number, expected in ((1, 1), (1, 2), (0, 3), (0, 3)):
+            reply = pb.ModelInferResponse.FromString(await door.infer(asking("kept", number)))
+            assert runs == expected
+            assert reply.parameters["run"].int64_param == (expected if number else 0)
