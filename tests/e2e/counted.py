@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import triglot
 from process import SECONDS
-from served_models import Served, serving, until
+from served_models import Arrays, Served, serving, until
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -92,6 +93,10 @@ class Counted(Served):
         (found,) = await self.all_stats(name)
         return found
 
+    async def waiting(self, requests: int) -> None:
+        """Wait until so many requests wait."""
+        await until(lambda: self.server.dataplane.queue_depth() == requests)
+
     async def executed(self, name: str, times: int) -> Stats:
         """As `stats`, once the model has been executed so often: after its caller has left, say."""
         version = self.server.dataplane.servable(name)
@@ -116,6 +121,30 @@ class Counted(Served):
         reasons = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
         assert set(reasons) <= set(metrics)
         return {reason: int(metrics[reason]) for reason in reasons if metrics[reason]}
+
+
+class Gate:
+    """An `infer` that waits for the test; it doubles, and fails for an input that has a number below zero."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.opened = threading.Event()
+
+    def __call__(self, inputs: Arrays) -> dict[str, Any]:
+        self.entered.release()
+        assert self.opened.wait(SECONDS)
+        return failing(inputs)
+
+    async def wait_until_entered(self) -> None:
+        """Wait until the model has begun once more."""
+        assert await asyncio.to_thread(self.entered.acquire, timeout=SECONDS)
+
+
+def failing(inputs: Arrays) -> dict[str, Any]:
+    """An `infer`."""
+    if (inputs["x"] < 0).any():
+        raise ValueError("below zero")
+    return {"y": inputs["x"] * 2}
 
 
 @asynccontextmanager
@@ -203,3 +232,8 @@ def responses(stats: Stats) -> dict[str, dict[str, int]]:
         kinds = ("success", "fail", "empty_response", "cancel")
         found[index] = {name: one[name]["count"] for name in kinds if one[name]["count"]}
     return dict(sorted(found.items(), key=lambda item: int(item[0])))
+
+
+def ns(stats: Stats) -> dict[str, int]:
+    """How long each of them took in all."""
+    return {name: stats["inference_stats"][name]["ns"] for name in DURATIONS}

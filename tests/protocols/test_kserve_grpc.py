@@ -229,8 +229,7 @@ async def test_live_ready_and_metadata_of_the_server(house: House) -> None:
     assert (await call(house, "ServerReady", b"", pb.ServerReadyResponse)).ready
     metadata = await call(house, "ServerMetadata", b"", pb.ServerMetadataResponse)
     assert (metadata.name, metadata.version) == ("triglot", triglot.__version__)
-    assert {"binary_tensor_data", "parameters"} <= set(metadata.extensions)
-    assert "statistics" not in metadata.extensions
+    assert {"binary_tensor_data", "parameters", "classification", "statistics"} <= set(metadata.extensions)
 
 
 async def test_metadata_of_models(house: House) -> None:

@@ -304,9 +304,7 @@ def infer_pieces(response: InferenceResponse) -> list[Any]:
         request_id = response.id.encode()
         pieces += length_prefix(ID, len(request_id)), request_id
     if response.parameters:
-        extra = pb.ModelInferResponse()
-        encode_parameters(response.parameters, extra.parameters)
-        pieces.append(serialize(extra))
+        pieces.append(_response_parameters(response.parameters))
     placed = response.placed
     for output in outputs:
         buffer = b"" if placed and output.name in placed else raw_buffer(output.array)
@@ -322,6 +320,23 @@ def _response_head(
     for name, datatype, shape in outputs:
         head.outputs.add(name=name, datatype=datatype, shape=shape)
     return serialize(head)
+
+
+def _response_parameters(values: Mapping[str, ParameterValue]) -> bytes:
+    if len(values) == 1:
+        [(key, value)] = values.items()
+        if isinstance(value, bool):
+            return _response_flag(key, value)  # Every answer of a stream has one.
+    extra = pb.ModelInferResponse()
+    encode_parameters(values, extra.parameters)
+    return serialize(extra)
+
+
+@lru_cache(maxsize=16)
+def _response_flag(key: str, value: bool) -> bytes:
+    extra = pb.ModelInferResponse()
+    extra.parameters[key].bool_param = value
+    return serialize(extra)
 
 
 def encode_parameters(values: Mapping[str, ParameterValue], into: Any) -> None:

@@ -57,6 +57,7 @@ class KServe:
         self._dataplane = dataplane
         self._extended = ExtendedPlane(dataplane, regions or Regions())
         self._server_name = server_name
+        self._decode = infer_decoder()
         self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
 
     async def server_live(self, _: pb.ServerLiveRequest, __: Call) -> pb.ServerLiveResponse:
@@ -121,7 +122,9 @@ class KServe:
         The answers are encoded, and counted with their requests.
         """
         end_on_error = call.metadata.get("triton_grpc_error") == "true"
-        stream = InferStream(self._dataplane, self._extended, call, self._streamed, end_on_error=end_on_error)
+        stream = InferStream(
+            self._decode, self._dataplane, self._extended, call, self._streamed, end_on_error=end_on_error
+        )
         return stream.run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, _: Call) -> pb.RepositoryIndexResponse:
@@ -172,7 +175,7 @@ class KServe:
                     "ModelInfer",
                     Kind.UNARY,
                     infer,
-                    infer_decoder(),
+                    self._decode,
                     unary_infer,
                     encode_infer,
                     packing_size,

@@ -8,7 +8,7 @@ order of the requests; those of decoupled models leave as they come.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 from triglot.core.call import Call
@@ -18,7 +18,6 @@ from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane
 from triglot.protocols.kserve.codec import (
     StreamError,
-    decode_infer,
     encode_stream_infer,
     identify,
     packing_size,
@@ -38,14 +37,22 @@ _VALIDATION = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
 
 
 class InferStream:
-    """One call; its requests are counted at `endpoint`. `extended` runs those with options of single tensors.
+    """One call; `decode` reads its requests, which are counted at `endpoint`.
 
-    `end_on_error`: an execution's first error ends the call instead of being sent in band.
+    `extended` runs those with options of single tensors. `end_on_error`: an execution's first error ends the call instead of being sent in band.
     """
 
     def __init__(
-        self, dataplane: DataPlane, extended: ExtendedPlane, call: Call, endpoint: Endpoint, *, end_on_error: bool
+        self,
+        decode: Callable[[bytes], InferenceRequest],
+        dataplane: DataPlane,
+        extended: ExtendedPlane,
+        call: Call,
+        endpoint: Endpoint,
+        *,
+        end_on_error: bool,
     ) -> None:
+        self._decode = decode
         self._dataplane = dataplane
         self._extended = extended
         self._call = call
@@ -73,13 +80,14 @@ class InferStream:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
         turn.set_result(None)
         try:
             async for data in requests:
                 await self._slots.acquire()
-                my_turn, turn = turn, asyncio.get_running_loop().create_future()
-                task = asyncio.ensure_future(self._answer(data, my_turn, turn))
+                my_turn, turn = turn, loop.create_future()
+                task = loop.create_task(self._answer(data, my_turn, turn))
                 self._running.add(task)
                 task.add_done_callback(self._ended)
             # The client has sent everything: what runs is finished, then the call ends (spec 0.12).
@@ -100,7 +108,7 @@ class InferStream:
         observed = Observation(self._endpoint, call, len(data))
         code = Code.OK
         try:
-            request = decode_infer(data)
+            request = self._decode(data)
             observed.decoded()
             if self._dataplane.streams(request):
                 # It keeps no order, but what comes after it must not overtake what came before it.
@@ -111,7 +119,8 @@ class InferStream:
             plane = self._dataplane if request.options is None else self._extended
             response = await plane.infer(request, call)
             response.parameters[FINAL] = True
-            await asyncio.shield(my_turn)
+            if not my_turn.done():
+                await asyncio.shield(my_turn)
             await self._send(response, observed)
         except Exception as error:
             request = request or identify(data)
