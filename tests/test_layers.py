@@ -93,7 +93,17 @@ MAY_IMPORT = {
     "triglot.backends.grps.torch_inferer": GRPS_BACKEND | {"torch"},
     "triglot.backends.grps.torch_tensor_converter": GRPS_BACKEND | {"torch"},
     "triglot.backends.onnx": BACKEND | {"onnxruntime"},
-    "triglot.backends.python": CORE | {"triglot.backends.model_modules", "triglot.backends.triton_python"},
+    "triglot.backends.python": CORE
+    | {
+        "triglot.backends",
+        "triglot.backends.foreign_classes",
+        "triglot.backends.model_modules",
+        "triglot.backends.triton_python",
+    },
+    # Their libraries are imported by name, when there is such a model.
+    "triglot.backends.foreign_classes": BACKEND,
+    "triglot.backends.kserve_model": BACKEND | {"triglot.backends.foreign_classes"},
+    "triglot.backends.mlserver": BACKEND | {"triglot.backends", "triglot.backends.foreign_classes"},
     "triglot.backends.predictor": BACKEND | {"triglot.backends.model_modules", "orjson"},
     "triglot.backends.sklearn": BACKEND | {"triglot.backends", "joblib", "sklearn"},
     "triglot.backends.tensorflow": BACKEND | {"tensorflow"},
@@ -112,7 +122,8 @@ MAY_IMPORT = {
     "triglot.protocols.kserve.model_config": SERVICE
     | {"triglot.repository.completed_config", "triglot.repository.config_json"},
     "triglot.protocols.kserve.extended_plane": SERVICE | {"numpy"},
-    "triglot.protocols.kserve.regions": CORE | {"triglot.engine.buffers", "numpy"},
+    "triglot.protocols.kserve.regions": CORE
+    | {"triglot.engine.buffers", "triglot.protocols.kserve.guarded_memory", "numpy"},
     "triglot.protocols.kserve.statistics": SERVICE | {"triglot.repository.config_json"},
     "triglot.protocols.kserve.routes": SERVICE,
     "triglot.protocols.kserve.shared_memory": SERVICE,

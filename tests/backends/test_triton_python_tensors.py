@@ -176,6 +176,19 @@ def test_a_request_of_the_models_own() -> None:
     assert PB.InferenceRequest(inputs=[], preferred_memory=memory).priority() == 0
 
 
+def test_names_may_be_elements_of_a_tensor() -> None:
+    name = Tensor("NAME", np.array([b"Y"], object)).as_numpy()[0]
+    request = PB.InferenceRequest(
+        name, inputs=[Tensor(name, ints(1))], requested_output_names=[name], model_name=name
+    )
+    assert (request.request_id(), request.model_name(), request.requested_output_names()) == ("Y", "Y", ["Y"])
+    assert PB.get_input_tensor_by_name(request, "Y").name() == "Y"
+    assert PB.TritonError(b"so").message() == "so"
+    for wrong in ({"model_name": 1}, {"request_id": None}, {"requested_output_names": [1]}):
+        with pytest.raises(TypeError, match=f"{next(iter(wrong))}: expected a str or bytes, got (int|NoneType)"):
+            PB.InferenceRequest(inputs=[], **wrong)
+
+
 def test_what_belongs_to_no_model() -> None:
     for call in (PB.get_model_dir, lambda: PB.is_model_ready("m"), PB.InferenceRequest(model_name="m").exec):
         with pytest.raises(

@@ -13,6 +13,7 @@ from triglot.core.model_config import NO_CONFIG, ModelConfig
 
 BACKENDS = {
     "ensemble": "triglot.backends.ensemble:load",
+    "mlserver": "triglot.backends.mlserver:load",
     "onnx": "triglot.backends.onnx:load",
     "predictor": "triglot.backends.predictor:load",
     "python": "triglot.backends.python:load",

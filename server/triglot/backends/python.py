@@ -14,7 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from triglot.backends.model_modules import OwnFinder
+from triglot.backends import foreign_classes, missing_dependency
+from triglot.backends.foreign_classes import mentions
+from triglot.backends.model_modules import ModelModules, OwnFinder
 from triglot.core.errors import ModelLoadError, NeedsProcess
 from triglot.core.model import Model, is_async
 from triglot.core.model_config import ModelConfig
@@ -40,8 +42,11 @@ def load(file: Path, config: ModelConfig) -> Model:
     Raises `ModelLoadError` when there is no model class, or more than one, and for a `load` or `close` that is no
     plain function; `NeedsProcess` when the class says so and the configuration says nothing.
     """
-    if TRITON_CLASS.encode() in file.read_bytes():
+    source = file.read_bytes()
+    if TRITON_CLASS.encode() in source:
         return _load_tritons(file, config)
+    if mentions(source):
+        return _load_foreign(file, config)
     own = OwnFinder(f"triglot_model_{next(_numbers)}_{file.stem}", [str(file.parent)])
     return _load(file, config, _import(file, own, own.name), own)
 
@@ -60,6 +65,27 @@ def _load_tritons(file: Path, config: ModelConfig) -> Model:
         modules.close()
         raise
     return _load(file, config, module, modules)
+
+
+def _load_foreign(file: Path, config: ModelConfig) -> Model:
+    """A class of another server's, or a `triglot.Model` in a file that names one; neighbours by plain names."""
+    modules = ModelModules([file.parent])
+    try:
+        with modules.by_plain_names():
+            module = _import(file, modules, f"{modules.name}.{file.stem}")
+            model = None if _usable(module) else foreign_classes.model_of(module, file, config)
+    except ModuleNotFoundError as error:
+        modules.close()
+        if error.name in foreign_classes.CLASSES:
+            raise missing_dependency(file, "the model", error) from error
+        raise
+    except BaseException:
+        modules.close()
+        raise
+    if model is None:
+        return _load(file, config, module, modules)
+    _forget_with(model, type(model), modules)
+    return model
 
 
 def _load(file: Path, config: ModelConfig, module: ModuleType, own: OwnFinder) -> Model:

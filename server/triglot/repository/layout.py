@@ -20,6 +20,7 @@ BACKEND_OF_FILE = {
     "model.bst": "xgboost",
     "model.ubj": "xgboost",
     "model.json": "xgboost",
+    "model-settings.json": "mlserver",
 }
 """The files that make a folder a model, the first of them deciding. A pickle may hold a model of scikit-learn or
 of XGBoost; its backend looks."""

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from triglot.backends.triton_python.errors import TritonModelException
 from triglot.backends.triton_python.home import Home, here, reach
 from triglot.backends.triton_python.response import InferenceResponse
+from triglot.backends.triton_python.texts import text
 from triglot.core.call import ModelCall, ModelTask
 from triglot.core.errors import ServingError
 
@@ -106,14 +107,14 @@ class ResponseIterator:
 # --- the repository ---
 
 
-def is_model_ready(home: Home | None, model_name: str, model_version: str = "") -> bool:
+def is_model_ready(home: Home | None, model_name: str | bytes, model_version: str = "") -> bool:
     """Whether the server has that model, and it takes requests."""
     version = str(model_version)
-    return bool(_managed(home, ModelTask("ready", model_name, "" if version in ("", "-1") else version)))
+    return bool(_managed(home, ModelTask("ready", _named(model_name), "" if version in ("", "-1") else version)))
 
 
 def load_model(
-    home: Home | None, model_name: str, files: Mapping[str, bytes] | None = None, config: str | None = None
+    home: Home | None, model_name: str | bytes, files: Mapping[str, bytes] | None = None, config: str | None = None
 ) -> None:
     """Load a model, or load it again, with the JSON `config` where there is one.
 
@@ -121,12 +122,16 @@ def load_model(
     """
     if files:
         raise TritonModelException("load_model: files: expected none, models are loaded from the repository")
-    _managed(home, ModelTask("load", model_name, config=config))
+    _managed(home, ModelTask("load", _named(model_name), config=config))
 
 
-def unload_model(home: Home | None, model_name: str, unload_dependents: bool = False) -> None:
+def unload_model(home: Home | None, model_name: str | bytes, unload_dependents: bool = False) -> None:
     """Unload a model. Raises `TritonModelException` where the server does not let models be unloaded."""
-    _managed(home, ModelTask("unload", model_name, dependents=unload_dependents))
+    _managed(home, ModelTask("unload", _named(model_name), dependents=unload_dependents))
+
+
+def _named(model: str | bytes) -> str:
+    return text(model, "model_name")
 
 
 def _managed(home: Home | None, task: ModelTask) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Self
 
+from triglot.backends.triton_python.texts import text
 from triglot.core.errors import (
     Cancelled,
     Code,
@@ -71,15 +72,13 @@ class TritonError:
 
     __slots__ = ("_code", "_message")
 
-    def __init__(self, message: str, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str):
-            raise TypeError(f"TritonError: message: expected a text, got {type(message).__name__}")
+    def __init__(self, message: str | bytes, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
         try:
             self._code = TritonErrorCode(code)
         except ValueError:
             names = ", ".join(one.name for one in TritonErrorCode)
             raise TypeError(f"TritonError: code: expected one of TritonError's {names}, got {code!r}") from None
-        self._message = message
+        self._message = text(message, "TritonError: message")
 
     @classmethod
     def of(cls, error: ServingError) -> Self:

@@ -15,6 +15,7 @@ from triglot.backends.triton_python.parameters import NO_PARAMETERS, as_json, ch
 from triglot.backends.triton_python.response import InferenceResponse
 from triglot.backends.triton_python.sender import InferenceResponseSender, Line
 from triglot.backends.triton_python.tensor import Tensor
+from triglot.backends.triton_python.texts import text
 from triglot.core.call import Call, ModelCall
 from triglot.core.request_scheduling import own_parameters
 from triglot.core.tensor import Array
@@ -61,9 +62,9 @@ class InferenceTrace:
 
 
 class InferenceRequest:
-    """A request. `model_version` -1: the one that serves.
+    """A request. `model_version` -1: the one that serves. Names and id are `str` or `bytes`.
 
-    Raises `TypeError` for inputs that are no `Tensor`s.
+    Raises `TypeError` for inputs that are no `Tensor`s, and for names of other types.
     """
 
     home: ClassVar[Home | None] = None
@@ -87,11 +88,11 @@ class InferenceRequest:
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: str | bytes = "",
         correlation_id: int | str = 0,
         inputs: Iterable[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        requested_output_names: Sequence[str | bytes] = (),
+        model_name: str | bytes = "",
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -101,9 +102,9 @@ class InferenceRequest:
         priority: int = 0,
     ) -> None:
         self._inputs = {tensor.name(): tensor for tensor in _tensors(inputs)}
-        self._outputs = [str(name) for name in requested_output_names]
-        self._model, self._version = str(model_name), int(model_version)
-        self._id, self._correlation_id = request_id, correlation_id
+        self._outputs = [text(name, "InferenceRequest: requested_output_names") for name in requested_output_names]
+        self._model, self._version = text(model_name, "InferenceRequest: model_name"), int(model_version)
+        self._id, self._correlation_id = text(request_id, "InferenceRequest: request_id"), correlation_id
         self._flags, self._timeout, self._priority = flags, timeout, priority
         self._parameters = checked(parameters, "InferenceRequest")
         self._trace = trace

@@ -9,6 +9,7 @@ import numpy as np
 from triglot.backends.triton_python import dlpack
 from triglot.backends.triton_python.datatypes import NUMBERS
 from triglot.backends.triton_python.errors import TritonModelException
+from triglot.backends.triton_python.texts import text
 from triglot.core.tensor import Array, bytes_elements, datatype_of, object_array
 
 
@@ -21,12 +22,10 @@ class Tensor:
 
     __slots__ = ("_array", "_name", "_own")
 
-    def __init__(self, name: str, array: Array) -> None:
-        if not isinstance(name, str):
-            raise TypeError(f"Tensor: expected a name, got {type(name).__name__}")
+    def __init__(self, name: str | bytes, array: Array) -> None:
+        self._name = text(name, "Tensor: name")
         if not isinstance(array, np.ndarray):
-            raise TypeError(f"Tensor '{name}': expected a numpy array, got {type(array).__name__}")
-        self._name = name
+            raise TypeError(f"Tensor '{self._name}': expected a numpy array, got {type(array).__name__}")
         self._array = array
         self._own = True
 

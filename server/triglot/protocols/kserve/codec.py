@@ -199,12 +199,7 @@ def _decode_region(tensor: pb.ModelInferRequest.InferInputTensor, model: str) ->
 
 
 def _decode_wish(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> OutputWish | None:
-    options = _options_in(output.parameters)
-    if options.get(CLASSIFICATION) == 0:
-        raise InvalidArgument(
-            f"parameter '{CLASSIFICATION}' of output '{output.name}': expected int64_param above 0, got 0"
-        )
-    return wish_of(options, f"output '{output.name}'")
+    return wish_of(_options_in(output.parameters), f"output '{output.name}'", fewest=1)
 
 
 def _options_in(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:

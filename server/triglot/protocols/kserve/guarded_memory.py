@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -30,42 +31,46 @@ class GuardedMemory:
 
     def __init__(self, descriptor: int, size: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        try:
-            self._out, self._in = libc.process_vm_writev, libc.process_vm_readv
-        except AttributeError:
-            raise OSError(errno.ENOSYS, "the C library has no process_vm_writev") from None
-        self._out.restype = self._in.restype = ctypes.c_ssize_t
-        # It must not be closed while the array is there, and goes with it.
-        self._bytes = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
-        self._address = self._bytes.ctypes.data
-        probe = np.empty(1, np.uint8)
-        if self.read(probe.data, 0) != 1:
-            raise OSError(errno.EFAULT, "the file is empty")
+        self._copies_out = _function(libc, "process_vm_writev")
+        self._copies_in = _function(libc, "process_vm_readv")
+        # Not Python's own, which keeps a descriptor.
+        map_file = _function(libc, "mmap")
+        kind = mmap.PROT_READ | mmap.PROT_WRITE
+        self._address = map_file(None, ctypes.c_size_t(size), kind, mmap.MAP_SHARED, descriptor, ctypes.c_long(0))
+        if self._address == -1:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        unmap = _function(libc, "munmap")
+        weakref.finalize(self, unmap, ctypes.c_void_p(self._address), ctypes.c_size_t(size))
+        self.read(np.empty(1, np.uint8).data, 0)
 
     def read(self, into: memoryview, at: int) -> int:
-        """Fill `into` with what is at `at`; how many bytes there were."""
+        """Fill `into` with what is at `at`; how many bytes there were. Of the file's last page that is all."""
         # Ours is the "other" process's side: that one is pinned, the mapped one may be gone.
-        return self._copy(self._out, into, at)
+        return self._copy(self._copies_out, into, at)
 
     def write(self, data: memoryview, at: int) -> int:
         """Put `data` at `at`; how many bytes there was room for."""
-        return self._copy(self._in, data, at)
+        return self._copy(self._copies_in, data, at)
 
     def _copy(self, function: Callable[..., int], ours: memoryview, at: int) -> int:
         array = np.frombuffer(ours, np.uint8)
         mapped = _Span(self._address + at, array.size)
         own = _Span(array.ctypes.data, array.size)
-        count: int = function(
-            os.getpid(),
-            ctypes.byref(mapped),
-            ctypes.c_ulong(1),
-            ctypes.byref(own),
-            ctypes.c_ulong(1),
-            ctypes.c_ulong(0),
-        )
+        one, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+        count = function(os.getpid(), ctypes.byref(mapped), one, ctypes.byref(own), one, flags)
         if count >= 0:
             return count
         code = ctypes.get_errno()
         if code == errno.EFAULT:
             return 0
         raise OSError(code, os.strerror(code))
+
+
+def _function(libc: ctypes.CDLL, name: str) -> Callable[..., int]:
+    try:
+        function = libc[name]
+    except AttributeError:
+        raise OSError(errno.ENOSYS, f"the C library has no {name}") from None
+    function.restype = ctypes.c_ssize_t
+    return function

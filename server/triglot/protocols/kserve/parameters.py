@@ -65,10 +65,13 @@ def region_of(parameters: Mapping[str, ParameterValue], what: str) -> RegionSlic
     )
 
 
-def wish_of(parameters: Mapping[str, ParameterValue], what: str) -> OutputWish | None:
-    """What the parameters of a requested output ask for, if anything. Raises `InvalidArgument` as `region_of`."""
+def wish_of(parameters: Mapping[str, ParameterValue], what: str, *, fewest: int = 0) -> OutputWish | None:
+    """What the parameters of a requested output ask for, if anything; `fewest`: classes that may be said.
+
+    Raises `InvalidArgument` as `region_of`.
+    """
     region = region_of(parameters, what)
-    classes = _unsigned(parameters, CLASSIFICATION, what)
+    classes = _unsigned(parameters, CLASSIFICATION, what, fewest) if CLASSIFICATION in parameters else 0
     if region is None and not classes:
         return None
     if region is not None and classes:
@@ -76,11 +79,11 @@ def wish_of(parameters: Mapping[str, ParameterValue], what: str) -> OutputWish |
     return OutputWish(classes, region)
 
 
-def _unsigned(parameters: Mapping[str, ParameterValue], key: str, what: str) -> int:
+def _unsigned(parameters: Mapping[str, ParameterValue], key: str, what: str, least: int = 0) -> int:
     value = parameters.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(
-            f"parameter '{key}' of {what}: expected int64_param of at least 0 (JSON: an unsigned integer), "
+            f"parameter '{key}' of {what}: expected int64_param of at least {least} (JSON: an unsigned integer), "
             f"got {value!r}"
         )
     return value

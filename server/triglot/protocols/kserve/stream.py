@@ -39,7 +39,8 @@ _VALIDATION = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
 class InferStream:
     """One call; `decode` reads its requests, which are counted at `endpoint`.
 
-    `extended` runs those with options of single tensors. `end_on_error`: an execution's first error ends the call instead of being sent in band.
+    `extended` runs those with options of single tensors. `end_on_error`: an execution's first error ends the call
+    instead of being sent in band.
     """
 
     def __init__(

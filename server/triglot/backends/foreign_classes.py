@@ -1,0 +1,175 @@
+"""Model classes that were written for other Python servers: which one a file has, and how its code runs here.
+
+Strategy: that code is `async def`, but as those servers let it, it computes in between. So each model has an event
+loop on a thread of its own: many of its calls may wait there at the same time, and none holds up the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import threading
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from triglot.core.call import Call
+from triglot.core.errors import Internal, InvalidArgument, NotFound, ServingError
+from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig
+from triglot.core.tensor import DATATYPES, Array, bytes_elements, object_array
+from triglot.core.types import Answer
+
+T = TypeVar("T")
+
+Inputs = Mapping[str, Array]
+CLASSES = MappingProxyType(
+    {
+        "mlserver": ("MLModel", "triglot.backends.mlserver:model_of"),
+        "kserve": ("Model", "triglot.backends.kserve_model:model_of"),
+    }
+)
+"""By their package: the base class, and what makes a model of a class, its file and its configuration."""
+
+
+def mentions(source: bytes) -> bool:
+    """Whether a file may have such a class."""
+    return any(package.encode() in source for package in CLASSES)
+
+
+def model_of(module: ModuleType, file: Path, config: ModelConfig) -> Model | None:
+    """The loaded model of the class that the module defines; None where there is none.
+
+    Raises `ModelLoadError` for what is not supported, and what the class's own code raises.
+    """
+    for value in vars(module).values():
+        if inspect.isclass(value) and value.__module__ == module.__name__:
+            for base in value.__mro__[1:]:
+                name, path = CLASSES.get(base.__module__.partition(".")[0], ("", ""))
+                if base.__name__ == name:
+                    adapter, _, function = path.partition(":")
+                    model: Model = getattr(importlib.import_module(adapter), function)(value, file, config)
+                    return model
+    return None
+
+
+class CodeLoop:
+    """An event loop on a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """On any thread: have it run."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """On another thread: what it gives or raises."""
+        return self.submit(work).result()
+
+    def close(self) -> None:
+        """Nothing runs there any more."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+class ForeignModel(Model):
+    """A model whose code runs on a `CodeLoop`; one answer to each request."""
+
+    any_tensors = True
+
+    def __init__(self, loop: CodeLoop) -> None:
+        self._loop = loop
+
+    async def infer(self, inputs: Inputs, call: Call) -> Any:
+        """Raises `InvalidArgument` and `NotFound` for what the class's code says is the client's fault."""
+        return await asyncio.wrap_future(self._loop.submit(self._told(inputs, call)))
+
+    async def _told(self, inputs: Inputs, call: Call) -> Any:
+        try:
+            return await self.answer(inputs, call)
+        except Exception as error:
+            raise worded(error) from error
+
+    @abstractmethod
+    async def answer(self, inputs: Inputs, call: Call) -> Any:
+        """On the loop of the model's own: what its code answers."""
+
+
+class ForeignStream(ForeignModel):
+    """One that yields its answers; it goes on when the one before was taken."""
+
+    async def infer(  # type: ignore[override]  # A model's `infer` is any of the four kinds of functions.
+        self, inputs: Inputs, call: Call
+    ) -> AsyncGenerator[Any, None]:
+        """The answers; raises as `ForeignModel.infer`."""
+        answers = self.answers(inputs, call)
+        try:
+            while (answer := await asyncio.wrap_future(self._loop.submit(_next(answers)))) is not None:
+                yield answer
+        finally:
+            await asyncio.wrap_future(self._loop.submit(_closed(answers)))
+
+    @abstractmethod
+    def answers(self, inputs: Inputs, call: Call) -> AsyncIterator[Any]:
+        """On the loop of the model's own: what its code yields."""
+
+
+async def _next(answers: AsyncIterator[Any]) -> Any:
+    try:
+        return await anext(answers, None)
+    except Exception as error:
+        raise worded(error) from error
+
+
+async def _closed(answers: Any) -> None:
+    if hasattr(answers, "aclose"):
+        await answers.aclose()
+
+
+def worded(error: Exception) -> Exception:
+    """What a client is told: the text of an error that says it is the client's; any other one is as it was."""
+    status = getattr(error, "status_code", None)
+    text = str(getattr(error, "detail", None) or error)
+    name = type(error).__name__
+    if isinstance(error, ServingError):
+        return error
+    if status == 404 or name == "ModelNotFound":
+        return NotFound(text)
+    if (isinstance(status, int) and 400 <= status < 500) or name == "InvalidInput":
+        return InvalidArgument(text)
+    return error
+
+
+def array_of(name: str, datatype: str, shape: Any, data: Any) -> Array:
+    """An output's elements, nested lists or flat, as an array. Raises `Internal`, which names the output."""
+    try:
+        if datatype == "BYTES":
+            texts = np.array([data] if isinstance(data, str | bytes) else data, object).reshape(-1)
+            return object_array(bytes_elements(texts), tuple(shape))
+        return np.asarray(data, DATATYPES[datatype].dtype).reshape(tuple(shape))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Internal(f"output '{name}': expected {datatype} elements of shape {list(shape)}: {error}") from None
+
+
+def answer_of(outputs: Mapping[str, Array], parameters: Mapping[str, Any] | None) -> Answer:
+    """The outputs, and of the response's parameters those that a response can have."""
+    plain = {
+        name: value for name, value in (parameters or {}).items() if isinstance(value, bool | int | float | str)
+    }
+    return Answer(outputs, plain)

@@ -1,0 +1,181 @@
+"""KServe's `Model`: a class in a `model.py`, made with the model's name as in `Model("name")`.
+
+Served are `load`, `preprocess`, `predict`, `postprocess` and `stop`. A class whose `preprocess` or `predict` is
+annotated with a dict, and not with an `InferRequest`, takes and gives the JSON of the V1 protocol; every other one
+takes an `InferRequest`, and gives an `InferResponse`, or a dict like one. Explainers and generators are not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from triglot.backends.foreign_classes import CodeLoop, ForeignModel, Inputs, answer_of, array_of
+from triglot.core.call import Call
+from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
+from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig
+from triglot.core.signature import DEFAULT_SIGNATURE, Signature
+from triglot.core.tensor import datatype_of, object_array
+from triglot.core.types import Answer, TensorSpec
+
+
+def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
+    """The class's model, loaded.
+
+    Raises `ModelLoadError` for a class that cannot be made with a name, a `load` that does not return True, and
+    for what is not supported.
+    """
+    kserve = importlib.import_module("kserve")
+    name = model_class.__name__
+    if inspect.isgeneratorfunction(model_class.predict) or inspect.isasyncgenfunction(model_class.predict):
+        raise ModelLoadError(f"{file}: {name}.predict: expected a function, generators are not supported")
+    if not hasattr(model_class, "predict") or model_class.predict is kserve.Model.predict:
+        raise ModelLoadError(f"{file}: {name} has no predict(self, payload, headers)")
+    folder = file.parent
+    own_name = (folder.parent if folder.name.isdecimal() else folder).absolute().name
+    try:
+        inspect.signature(model_class).bind(own_name)
+    except TypeError as error:
+        raise ModelLoadError(f"{file}: {name}: expected to be made with the model's name alone: {error}") from None
+    loop = CodeLoop(own_name)
+    try:
+        served = loop.run(_begun(model_class, own_name))
+        if not served.ready:
+            raise ModelLoadError(f"{file}: {name} is not ready after its load(), expected it to set self.ready")
+        kind = KServeDictModel if _takes_dicts(model_class) else KServeModel
+        # A class of its own, whose `close` its file's modules are forgotten with.
+        named: type[KServeModel] = type(name, (kind,), {})
+        model = named(served, kserve, loop)
+        model.model_config = config
+        return model
+    except BaseException:
+        loop.close()
+        raise
+
+
+async def _begun(model_class: type[Any], name: str) -> Any:
+    served = model_class(name)
+    if not served.ready:
+        ready = served.load()
+        served.ready = bool(await ready if inspect.isawaitable(ready) else ready) or served.ready
+    return served
+
+
+def _takes_dicts(model_class: type[Any]) -> bool:
+    """Whether the class's own code says that it takes a dict and no `InferRequest`."""
+    said = [text for name in ("preprocess", "predict") if (text := _payload(getattr(model_class, name)))]
+    # KServe's own methods say that they take either.
+    decided = [text for text in said if ("InferRequest" in text) != ("dict" in text.lower())]
+    return bool(decided) and "InferRequest" not in decided[0]
+
+
+def _payload(method: Callable[..., Any]) -> str:
+    parameters = list(inspect.signature(method).parameters.values())
+    annotation = parameters[1].annotation if len(parameters) > 1 else inspect.Parameter.empty
+    return "" if annotation is inspect.Parameter.empty else str(annotation)
+
+
+class KServeModel(ForeignModel):
+    """A model of the V2 protocol. It takes and gives any tensors, unless `get_input_types` and `get_output_types`
+    say which."""
+
+    platform = "kserve"
+
+    def __init__(self, served: Any, kserve: Any, loop: CodeLoop) -> None:
+        super().__init__(loop)
+        self._served = served
+        self._kserve = kserve
+        inputs, outputs = served.get_input_types(), served.get_output_types()
+        if inputs and outputs:
+            self.any_tensors = False
+            self.inputs, self.outputs = (
+                [TensorSpec(one["name"], one["datatype"], one["shape"]) for one in specs]
+                for specs in (inputs, outputs)
+            )
+
+    async def answer(self, inputs: Inputs, call: Call) -> Any:
+        """See `ForeignModel`. Raises `Internal` for what is no response."""
+        kserve = self._kserve
+        tensors = [
+            kserve.InferInput(
+                name,
+                list(array.shape),
+                datatype_of(array),
+                array.tolist() if array.dtype.hasobject else array,
+                parameters={},
+            )
+            for name, array in inputs.items()
+        ]
+        request = kserve.InferRequest(
+            self._served.name, tensors, request_id=call.request_id or None, parameters=dict(call.parameters)
+        )
+        response = await self._answered(request, call)
+        if isinstance(response, dict) and "outputs" in response:
+            response = kserve.InferResponse.from_rest(response)
+        if not isinstance(response, kserve.InferResponse):
+            raise Internal(f"predict() returned {type(response).__name__}, expected an InferResponse")
+        outputs = {}
+        for one in response.outputs:
+            data = one.data if one._raw_data is None else one.as_numpy()
+            outputs[one.name] = array_of(one.name, one.datatype, one.shape, data)
+        return answer_of(outputs, response.parameters)
+
+    async def _answered(self, body: Any, call: Call) -> Any:
+        headers = {name: value for name, value in call.metadata.items() if isinstance(value, str)}
+        answered = await self._served(body, headers)
+        # The headers of the response come with it.
+        return answered[0] if isinstance(answered, tuple) else answered
+
+    def close(self) -> None:
+        """Calls `stop`."""
+        try:
+            self._served.stop()
+        finally:
+            self._loop.close()
+
+
+class KServeDictModel(KServeModel):
+    """A model of the V1 protocol: JSON there and back, an element for each of the `instances`."""
+
+    speaks_json = True
+
+    def __init__(self, served: Any, kserve: Any, loop: CodeLoop) -> None:
+        super().__init__(served, kserve, loop)
+        self.any_tensors = False
+        self.inputs, self.outputs = (), ()
+        self.signatures = {
+            DEFAULT_SIGNATURE: Signature(
+                [TensorSpec("instances", "BYTES", [-1]), TensorSpec("parameters", "BYTES", [1])],
+                [TensorSpec("predictions", "BYTES", [1])],
+                defaults={"parameters": object_array([b"{}"], [1])},
+            )
+        }
+
+    async def answer(self, inputs: Inputs, call: Call) -> Answer:
+        """See `ForeignModel`. Raises `InvalidArgument` for what is no JSON, `Internal` without predictions."""
+        try:
+            instances = [json.loads(one) for one in inputs["instances"].ravel().tolist()]
+            more = json.loads(inputs["parameters"].item())
+        except ValueError as error:
+            raise InvalidArgument(f"instances: expected JSON: {error}") from None
+        if not isinstance(more, dict):
+            raise InvalidArgument("parameters: expected a JSON object")
+        response = await self._answered({**more, "instances": instances}, call)
+        if not isinstance(response, dict) or "predictions" not in response:
+            raise Internal(f"predict() returned {type(response).__name__}, expected a dict with 'predictions'")
+        try:
+            text = json.dumps(response["predictions"], default=_plain).encode()
+        except (TypeError, ValueError) as error:
+            raise Internal(f"predict() returned what is no JSON: {error}") from None
+        return Answer({"predictions": object_array([text], [1])})
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

@@ -1,0 +1,178 @@
+"""MLServer's `MLModel`: a class in a `model.py`, or what a `model-settings.json` names as its implementation.
+
+Served are `load`, `predict`, `predict_stream` where there is no `predict`, and `unload`; requests have the codecs'
+content types that the settings declare, and the request's own. The parameters of single inputs do not arrive.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from triglot.backends import missing_dependency
+from triglot.backends.foreign_classes import CodeLoop, ForeignModel, ForeignStream, Inputs, answer_of, array_of
+from triglot.core.call import Call
+from triglot.core.errors import Internal, MissingDependency, ModelLoadError
+from triglot.core.model import Model
+from triglot.core.model_config import ModelConfig
+from triglot.core.tensor import datatype_of
+from triglot.core.types import Answer, TensorSpec
+
+log = logging.getLogger(__name__)
+
+SETTINGS = "model-settings.json"
+NO_EFFECT = ("max_batch_size", "max_batch_time", "parallel_workers", "warm_workers")
+"""Settings of MLServer's own ways to batch and to spread work."""
+NOT_SUPPORTED = ("environment_path", "environment_tarball")
+
+
+def load(file: Path, config: ModelConfig) -> Model:
+    """The model of a `model-settings.json`. Raises `MissingDependency` for a runtime that is not installed, and as
+    `model_of`."""
+    mlserver = importlib.import_module("mlserver")
+    settings = _settings(mlserver, file, "")
+    try:
+        model_class = settings.implementation
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module.startswith("mlserver_"):
+            package = module.replace("_", "-")
+            raise MissingDependency(
+                f"{file}: implementation needs {module}, which is not installed; run: pip install {package}"
+            ) from error
+        raise missing_dependency(file, "the implementation", error) from error
+    if not (isinstance(model_class, type) and issubclass(model_class, mlserver.MLModel)):
+        raise ModelLoadError(f"{file}: implementation: expected a class of MLServer's, an MLModel")
+    return _loaded(mlserver, model_class, settings, file, config)
+
+
+def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
+    """The class's model, loaded, with the `model-settings.json` beside `file` where there is one.
+
+    Raises `ModelLoadError` for a `load` that does not return True, and for what is not supported.
+    """
+    mlserver = importlib.import_module("mlserver")
+    settings = _settings(
+        mlserver, file.with_name(SETTINGS), f"{model_class.__module__}.{model_class.__qualname__}"
+    )
+    return _loaded(mlserver, model_class, settings, file, config)
+
+
+def _settings(mlserver: Any, file: Path, implementation: str) -> Any:
+    """What the file says, if there is one. Raises `ModelLoadError`."""
+    try:
+        said = json.loads(file.read_bytes()) if implementation == "" or file.exists() else {}
+        if not isinstance(said, dict):
+            raise TypeError(f"expected a JSON object, got {type(said).__name__}")
+        folder = file.parent
+        said["name"] = said.get("name") or (folder.parent if folder.name.isdecimal() else folder).absolute().name
+        said["implementation"] = implementation or said.get("implementation", "")
+        parameters = said["parameters"] = dict(said.get("parameters") or {})
+        for name in NOT_SUPPORTED:
+            if parameters.get(name):
+                raise ValueError(f"parameters.{name}: expected none, models run in the server's environment")
+        parameters.setdefault("uri", str(folder.absolute()))
+        parameters.setdefault("version", folder.name if folder.name.isdecimal() else "1")
+        for name in NO_EFFECT:
+            if said.get(name):
+                log.warning("%s: %s: without effect here", file, name)
+        return mlserver.ModelSettings.model_validate({**said, "_source": str(file.absolute())})
+    except (TypeError, ValueError) as error:
+        raise ModelLoadError(f"{file}: {error}") from error
+
+
+def _loaded(mlserver: Any, model_class: type[Any], settings: Any, file: Path, config: ModelConfig) -> Model:
+    streams = model_class.predict_stream is not mlserver.MLModel.predict_stream
+    predicts = model_class.predict is not mlserver.MLModel.predict
+    if not streams and not predicts:
+        raise ModelLoadError(f"{file}: {model_class.__name__} has no async def predict(self, payload)")
+    if streams and predicts:
+        log.warning("%s: %s.predict_stream is not served, as it has a predict", file, model_class.__name__)
+    served = model_class(settings)
+    loop = CodeLoop(settings.name)
+    try:
+        served.ready = loop.run(served.load())
+        if not served.ready:
+            raise ModelLoadError(f"{file}: {model_class.__name__}.load() returned {served.ready!r}, expected True")
+        kind = MLServerModel if predicts else MLServerStream
+        # A class of its own, whose `close` its file's modules are forgotten with.
+        named: type[MLServerModel] = type(model_class.__name__, (kind,), {})
+        model = named(served, mlserver.types, loop)
+        model.model_config = config
+        return model
+    except BaseException:
+        loop.close()
+        raise
+
+
+class MLServerModel(ForeignModel):
+    """An `MLModel`. It takes and gives any tensors, unless its settings, or its `load`, say which."""
+
+    platform = "mlserver"
+
+    def __init__(self, served: Any, types: Any, loop: CodeLoop) -> None:
+        super().__init__(loop)
+        self._served = served
+        self._types = types
+        if served.inputs and served.outputs:
+            self.any_tensors = False
+            self.inputs, self.outputs = (
+                [TensorSpec(one.name, _text(one.datatype), one.shape) for one in specs]
+                for specs in (served.inputs, served.outputs)
+            )
+
+    async def answer(self, inputs: Inputs, call: Call) -> Answer:
+        """See `ForeignModel`. Raises `Internal` for what is no response."""
+        return self._answer(await self._served.predict(self._request(inputs, call)))
+
+    def _request(self, inputs: Inputs, call: Call) -> Any:
+        types = self._types
+        return types.InferenceRequest(
+            id=call.request_id or None,
+            parameters=types.Parameters(**{**call.parameters, "headers": call.metadata}),
+            inputs=[
+                types.RequestInput(
+                    name=name, datatype=datatype_of(array), shape=array.shape, data=array.reshape(-1).tolist()
+                )
+                for name, array in inputs.items()
+            ],
+            outputs=[types.RequestOutput(name=name) for name in call.requested_outputs] or None,
+        )
+
+    def _answer(self, response: Any) -> Answer:
+        if not isinstance(response, self._types.InferenceResponse):
+            raise Internal(f"predict() returned {type(response).__name__}, expected an InferenceResponse")
+        outputs = {
+            one.name: array_of(one.name, _text(one.datatype), one.shape, getattr(one.data, "root", one.data))
+            for one in response.outputs
+        }
+        return answer_of(outputs, response.parameters.model_dump() if response.parameters else None)
+
+    def close(self) -> None:
+        """Calls `unload`."""
+        try:
+            self._loop.run(self._served.unload())
+        finally:
+            self._loop.close()
+
+
+class MLServerStream(MLServerModel, ForeignStream):
+    """One that has `predict_stream`."""
+
+    async def answers(self, inputs: Inputs, call: Call) -> AsyncIterator[Answer]:
+        """See `ForeignStream`."""
+        async for response in self._served.predict_stream(_one(self._request(inputs, call))):
+            yield self._answer(response)
+
+
+async def _one(request: Any) -> AsyncIterator[Any]:
+    yield request
+
+
+def _text(datatype: Any) -> str:
+    """MLServer has them as texts, and as members of an enumeration."""
+    return str(getattr(datatype, "value", datatype))

@@ -1,0 +1,68 @@
+"""MLServer's and KServe's model classes where their packages are not installed, and their tests where they are."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from elsewhere import check_tests
+from triglot import backends
+from triglot.backends.foreign_classes import CLASSES
+from triglot.core.errors import MissingDependency, ModelLoadError
+
+FOLDER = Path(__file__).parent
+HEADS = {
+    "mlserver": "from mlserver import MLModel\n\nclass Mine(MLModel):\n    pass\n",
+    "kserve": "import kserve\n\nclass Mine(kserve.Model):\n    pass\n",
+}
+
+without = {
+    name: pytest.mark.skipif(find_spec(name) is not None, reason="this environment has it") for name in CLASSES
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in without.items()])
+def test_the_error_says_what_to_install(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(HEADS[name])
+    with pytest.raises(MissingDependency) as caught:
+        backends.load("python", file)
+    text = f"the model needs {name}, which is not installed; run: pip install {name}"
+    assert str(caught.value) == f"{file}: {text}"
+
+
+@without["mlserver"]
+def test_settings_without_mlserver(tmp_path: Path) -> None:
+    file = tmp_path / "model-settings.json"
+    file.write_text('{"implementation": "mine.Mine"}')
+    with pytest.raises(
+        MissingDependency, match="needs mlserver, which is not installed; run: pip install mlserver"
+    ):
+        backends.load("mlserver", file)
+
+
+def test_a_file_that_only_names_them(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("# Not for mlserver, nor kserve.\nimport helper\nfrom triglot import Model\n\nMine = 3\n")
+    (tmp_path / "helper.py").write_text("")
+    with pytest.raises(ModelLoadError, match=r"no class here derives from triglot\.Model"):
+        backends.load("python", file)
+    file.write_text(
+        "# Not for mlserver.\nimport helper\nfrom triglot import Model\n\n"
+        "class Mine(Model):\n    def infer(self, inputs):\n        return inputs\n"
+    )
+    assert backends.load("python", file).infer({"x": 1}) == {"x": 1}
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        pytest.param("mlserver", "test_mlserver.py", marks=without["mlserver"]),
+        pytest.param("kserve", "test_kserve_model.py", marks=without["kserve"]),
+    ],
+)
+def test_they_hold_with_the_packages(name: str, file: str) -> None:
+    check_tests(name, FOLDER / file)

@@ -1,0 +1,220 @@
+"""MLServer's models, as its users write them, through a server's doors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import numpy as np
+import pytest
+from triton_served import Door, reply, request, serving, text
+
+pytest.importorskip("mlserver", reason="the mlserver environment has it")
+
+MODEL = '''
+import asyncio
+import json
+import os
+import re
+from pathlib import Path
+
+from helper import TIMES
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec, StringCodec
+from mlserver.errors import InferenceError
+from mlserver.types import InferenceRequest, InferenceResponse
+from mlserver.utils import get_model_uri
+
+
+class Mine(MLModel):
+    """Multiplies x, and says what it was asked."""
+
+    async def load(self) -> bool:
+        self.uri = await get_model_uri(self._settings)
+        self.loop = asyncio.get_running_loop()
+        self.waiting, self.enough = 0, asyncio.Event()
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        assert asyncio.get_running_loop() is self.loop
+        by_name = {one.name: one for one in payload.inputs}
+        x = self.decode(by_name["x"], default_codec=NumpyCodec)
+        if x.ravel()[0] < 0:
+            raise InferenceError("x is below zero")
+        if x.ravel()[0] == 13:
+            raise KeyError("thirteen")
+        if x.ravel()[0] == 7:
+            self.waiting += 1
+            if self.waiting == 3:
+                self.enough.set()
+            await self.enough.wait()
+        said = {
+            "id": payload.id, "name": self.name, "version": self.version, "uri": self.uri,
+            "mine": getattr(payload.parameters, "mine", None), "extra": self.settings.parameters.extra,
+            "header": (payload.parameters.headers or {}).get("from"),
+            "names": self.decode(by_name["names"], default_codec=StringCodec) if "names" in by_name else None,
+        }
+        return InferenceResponse(
+            model_name=self.name,
+            id=payload.id,
+            parameters={"took": 0.5, "odd": ["left out"]},
+            outputs=[
+                NumpyCodec.encode_output("y", x * TIMES),
+                StringCodec.encode_output("said", [json.dumps(said)]),
+            ],
+        )
+
+    async def unload(self) -> bool:
+        Path(self.uri, "unloaded").touch()
+        return True
+'''
+STREAM = """
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceResponse
+import numpy as np
+
+class Counts(MLModel):
+    async def predict_stream(self, payloads):
+        async for payload in payloads:
+            for number in range(int(payload.inputs[0].data[0])):
+                yield InferenceResponse(
+                    model_name=self.name, outputs=[NumpyCodec.encode_output("n", np.array([number]))]
+                )
+"""
+
+
+def write(folder: Path, source: str = MODEL, name: str = "model.py", settings: Any = None) -> Path:
+    version = folder / "mine" / "3"
+    version.mkdir(parents=True)
+    (version / name).write_text(source)
+    (version / "helper.py").write_text("TIMES = 2\n")
+    if settings is not None:
+        (version / "model-settings.json").write_text(json.dumps(settings))
+    return folder / "mine"
+
+
+X = np.array([[1.0, 2.0]], np.float32)
+
+
+async def said(door: Door, **more: Any) -> dict[str, Any]:
+    answer = await door.infer("mine", {"x": X, "names": text("é")}, **more)
+    assert (answer.outputs["y"] == X * 2).all()
+    assert answer.parameters == {"took": 0.5}
+    told: dict[str, Any] = json.loads(answer.outputs["said"].item())
+    return told
+
+
+async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    async with serving(path) as door:
+        told = await said(door, id="seven", parameters={"mine": 3})
+        assert told == {
+            "id": "seven",
+            "name": "mine",
+            "version": "3",
+            "uri": str(path / "3"),
+            "mine": 3,
+            "extra": {},
+            "header": None,
+            "names": ["é"],
+        }
+        assert not (path / "3" / "unloaded").exists()
+    assert (path / "3" / "unloaded").exists()
+
+
+SETTINGS = {
+    "name": "theirs",
+    "implementation": "runtime.Mine",
+    "parameters": {"uri": ".", "version": "v7", "extra": {"a": 1}},
+    "inputs": [
+        {"name": "x", "datatype": "FP32", "shape": [-1, 2], "parameters": {"content_type": "np"}},
+        {"name": "names", "datatype": "BYTES", "shape": [-1], "parameters": {"content_type": "str"}},
+    ],
+    "outputs": [
+        {"name": "y", "datatype": "FP32", "shape": [-1, 2]},
+        {"name": "said", "datatype": "BYTES", "shape": [-1, 1]},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ["model.py", "runtime.py"])
+async def test_its_settings(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, name=name, settings=SETTINGS)
+    async with serving(path) as door:
+        told = await said(door)
+        expected = {"name": "theirs", "version": "v7", "extra": {"a": 1}, "names": ["é"]}
+        assert {key: told[key] for key in expected} == expected
+        assert os.path.samefile(told["uri"], path / "3")  # noqa: ASYNC240, PTH121 - once.
+        code, error = await door.failure("mine", {"x": X[0], "names": text("a")})
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "x" in error
+        async with aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{door.server.rest_port}/v2/models/mine"
+            async with session.get(url) as response:
+                metadata = await response.json()
+            assert metadata["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [-1, 2]}
+            assert metadata["platform"] == "mlserver"
+            body = {
+                "inputs": [
+                    {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]},
+                    {"name": "names", "datatype": "BYTES", "shape": [1], "data": ["b"]},
+                ]
+            }
+            async with session.post(f"{url}/infer", json=body, headers={"From": "me"}) as response:
+                answer = await response.json()
+            assert answer["outputs"][0]["data"] == [2, 4]
+            assert json.loads(answer["outputs"][1]["data"][0])["header"] == "me"
+
+
+async def test_errors_and_calls_at_the_same_time(tmp_path: Path) -> None:
+    async with serving(write(tmp_path)) as door:
+        assert await door.failure("mine", {"x": -X}) == (grpc.StatusCode.INVALID_ARGUMENT, "x is below zero")
+        code, error = await door.failure("mine", {"x": np.array([13.0], np.float32)})
+        assert code is grpc.StatusCode.INTERNAL
+        assert "thirteen" not in error
+        seven = np.array([7.0], np.float32)
+        answers = await asyncio.gather(*(door.infer("mine", {"x": seven}) for _ in range(3)))
+        assert [answer.outputs["y"].tolist() for answer in answers] == [[[14.0]]] * 3
+
+
+async def test_a_stream(tmp_path: Path) -> None:
+    async with serving(write(tmp_path, STREAM)) as door:
+        asked = request("mine", {"count": np.array([4])})
+        messages = [message async for message in door.stream([asked])]
+        assert [reply(one.infer_response).outputs["n"].tolist() for one in messages] == [[[n]] for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "error"),
+    [
+        (MODEL.replace("return True", "return False", 1), None, r"Mine.load\(\) returned False, expected True"),
+        (MODEL.replace("async def predict", "async def guess"), None, "Mine has no async def predict"),
+        (MODEL.replace("self.waiting,", "1 / 0; self.waiting,"), None, r"model\.py:\d+: ZeroDivisionError"),
+        (MODEL, {"parameters": {"environment_tarball": "e.tgz"}}, "parameters.environment_tarball: expected none"),
+        (MODEL, {"inputs": 5}, "model-settings.json: .*inputs"),
+        (MODEL, [], "model-settings.json: expected a JSON object, got list"),
+    ],
+)
+async def test_what_cannot_be_served(
+    tmp_path: Path, source: str, settings: Any, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(Exception, match="1 of the models could not be loaded"):
+        async with serving(write(tmp_path, source, settings=settings)):
+            pass
+    caplog.set_level("ERROR")
+    assert re.search(error, caplog.text, re.DOTALL)
+
+
+async def test_a_runtime_that_is_not_installed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path, name="x.py", settings={"implementation": "mlserver_sklearn.SKLearnModel"})
+    with pytest.raises(Exception, match="1 of the models could not be loaded"):
+        async with serving(path):
+            pass
+    assert "needs mlserver_sklearn, which is not installed; run: pip install mlserver-sklearn" in caplog.text
