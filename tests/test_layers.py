@@ -83,7 +83,7 @@ MAY_IMPORT = {
     "triglot.repository.proto_text": PROTO_REPOSITORY,
     "triglot.repository.scheduling": PROTO_REPOSITORY,
     "triglot.repository.scheduling_messages": PROTO_REPOSITORY,
-    "triglot.backends": CORE,
+    "triglot.backends": CORE | {"triglot.backends.reshaping"},
     "triglot.backends.features": BACKEND | {"triglot.backends"},
     # What a project imports is ours to provide, messages among it.
     "triglot.backends.grps": GRPS_BACKEND,
@@ -92,7 +92,8 @@ MAY_IMPORT = {
     "triglot.backends.grps.tf_tensor_converter": GRPS_BACKEND | {"tensorflow"},
     "triglot.backends.grps.torch_inferer": GRPS_BACKEND | {"torch"},
     "triglot.backends.grps.torch_tensor_converter": GRPS_BACKEND | {"torch"},
-    "triglot.backends.onnx": BACKEND | {"onnxruntime"},
+    "triglot.backends.onnx": BACKEND | {"triglot.backends.reshaping", "onnxruntime"},
+    "triglot.backends.reshaping": CORE,
     "triglot.backends.python": CORE
     | {
         "triglot.backends",
@@ -197,8 +198,10 @@ MAY_IMPORT = {
         "triglot.telemetry.store",
         "triglot.tfserving_batching",
         "triglot.tfserving_cli",
+        "triglot.triton_flags",
         "triglot.version",
     },
+    "triglot.triton_flags": set(),
     "triglot.grps_cli": CORE
     | {
         "triglot.app",

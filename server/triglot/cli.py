@@ -26,6 +26,7 @@ from triglot.repository.source import ModelFiles
 from triglot.telemetry.log_settings import formatter
 from triglot.telemetry.store import Telemetry
 from triglot.tfserving_batching import Batching
+from triglot.triton_flags import in_place_of
 from triglot.version import __version__
 
 if TYPE_CHECKING:
@@ -149,7 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = flags.pop("command")
     for other in others:
         if other.startswith("-"):
-            parser.error(unknown(other.split("=")[0], _FLAGS[command]()))
+            flag = other.split("=")[0]
+            ours = in_place_of(flag) if command == "serve" else ""
+            parser.error(f"unknown option {flag!r}{ours}" if ours else unknown(flag, _FLAGS[command]()))
     try:
         start = _STARTS[command](flags, others, os.environ)
         handler = _set_up_logging(start.config)

@@ -192,7 +192,7 @@ class ModelCalls:
             )
         key, instances = (servable.name, servable.version), servable.model.instances
         own = [one for one in link.chain() if one.caller == key]
-        if servable.direct or not own:
+        if not own or (servable.direct and not servable.model.holds_instances):
             yield
             return
         if servable.sequences is not None:

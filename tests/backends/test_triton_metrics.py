@@ -69,7 +69,7 @@ class Counted:
 
     async def samples(self, name: str) -> dict[str, dict[str, float]]:
         """The kind of the family, and its samples by name and labels."""
-        parsed: Any = text_string_to_metric_families(await self.page())  # type: ignore[no-untyped-call]
+        parsed: Any = text_string_to_metric_families(await self.page())
         return {
             family.type: {_key(sample): sample.value for sample in family.samples}
             for family in parsed

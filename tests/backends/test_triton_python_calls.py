@@ -184,3 +184,17 @@ async def test_nothing_of_a_closed_model_is_left(
         while any(one() is not None for one in probe.seen):
             gc.collect()
             await asyncio.sleep(0.005)
+
+
+async def test_a_configuration_that_lacks_what_the_code_does_not_say(tmp_path: Path) -> None:
+    code = """
+class TritonPythonModel:
+    def execute(self, requests):
+        pb_utils.load_model(b"twice", config='{"max_batch_size": 16}')
+"""
+    write_model(tmp_path, "twice", TWICE, X_TO_Y)
+    write_model(tmp_path, "m", code, X_TO_Y)
+    async with serving(tmp_path, model_control_mode="explicit", load_model="m,twice") as door:
+        _, told = await door.failure("m", {"X": ints(1)})
+        assert "expected inputs and outputs in the configuration in the request to load model 'twice', or" in told
+        assert (await door.infer("twice", {"X": ints(1)})).outputs["Y"].tolist() == [2]

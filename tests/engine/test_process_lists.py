@@ -1,11 +1,9 @@
-"""Lists of requests, response parameters, and many calls at the same time, in processes."""
+"""Lists of requests, and response parameters, in processes."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from ast import literal_eval
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_process_frames import arrays, raw
-from told_models import ON_LOOP, PLAIN, SECONDS, STREAM_ON_LOOP, Told, code, load, told, write_told
+from told_models import ON_LOOP, PLAIN, SECONDS, Told, code, load, told, write_told
 
-from triglot import Call, Internal, ModelLoadError, NotFound, ServingError, Unavailable
+from triglot import Call, Internal, NotFound, Unavailable
 from triglot.core.call import ModelCall, ModelTask
-from triglot.core.errors import Code
 from triglot.core.model_config import ModelConfig
 from triglot.core.scheduling import DynamicBatching
 from triglot.core.types import Answer
-from triglot.engine.processes.remote_model import ListsModel, RemoteModel
+from triglot.engine.processes.remote_model import ListsModel
 
 # --- lists ---
 
@@ -188,6 +185,14 @@ def test_large_lists(echo: ListsModel, seed: np.ndarray[Any, Any]) -> None:
     assert all((answer["x"] == request["x"]).all() for answer, request in zip(answers, requests, strict=True))
 
 
+async def test_the_configuration_makes_lists_of_them(tmp_path: Path) -> None:
+    config = ModelConfig(max_batch_size=4, dynamic_batching=DynamicBatching(max_queue_delay=5.0))
+    more = "Told.infer_batch = lambda self, inputs, calls: [{'n': np.array(len(calls))} for _ in calls]\n"
+    async with told(tmp_path, more=more, config=config) as one:
+        answers = await together(one, ["1"] * 4)
+        assert [int(answer["n"]) for answer in answers] == [4, 4, 4, 4]
+
+
 # --- response parameters ---
 
 ANSWERS = """
@@ -223,234 +228,3 @@ async def test_parameters_that_cannot_be_handed_over(tmp_path: Path) -> None:
     async with told(tmp_path) as one:
         with pytest.raises(Internal, match="'told' returned response parameters: a value of object"):
             await one.run(text)
-
-
-# --- many calls of `async def` code ---
-
-
-async def test_async_code_runs_many_calls_at_once(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
-        arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
-        waits = "while len(list(folder.glob('in-*'))) < 50: await asyncio.sleep(0.005)\nreturn os.getpid()"
-        pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(50)))
-        assert len(set(pids)) == 1
-
-
-async def test_streams_run_at_once_and_a_slow_reader_holds_nobody_up(tmp_path: Path) -> None:
-    async with told(tmp_path, STREAM_ON_LOOP) as one:
-        slow = one.servable.stream(code("np.zeros(50_000)[0]", count=1000), Call())
-        assert int((await anext(slow))["number"]) == 0
-        others = [one.servable.stream(code("1", count=20), Call()) for _ in range(20)]
-        firsts = await asyncio.gather(*(anext(other) for other in others))
-        assert {int(answer["number"]) for answer in firsts} == {0}
-
-        async def rest(answers: AsyncIterator[Any]) -> list[int]:
-            return [int(answer["number"]) async for answer in answers]
-
-        async with asyncio.timeout(SECONDS):
-            assert await asyncio.gather(*map(rest, others)) == [list(range(1, 20))] * 20
-            assert await rest(slow) == list(range(1, 1000))
-
-
-async def test_calls_go_to_the_process_that_has_the_fewest(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP, more="\nTold.instances = 3\n") as one:
-        arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
-        waits = "while len(list(folder.glob('in-*'))) < 9: await asyncio.sleep(0.005)\nreturn os.getpid()"
-        pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(9)))
-        assert sorted(pids.count(pid) for pid in set(pids)) == [3, 3, 3]
-
-
-async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
-        waits = "(folder / f'in-{int(inputs[\"n\"])}').touch()\nawait asyncio.sleep(600)"
-        running = [asyncio.ensure_future(one.say(waits, n=number)) for number in range(5)]
-        await one.entered("in", 5)
-        with pytest.raises(Unavailable, match="ended with exit status 7"):
-            await one.run("os._exit(7)")
-        for call in await asyncio.gather(*running, return_exceptions=True):
-            assert isinstance(call, Unavailable)
-        assert await one.say("return 'next'") == "next"
-        assert one.readings() == {"processes": 1, "processes_lost ended": 1, "processes_lost hung": 0}
-
-
-async def test_a_call_that_leaves_leaves_the_others(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
-        text = (
-            "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
-            "while not (folder / 'go').exists(): await asyncio.sleep(0.005)\n"
-            "return 'went'"
-        )
-        running = [asyncio.ensure_future(one.say(text, n=number)) for number in range(3)]
-        await one.entered("in", 3)
-        running[1].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running[1]
-        assert (tmp_path / "ended").exists()
-        (tmp_path / "go").touch()
-        assert [await running[0], await running[2]] == ["went", "went"]
-
-
-async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
-        call = Call()
-        call.limit(2.0, "the test")
-        with pytest.raises(ServingError) as caught:
-            await one.say("await asyncio.sleep(600)", call)
-        assert caught.value.code is Code.DEADLINE_EXCEEDED
-        assert (tmp_path / "ended").exists()
-        assert await one.say("return 'next'") == "next"
-
-
-class Other:
-    """Another model: answers when it is told to; its stream tells when it is closed."""
-
-    def __init__(self, count: int) -> None:
-        self.together = asyncio.Event()
-        self.closed = asyncio.Event()
-        self.cancelled = asyncio.Event()
-        self.asked: list[ModelCall | ModelTask] = []
-        self.count = count
-
-    def __call__(self, call: Call, asked: ModelCall | ModelTask) -> Any:
-        self.asked.append(asked)
-        if len(self.asked) == self.count:
-            self.together.set()
-        if isinstance(asked, ModelCall) and asked.stream:
-            return self.stream()
-        return self.answer()
-
-    async def answer(self) -> Any:
-        try:
-            await self.together.wait()
-            return {"y": np.array(len(self.asked))}
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-
-    async def stream(self) -> AsyncIterator[Any]:
-        try:
-            yield {"y": np.array(0)}
-            await asyncio.Event().wait()
-        finally:
-            self.closed.set()
-
-
-async def test_one_call_asks_several_models_at_once(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
-        call, other = Call(), Other(5)
-        call.reach = other
-        asks = "answers = await asyncio.gather(*(call.infer('other', {'x': np.zeros(9_000)}) for _ in range(5)))\n"
-        assert await one.say(f"{asks}return [int(answer['y']) for answer in answers]", call) == "[5, 5, 5, 5, 5]"
-
-
-async def test_what_async_code_does_not_wait_for_is_cancelled(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
-        call, other = Call(), Other(100)
-        call.reach = other
-        text = """
-try:
-    await asyncio.wait_for(call.infer('other', {}), 0.05)
-except TimeoutError:
-    pass
-answers = call.infer_stream('other', {})
-first = await anext(answers)
-try:
-    await asyncio.wait_for(anext(answers), 0.05)
-except TimeoutError:
-    pass
-return int(first['y'])"""
-        assert await one.say(text, call) == "0"
-        async with asyncio.timeout(SECONDS):
-            await other.cancelled.wait()
-            await other.closed.wait()
-
-
-async def test_threads_of_async_code_reach_others_too(tmp_path: Path) -> None:
-    async with told(tmp_path, ON_LOOP) as one:
-        call, other = Call(), Other(3)
-        call.reach = other
-        text = """
-def ask():
-    return int(call.infer('other', {})['y']), int(next(call.infer_stream('other', {}))['y'])
-return await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))"""
-        said = literal_eval(await one.say(text, call))
-        # The streams of those that are answered first may be open by then.
-        assert all(count >= 3 and first == 0 for count, first in said)
-        assert len(said) == 3
-        await one.until(other.closed.is_set)
-
-
-async def test_a_warm_up_reaches_every_process(tmp_path: Path) -> None:
-    from triglot.engine.warm_up import warm_up  # noqa: PLC0415 - only here.
-
-    more = """
-Told.instances = 3
-Told.any_tensors = False
-Told.inputs = [triglot.TensorSpec("code", "BYTES", [1])]
-Told.outputs = [triglot.TensorSpec("said", "BYTES", [1])]
-Told.example = {"code": np.array([b"(folder / f'warm-{os.getpid()}').touch()\\nreturn os.getpid()"], object)}
-"""
-    async with told(tmp_path, ON_LOOP, more=more) as one:
-        await warm_up(one.servable)
-        assert len(one.files("warm")) == 3
-        with pytest.raises(Unavailable):
-            await one.run("os._exit(0)", code=np.array([b"os._exit(0)"], object))
-        await one.until(lambda: one.readings()["processes"] == 3)
-        assert len(one.files("warm")) == 4
-
-
-# --- instances that are started ---
-
-STARTS = """
-def start_instance(self, call):
-    {does}
-    (self.folder / f"started-{{os.getpid()}}-{{call.model_name}}").touch()
-Told.start_instance = start_instance
-"""
-
-
-def start(model: RemoteModel, reach: Callable[[Call, Any], Any]) -> None:
-    call = Call()
-    call.reach, call.model_name, call.model_version = reach, "told", 1
-    model.start_instance(call)
-
-
-@pytest.mark.parametrize("infer", [PLAIN, ON_LOOP])
-async def test_every_process_is_started_and_so_is_who_takes_its_place(tmp_path: Path, infer: str) -> None:
-    loop = threading.get_ident()
-
-    def reach(_: Call, asked: ModelCall | ModelTask) -> Any:
-        answer = True if isinstance(asked, ModelTask) else {"y": np.array(3)}
-        return asyncio.sleep(0, answer) if threading.get_ident() == loop else answer
-
-    does = (
-        "self.apart = call.apart()\n"
-        "    assert int(call.infer('other', {})['y']) == int(self.apart.infer('other', {})['y']) == 3\n"
-        "    assert call.reach(call, triglot.core.call.ModelTask('ready', 'other')) is True"
-    )
-    more = "\nTold.instances = 2\n" + STARTS.format(does=does)
-    async with told(tmp_path, infer, more=more) as one:
-        one.model.loop = asyncio.get_running_loop()
-        await asyncio.to_thread(start, one.model, reach)
-        assert [name.rpartition("-")[2] for name in one.files("started")] == ["told", "told"]
-        with pytest.raises(Unavailable):
-            await one.run("os._exit(0)")
-        await one.until(lambda: one.readings()["processes"] == 2)
-        assert len(one.files("started")) == 3
-
-
-async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
-    for infer in (PLAIN, ON_LOOP):
-        folder = tmp_path / str(infer == PLAIN)
-        async with told(folder, infer, more=STARTS.format(does="raise KeyError('no weights')")) as one:
-            one.model.loop = asyncio.get_running_loop()
-            with pytest.raises(ModelLoadError, match=r"model\.py: KeyError: 'no weights'"):
-                await asyncio.to_thread(start, one.model, lambda *_: None)
-
-
-async def test_the_configuration_makes_lists_of_them(tmp_path: Path) -> None:
-    config = ModelConfig(max_batch_size=4, dynamic_batching=DynamicBatching(max_queue_delay=5.0))
-    more = "Told.infer_batch = lambda self, inputs, calls: [{'n': np.array(len(calls))} for _ in calls]\n"
-    async with told(tmp_path, more=more, config=config) as one:
-        answers = await together(one, ["1"] * 4)
-        assert [int(answer["n"]) for answer in answers] == [4, 4, 4, 4]

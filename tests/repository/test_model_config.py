@@ -146,14 +146,15 @@ def test_the_configuration_of_a_python_model(tmp_path: Path) -> None:
     assert meaning(config) == ModelConfig(
         backend="python",
         version_policy=ALL,
-        inputs=(TensorConfig("text", "BYTES", (-1,)), TensorConfig("length", "INT32", (1,), optional=True)),
+        inputs=(
+            TensorConfig("text", "BYTES", (-1,)),
+            TensorConfig("length", "INT32", (1,), optional=True, reshape=()),
+        ),
         outputs=(TensorConfig("token", "BYTES", (-1,)),),
         decoupled=True,
         parameters={"temperature": "0.7", "EXECUTION_ENV_PATH": "/envs/a.tar.gz", "empty": ""},
     )
-    assert [warning.partition(": ")[2] for warning in warnings] == [
-        "input[1].reshape: without effect here",
-    ]
+    assert warnings == []
 
 
 def test_requests_to_run_first(tmp_path: Path) -> None:
@@ -299,8 +300,8 @@ UNDERSTOOD = {
     "ModelConfig": """name platform backend version_policy max_batch_size input output instance_group parameters
         default_model_filename model_transaction_policy model_warmup response_cache dynamic_batching
         sequence_batching ensemble_scheduling""",
-    "ModelInput": "name data_type dims optional",
-    "ModelOutput": "name data_type dims label_filename",
+    "ModelInput": "name data_type dims optional reshape",
+    "ModelOutput": "name data_type dims label_filename reshape",
     "ModelInstanceGroup": "name count kind gpus",
 }
 

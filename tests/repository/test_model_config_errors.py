@@ -11,7 +11,7 @@ from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.model_config import CONFIG_FILE, MAX_CONFIG_BYTES, config_of, parse_override, read_config
 
 BACKENDS = (
-    "one of ensemble, libtorch, onnx, onnxruntime, onnxruntime_onnx, predictor, python, pytorch, "
+    "one of ensemble, libtorch, mlserver, onnx, onnxruntime, onnxruntime_onnx, predictor, python, pytorch, "
     "pytorch_libtorch, sklearn, tensorflow, tensorflow_savedmodel, torch, xgboost"
 )
 DATATYPES = (

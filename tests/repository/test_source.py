@@ -13,7 +13,7 @@ from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles, Root, find_models, version_of
 
 NAMES = "predictor.toml, model.py, model.onnx, saved_model.pb, model.pt2, model.pt, model.joblib, model.pkl, "
-NAMES += "model.bst, model.ubj, model.json"
+NAMES += "model.bst, model.ubj, model.json, model-settings.json"
 FILES = f"{{{NAMES}}}"
 
 

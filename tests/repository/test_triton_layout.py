@@ -119,7 +119,7 @@ def test_a_file_that_is_named_for_no_backend(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1" / "weights.bin")
     assert problem(find_models([tmp_path / "m"])) == (
         f"{tmp_path / 'm' / 'config.pbtxt'}: backend: expected the one for 'weights.bin', got none; there are "
-        "predictor, python, onnx, tensorflow, torch, sklearn, xgboost"
+        "predictor, python, onnx, tensorflow, torch, sklearn, xgboost, mlserver"
     )
 
 
@@ -307,7 +307,7 @@ def test_a_load_request_s_configuration_stands_in_place_of_the_file(tmp_path: Pa
     assert not there.problems
     hostile = pb.ModelConfig(default_model_filename="../../n/1/model.py")
     assert problem(find_models([tmp_path], {"m": hostile})) == (
-        "the configuration of model 'm': default_model_filename: expected a path inside "
+        "the configuration in the request to load model 'm': default_model_filename: expected a path inside "
         f"{tmp_path / 'm' / 'VERSION'}, got '../../n/1/model.py'"
     )
 

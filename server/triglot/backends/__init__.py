@@ -7,7 +7,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from triglot.core.errors import MissingDependency, ModelLoadError
+from triglot.backends.reshaping import warn_of_reshapes
+from triglot.core.errors import MissingDependency, ModelLoadError, text_of
 from triglot.core.model import Model
 from triglot.core.model_config import NO_CONFIG, ModelConfig
 
@@ -23,6 +24,8 @@ BACKENDS = {
     "xgboost": "triglot.backends.xgboost:load",
 }
 """Name → "module:function"; the function makes a loaded `Model` of a model's file and configuration."""
+RESHAPING = ("onnx", "python")
+"""Those that heed a configuration's `reshape`."""
 EXTRAS = {
     "flask": "grps",
     "joblib": "sklearn",
@@ -53,6 +56,8 @@ def load(backend: str, file: Path, config: ModelConfig = NO_CONFIG) -> Model:
         raise missing_dependency(file, f"the {backend} backend", error) from error
     except ImportError as error:
         raise ModelLoadError(f"{file}: the {backend} backend cannot be imported: {error}") from error
+    if backend not in RESHAPING:
+        warn_of_reshapes(file, config)
     try:
         return function(file, config)
     except ModelLoadError:
@@ -75,7 +80,7 @@ def described(file: Path, error: BaseException) -> str:
         place = f"{error.filename}:{error.lineno}" if error.lineno else error.filename
         line = f": {error.text.strip()!r}" if error.text else ""
         return f"{place}: {kind}: {error.msg}{line}"
-    return f"{_place(file, error)}: {kind}: {error}"
+    return f"{_place(file, error)}: {kind}: {text_of(error)}"
 
 
 def _place(file: Path, error: BaseException) -> str:

@@ -33,7 +33,10 @@ NOT_SUPPORTED = ("environment_path", "environment_tarball")
 def load(file: Path, config: ModelConfig) -> Model:
     """The model of a `model-settings.json`. Raises `MissingDependency` for a runtime that is not installed, and as
     `model_of`."""
-    mlserver = importlib.import_module("mlserver")
+    try:
+        mlserver = importlib.import_module("mlserver")
+    except ModuleNotFoundError as error:
+        raise missing_dependency(file, "the mlserver backend", error) from error
     settings = _settings(mlserver, file, "")
     try:
         model_class = settings.implementation

@@ -20,6 +20,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument as OnnxI
 
 from triglot.backends.parameters import warn_of_others
 from triglot.backends.placement import Placement, devices_of
+from triglot.backends.reshaping import reshaped
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import NO_CONFIG, Device, ModelConfig
@@ -102,18 +103,22 @@ class OnnxModel(Model):
         sessions = {gpu: _session(file, gpu, options) for gpu in dict.fromkeys(gpus)}
         self._placement = Placement([sessions[gpu] for gpu in gpus])
         session = sessions[gpus[0]]
-        self.inputs = [*(_spec(file, node) for node in session.get_inputs()), *_defaults(file, session, config)]
-        self.outputs = [_spec(file, node) for node in session.get_outputs()]
-        self._output_names = [spec.name for spec in self.outputs]
+        inputs = [*(_spec(file, node) for node in session.get_inputs()), *_defaults(file, session, config)]
+        outputs = [_spec(file, node) for node in session.get_outputs()]
+        self._output_names = [spec.name for spec in outputs]
+        self.inputs, self.outputs, self._reshaping = reshaped(file, config, inputs, outputs)
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Runs the session. Raises `InvalidArgument` for inputs that it refuses and text that is not UTF-8."""
+        if self._reshaping is not None:
+            inputs = self._reshaping.given(inputs)
         feed = {name: _feedable(name, array) for name, array in inputs.items()}
         try:
             outputs = self._placement.mine().run(self._output_names, feed)
         except OnnxInvalidArgument as error:
             raise InvalidArgument(str(error)) from None
-        return dict(zip(self._output_names, outputs, strict=True))
+        made = dict(zip(self._output_names, outputs, strict=True))
+        return made if self._reshaping is None else self._reshaping.made(made)
 
 
 def _session(file: Path, gpu: int | None, options: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 from triglot.backends import foreign_classes, missing_dependency
 from triglot.backends.foreign_classes import mentions
 from triglot.backends.model_modules import ModelModules, OwnFinder
+from triglot.backends.reshaping import warn_of_reshapes
 from triglot.core.errors import ModelLoadError, NeedsProcess
 from triglot.core.model import Model, is_async
 from triglot.core.model_config import ModelConfig
@@ -84,6 +85,7 @@ def _load_foreign(file: Path, config: ModelConfig) -> Model:
         raise
     if model is None:
         return _load(file, config, module, modules)
+    warn_of_reshapes(file, config)
     _forget_with(model, type(model), modules)
     return model
 
@@ -96,6 +98,7 @@ def _load(file: Path, config: ModelConfig, module: ModuleType, own: OwnFinder) -
             _note_misspelt(file, model_class)
         if model_class.execution == "process" and not config.execution:
             raise NeedsProcess(f"{file}: execution 'process': expected to be loaded by a server, in a process")
+        warn_of_reshapes(file, config)
         model = model_class()
         _forget_with(model, model_class, own)
         vars(model)["model_config"] = config  # Past what a frozen dataclass forbids.

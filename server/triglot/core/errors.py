@@ -145,6 +145,14 @@ def own_copy(error: ServingError) -> ServingError:
     return copy
 
 
+def text_of(error: BaseException) -> str:
+    """`str(error)`, or why there is none: the class may have code of its own for it."""
+    try:
+        return str(error)
+    except BaseException as failure:
+        return f"<its __str__ has raised {type(failure).__name__}>"
+
+
 def is_told(error: BaseException) -> TypeGuard[ServingError]:
     """Whether a client can be told it as it is: a model's own class may lack a text, or a failure's code."""
     if not isinstance(error, ServingError):

@@ -86,6 +86,8 @@ class Model:
     places_instances: bool = False
     """Whether it has put its instances on the devices of its configuration, and says how many `instances` these
     are."""
+    holds_instances: bool = False
+    """Whether a call of its `async def` code waits for one of its `instances`, and keeps others from it."""
     example: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()
     """Inputs by name, of one call or of several, which run on every instance before the model takes calls."""
     own_metrics: ModelMetrics | None = None

@@ -49,6 +49,7 @@ class TensorConfig:
 
     `datatype` "" and `dims` None are the model's own.
     `label_file`: the file with a name for each class, one a line. `optional`: a request may leave this input out.
+    `reshape`: the shape that the model has where clients have `dims`; None: the same one.
     """
 
     name: str
@@ -56,6 +57,7 @@ class TensorConfig:
     dims: Sequence[int] | None
     label_file: Path | None = None
     optional: bool = False
+    reshape: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

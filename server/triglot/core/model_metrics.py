@@ -85,7 +85,9 @@ class ModelMetrics:
                 self._say(family, metric)
             elif metric.buckets != tuple(buckets):
                 before = list(metric.buckets)
-                raise ValueError(f"metric '{family.name}': buckets: expected {before} as before, got {list(buckets)}")
+                raise ValueError(
+                    f"metric '{family.name}': buckets: expected {before} as before, got {list(buckets)}"
+                )
             return metric
 
     def do(self, family: Family, metric: Metric, operation: Operation, value: float) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from triglot.core.call import Call, Reach
-from triglot.core.errors import Internal, ModelLoadError, ServingError
+from triglot.core.errors import Internal, ModelLoadError, ServingError, is_told, text_of
 from triglot.core.model import Model
 from triglot.engine.servable import Servable
 from triglot.engine.work import Function, Inputs
@@ -54,12 +54,12 @@ async def _on_thread(start: partial[None]) -> None:
 
 def _explain(error: BaseException) -> ServingError:
     """For the server's operator, so with the model's own words."""
-    if isinstance(error, ServingError):
+    if is_told(error):
         return error
     told = (
-        ServingError(str(error), code=error.code)
+        ServingError(text_of(error), code=error.code)
         if isinstance(error, ModelLoadError)
-        else Internal(f"{type(error).__name__}: {error}")
+        else Internal(f"{type(error).__name__}: {text_of(error)}")
     )
     told.__cause__ = error
     return told

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from triglot.core.call import Call, Reach, no_models
-from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError, ServingError
+from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError, ServingError, is_told, text_of
 from triglot.core.model_config import WarmUpRequest
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InputTensor
@@ -178,11 +178,11 @@ class _Runner:
 
     def _explain(self, error: BaseException) -> ServingError:
         """For the server's operator, so with the model's own words."""
-        if isinstance(error, ServingError):
+        if is_told(error):
             return error
         if self._telling.acquire(blocking=False):  # Once: instances tend to fail alike.
             log.error("%s failed in its warm-up", self._servable, exc_info=error)
-        return Internal(f"{type(error).__name__}: {error}")
+        return Internal(f"{type(error).__name__}: {text_of(error)}")
 
 
 class _Answers:

@@ -43,6 +43,34 @@ def data_type_of(datatype: str) -> pb.DataType:
     return number  # type: ignore[no-any-return]  # The stubs tell numbers and enums apart, protobuf does not.
 
 
+def reshape_of(key: str, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...] | None:
+    """The shape that a tensor of these `dims` has for the model; None where it is the same one."""
+    if not tensor.HasField("reshape"):
+        return None
+    dims, shape = tuple(tensor.dims), tuple(tensor.reshape.shape)
+    if not dims:
+        raise ValueError(f"{key}.reshape: expected dims, too, got none")
+    if any(dim < 1 and dim != -1 for dim in shape):
+        raise ValueError(f"{key}.reshape.shape: expected 1 or more, or -1 for any size, got {list(shape)}")
+    if _sizes(dims) != _sizes(shape):
+        raise ValueError(
+            f"{key}.reshape.shape: expected as many elements before, between and after each -1 as dims "
+            f"{list(dims)} have, got {list(shape)}"
+        )
+    return shape
+
+
+def _sizes(dims: Iterable[int]) -> list[int]:
+    """How many elements there are before, between and after the dims of any size."""
+    sizes = [1]
+    for dim in dims:
+        if dim == -1:
+            sizes.append(1)
+        else:
+            sizes[-1] *= dim
+    return sizes
+
+
 def existing(folder: Path, name: str, key: str) -> Path:
     """The file of this name in the folder. Raises `ModelLoadError`, too, for a name that leads out of it."""
     path = inside(folder, name, key)

@@ -28,7 +28,7 @@ from triglot.core.model_config import (
 )
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.config_json import json_text
-from triglot.repository.config_values import check_name, datatype_of, either, existing, not_negative
+from triglot.repository.config_values import check_name, datatype_of, either, existing, not_negative, reshape_of
 from triglot.repository.ensembles import ensemble_of
 from triglot.repository.paths import inside
 from triglot.repository.proto_text import parse_text
@@ -45,6 +45,7 @@ WARM_UP_FOLDER = "warmup"
 BACKEND_OF_NAME = {
     "ensemble": "ensemble",
     "libtorch": "torch",
+    "mlserver": "mlserver",
     "onnx": "onnx",
     "onnxruntime": "onnx",
     "onnxruntime_onnx": "onnx",
@@ -63,8 +64,8 @@ BACKEND_OF_NAME = {
 _UNDERSTOOD = (
     {"name", "platform", "backend", "version_policy", "max_batch_size", "parameters", "model_warmup"}
     | {"default_model_filename", "model_transaction_policy"}
-    | {"input.name", "input.data_type", "input.dims", "input.optional"}
-    | {"output.name", "output.data_type", "output.dims", "output.label_filename"}
+    | {"input.name", "input.data_type", "input.dims", "input.optional", "input.reshape"}
+    | {"output.name", "output.data_type", "output.dims", "output.label_filename", "output.reshape"}
     | {"instance_group.name", "instance_group.count", "instance_group.kind", "instance_group.gpus"}
     | {"dynamic_batching", "ensemble_scheduling", "response_cache"}
     | {f"sequence_batching.{name}" for name in ("max_sequence_idle_microseconds", "control_input")}
@@ -251,7 +252,9 @@ def _tensors(
         if isinstance(tensor, pb.ModelOutput) and tensor.label_filename:
             label_file = existing(folder, tensor.label_filename, f"{key}.label_filename")
         optional = isinstance(tensor, pb.ModelInput) and tensor.optional
-        configs[tensor.name] = TensorConfig(tensor.name, datatype, dims, label_file, optional)
+        configs[tensor.name] = TensorConfig(
+            tensor.name, datatype, dims, label_file, optional, reshape_of(key, tensor)
+        )
     return tuple(configs.values())
 
 

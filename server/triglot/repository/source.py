@@ -257,7 +257,7 @@ class _Search:
                 raise ModelLoadError(f"{file}: expected a file")
             config = read_config(folder, warnings)
         else:
-            source = f"the configuration of model '{folder.name}'"
+            source = f"the configuration in the request to load model '{folder.name}'"
             config = config_of(override, folder, source, warnings)
         for file in named_files(config):
             self._check(file)

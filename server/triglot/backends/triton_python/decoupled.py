@@ -24,7 +24,7 @@ from triglot.backends.triton_python.model import Inputs, TritonModel
 from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
+from triglot.core.errors import Cancelled, Internal, is_told, own_copy
 from triglot.core.types import Answer
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class DecoupledModel(TritonModel):
         for work in works:
             work.call.waited(work.queued)
             work.call.batch_size = len(works)
-        lines = [Line(work.call, work.answers, decoupled=True) for work in works]
+        lines = [Line(work.call, work.answers, decoupled=True, reshaping=self.reshaping) for work in works]
         requests = [self._request(work.inputs, work.call, line) for work, line in zip(works, lines, strict=True)]
         try:
             returned = instance.execute(requests, [work.call for work in works])
@@ -178,7 +178,7 @@ def _look_at(instance: Instance, lines: Sequence[Line], done: Future[Any]) -> No
 
 
 def _fail(instance: Instance, lines: Sequence[Line], error: BaseException) -> None:
-    told = error if isinstance(error, ServingError) else instance.failure(error)
+    told = error if is_told(error) else instance.failure(error)
     for line in lines:
         line.fail(own_copy(told))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,8 +13,9 @@ from typing import Any
 
 from triglot.backends import described
 from triglot.backends.triton_python.home import Home, working
+from triglot.backends.triton_python.own_loop import OwnLoop
 from triglot.core.call import BatchCall, Call
-from triglot.core.errors import Internal, ModelLoadError
+from triglot.core.errors import Internal, ModelLoadError, text_of
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Instance:
         self._arguments = arguments
         self._home = home
         self._model: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: OwnLoop | None = None
         self._own_loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -66,9 +66,8 @@ class Instance:
     def _started(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """The coroutine runs on a loop of the instance's own, with all others of it."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(self._loop,), name=f"{self.name} loop", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(self._guarded(work), self._loop)
+            self._loop = OwnLoop(f"{self.name} loop")
+        return self._loop.begin(self._guarded(work))
 
     async def _guarded(self, work: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -80,7 +79,7 @@ class Instance:
         """What clients are told of an exception of the model's: its text, as in Triton; the log has the trace."""
         text = f"Failed to process the request(s) for model instance '{self.name}', message: "
         log.error("%s%s", text, type(error).__name__, exc_info=error)
-        return Internal(f"{text}{type(error).__name__}: {error}")
+        return Internal(f"{text}{type(error).__name__}: {text_of(error)}")
 
     def finalize(self) -> None:
         """Once, when the instance runs nothing any more."""
@@ -97,35 +96,8 @@ class Instance:
     def _close_loops(self) -> None:
         loop, self._loop = self._loop, None
         if loop is not None:
-            with suppress(RuntimeError):  # The model itself has closed it.
-                loop.call_soon_threadsafe(loop.stop)
+            loop.end()
         own, self._own_loop = self._own_loop, None
         if own is not None:
             with suppress(RuntimeError):  # The model has started it, and it runs.
                 own.close()
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Until it is stopped; what still waits on it then is cancelled."""
-    asyncio.set_event_loop(loop)
-    try:
-        while not _has_run(loop):
-            pass
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    finally:
-        loop.close()
-
-
-def _has_run(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether it has been stopped; a task of the model's own may have called exit()."""
-    try:
-        loop.run_forever()
-    except (SystemExit, KeyboardInterrupt) as error:
-        log.error(
-            "%s: a task has raised %s; its loop goes on", threading.current_thread().name, type(error).__name__
-        )
-        return False
-    return True

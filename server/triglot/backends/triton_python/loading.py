@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from triglot.backends.reshaping import reshaped
 from triglot.backends.triton_python.config import ModelConfig, complete, using_decoupled_model_transaction_policy
 from triglot.backends.triton_python.datatypes import datatype_of_config
 from triglot.backends.triton_python.decoupled import DecoupledModel
@@ -18,6 +19,7 @@ from triglot.backends.triton_python.model import TritonModel
 from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.single import SingleResponseModel
 from triglot.core.errors import ModelLoadError
+from triglot.core.model import is_async
 from triglot.core.model_config import Device
 from triglot.core.model_config import ModelConfig as Configured
 from triglot.core.scheduling import DynamicBatching
@@ -60,14 +62,20 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
     largest = completed["max_batch_size"]
     if using_decoupled_model_transaction_policy(completed):
         if "sequence_batching" in completed:
-            raise ModelLoadError(f"{file}: sequence_batching: expected none for a decoupled model")
+            raise ModelLoadError(
+                f"{file}: sequence_batching: expected none for a decoupled model: its sequences are not served, "
+                "and its requests are not rescheduled"
+            )
         model: TritonModel = DecoupledModel(instances, modules, home, 0 if batching is None else largest)
+        # A coroutine leaves its instance to others while it waits.
+        model.holds_instances = not is_async(model_class.execute)
     else:
         model = SingleResponseModel(instances, modules, home)
         if batching is not None and config.dynamic_batching is None:
             model.dynamic_batching = DynamicBatching()
     model.max_batch_size = largest
-    model.inputs, model.outputs = (_specs(file, kind, completed) for kind in ("input", "output"))
+    specs = [_specs(file, kind, completed) for kind in ("input", "output")]
+    model.inputs, model.outputs, model.reshaping = reshaped(file, replace(config, max_batch_size=largest), *specs)
     model.model_config = config
     return model
 
@@ -85,13 +93,14 @@ def _completed(file: Path, config: Configured, model_class: type[Any], home: Hom
         completed = given.as_dict()
     if not completed["input"] and not completed["output"]:
         raise ModelLoadError(
-            f"{file}: expected inputs and outputs in a config.pbtxt, or from {MODEL_CLASS}.auto_complete_config, "
-            "got none"
+            f"{file}: expected inputs and outputs in {config.source or 'a config.pbtxt'}, or from "
+            f"{MODEL_CLASS}.auto_complete_config, got none"
         )
     return completed
 
 
 def _specs(file: Path, kind: str, config: Mapping[str, Any]) -> list[TensorSpec]:
+    """As the model's code has them, reshaped."""
     specs = []
     for tensor in config[kind]:
         datatype = datatype_of_config(tensor["data_type"])
@@ -100,7 +109,7 @@ def _specs(file: Path, kind: str, config: Mapping[str, Any]) -> list[TensorSpec]
                 f"{file}: {kind} {tensor['name']!r}: data_type: expected one like TYPE_FP32, "
                 f"got {tensor['data_type']!r}"
             )
-        dims = tensor["dims"]
+        dims = tensor["reshape"].get("shape", ()) if "reshape" in tensor else tensor["dims"]
         shape = [-1, *dims] if config["max_batch_size"] else dims
         specs.append(TensorSpec(tensor["name"], datatype, shape, optional=bool(tensor.get("optional"))))
     return specs

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from triglot.backends.reshaping import Reshaping
 from triglot.backends.triton_python.home import Home
 from triglot.backends.triton_python.instance import Instance
 from triglot.backends.triton_python.names import TritonModules
@@ -33,6 +34,7 @@ class TritonModel(Model):
         self._modules = modules
         self._request_class = modules.names["InferenceRequest"]
         self._initializing = threading.Lock()
+        self.reshaping: Reshaping | None = None
 
     @abstractmethod
     def start_instance(self, call: Call) -> None:
@@ -45,6 +47,8 @@ class TritonModel(Model):
 
     def _request(self, inputs: Inputs, call: Call, line: Line) -> Any:
         request = self._request_class()
+        if self.reshaping is not None:
+            inputs = self.reshaping.given(inputs)
         request.receive(inputs, call, line, [spec.name for spec in self.outputs])
         return request
 

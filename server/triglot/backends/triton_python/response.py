@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Self
 
+from triglot.backends.reshaping import Reshaping
 from triglot.backends.triton_python.errors import TritonError
 from triglot.backends.triton_python.parameters import NO_PARAMETERS, as_json, checked
 from triglot.backends.triton_python.tensor import Tensor, normal
@@ -65,9 +66,11 @@ class InferenceResponse:
         """The parameters, as JSON."""
         return as_json(self._parameters)
 
-    def answer(self, *, final: bool = False) -> Answer:
+    def answer(self, reshaping: Reshaping | None = None, *, final: bool = False) -> Answer:
         """What the server is answered. Raises a `ServingError` where there is an error."""
         if self._error is not None:
             raise self._error.told()
         outputs = {tensor.name(): normal(tensor.array) for tensor in self._tensors}
+        if reshaping is not None:
+            outputs = reshaping.made(outputs)
         return Answer(outputs, self._parameters, final=final, partial=True)

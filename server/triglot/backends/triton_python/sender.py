@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
+from triglot.backends.reshaping import Reshaping
 from triglot.backends.triton_python.errors import TritonModelException
 from triglot.backends.triton_python.response import InferenceResponse
 from triglot.core.call import Call
@@ -34,10 +35,11 @@ class Line:
     nothing can come any more, and the request ends with an error. `taken`: whether there was a sender.
     """
 
-    __slots__ = ("_closing", "_outlet", "_over", "call", "closed", "decoupled", "taken")
+    __slots__ = ("_closing", "_outlet", "_over", "call", "closed", "decoupled", "reshaping", "taken")
 
-    def __init__(self, call: Call, outlet: Outlet, *, decoupled: bool) -> None:
+    def __init__(self, call: Call, outlet: Outlet, *, decoupled: bool, reshaping: Reshaping | None = None) -> None:
         self.call = call
+        self.reshaping = reshaping
         self.decoupled = decoupled
         self.closed = self.taken = False
         self._over = False
@@ -58,7 +60,7 @@ class Line:
             self._over = over or final or not self.decoupled or (response is not None and response.has_error())
         if response is not None and not over:  # After an error nobody reads any more.
             try:
-                answer: Answer | ServingError = response.answer(final=final)
+                answer: Answer | ServingError = response.answer(self.reshaping, final=final)
             except ServingError as error:
                 answer = error
             self._outlet.put(answer)

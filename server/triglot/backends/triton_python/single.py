@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from triglot.backends.placement import Placement
+from triglot.backends.reshaping import Reshaping
 from triglot.backends.triton_python.errors import TritonError
 from triglot.backends.triton_python.home import Home
 from triglot.backends.triton_python.instance import Instance
@@ -18,7 +19,7 @@ from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.response import InferenceResponse
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
-from triglot.core.errors import Internal, ServingError
+from triglot.core.errors import Internal, ServingError, is_told
 from triglot.core.types import Answer
 
 log = logging.getLogger(__name__)
@@ -60,17 +61,20 @@ class SingleResponseModel(TritonModel):
         """The requests as a list. Raises `Internal` for what `execute` raises, and for what it must not return."""
         instance = self._mine()
         outlets = [_Outlet() for _ in calls]
-        lines = [Line(call, outlet, decoupled=False) for call, outlet in zip(calls, outlets, strict=True)]
+        lines = [
+            Line(call, outlet, decoupled=False, reshaping=self.reshaping)
+            for call, outlet in zip(calls, outlets, strict=True)
+        ]
         requests = [self._request(*one) for one in zip(inputs, calls, lines, strict=True)]
         try:
             returned = instance.execute(requests, calls)
             if isinstance(returned, Future):
                 returned = returned.result()
             given = _given(returned, lines)
-        except ServingError as error:
-            log.error("%s: %s", instance.name, error.message)
-            raise
         except BaseException as error:
+            if is_told(error):
+                log.error("%s: %s", instance.name, error.message)
+                raise
             raise instance.failure(error) from error
         requests.clear()
         outcomes: list[Outcome] = []
@@ -78,7 +82,7 @@ class SingleResponseModel(TritonModel):
             line = lines.pop(0)
             line.closed = line.closed or response is not None
             del line  # Only the model's own senders keep it now.
-            outcomes.append(outlet.wait() if response is None else _outcome(response))
+            outcomes.append(outlet.wait() if response is None else _outcome(response, self.reshaping))
         return outcomes
 
 
@@ -114,9 +118,9 @@ class _Outlet:
         return self._outcome
 
 
-def _outcome(response: InferenceResponse) -> Outcome:
+def _outcome(response: InferenceResponse, reshaping: Reshaping | None) -> Outcome:
     try:
-        return response.answer()
+        return response.answer(reshaping)
     except ServingError as error:
         return error
 

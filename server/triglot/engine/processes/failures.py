@@ -21,6 +21,7 @@ from triglot.core.errors import (
     Unavailable,
     Unimplemented,
     is_told,
+    text_of,
 )
 
 MAX_TRACE = 64 * 1024
@@ -42,10 +43,7 @@ _CLASSES: Mapping[Code, type[ServingError]] = {
 
 def description(error: BaseException) -> str:
     """What it says; its own code may fail to."""
-    try:
-        return str(error)[:MAX_TRACE]
-    except BaseException as failure:
-        return f"<its __str__ has raised {type(failure).__name__}>"
+    return text_of(error)[:MAX_TRACE]
 
 
 def _trace(error: BaseException) -> str:

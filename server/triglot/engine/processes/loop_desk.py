@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.errors import Unavailable
+from triglot.core.errors import Cancelled, Unavailable
 from triglot.engine.processes.channel import Message
 from triglot.engine.processes.desk import member_of, told
 from triglot.engine.processes.failures import error_fields
@@ -58,6 +58,8 @@ class LoopDesk:
         try:
             answer = await self._answer(question, fields, inputs)
         except asyncio.CancelledError:
+            # A thread of the model's may wait for it, whatever has become of the call.
+            refuse(self._post, question, Cancelled("nobody waits for the call any more"))
             raise
         except BaseException as error:  # The process waits for a reply, whatever it is.
             refuse(self._post, question, error)

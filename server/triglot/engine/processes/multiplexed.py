@@ -32,6 +32,8 @@ from triglot.engine.processes.remote_call import call_fields, members_of
 from triglot.engine.processes.values import dumps, loads
 from triglot.engine.work import Inputs
 
+STOP_PATIENCE_SECONDS = 0.5
+"""For a call that was cancelled to end in its process; it may block there, and then goes on by itself."""
 Order = Callable[[], None]
 
 
@@ -136,15 +138,16 @@ class MultiplexedCalls:
         return message
 
     async def _end(self, talk: _Talk) -> None:
-        """Have the model see that nobody waits any more, if it still runs, and wait for its end."""
+        """Have the model see that nobody waits any more, if it still runs, and wait a little for its end."""
         talk.call.unfollow(talk.follows)
         try:
             if not talk.ended:
                 talk.since = time.monotonic()
                 self._post(Kind.STOP, talk.number)
             with suppress(Exception):
-                while not talk.ended:
-                    await talk.next()
+                async with asyncio.timeout(STOP_PATIENCE_SECONDS):
+                    while not talk.ended:
+                        await talk.next()
         finally:
             await talk.desk.close()
 

@@ -1,0 +1,178 @@
+"""`reshape` in config.pbtxt: clients send and get `dims`, the model has the same elements in another shape."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from test_onnx_backend import node, save, save_identity, serve, tensor
+
+from triglot.backends.reshaping import Reshape
+from triglot.core.errors import ModelLoadError
+from triglot.repository.model_config import read_config
+
+ROWS = """
+max_batch_size: 8
+dynamic_batching { max_queue_delay_microseconds: 20000 }
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] reshape: { shape: [ ] } } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] reshape: { shape: [ ] } } ]
+"""
+
+
+def configured(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(text)
+    return folder / "1" / "model.onnx"
+
+
+async def test_an_image_classifier(tmp_path: Path) -> None:
+    file = configured(
+        tmp_path / "model",
+        """
+        platform: "onnxruntime_onnx"
+        max_batch_size : 0
+        input [ { name: "x" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 2, 2 ]
+                  reshape { shape: [ 1, 3, 2, 2 ] } } ]
+        output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] reshape { shape: [ 1, 3, 1, 1 ] } } ]
+        """,
+    )
+    image = tensor("x", "FLOAT", [1, 3, 2, 2])
+    save(file, node("GlobalAveragePool", "x"), [image], tensor("y", "FLOAT", [1, 3, 1, 1]))
+    pixels = np.arange(12, dtype="f4").reshape(3, 2, 2)
+    async with serve(tmp_path) as client:
+        metadata = await client.metadata()
+        assert [list(t.shape) for t in (*metadata.inputs, *metadata.outputs)] == [[3, 2, 2], [3]]
+        means = pixels.mean((1, 2)).astype("f4").tobytes()
+        assert await client.infer("FP32", x=pixels) == ("FP32", [3], means)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"Expected \[3,2,2\], got \[1,3,2,2\]"):
+            await client.infer("FP32", x=pixels[None])
+
+
+@pytest.mark.parametrize("execution", ["thread", "process"])
+async def test_rows_of_one_number(tmp_path: Path, execution: str) -> None:
+    own = f'parameters {{ key: "execution" value: {{ string_value: "{execution}" }} }}'
+    save_identity(configured(tmp_path / "model", ROWS + own), "FLOAT", ["batch"])
+    async with serve(tmp_path) as client:
+        arrays = [np.full((rows, 1), rows, "f4") for rows in (1, 2, 3)]
+        answers = await asyncio.gather(*(client.infer("FP32", x=array) for array in arrays))
+    assert answers == [("FP32", [len(array), 1], array.tobytes()) for array in arrays]
+
+
+async def test_dims_of_any_size(tmp_path: Path) -> None:
+    text = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 2, -1, 3 ] reshape { shape: [ 1, 2, -1, 3 ] } } ]'
+    text += (
+        'output [ { name: "y" data_type: TYPE_FP32 dims: [ 2, -1, 1, 3 ] reshape { shape: [ 1, 2, -1, 3 ] } } ]'
+    )
+    save_identity(configured(tmp_path / "model", text), "FLOAT", [1, 2, "n", 3])
+    async with serve(tmp_path) as client:
+        for size in (4, 1, 0):
+            array = np.arange(6 * size, dtype="f4").reshape(2, size, 3)
+            assert await client.infer("FP32", x=array) == ("FP32", [2, size, 1, 3], array.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ("[ 2 ]", r"input\[0\]\.reshape\.shape: expected as many elements .* dims \[4\] have, got \[2\]"),
+        ("[ -1 ]", r"input\[0\]\.reshape\.shape: expected as many elements .* dims \[4\] have, got \[-1\]"),
+        ("[ 0 ]", r"input\[0\]\.reshape\.shape: expected 1 or more, or -1 for any size, got \[0\]"),
+        ("[ 2, 2 ]", r"input\[0\]\.reshape\.shape: the configuration says \[2,2\], the model has \[1,4\]"),
+    ],
+)
+async def test_what_does_not_fit(tmp_path: Path, shape: str, said: str) -> None:
+    text = f'input [ {{ name: "x" data_type: TYPE_FP32 dims: [ 4 ] reshape {{ shape: {shape} }} }} ]'
+    save_identity(configured(tmp_path / "model", text), "FLOAT", [1, 4])
+    with pytest.raises(ModelLoadError) as caught:
+        async with serve(tmp_path):
+            pass
+    with pytest.raises(ModelLoadError, match=said):
+        raise caught.value.__cause__ or caught.value
+
+
+def test_dims_must_be_said(tmp_path: Path) -> None:
+    configured(tmp_path, 'output [ { name: "y" reshape { shape: [ 4 ] } } ]')
+    with pytest.raises(ModelLoadError, match=r"output\[0\]\.reshape: expected dims, too, got none"):
+        read_config(tmp_path, [])
+
+
+async def test_a_backend_that_does_not_reshape(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    configured(tmp_path / "model", ROWS.replace("reshape: { shape: [ ] } } ]\nout", "} ]\nout"))
+    (tmp_path / "model" / "1").mkdir()
+    (tmp_path / "model" / "1" / "model.py").write_text(
+        "import triglot\n"
+        "class M(triglot.Model):\n    def infer(self, inputs):\n        return {'y': inputs['x']}\n"
+    )
+    async with serve(tmp_path) as client:
+        assert await client.infer("FP32", x=np.ones((2, 1), "f4")) == ("FP32", [2, 1], np.ones(2, "f4").tobytes())
+    (warning,) = [one.message for one in caplog.records if "reshape" in one.message]
+    assert warning.endswith("config.pbtxt: output[0].reshape: without effect here")
+
+
+segments = st.lists(st.lists(st.integers(1, 3), max_size=2), min_size=1, max_size=3)
+
+
+@given(segments, st.data(), st.booleans())
+def test_there_and_back(parts: list[list[int]], data: st.DataObject, batch: bool) -> None:
+    """Of each part between the dims of any size the other shape has the product, in one dim or in none."""
+    source, target, sizes = [], [], []
+    for at, part in enumerate(parts):
+        if at:
+            sizes.append(data.draw(st.integers(0, 3)))
+            source.append(-1)
+            target.append(-1)
+        source += part
+        target += [math.prod(part)] if math.prod(part) > 1 or data.draw(st.booleans()) else []
+    left = iter(sizes)
+    first = [data.draw(st.integers(0, 2))] if batch else []
+    shape = [*first, *(next(left) if dim == -1 else dim for dim in source)]
+    array = np.arange(math.prod(shape)).reshape(shape)
+    there = Reshape(tuple(source), tuple(target), batch)(array)
+    assert (there.ndim, there.ravel().tolist()) == (len(target) + batch, array.ravel().tolist())
+    assert_array_equal(Reshape(tuple(target), tuple(source), batch)(there), array)
+
+
+def test_what_is_not_of_that_shape_is_left() -> None:
+    reshape = Reshape((4,), (2, 2), batch=False)
+    assert [reshape(np.zeros(shape)).shape for shape in ((4,), (5,), (1, 4), ())] == [(2, 2), (5,), (1, 4), ()]
+    assert Reshape((), (1,), batch=True)(np.zeros(())).shape == ()
+
+
+TRITON = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            assert x.ndim == 1, x.shape
+            x += 1
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
+        {end}
+"""
+RETURNED = "return responses"
+SENT = "[request.get_response_sender().send(one, 1) for request, one in zip(requests, responses)]"
+
+
+@pytest.mark.parametrize("execution", ["thread", "process"])
+@pytest.mark.parametrize("end", [RETURNED, SENT])
+async def test_a_triton_python_model(tmp_path: Path, execution: str, end: str) -> None:
+    own = f'backend: "python" parameters {{ key: "execution" value: {{ string_value: "{execution}" }} }}'
+    file = configured(tmp_path / "model", ROWS + own).with_name("model.py")
+    file.parent.mkdir()
+    file.write_text(TRITON.format(end=end))
+    async with serve(tmp_path) as client:
+        metadata = await client.metadata()
+        assert [list(t.shape) for t in (*metadata.inputs, *metadata.outputs)] == [[-1, 1], [-1, 1]]
+        arrays = [np.full((rows, 1), rows, "f4") for rows in (1, 2, 3)]
+        answers = await asyncio.gather(*(client.infer("FP32", x=array) for array in arrays))
+    assert answers == [("FP32", [len(array), 1], (array + 1).tobytes()) for array in arrays]
