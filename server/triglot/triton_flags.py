@@ -8,7 +8,7 @@ from types import MappingProxyType
 _REPOSITORY = "the repository is an argument: triglot serve PATH"
 _ONE_ADDRESS = "--host is the address of all ports"
 _METRICS = "metrics are at /metrics of the REST port"
-_OURS: Mapping[str, str] = MappingProxyType(
+OURS: Mapping[str, str] = MappingProxyType(
     {
         "--model-repository": _REPOSITORY,
         "--model-store": _REPOSITORY,
@@ -32,9 +32,10 @@ _OURS: Mapping[str, str] = MappingProxyType(
         "--disable-auto-complete-config": "a config.pbtxt may be partial or missing in any case",
     }
 )
+"""Triton's flag → ours, or what there is in place of it."""
 
 
 def in_place_of(flag: str) -> str:
     """The end of the error for an unknown flag: "" where it is none of Triton's."""
-    ours = _OURS.get(flag)
+    ours = OURS.get(flag)
     return f" of Triton's; here: {ours}" if ours else ""

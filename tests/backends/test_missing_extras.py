@@ -36,7 +36,7 @@ def test_every_module_has_the_extra_that_brings_it() -> None:
     assert brought == EXTRAS
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS.keys() - {"ensemble", "predictor", "python"}))
+@pytest.mark.parametrize("backend", sorted(BACKENDS.keys() - {"ensemble", "mlserver", "predictor", "python"}))
 def test_the_library_of_a_backend_is_an_extra_of_its_name(backend: str) -> None:
     assert backend in EXTRAS.values()
 

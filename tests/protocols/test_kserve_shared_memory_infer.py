@@ -203,6 +203,18 @@ async def test_an_input_of_another_size_than_its_shape_says(door: str, house: Ho
 
 
 @EVERY
+@pytest.mark.parametrize(("shape", "size"), [((1, 2), 2), ((1, 2), 9), ((1, 2), HALF), ((2, -1), HALF)])
+async def test_what_cannot_fit_is_not_read(
+    door: str, house: House, made: Memory, shape: tuple[int, ...], size: int
+) -> None:
+    """There is nothing any more that could be read."""
+    made.cut(0)
+    said = await ask(house, door, "identity_fp32", x(RegionSlice("all", 0, size), *shape))
+    what = f"Expected 8, got {size}" if min(shape) > 0 else "got [2,-1]"
+    assert what in said.text.replace("[2, -1]", "[2,-1]")
+
+
+@EVERY
 async def test_inputs_are_together_as_large_as_a_request_may_be(door: str, house: House) -> None:
     place = RegionSlice("all", 0, SIZE)
     tensors = [In(name, place, "INT32", [SIZE // 4]) for name in "ab"]

@@ -135,7 +135,6 @@ def test_the_configuration_of_an_image_classifier(tmp_path: Path) -> None:
     assert config.source == file
     assert warnings == [
         "something earlier",
-        f"{file}: input[0].format: without effect here",
         f"{file}: optimization: without effect here",
     ]
 
@@ -300,7 +299,7 @@ UNDERSTOOD = {
     "ModelConfig": """name platform backend version_policy max_batch_size input output instance_group parameters
         default_model_filename model_transaction_policy model_warmup response_cache dynamic_batching
         sequence_batching ensemble_scheduling""",
-    "ModelInput": "name data_type dims optional reshape",
+    "ModelInput": "name data_type dims format optional reshape",
     "ModelOutput": "name data_type dims label_filename reshape",
     "ModelInstanceGroup": "name count kind gpus",
 }

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from triglot.core.scheduling import DynamicBatching, SequenceBatching, Step
 
+MAX_INSTANCES = 1000
+"""Of a group, and of a model; each is a thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
@@ -162,6 +165,8 @@ class ModelConfig:
                 if not 0 <= gpu < gpus:
                     raise ValueError(f"{key}.gpus: expected numbers from 0 to {gpus - 1}, got {gpu}")
                 devices += [Device("GPU", gpu)] * group.count
+                if len(devices) > MAX_INSTANCES:
+                    raise ValueError(f"{key}: expected at most {MAX_INSTANCES} instances, all groups together")
         return devices
 
 

@@ -18,6 +18,7 @@ from triglot.core.errors import Code, InvalidArgument, ModelLoadError
 from triglot.core.model_config import (
     ALL,
     LATEST,
+    MAX_INSTANCES,
     NO_CONFIG,
     InstanceGroup,
     ModelConfig,
@@ -38,8 +39,6 @@ from triglot.repository.server_parameters import misspelt, others, server_parame
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1024 * 1024
 """It is read at every look at the disk."""
-MAX_INSTANCES = 1000
-"""Of a group; each is a thread."""
 WARM_UP_FOLDER = "warmup"
 
 BACKEND_OF_NAME = {
@@ -64,7 +63,8 @@ BACKEND_OF_NAME = {
 _UNDERSTOOD = (
     {"name", "platform", "backend", "version_policy", "max_batch_size", "parameters", "model_warmup"}
     | {"default_model_filename", "model_transaction_policy"}
-    | {"input.name", "input.data_type", "input.dims", "input.optional", "input.reshape"}
+    # What the dims of an image are is for clients to read.
+    | {"input.name", "input.data_type", "input.dims", "input.format", "input.optional", "input.reshape"}
     | {"output.name", "output.data_type", "output.dims", "output.label_filename", "output.reshape"}
     | {"instance_group.name", "instance_group.count", "instance_group.kind", "instance_group.gpus"}
     | {"dynamic_batching", "ensemble_scheduling", "response_cache"}
@@ -259,6 +259,7 @@ def _tensors(
 
 
 def _groups(message: pb.ModelConfig) -> Iterator[InstanceGroup]:
+    instances = 0
     for at, group in enumerate(message.instance_group):
         key = f"instance_group[{at}]"
         kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
@@ -269,6 +270,9 @@ def _groups(message: pb.ModelConfig) -> Iterator[InstanceGroup]:
         count = not_negative(f"{key}.count", group.count) or 1
         if count > MAX_INSTANCES:
             raise ValueError(f"{key}.count: expected at most {MAX_INSTANCES}, got {count}")
+        instances += count * max(1, len(group.gpus))
+        if instances > MAX_INSTANCES:
+            raise ValueError(f"{key}: expected at most {MAX_INSTANCES} instances, all groups together")
         yield InstanceGroup(kind.removeprefix("KIND_"), count, tuple(group.gpus))
 
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from triglot.core.call import Call
 from triglot.core.errors import Internal
-from triglot.core.tensor import raw_buffer
-from triglot.core.types import InferenceRequest, InferenceResponse, OutputTensor, OutputWish
+from triglot.core.tensor import DATATYPES, element_count, raw_buffer
+from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, OutputWish
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.protocols.kserve.classification import classify
@@ -76,6 +76,9 @@ class ExtendedPlane:
         call.size += size
         reads = []
         for at, region, place in sources:
+            if not _can_fit(request.inputs[at], place.size):
+                request.inputs[at].data = np.broadcast_to(np.uint8(0), place.size).data
+                continue  # Whoever checks it says what is wrong; nothing is copied for that.
             memory = self._regions.memory(place.size)
             request.inputs[at].data = memory
             reads.append(partial(region.read, memory, place.offset))
@@ -96,6 +99,14 @@ class ExtendedPlane:
             await self._dataplane.off_loop(function)
         else:
             function()
+
+
+def _can_fit(tensor: InputTensor, size: int) -> bool:
+    """Whether a tensor of this shape and datatype may have so many bytes."""
+    datatype = DATATYPES.get(tensor.datatype)
+    if datatype is None or any(dim < 0 for dim in tensor.shape):
+        return False
+    return datatype.dtype.hasobject or size == element_count(tensor.shape) * datatype.itemsize
 
 
 def _all(functions: Iterable[Callable[[], None]]) -> None:

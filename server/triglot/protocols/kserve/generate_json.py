@@ -12,8 +12,10 @@ from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.signature import Signature, shape_text
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, ParameterValue
 from triglot.protocols.json_text import LargeArray, read_body, type_name
+from triglot.protocols.kserve.codec import MAX_PARAMETERS
 from triglot.protocols.kserve.json_elements import NO_JSON, elements_of_json, json_of_elements
 from triglot.protocols.kserve.parameters import set_parameters
+from triglot.protocols.wire import limit_error
 
 ID, PARAMETERS, SIGNATURE = "id", "parameters", "signature_name"
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -96,6 +98,8 @@ class _Reader:
             )
         elif key in self.parameters:
             raise InvalidArgument(f"parameter '{key}' stands in the body and in its '{PARAMETERS}'")
+        elif len(self.parameters) == MAX_PARAMETERS.count:
+            raise limit_error(MAX_PARAMETERS)
         else:
             self.parameters[key] = value
 
@@ -121,11 +125,11 @@ def _input(name: str, datatype: str, declared: Any, value: Any) -> InputTensor:
         raise InvalidArgument(f"{what} must be a value or an array of values, got an object")
     else:
         shape = () if declared is None else shape_for(1, declared, name)
-        return InputTensor(name, datatype, shape, elements_of_json([value], datatype, shape, what))
+        return InputTensor(name, datatype, shape, elements_of_json([value], datatype, shape, what, ""))
     if nested:
         raise InvalidArgument(f"{what} must be a value or an array of values, got an array of arrays")
     shape = (count,) if declared is None else shape_for(count, declared, name)
-    return InputTensor(name, datatype, shape, elements_of_json(value, datatype, shape, what))
+    return InputTensor(name, datatype, shape, elements_of_json(value, datatype, shape, what, ""))
 
 
 def shape_for(count: int, declared: tuple[int, ...], name: str) -> tuple[int, ...]:

@@ -15,8 +15,12 @@ NO_JSON = ("FP16", "BF16", "COMPLEX64", "COMPLEX128")
 """Datatypes whose elements have no JSON form."""
 
 
-def elements_of_json(data: Any, datatype_name: str, shape: tuple[int, ...], what: str) -> Array:
+def elements_of_json(
+    data: Any, datatype_name: str, shape: tuple[int, ...], what: str, key: str = "'data' of "
+) -> Array:
     """The elements of a JSON `data` array as a flat array; nesting is not compared with the shape.
+
+    `key` and `what`: where they come from, for the text of an error.
 
     Raises `InvalidArgument` for an element that the datatype does not take (spec 2.1) or a wrong count.
     """
@@ -25,15 +29,16 @@ def elements_of_json(data: Any, datatype_name: str, shape: tuple[int, ...], what
         raise InvalidArgument(f"{what}: datatype '{datatype_name}' is none of {', '.join(DATATYPES)}")
     if datatype_name in NO_JSON:
         raise InvalidArgument(f"{what}: {datatype_name} has no JSON form, send it as binary data")
+    what = key + what
     if isinstance(data, LargeArray):
         array = _convert_large(data, datatype, what)
     elif isinstance(data, list):
         array = _convert(flatten(data), datatype, what)
     else:
-        raise InvalidArgument(f"'data' of {what} must be an array, got {type_name(data)}")
+        raise InvalidArgument(f"{what} must be an array, got {type_name(data)}")
     if array.size != element_count(shape):
         raise InvalidArgument(
-            f"'data' of {what} has {array.size} elements, expected {element_count(shape)} for shape {list(shape)}"
+            f"{what} has {array.size} elements, expected {element_count(shape)} for shape {list(shape)}"
         )
     return array
 
@@ -57,7 +62,7 @@ def _convert(values: list[Any], datatype: DataType, what: str) -> Array:
         try:
             return object_array([value.encode() for value in values], (len(values),))
         except UnicodeEncodeError as error:
-            raise InvalidArgument(f"'data' of {what} has a string that is not Unicode text: {error}") from None
+            raise InvalidArgument(f"{what} has a string that is not Unicode text: {error}") from None
     if kind == "b":
         if types - {bool}:
             raise _element_error(values, (bool,), datatype, "true or false", what)
@@ -68,7 +73,7 @@ def _convert(values: list[Any], datatype: DataType, what: str) -> Array:
         try:
             return _narrowed_floats(np.array(values, dtype=np.float64), datatype)
         except OverflowError:
-            raise InvalidArgument(f"'data' of {what} has an integer too large for {datatype.name}") from None
+            raise InvalidArgument(f"{what} has an integer too large for {datatype.name}") from None
     if types - {int}:
         raise _element_error(values, (int,), datatype, "an integer", what)
     bounds = np.iinfo(datatype.dtype)
@@ -92,9 +97,7 @@ def _narrowed_integers(numbers: Array, datatype: DataType, what: str) -> Array:
 
 def _range_error(datatype: DataType, what: str) -> InvalidArgument:
     bounds = np.iinfo(datatype.dtype)
-    return InvalidArgument(
-        f"'data' of {what} has an element outside {datatype.name}'s range [{bounds.min}, {bounds.max}]"
-    )
+    return InvalidArgument(f"{what} has an element outside {datatype.name}'s range [{bounds.min}, {bounds.max}]")
 
 
 def _element_error(
@@ -102,8 +105,7 @@ def _element_error(
 ) -> InvalidArgument:
     at, wrong = next((at, value) for at, value in enumerate(values) if type(value) not in allowed)
     return InvalidArgument(
-        f"'data' of {what}: element {at} must be {expected} for {datatype.name}, got "
-        f"{type_name(wrong)} {wrong!r:.60}"
+        f"{what}: element {at} must be {expected} for {datatype.name}, got {type_name(wrong)} {wrong!r:.60}"
     )
 
 
