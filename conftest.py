@@ -1,6 +1,6 @@
 """For all tests: no limit on how long the examples of a property may take; machines are shared."""
 
-pytest_plugins = ["parallel"]
+pytest_plugins = ["parallel", "grpc_transport"]
 
 try:
     from hypothesis import HealthCheck, settings

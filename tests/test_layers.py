@@ -150,14 +150,49 @@ MAY_IMPORT = {
     | {"triglot.repository.layout", "triglot.repository.proto_text", "triglot.repository.settings"},
     "triglot.transports": CORE | {"triglot.config", "triglot.transports"},
     "triglot.transports.inflate": {"triglot.protocols"},
+    "triglot.transports.grpc_calls": CORE
+    | {
+        "triglot.protocols",
+        "triglot.telemetry",
+        "triglot.transports.off_loop",
+        "triglot.transports.shutdown",
+    },
     "triglot.transports.grpc_server": CORE
     | {
         "triglot.config",
         "triglot.protocols",
         "triglot.telemetry",
+        "triglot.transports.grpc_calls",
+        "grpc",
+    },
+    # HTTP/2 without I/O.
+    **{
+        f"triglot.transports.h2.{name}": {"triglot.transports.h2", "hpack"}
+        for name in (
+            "connection",
+            "control",
+            "events",
+            "frames",
+            "header_frames",
+            "headers",
+            "limits",
+            "requests",
+            "sending",
+            "streams",
+            "windows",
+        )
+    },
+    "triglot.transports.h2": CORE
+    | {
+        "triglot.config",
+        "triglot.protocols",
+        "triglot.telemetry",
+        "triglot.transports.grpc_calls",
+        "triglot.transports.h2",
+        "triglot.transports.inflate",
         "triglot.transports.off_loop",
         "triglot.transports.shutdown",
-        "grpc",
+        "numpy",
     },
     "triglot.transports.http_server": CORE
     | {
@@ -238,7 +273,9 @@ MAY_IMPORT = {
 # Of a package these may import nothing below it: a transport knows the rows, and no protocol.
 ITSELF_ONLY = {
     "triglot.protocols.tfserving.model_config": {"triglot.backends"},
+    "triglot.transports.grpc_calls": {"triglot.protocols"},
     "triglot.transports.grpc_server": {"triglot.protocols"},
+    "triglot.transports.h2": {"triglot.protocols"},
     "triglot.transports.http_server": {"triglot.protocols"},
     "triglot.transports.inflate": {"triglot.protocols"},
     "triglot.demo": {"triglot"},

@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from triglot import backends
-from triglot.config import NO_PORT, Config
+from triglot.config import NO_PORT, Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.dataplane import DataPlane, ModelMetadata
 from triglot.doors import rows
@@ -36,6 +37,9 @@ from triglot.telemetry.tracing import Tracer
 from triglot.transports.grpc_server import GrpcServer
 from triglot.transports.http_server import HttpServer
 
+if TYPE_CHECKING:
+    from triglot.transports.h2.server import H2Server
+
 log = logging.getLogger(__name__)
 
 
@@ -47,8 +51,8 @@ class Server:
     that is the server's business.
 
     Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
-    configuration says that this is the end, and `OSError` when a port is taken. The ports are bound last, when
-    every model is loaded.
+    configuration says that this is the end, `ConfigError` when a library is missing that it asks for, and
+    `OSError` when a port is taken. The ports are bound last, when every model is loaded.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class Server:
         self._predictions = Predictions(self.dataplane)
         self.grpc_port = 0
         self.rest_port = 0
-        self._grpc: GrpcServer | None = None
+        self._grpc: GrpcServer | H2Server | None = None
         self._http: HttpServer | None = None
 
     async def __aenter__(self) -> Server:
@@ -121,6 +125,7 @@ class Server:
         if self.config.grpc_socket:
             _check_socket(self.config.grpc_socket)
         self._tracer.check()
+        _grpc_server(self.config)
         started = time.monotonic()
         self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry).reach
         try:
@@ -170,7 +175,7 @@ class Server:
         self._ticking = asyncio.create_task(self.telemetry.run())
         doors = []
         if self.config.grpc_port != NO_PORT or self.config.grpc_socket:
-            self._grpc = GrpcServer(services, self.config, self.telemetry)
+            self._grpc = _grpc_server(self.config)(services, self.config, self.telemetry)
             self.grpc_port = await self._grpc.start()
             doors += [f"gRPC on {name}" for name in self._grpc_names()]
         if self.config.rest_port != NO_PORT:
@@ -231,6 +236,21 @@ def _trace_options(config: Config) -> TraceOptions:
         config.trace_count,
         config.trace_log_frequency,
     )
+
+
+def _grpc_server(config: Config) -> type[GrpcServer | H2Server]:
+    """What carries gRPC. Raises `ConfigError` when its library is missing."""
+    if config.grpc_transport == "aio":
+        return GrpcServer
+    try:
+        from triglot.transports.h2.server import H2Server  # noqa: PLC0415 - its library is an extra.
+    except ModuleNotFoundError as error:
+        if error.name != "hpack":
+            raise
+        raise ConfigError(
+            "grpc_transport h2: needs hpack, which is not installed; run: pip install 'triglot[h2]'"
+        ) from None
+    return H2Server
 
 
 def _counted(count: int, thing: str) -> str:

@@ -33,6 +33,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 PROTOCOLS = ("kserve", "tfserving", "grps")
 TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
 MOST_TRACES = 2**31 - 1
+GRPC_TRANSPORTS = ("aio", "h2")
 CONTROL_MODES = ("none", "poll", "explicit")
 POLL_SECONDS = 5.0
 STREAMING_MODES = ("query_param", "header_param", "body_param")
@@ -53,6 +54,11 @@ class Config:
         8000, "port for REST; 0 picks a free one, -1 opens none", least=NO_PORT, most=LAST_PORT
     )
     grpc_socket: str = _option("", "path of a Unix socket for gRPC, besides the port")
+    grpc_transport: str = _option(
+        "aio",
+        "what carries gRPC: aio, grpc's own library; h2, ours, for more calls a second",
+        choices=GRPC_TRANSPORTS,
+    )
     protocols: str = _option(
         ",".join(PROTOCOLS),
         f"protocols to serve, of {', '.join(PROTOCOLS)}, with commas; with kserve first, / is its liveness for "

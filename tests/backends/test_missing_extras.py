@@ -18,11 +18,12 @@ MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}
 
 
 def requirements() -> dict[str, list[str]]:
-    """The names of the distributions of each extra."""
+    """The names of the distributions of each extra that is a backend's."""
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     return {
         extra: [re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in names]
         for extra, names in extras.items()
+        if extra != "h2"
     }
 
 

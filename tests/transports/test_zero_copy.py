@@ -50,7 +50,7 @@ async def test_a_grpc_tensor_is_a_view_of_the_message() -> None:
     array = model.kept[0]
     np.testing.assert_array_equal(array, sent)
     # The whole message, not only the tensor's part of it, is what holds the memory.
-    same = owner(array) == message
+    same = memoryview(owner(array)) == message
     assert same
     assert not array.flags.writeable
 

@@ -1,0 +1,286 @@
+"""A gRPC call from its bytes to its bytes, whichever transport carries it: decode, call, encode, map the error.
+
+One function per kind of call shows a whole call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, Protocol, cast
+
+from triglot.core.call import Call
+from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
+from triglot.protocols import Method, Operation, Service
+from triglot.telemetry.observation import Observation
+from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
+from triglot.transports.shutdown import SHUTTING_DOWN
+
+MAX_DETAILS_BYTES = 4096
+"""Longer status texts overflow what clients accept as metadata."""
+END_AGAIN_SECONDS = 1.0
+LAST_WORD_SECONDS = 1.0
+"""For what a stream still has to say when its deadline is over."""
+Trailing = tuple[tuple[str, str], ...]
+Unary = Callable[[bytes, Any], Awaitable[bytes]]
+ServerStream = Callable[[bytes, Any], Awaitable[None]]
+BidiStream = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
+
+
+class Context(Protocol):
+    """What a transport knows of a call, as grpc.aio's contexts do."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
+        """What the client sent beside the request."""
+
+    def set_trailing_metadata(self, metadata: Trailing, /) -> None:
+        """What is sent with the status."""
+
+    async def write(self, message: bytes, /) -> None:
+        """Send one answer of a stream; waits while the client does not read."""
+
+
+Abort = Callable[[Any, Code, str, Trailing], Awaitable[None]]
+"""Ends the call of a context with a status; nothing is sent after it."""
+
+
+class SlowReader(DeadlineExceeded):
+    """An answer was still on its way at the deadline; only a status can follow it."""
+
+
+class Calls:
+    """The handlers of rows. `gone` is what the transport raises when nothing can be sent any more.
+
+    `stop` ends streams, which would go on for ever; other calls are the transport's to wait for.
+    """
+
+    def __init__(self, abort: Abort, gone: type[Exception]) -> None:
+        self._abort = abort
+        self._gone = gone
+        self._streams: set[_OpenStream] = set()
+        self.stopping = False
+
+    async def stop(self, stopped: asyncio.Future[Any]) -> None:
+        """End streams with UNAVAILABLE, until the transport has `stopped`."""
+        self.stopping = True
+        while self._streams and not stopped.done():
+            for stream in self._streams:
+                stream.end()
+            # Again if it must be: code of a user's may swallow a cancellation.
+            await asyncio.wait([stopped, *(stream.task for stream in self._streams)], timeout=END_AGAIN_SECONDS)
+        await stopped
+
+    def unary(self, method: Method, endpoint: Endpoint) -> Unary:
+        """One request, one answer."""
+        decode, encode, size_of = method.decode, method.encode, method.answer_size
+        run = cast("Callable[..., Awaitable[Any]]", method.call)
+
+        async def handle(data: bytes, context: Context) -> bytes:
+            call = _call(context)
+            call.size = len(data)
+            observed = Observation(endpoint, call, call.size)
+            try:
+                if len(data) > OFF_LOOP_BYTES:
+                    request = await run_sized(method.decode_size(data), decode, data)
+                else:
+                    request = decode(data)
+                observed.decoded()
+                answer = await run(request, call)
+                observed.answered()
+                if size_of(answer) > OFF_LOOP_BYTES:
+                    encoded = await asyncio.to_thread(encode, answer)
+                else:
+                    encoded = encode(answer)
+                observed.encoded(len(encoded))
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    # UNAVAILABLE is what is said to those that outlive the grace period.
+                    observed.end(Code.UNAVAILABLE if self.stopping else outcome(error))
+                    raise
+                return await self._tell(method, error, context, observed)
+            observed.end(Code.OK)
+            return encoded
+
+        return handle
+
+    def server_stream(self, method: Method, endpoint: Endpoint) -> ServerStream:
+        """One request, any number of answers."""
+
+        async def handle(data: bytes, context: Context) -> None:
+            call = _call(context)
+            call.size = len(data)
+            observed = Observation(endpoint, call, call.size)
+
+            async def run() -> Any:
+                size = method.decode_size(data) if len(data) > OFF_LOOP_BYTES else 0
+                request = await run_sized(size, method.decode, data)
+                observed.decoded()
+                return method.call(request, call)
+
+            await self._send(method, run, context, call, observed)
+
+        return handle
+
+    def bidi_stream(self, method: Method, _: Endpoint) -> BidiStream:
+        """Any number of requests and of answers."""
+
+        async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
+            call = _call(context)
+            decoded = (method.decode(data) async for data in requests)
+
+            async def run() -> Any:
+                return method.call(decoded, call)
+
+            # Requests are what counts here, not calls, and who answers them counts them.
+            await self._send(method, run, context, call, None)
+
+        return handle
+
+    async def _send(
+        self,
+        method: Method,
+        run: Callable[[], Awaitable[Any]],
+        context: Context,
+        call: Call,
+        observed: Observation | None,
+    ) -> None:
+        """Send the answers of a stream; when the server stops, the stream ends with UNAVAILABLE."""
+        task = asyncio.current_task()
+        assert task is not None  # Every handler runs in a task of its own.
+        encode, size_of = method.encode, method.answer_size
+        stream = _OpenStream(task)
+        self._streams.add(stream)
+        code = Code.OK
+        try:
+            if self.stopping:
+                raise Unavailable(SHUTTING_DOWN)
+            async with aclosing(await run()) as answers:
+                async for answer in answers:
+                    if size_of(answer) > OFF_LOOP_BYTES:
+                        encoded = await asyncio.to_thread(encode, answer)
+                    else:
+                        encoded = encode(answer)
+                    if observed is not None:
+                        observed.sent(len(encoded))
+                    stream.sending = True
+                    await _write(context, encoded, call)
+                    stream.sending = False
+                    if self.stopping:
+                        raise Unavailable(SHUTTING_DOWN)
+        except asyncio.CancelledError:
+            code = Code.CANCELLED
+            if not self.stopping:
+                raise
+            task.uncancel()
+            code = Code.UNAVAILABLE
+            await self._end(context, Unavailable(SHUTTING_DOWN))
+        except self._gone:
+            code = (
+                Code.CANCELLED
+            )  # Nothing can be sent any more: the transport knows why, and cancels us only later.
+            raise
+        except Exception as error:
+            code = outcome(error)
+            await self._tell_last(method, error, context, observed)
+        finally:
+            self._streams.discard(stream)
+            if observed is not None:
+                observed.end(code)
+
+    # Errors are handled in functions of their own: a frame that an error came through must not hold it, or what
+    # the frame holds, the request among it, is left to the garbage collector.
+
+    async def _tell(self, method: Method, error: Exception, context: Context, observed: Observation) -> bytes:
+        """The answer that tells of an error; without one the call ends here, with a status."""
+        failure = as_serving_error(error, method.name)
+        told = method.told(failure)
+        observed.sent(len(told or b""))
+        # Before the client hears of it, so that who asks next finds it counted.
+        observed.end(failure.code)
+        if told is None:
+            await self._end(context, failure, method.details)
+            return b""
+        context.set_trailing_metadata(_hints(failure))
+        return told
+
+    async def _tell_last(
+        self, method: Method, error: Exception, context: Context, observed: Observation | None
+    ) -> None:
+        """As `_tell`, for a stream, whose last answer it is."""
+        failure = as_serving_error(error, method.name)
+        if (told := method.told(failure)) is None or isinstance(error, SlowReader):
+            await self._end(context, failure, method.details)
+            return
+        if observed is not None:
+            observed.sent(len(told))
+        context.set_trailing_metadata(_hints(failure))
+        await context.write(told)
+
+    async def _end(self, context: Context, error: ServingError, details: Callable[[str], str] = str) -> None:
+        """End the call with a status, the only thing to be sent: gRPC's own retries are for such calls."""
+        await self._abort(context, error.code, fitting(details(error.message)), _hints(error))
+
+
+class _OpenStream:
+    """A streaming call; `sending` while an answer is on its way and the transport, not our code, is awaited."""
+
+    __slots__ = ("sending", "task")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.sending = False
+
+    def end(self) -> None:
+        """Cancel our code; a call that is cancelled inside of the transport would be left without a status."""
+        if not self.sending:
+            self.task.cancel()
+
+
+def endpoint_of(telemetry: Telemetry, service: Service, method: Method) -> Endpoint:
+    """What counts the calls of a row."""
+    return telemetry.endpoint(service.protocol, "GRPC", method.name, inference=method.operation is Operation.INFER)
+
+
+def _call(context: Context) -> Call:
+    remaining = context.time_remaining()
+    deadline = None if remaining is None else time.monotonic() + remaining
+    return Call(deadline, context.invocation_metadata)
+
+
+async def _write(context: Context, encoded: bytes, call: Call) -> None:
+    """Send one answer of a stream. Raises `SlowReader`."""
+    if call.remaining is None:
+        await context.write(encoded)
+        return
+    try:
+        # The model ends at the deadline, and may have a last word.
+        async with asyncio.timeout(call.remaining + LAST_WORD_SECONDS):
+            await context.write(encoded)
+    except TimeoutError:
+        raise SlowReader(call.overdue("while the client was reading").message) from None
+
+
+def _hints(error: ServingError) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata: when the client may try again."""
+    if error.retry_after is None:
+        return ()
+    return (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
+
+
+def fitting(message: str) -> str:
+    """As much of a message as fits: on the wire, everything but printable ASCII takes three bytes."""
+    room = MAX_DETAILS_BYTES
+    encoded = message.encode()
+    if 3 * len(encoded) <= room:
+        return message
+    for at, byte in enumerate(encoded):
+        room -= 1 if 0x20 <= byte < 0x7F and byte != ord("%") else 3
+        if room < 0:
+            return encoded[:at].decode(errors="ignore")
+    return message

@@ -1,0 +1,321 @@
+"""One HTTP/2 connection, seen from the server: bytes in, events and bytes out; no I/O (RFC 9113).
+
+Strategy: whoever owns the socket asks `get_buffer` where the next bytes are to go, says with `received` how many
+came, acts on the events, and writes what `data_to_send` gives. The payload of a DATA frame that is still to come
+is received straight into the stream's `Sink`, if it has one. What breaks the rules ends its stream, or the whole
+connection: `ConnectionEnded` is the last event then, and what is to be sent ends with GOAWAY.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from triglot.transports.h2 import frames
+from triglot.transports.h2.control import Control
+from triglot.transports.h2.events import ConnectionEnded, DataPlaced, DataReceived, Event
+from triglot.transports.h2.frames import ErrorCode, Setting
+from triglot.transports.h2.header_frames import HeaderFrames
+from triglot.transports.h2.headers import Fields
+from triglot.transports.h2.limits import DEFAULTS, Limits
+from triglot.transports.h2.streams import Broken, Sink, Stream, Streams
+
+T = TypeVar("T")
+
+BUFFER_BYTES = 256 * 1024
+_HEAD = struct.Struct(">LBL")
+
+
+class Connection(Generic[T]):
+    """The state of one connection. `read` makes of a request's fields what its event carries.
+
+    Not for more than one thread.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Fields], T],
+        limits: Limits = DEFAULTS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.over = False
+        """Whether nothing more is read."""
+        self._limits = limits
+        self._streams = Streams(limits, clock)
+        self._headers = HeaderFrames(self._streams, read)
+        self._control = Control(self._streams)
+        self.out = self._streams.out
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._direct: Sink | None = None
+        self._greeted = False
+        # The DATA frame that is being received.
+        self._data_stream: Stream | None = None
+        self._data_left = self._padding_left = 0
+        self._data_ends = self._in_data = False
+        self._greet()
+
+    @property
+    def streams(self) -> Mapping[int, Stream]:
+        """The requests that are not over, by number."""
+        return self._streams.open
+
+    @property
+    def settled(self) -> bool:
+        """Whether the other side has said what it is."""
+        return self._control.settled
+
+    @property
+    def said_last(self) -> bool:
+        """Whether the other side has been told which stream is the last."""
+        return self._control.said_last
+
+    def _greet(self) -> None:
+        limits = self._limits
+        self.out.write(
+            frames.settings(
+                {
+                    Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
+                    Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
+                    Setting.MAX_FRAME_SIZE: limits.max_frame,
+                    Setting.MAX_HEADER_LIST_SIZE: limits.max_header_block,
+                }
+            )
+        )
+        more = limits.connection_window - frames.DEFAULT_WINDOW
+        if more > 0:
+            self.out.write(frames.window_update(0, more))
+
+    # --- receiving ---
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes are to be received."""
+        stream = self._data_stream
+        if self._data_left and self._start == self._end and stream is not None and stream.sink is not None:
+            room = stream.sink.room()
+            if room is not None and len(room):
+                self._direct = stream.sink
+                return room[: self._data_left]
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == BUFFER_BYTES:
+            rest = self._end - self._start
+            self._buffer[:rest] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, rest
+        return self._view[self._end :]
+
+    def received(self, count: int) -> list[Event[T]]:
+        """What came with the next `count` bytes."""
+        events: list[Event[T]] = []
+        if self.over:
+            return events
+        try:
+            if self._direct is not None:
+                self._placed(count, events)
+            else:
+                self._end += count
+            self._parse(events)
+        except Broken as error:
+            self.close(error.code, str(error))
+            events.append(ConnectionEnded(error.code, str(error)))
+        return events
+
+    def feed(self, data: bytes | memoryview) -> list[Event[T]]:
+        """As `get_buffer` and `received`, for bytes that are there already."""
+        events: list[Event[T]] = []
+        data = memoryview(data)
+        while data and not self.over:
+            room = self.get_buffer()
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            data = data[count:]
+            for event in self.received(count):
+                if isinstance(event, DataReceived):
+                    event.data = memoryview(bytes(event.data))  # The buffer is used again at once.
+                events.append(event)
+        return events
+
+    def _placed(self, count: int, events: list[Event[T]]) -> None:
+        stream, sink = self._data_stream, self._direct
+        self._direct = None
+        assert stream is not None
+        assert sink is not None
+        sink.filled(count)
+        self._data_left -= count
+        self._in_data = bool(self._data_left or self._padding_left)
+        self._streams.passed(count)
+        if stream.id in self._streams.open:
+            events.append(DataPlaced(stream.id, count, self._data_over(stream)))
+
+    def _parse(self, events: list[Event[T]]) -> None:
+        if not self._greeted and not self._read_preface():
+            return
+        view = self._view
+        while True:
+            start, end = self._start, self._end
+            if self._in_data:
+                if start == end:
+                    return
+                self._read_data(events)
+                continue
+            if end - start < frames.HEAD_BYTES:
+                return
+            word, flags, number = _HEAD.unpack_from(view, start)
+            length, kind = word >> 8, word & 0xFF
+            number &= frames.LARGEST_WINDOW
+            self._check(kind, number, length)
+            start += frames.HEAD_BYTES
+            if kind == frames.DATA:
+                if flags & frames.PADDED and length and start == end:
+                    return  # How much padding there is decides.
+                self._start = start
+                self._begin_data(number, length, flags, events)
+                if not self._data_left and not self._padding_left:
+                    self._read_data(events)
+                continue
+            if end - start < length:
+                return
+            self._start = start + length
+            payload = view[start : start + length]
+            if kind == frames.HEADERS:
+                self._headers.headers(flags, number, payload, events)
+            elif kind == frames.CONTINUATION:
+                self._headers.continuation(flags, number, payload, events)
+            else:
+                self._control.read(kind, flags, number, payload, events)
+
+    def _check(self, kind: int, number: int, length: int) -> None:
+        """Whether such a frame may come now."""
+        if length > self._limits.max_frame:
+            raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+        if length > self._limits.max_header_block and kind != frames.DATA:
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is not DATA")
+        expects = self._headers.expects
+        if expects and (kind != frames.CONTINUATION or number != expects):
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "expected CONTINUATION")
+        if kind != frames.SETTINGS and not self._control.settled:
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "expected SETTINGS first")
+
+    def _read_preface(self) -> bool:
+        count = min(self._end - self._start, len(frames.PREFACE))
+        if self._view[self._start : self._start + count] != frames.PREFACE[:count]:
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
+        self._greeted = count == len(frames.PREFACE)
+        if self._greeted:
+            self._start += count
+        return self._greeted
+
+    # --- data ---
+
+    def _begin_data(self, number: int, length: int, flags: int, events: list[Event[T]]) -> None:
+        """A DATA frame begins; the length of its padding, if it has one, is at the start of the buffer."""
+        streams = self._streams
+        if not number & 1 or number > streams.last:
+            raise Broken(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is idle")
+        if length > streams.window.left:
+            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
+        streams.window.left -= length
+        stream = streams.open.get(number)
+        if stream is None:
+            if number <= streams.refuse_after and not streams.was_reset(number):
+                streams.wrong(number, ErrorCode.STREAM_CLOSED, events)
+        elif stream.ended or length > stream.window.left:
+            code = ErrorCode.STREAM_CLOSED if stream.ended else ErrorCode.FLOW_CONTROL_ERROR
+            streams.wrong(number, code, events)
+            stream = None
+        else:
+            stream.window.left -= length
+        padding = 0
+        if flags & frames.PADDED:
+            if not length:
+                raise Broken(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the padding's length")
+            padding = self._buffer[self._start]
+            self._start += 1
+            length -= 1
+            if padding > length:
+                raise Broken(ErrorCode.PROTOCOL_ERROR, "more padding than the frame is long")
+            length -= padding
+            streams.passed(padding + 1)
+            streams.consumed(stream, padding + 1)
+        if not length and not flags & frames.END_STREAM:
+            streams.nuisance("empty DATA frames")
+        self._data_stream = stream
+        self._data_left, self._padding_left = length, padding
+        self._data_ends = bool(flags & frames.END_STREAM)
+        self._in_data = True
+
+    def _read_data(self, events: list[Event[T]]) -> None:
+        """What the buffer has of the DATA frame that is being received."""
+        stream = self._data_stream
+        if stream is not None and stream.id not in self._streams.open:
+            stream = self._data_stream = None  # It was reset meanwhile.
+        if self._data_left:
+            count = min(self._end - self._start, self._data_left)
+            data = self._view[self._start : self._start + count]
+            self._start += count
+            self._data_left -= count
+            self._streams.passed(count)
+            if stream is not None:
+                events.append(DataReceived(stream.id, data, self._data_over(stream)))
+        elif stream is not None and not self._padding_left and self._data_ends and not stream.ended:
+            events.append(DataReceived(stream.id, self._view[:0], self._data_over(stream)))
+        if self._padding_left and not self._data_left:
+            count = min(self._end - self._start, self._padding_left)
+            self._start += count
+            self._padding_left -= count
+        self._in_data = bool(self._data_left or self._padding_left)
+
+    def _data_over(self, stream: Stream) -> bool:
+        """Whether the body ends with what has been received of this frame; its padding says nothing."""
+        if self._data_left or not self._data_ends:
+            return False
+        self._streams.end(stream)
+        return True
+
+    # --- what the owner says ---
+
+    def receive_into(self, number: int, sink: Sink) -> None:
+        """Where a stream's data is to be received to."""
+        stream = self._streams.open.get(number)
+        if stream is not None:
+            stream.sink = sink
+
+    def consumed(self, number: int, count: int) -> None:
+        """So many bytes of a body are not needed any more: as many may come again."""
+        self._streams.consumed(self._streams.open.get(number), count)
+
+    def reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream before its time, if it is not over."""
+        self._streams.reset(number, code)
+
+    def reset_when_sent(self, number: int, code: ErrorCode) -> None:
+        """Our side has said all: a stream on which the other side has not is reset once that has left."""
+        self._streams.reset_when_sent(number, code)
+
+    def ping(self, data: bytes) -> None:
+        """Ask whether the other side is there; `data`: eight bytes."""
+        self.out.write(frames.ping(data))
+
+    def drain(self) -> None:
+        """Say that no new streams are wanted; those that are on their way are still taken (RFC 9113, 6.8)."""
+        self._control.drain()
+
+    def say_last(self) -> None:
+        """Take no new streams from here on."""
+        self._control.say_last()
+
+    def close(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
+        """Say that it is over; nothing is read any more."""
+        if not self.over:
+            self.over = True
+            self.out.write(frames.goaway(self._streams.last, code, text))
+
+    def release(self) -> None:
+        """The socket is closed: give back what holds memory."""
+        self.over = True
+        self._direct = self._data_stream = None
+        self._view = memoryview(b"")
+        self._buffer = bytearray()

@@ -1,0 +1,98 @@
+"""HTTP/2's frames: their numbers, and how the ones that we send are packed (RFC 9113, 4 to 7)."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEAD_BYTES = 9
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+ACK = END_STREAM = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+WITH_PRIORITY = 0x20
+LARGEST_WINDOW = 2**31 - 1
+SMALLEST_MAX_FRAME, LARGEST_MAX_FRAME = 2**14, 2**24 - 1
+DEFAULT_WINDOW = 65_535
+"""Of a connection, and of a stream until settings say otherwise."""
+
+
+class ErrorCode(enum.IntEnum):
+    """Why a stream or a connection ends (RFC 9113, 7)."""
+
+    NO_ERROR = 0x0
+    PROTOCOL_ERROR = 0x1
+    INTERNAL_ERROR = 0x2
+    FLOW_CONTROL_ERROR = 0x3
+    SETTINGS_TIMEOUT = 0x4
+    STREAM_CLOSED = 0x5
+    FRAME_SIZE_ERROR = 0x6
+    REFUSED_STREAM = 0x7
+    CANCEL = 0x8
+    COMPRESSION_ERROR = 0x9
+    CONNECT_ERROR = 0xA
+    ENHANCE_YOUR_CALM = 0xB
+    INADEQUATE_SECURITY = 0xC
+    HTTP_1_1_REQUIRED = 0xD
+
+
+class Setting(enum.IntEnum):
+    """What each side tells of itself (RFC 9113, 6.5.2)."""
+
+    HEADER_TABLE_SIZE = 0x1
+    ENABLE_PUSH = 0x2
+    MAX_CONCURRENT_STREAMS = 0x3
+    INITIAL_WINDOW_SIZE = 0x4
+    MAX_FRAME_SIZE = 0x5
+    MAX_HEADER_LIST_SIZE = 0x6
+
+
+_HEAD = struct.Struct(">HBBBL")
+_SETTING = struct.Struct(">HL")
+_WORD = struct.Struct(">L")
+_GOAWAY = struct.Struct(">LL")
+
+
+def head(length: int, kind: int, flags: int, stream: int) -> bytes:
+    """The nine bytes before a payload of `length` bytes."""
+    return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
+
+
+def settings(values: Mapping[Setting, int]) -> bytes:
+    """A SETTINGS frame."""
+    payload = b"".join([_SETTING.pack(key, value) for key, value in values.items()])
+    return head(len(payload), SETTINGS, 0, 0) + payload
+
+
+def read_settings(payload: memoryview) -> list[tuple[int, int]]:
+    """The settings of a frame in their order, unknown ones among them."""
+    return list(_SETTING.iter_unpack(payload))
+
+
+def window_update(stream: int, by: int) -> bytes:
+    """A WINDOW_UPDATE frame; stream 0 is the connection."""
+    return head(4, WINDOW_UPDATE, 0, stream) + _WORD.pack(by)
+
+
+def rst_stream(stream: int, code: ErrorCode) -> bytes:
+    """A RST_STREAM frame."""
+    return head(4, RST_STREAM, 0, stream) + _WORD.pack(code)
+
+
+def ping(data: bytes, *, ack: bool = False) -> bytes:
+    """A PING frame of eight bytes."""
+    return head(8, PING, ACK if ack else 0, 0) + data
+
+
+def goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
+    """A GOAWAY frame with a text for the other side's log."""
+    payload = _GOAWAY.pack(last_stream, code) + text.encode()[:256]
+    return head(len(payload), GOAWAY, 0, 0) + payload
+
+
+def word(payload: memoryview) -> int:
+    """Four bytes as an unsigned integer."""
+    value: int = _WORD.unpack_from(payload)[0]
+    return value

@@ -1,0 +1,177 @@
+"""gRPC's requests and statuses as HTTP/2 header fields (gRPC over HTTP/2: Requests, Responses)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from triglot.transports.h2.headers import Fields, MalformedRequest
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+CODINGS = ("identity", "deflate", "gzip")
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_OF_THE_CONNECTION = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+_PSEUDO = {b":method", b":scheme", b":path", b":authority"}
+_NOT_METADATA = {
+    b"te",
+    b"content-type",
+    b"grpc-timeout",
+    b"grpc-encoding",
+    b"grpc-accept-encoding",
+    b"content-length",
+}
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+_NAME = re.compile(rb"[0-9a-z_.\-!#$%&'*+^`|~]+")
+_BAD_VALUE = re.compile(rb"[\x00\r\n]|^[ \t]|[ \t]$")
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+_GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class RpcHead:
+    """What the fields of a request say.
+
+    `timeout` in seconds, None without one. `status`: the HTTP status of a request that is no gRPC call, or 0.
+    `problem`: what is wrong with one that is, or nothing. `length`: bytes of the body, where it says so.
+    """
+
+    path: str
+    timeout: float | None
+    encoding: str
+    metadata: Metadata
+    status: int = 0
+    problem: str = ""
+    length: int | None = None
+
+
+def read_head(fields: Fields) -> RpcHead:
+    """Raises `MalformedRequest` for fields that HTTP/2 does not allow (RFC 9113, 8)."""
+    pseudo, own, others = _sorted(fields)
+    if own.get(b"te", b"trailers") != b"trailers":
+        raise MalformedRequest("te is not 'trailers'")
+    if not pseudo.get(b":path") or b":method" not in pseudo or not pseudo.get(b":scheme"):
+        raise MalformedRequest("a pseudo-header is missing")
+    length = own.get(b"content-length")
+    if length is not None and not _LENGTH.fullmatch(length):
+        raise MalformedRequest("content-length is no number")
+    status = 0
+    if pseudo[b":method"] != b"POST":
+        status = 405
+    elif not _GRPC_TYPE.fullmatch(own.get(b"content-type", b"")):
+        status = 415
+    timeout: float | None = None
+    metadata: Metadata = ()
+    problem = ""
+    try:
+        timeout = _timeout(own.get(b"grpc-timeout"))
+        metadata = tuple(pair for name, value in others for pair in _metadata(name, value))
+    except ValueError as error:
+        problem = str(error)
+    path = pseudo[b":path"].decode("latin-1")
+    encoding = own.get(b"grpc-encoding", b"identity").decode("latin-1")
+    return RpcHead(path, timeout, encoding, metadata, status, problem, None if length is None else int(length))
+
+
+def _sorted(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes], Fields]:
+    """Pseudo-headers, those that HTTP/2 and gRPC know, and metadata. Raises `MalformedRequest`."""
+    pseudo: dict[bytes, bytes] = {}
+    own: dict[bytes, bytes] = {}
+    others: Fields = []
+    for name, value in fields:
+        if _BAD_VALUE.search(value):
+            raise MalformedRequest(f"the value of {name!r}")
+        if name[:1] == b":":
+            if name not in _PSEUDO or name in pseudo or own or others:
+                raise MalformedRequest(f"pseudo-header {name!r}")
+            pseudo[name] = value
+        elif not _NAME.fullmatch(name) or name in _OF_THE_CONNECTION:
+            raise MalformedRequest(f"field {name!r}")
+        elif name in _NOT_METADATA:
+            own[name] = value
+        else:
+            others.append((name, value))
+    return pseudo, own, others
+
+
+def _timeout(text: bytes | None) -> float | None:
+    """Seconds. Raises `ValueError`."""
+    if text is None:
+        return None
+    digits, unit = text[:-1], text[-1:]
+    if not digits.isdigit() or len(digits) > 8 or unit not in _SECONDS:
+        raise ValueError(f"grpc-timeout: expected up to eight digits and one of HMSmun, got {text!r}")
+    return int(digits) * _SECONDS[unit]
+
+
+def _metadata(name: bytes, value: bytes) -> Iterable[tuple[str, str | bytes]]:
+    """A field as metadata; one with binary values may hold several. Raises `ValueError`."""
+    key = name.decode("latin-1")
+    if not key.endswith("-bin"):
+        return ((key, value.decode("latin-1")),)
+    try:
+        # The padding may be left out.
+        return [(key, base64.b64decode(one + b"=" * (-len(one) % 4), validate=True)) for one in value.split(b",")]
+    except binascii.Error:
+        raise ValueError(f"{key}: expected base64") from None
+
+
+# --- answers ---
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A field that enters no table: what it means depends on nothing that was sent before."""
+    return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
+
+
+def _length(count: int) -> bytes:
+    """HPACK's integer with a prefix of seven bits (RFC 7541, 5.1)."""
+    if count < 127:
+        return bytes((count,))
+    rest, encoded = count - 127, bytearray((127,))
+    while rest >= 128:
+        encoded.append(rest & 127 | 128)
+        rest >>= 7
+    encoded.append(rest)
+    return bytes(encoded)
+
+
+_STATUS_200 = b"\x88"
+"""`:status: 200`, which HPACK's static table has."""
+_CODINGS = _literal(b"grpc-accept-encoding", ",".join(CODINGS).encode())
+_HEAD = _STATUS_200 + _literal(b"content-type", b"application/grpc") + _CODINGS
+_OK = _literal(b"grpc-status", b"0")
+
+
+def answer_head() -> bytes:
+    """The header block before an answer's messages."""
+    return _HEAD
+
+
+def trailers(code: int, message: str = "", metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
+    """The header block that ends an answer."""
+    if not code and not metadata:
+        return _OK
+    block = _literal(b"grpc-status", str(code).encode())
+    if message:
+        block += _literal(b"grpc-message", quote(message, safe=_PRINTABLE).encode())
+    for name, value in metadata:
+        text = base64.b64encode(value).rstrip(b"=") if isinstance(value, bytes) else value.encode("latin-1")
+        block += _literal(name.encode("latin-1"), text)
+    return block
+
+
+def only_trailers(code: int, message: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
+    """The header block that is the whole answer: an error before any message."""
+    return _HEAD + trailers(code, message, metadata)
+
+
+def http_error(status: int) -> bytes:
+    """The header block of the answer to what is no gRPC call."""
+    return _literal(b":status", str(status).encode()) + _literal(b"content-type", b"text/plain")

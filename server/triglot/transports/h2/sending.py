@@ -1,0 +1,254 @@
+"""What leaves a connection: frames, as far as the other side's windows allow, and what waits for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from triglot.transports.h2 import frames
+from triglot.transports.h2.events import Drained
+
+Piece = bytes | memoryview
+JOIN_BYTES = 16 * 1024
+"""Below this, one copy is quicker than another buffer for the socket to gather."""
+WORTH_BYTES = 1024
+"""A smaller frame earns the other side nothing, unless it is the last of what was there."""
+FRAME_EARNS = 2
+"""Room is made again in two windows."""
+
+
+class _Outgoing:
+    """What leaves on one stream."""
+
+    __slots__ = ("left", "pieces", "trailers")
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        """Of the stream's window; a change of settings may make it negative."""
+        self.pieces: deque[memoryview] = deque()
+        self.trailers: bytes | None = None
+        """The frame that ends the stream, once it is known."""
+
+
+class Sender:
+    """The sending half of a connection.
+
+    `done` is told of each stream on which nothing is to be sent any more, and `earned` how many frames a DATA
+    frame may be answered with.
+
+    Strategy: what its own stream's window keeps lies with the stream, until that window is opened. What the
+    connection's window or a full socket keeps waits in a row, so that opening it looks at what can leave only.
+    """
+
+    def __init__(self, done: Callable[[int], None], earned: Callable[[int], None]) -> None:
+        self.max_frame = frames.SMALLEST_MAX_FRAME
+        self.unsent = 0
+        """Bytes that wait for a window or for the socket."""
+        self.moved = 0
+        """Bytes of bodies that have left."""
+        self._done = done
+        self._earned = earned
+        self._paused = False
+        self._left = frames.DEFAULT_WINDOW
+        self._initial = frames.DEFAULT_WINDOW
+        self._streams: dict[int, _Outgoing] = {}
+        self._waiting: dict[int, _Outgoing] = {}
+        self._out: list[Any] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for a window or for the socket."""
+        return self.unsent > 0
+
+    @property
+    def waits_finished(self) -> bool:
+        """Whether a whole answer waits: its call is over, and only it takes memory."""
+        return self.unsent > 0 and any(stream.trailers for stream in self._streams.values())
+
+    def take(self) -> list[Any]:
+        """What is to be written to the socket now, buffers in their order."""
+        out, self._out = self._out, []
+        return out
+
+    def write(self, frame: bytes) -> None:
+        """A frame that no window is for."""
+        self._out.append(frame)
+
+    def begin(self, number: int) -> None:
+        """A stream on which an answer is to be sent."""
+        self._streams[number] = _Outgoing(self._initial)
+
+    def has(self, number: int) -> bool:
+        """Whether more is to be sent on the stream."""
+        return number in self._streams
+
+    def drop(self, number: int) -> None:
+        """Nothing more is to be sent on the stream."""
+        stream = self._streams.pop(number, None)
+        self._waiting.pop(number, None)
+        if stream is not None and stream.pieces:
+            self.unsent -= sum(map(len, stream.pieces))
+
+    def unfinished(self, number: int) -> bool:
+        """Whether a part of the body waits."""
+        stream = self._streams.get(number)
+        return stream is not None and bool(stream.pieces)
+
+    # --- a stream's answer ---
+
+    def headers(self, number: int, block: bytes, *, end: bool = False) -> None:
+        """A header block; `end`: it is all that is said."""
+        self._out.append(self._headers(number, block, frames.END_STREAM if end else 0))
+        if end:
+            self._end(number)
+
+    def _headers(self, number: int, block: bytes, flags: int) -> bytes:
+        most = frames.SMALLEST_MAX_FRAME  # The other side takes it, whatever it says later.
+        if len(block) <= most:
+            return frames.head(len(block), frames.HEADERS, flags | frames.END_HEADERS, number) + block
+        parts = [frames.head(most, frames.HEADERS, flags, number), block[:most]]
+        for at in range(most, len(block), most):
+            part = block[at : at + most]
+            last = frames.END_HEADERS if at + most >= len(block) else 0
+            parts += [frames.head(len(part), frames.CONTINUATION, last, number), part]
+        return b"".join(parts)
+
+    def data(self, number: int, pieces: Iterable[Piece]) -> bool:
+        """A part of the body; whether all of it has left. The pieces must stay as they are until then."""
+        stream = self._streams[number]
+        for piece in pieces:
+            if len(piece):
+                view = memoryview(piece).cast("B")
+                stream.pieces.append(view)
+                self.unsent += len(view)
+        if number not in self._waiting:
+            self._send(number, stream)
+        return not stream.pieces
+
+    def trailers(self, number: int, block: bytes) -> None:
+        """The end of the answer, after all of its data."""
+        stream = self._streams[number]
+        frame = self._headers(number, block, frames.END_STREAM)
+        if stream.pieces:
+            stream.trailers = frame
+        else:
+            self._out.append(frame)
+            self._end(number)
+
+    def respond(self, number: int, headers: bytes, body: list[Any], size: int, trailers: bytes) -> None:
+        """A whole answer of `size` bytes in pieces, in one go where the windows allow."""
+        stream = self._streams[number]
+        least_room = min(self._left, stream.left, JOIN_BYTES)
+        if size > least_room or self._paused or len(headers) + len(trailers) > JOIN_BYTES:
+            self.headers(number, headers)
+            self.data(number, body)
+            self.trailers(number, trailers)
+            return
+        self._left -= size
+        self.moved += size
+        self._out.append(
+            b"".join(
+                [
+                    frames.head(len(headers), frames.HEADERS, frames.END_HEADERS, number),
+                    headers,
+                    frames.head(size, frames.DATA, 0, number),
+                    *body,
+                    frames.head(len(trailers), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number),
+                    trailers,
+                ]
+            )
+        )
+        self._end(number)
+
+    def _end(self, number: int) -> None:
+        self.drop(number)
+        self._done(number)
+
+    # --- windows ---
+
+    def opened(self, number: int, by: int) -> list[Drained] | None:
+        """More room, on a stream or, with 0, for all of them: who has sent all; None: more than there can be."""
+        if number == 0:
+            self._left += by
+            return self.flush() if self._left <= frames.LARGEST_WINDOW else None
+        stream = self._streams.get(number)
+        if stream is None:
+            return []
+        stream.left += by
+        if stream.left > frames.LARGEST_WINDOW:
+            return None
+        if stream.pieces and stream.left > 0 and number not in self._waiting and self._send(number, stream):
+            return [Drained(number)]
+        return []
+
+    def resize(self, initial: int) -> bool:
+        """The room that every stream begins with is another now; False: more than there can be."""
+        more, self._initial = initial - self._initial, initial
+        for number, stream in self._streams.items():
+            stream.left += more
+            if stream.left > frames.LARGEST_WINDOW:
+                return False
+            if stream.pieces and stream.left > 0:
+                self._waiting.setdefault(number, stream)
+        return True
+
+    def pause(self) -> None:
+        """The socket takes no more bodies."""
+        self._paused = True
+
+    def resume(self) -> list[Drained]:
+        """The socket takes more; who has sent all."""
+        self._paused = False
+        return self.flush()
+
+    def flush(self) -> list[Drained]:
+        """Send what the windows allow now, of one stream after the other; which of them have sent all."""
+        drained = []
+        for number, stream in list(self._waiting.items()):
+            if self._left <= 0 or self._paused:
+                break
+            del self._waiting[number]  # What cannot leave goes to the end of the row.
+            if self._send(number, stream):
+                drained.append(Drained(number))
+        return drained
+
+    def _send(self, number: int, stream: _Outgoing) -> bool:
+        """As much as the windows allow; whether nothing is left."""
+        pieces = stream.pieces
+        while pieces:
+            room = 0 if self._paused else min(self._left, stream.left, self.max_frame)
+            if room <= 0:
+                if stream.left > 0:
+                    self._waiting[number] = stream
+                return False
+            self._send_frame(number, stream, room)
+        if stream.trailers is not None:
+            self._out.append(stream.trailers)
+            self._end(number)
+        return True
+
+    def _send_frame(self, number: int, stream: _Outgoing, room: int) -> None:
+        pieces = stream.pieces
+        taken: list[Piece] = []
+        size = 0
+        while pieces and size < room:
+            piece = pieces[0]
+            if len(piece) > room - size:
+                taken.append(piece[: room - size])
+                pieces[0] = piece[room - size :]
+                size = room
+            else:
+                taken.append(pieces.popleft())
+                size += len(piece)
+        self._left -= size
+        self.unsent -= size
+        self.moved += size
+        stream.left -= size
+        if size >= WORTH_BYTES or not pieces:
+            self._earned(FRAME_EARNS)
+        head = frames.head(size, frames.DATA, 0, number)
+        if size < JOIN_BYTES:
+            self._out.append(b"".join([head, *taken]))
+        else:
+            self._out += [head, *taken]

@@ -1,0 +1,159 @@
+"""The streams of one connection, seen from the server: which are open, and how they end (RFC 9113, 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from triglot.transports.h2 import frames
+from triglot.transports.h2.events import StreamReset
+from triglot.transports.h2.frames import ErrorCode
+from triglot.transports.h2.limits import Limits
+from triglot.transports.h2.sending import Sender
+from triglot.transports.h2.windows import Patience, ReceiveWindow
+
+MOST_RESET_REMEMBERED = 1024
+ANSWER_EARNS = 3
+"""What follows an answer by right: a ping that measures, and more room in two windows."""
+
+
+class Sink(Protocol):
+    """Where a stream's data may be received to. It raises nothing."""
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes go; None: nowhere in particular."""
+
+    def filled(self, count: int) -> None:
+        """So many bytes are there now."""
+
+
+class Stream:
+    """A request that is not over yet."""
+
+    __slots__ = ("ended", "id", "reset_with", "sink", "window")
+
+    def __init__(self, number: int, window: int) -> None:
+        self.id = number
+        self.window = ReceiveWindow(window)
+        self.ended = False
+        """Whether the other side has said everything."""
+        self.sink: Sink | None = None
+        self.reset_with: ErrorCode | None = None
+        """What the other side is told when we have said all before it has."""
+
+
+class Broken(Exception):
+    """The connection cannot go on."""
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Streams:
+    """Those that are open, by number. `window` and `patience` are the whole connection's."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+        self.limits = limits
+        self.open: dict[int, Stream] = {}
+        self.last = 0
+        """The highest number that was used."""
+        self.refuse_after = frames.LARGEST_WINDOW
+        self.window = ReceiveWindow(max(limits.connection_window, frames.DEFAULT_WINDOW))
+        self._patience = Patience(limits.patience, limits.patience_per_second, clock)
+        self.out = Sender(self._answered, self._patience.reward)
+        self._reset_lately: dict[int, None] = {}
+
+    def nuisance(self, what: str) -> None:
+        """Raises `Broken` when the other side has done too much of it."""
+        if not self._patience.spend():
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
+
+    def begin(self, number: int, *, ended: bool) -> None:
+        """A request; `ended` when it has no body."""
+        stream = self.open[number] = Stream(number, self.limits.stream_window)
+        stream.ended = ended
+        self.out.begin(number)
+
+    def not_idle(self, number: int, what: str) -> None:
+        """Raises `Broken` for a stream that nobody has begun."""
+        if number > self.last or (number and not number & 1):
+            raise Broken(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {number}, which is idle")
+
+    def was_reset(self, number: int) -> bool:
+        """Whether we have reset the stream: what was on its way is no fault."""
+        return number in self._reset_lately
+
+    def consumed(self, stream: Stream | None, count: int) -> None:
+        """So many bytes of a body are gone: as many may come again on its stream."""
+        if stream is not None and not stream.ended and (opened := stream.window.consumed(count)):
+            self.out.write(frames.window_update(stream.id, opened))
+
+    def passed(self, count: int) -> None:
+        """So many bytes have come: as many may come again on the connection.
+
+        At once: one stream that nobody reads is not to hold up the others.
+        """
+        if opened := self.window.consumed(count):
+            self.out.write(frames.window_update(0, opened))
+
+    # --- ends ---
+
+    def end(self, stream: Stream) -> None:
+        """The other side has said everything."""
+        stream.ended = True
+        if not self.out.has(stream.id):
+            self.open.pop(stream.id, None)
+
+    def _answered(self, number: int) -> None:
+        """Our side of the stream is over."""
+        self._patience.reward(ANSWER_EARNS)
+        stream = self.open.get(number)
+        if stream is None:
+            return
+        if stream.ended:
+            del self.open[number]
+        elif stream.reset_with is not None:
+            self.reset(number, stream.reset_with)
+
+    def forget(self, number: int) -> bool:
+        """The stream is over; whether it was not."""
+        self.out.drop(number)
+        stream = self.open.pop(number, None)
+        if stream is None:
+            return False
+        stream.sink = None
+        return True
+
+    def wrong(self, number: int, code: ErrorCode, events: list[Any]) -> None:
+        """End a stream that the other side got wrong. Raises `Broken` when there were too many."""
+        self.nuisance("streams that are wrong")
+        self._say_reset(number, code)
+        if self.forget(number):
+            events.append(StreamReset(number, code, by_us=True))
+
+    def reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream before its time, if it is not over."""
+        if self.forget(number):
+            self._say_reset(number, code)
+
+    def refuse(self, number: int) -> None:
+        """A stream beyond what may be open. Raises `Broken` when there were too many."""
+        self.nuisance("streams at the same time")
+        self._say_reset(number, ErrorCode.REFUSED_STREAM)
+
+    def _say_reset(self, number: int, code: ErrorCode) -> None:
+        self.out.write(frames.rst_stream(number, code))
+        self._reset_lately[number] = None
+        if len(self._reset_lately) > MOST_RESET_REMEMBERED:
+            del self._reset_lately[next(iter(self._reset_lately))]
+
+    def reset_when_sent(self, number: int, code: ErrorCode) -> None:
+        """Our side has said all: a stream on which the other side has not is reset once that has left."""
+        stream = self.open.get(number)
+        if stream is None:
+            return
+        stream.sink = None
+        stream.reset_with = code
+        if not self.out.has(number):
+            self.reset(number, code)

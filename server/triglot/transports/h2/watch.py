@@ -1,0 +1,94 @@
+"""Looks after one connection from time to time: who says nothing, or takes nothing, is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from triglot.transports.h2.frames import ErrorCode
+from triglot.transports.h2.limits import Limits
+
+if TYPE_CHECKING:
+    from triglot.transports.h2.protocol import H2Protocol
+
+log = logging.getLogger(__name__)
+
+LOOKS_PER_LIMIT = 4
+LONGEST_SECONDS = 5.0
+_STILL_THERE = b"triglot2"
+
+
+class Watch:
+    """One timer per connection. `heard` is all that is done for what is received."""
+
+    def __init__(self, protocol: H2Protocol, limits: Limits) -> None:
+        self._protocol = protocol
+        self._limits = limits
+        self._loop = protocol.loop
+        shortest = min(limits.greeting, limits.idle, limits.answer_to_ping, limits.stall)
+        self._pause = min(LONGEST_SECONDS, shortest / LOOKS_PER_LIMIT)
+        self._made = self._heard = self._moved = 0.0
+        self._asked: float | None = None
+        self._seen = (0, 0)
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.Transport) -> None:
+        """The connection is made."""
+        self._transport = transport
+        self._made = self._heard = self._moved = self._loop.time()
+        self._timer = self._loop.call_later(self._pause, self._look)
+
+    def stop(self) -> None:
+        """The connection is lost."""
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def heard(self) -> None:
+        """Something was received."""
+        self._heard = self._loop.time()
+
+    def linger(self) -> None:
+        """The last word has been said; the socket is closed when it has had its time to arrive."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._limits.linger, self._let_go)
+
+    def _let_go(self) -> None:
+        # Who still takes his answers is given the time for it.
+        now = self._loop.time()
+        if self._transport is not None and self._transport.get_write_buffer_size() and not self._stalls(now):
+            self.linger()
+        else:
+            self._protocol.abort()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        limits, protocol = self._limits, self._protocol
+        self._timer = self._loop.call_later(self._pause, self._look)
+        if not protocol.connection.settled:
+            if now - self._made >= limits.greeting:
+                protocol.close(ErrorCode.SETTINGS_TIMEOUT, f"no SETTINGS in {limits.greeting:.0f} s")
+        elif self._stalls(now):
+            log.info("a connection ends: for %.0f s its client took nothing of what waits for it", limits.stall)
+            protocol.close(ErrorCode.ENHANCE_YOUR_CALM, f"nothing was taken for {limits.stall:.0f} s")
+        elif self._asked is not None and self._heard > self._asked:
+            self._asked = None
+        elif self._asked is not None and now - self._asked >= limits.answer_to_ping:
+            log.info("a connection ends: its client does not answer a PING")
+            protocol.abort()
+        elif self._asked is None and now - self._heard >= limits.idle:
+            self._asked = now
+            protocol.connection.ping(_STILL_THERE)
+            protocol.wake()
+
+    def _stalls(self, now: float) -> bool:
+        """Whether answers wait, and none has moved for long."""
+        assert self._transport is not None
+        out, buffered = self._protocol.connection.out, self._transport.get_write_buffer_size()
+        seen = (out.moved, buffered)
+        if seen != self._seen or not (buffered or out.waits_finished):
+            self._seen, self._moved = seen, now
+        return now - self._moved >= self._limits.stall

@@ -1,0 +1,39 @@
+"""The option `grpc_transport`, and what is said where its library is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from triglot.config import Config, ConfigError
+from triglot.config_sources import load_config
+
+WITHOUT = "import sys; sys.modules['hpack'] = None; from triglot.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_missing_library_is_told_before_models_are_loaded() -> None:
+    ended = run("--grpc-port", "0", "--rest-port", "0", "--grpc-transport", "h2")
+    assert ended.returncode == 2
+    assert "needs hpack, which is not installed; run: pip install 'triglot[h2]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "loaded" not in ended.stderr
+
+
+def test_where_it_comes_from() -> None:
+    assert load_config(None, {"TRIGLOT_GRPC_TRANSPORT": "h2"}, {}).grpc_transport == "h2"
+    assert load_config(None, {"TRIGLOT_GRPC_TRANSPORT": "h2"}, {"grpc_transport": "aio"}).grpc_transport == "aio"
+    with pytest.raises(ConfigError, match="--grpc-transport: expected aio or h2, got 'h3'"):
+        load_config(None, {}, {"grpc_transport": "h3"})
+    assert Config(grpc_transport="h2").grpc_transport == "h2"

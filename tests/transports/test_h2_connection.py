@@ -1,0 +1,141 @@
+"""The HTTP/2 core against hyper's `h2` as the client: what is sent arrives, however the bytes are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triglot.transports.h2.connection import Connection
+from triglot.transports.h2.events import DataReceived, Drained, RequestReceived
+from triglot.transports.h2.limits import Limits
+
+REQUEST = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/a.B/C"),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+]
+HEADERS = b"\x88"  # :status 200, of the static table
+TRAILERS = b"\x00\x0bgrpc-status\x010"
+
+
+def fields(received: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    return dict(received)
+
+
+def client() -> h2.connection.H2Connection:
+    made = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+    made.initiate_connection()
+    return made
+
+
+def cut(data: bytes, sizes: Iterator[int]) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        size = next(sizes)
+        yield data[at : at + size]
+        at += size
+
+
+class Pair:
+    """A client and the server's core, and what each has seen; bytes travel in pieces of the given sizes."""
+
+    def __init__(self, sizes: list[int], limits: Limits | None = None) -> None:
+        self.client = client()
+        self.server = Connection(fields, limits or Limits())
+        self.bodies: dict[int, bytes] = {}
+        self.asked: dict[int, Any] = {}
+        self.answers: dict[int, bytes] = {}
+        self.ended: dict[int, dict[str, str]] = {}
+        self.drained: list[int] = []
+        self._sizes = sizes or [1 << 20]
+        self._at = 0
+
+    def _next_sizes(self) -> Iterator[int]:
+        while True:
+            self._at += 1
+            yield self._sizes[self._at % len(self._sizes)]
+
+    def run(self) -> None:
+        """Until both are silent."""
+        while True:
+            to_server = self.client.data_to_send()
+            for piece in cut(to_server, self._next_sizes()):
+                for event in self.server.feed(piece):
+                    self._seen_by_server(event)
+            to_client = b"".join(self.server.out.take())
+            for piece in cut(to_client, self._next_sizes()):
+                for seen in self.client.receive_data(piece):
+                    self._seen_by_client(seen)
+            if not to_server and not to_client:
+                return
+
+    def _seen_by_server(self, event: Any) -> None:
+        if isinstance(event, RequestReceived):
+            self.asked[event.stream] = event.headers
+            self.bodies[event.stream] = b""
+            if event.ended:
+                self._answer(event.stream)
+        elif isinstance(event, DataReceived):
+            self.bodies[event.stream] += bytes(event.data)
+            self.server.consumed(event.stream, len(event.data))
+            if event.ended:
+                self._answer(event.stream)
+        elif isinstance(event, Drained):
+            self.drained.append(event.stream)
+        else:
+            raise AssertionError(event)
+
+    def _answer(self, stream: int) -> None:
+        body = self.bodies[stream]
+        self.server.out.respond(stream, HEADERS, [body], len(body), TRAILERS)
+
+    def _seen_by_client(self, event: Any) -> None:
+        if isinstance(event, h2.events.DataReceived):
+            self.answers[event.stream_id] = self.answers.get(event.stream_id, b"") + event.data
+            if event.flow_controlled_length:
+                self.client.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        elif isinstance(event, h2.events.TrailersReceived):
+            headers: Any = event.headers
+            self.ended[event.stream_id] = dict(headers)
+        elif isinstance(event, h2.events.ConnectionTerminated | h2.events.StreamReset):
+            raise AssertionError(event)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    bodies=st.lists(st.binary(max_size=300) | st.integers(0, 200_000).map(bytes), max_size=8),
+    sizes=st.lists(st.integers(1, 50) | st.integers(1, 100_000), max_size=5),
+    padding=st.integers(0, 255),
+)
+def test_bodies_come_and_go(bodies: list[bytes], sizes: list[int], padding: int) -> None:
+    pair = Pair(sizes)
+    pair.run()
+    streams = {}
+    for body in bodies:
+        stream = pair.client.get_next_available_stream_id()
+        streams[stream] = body
+        pair.client.send_headers(stream, REQUEST, end_stream=not body)
+        at = 0
+        while at < len(body):
+            pair.run()
+            room = min(pair.client.local_flow_control_window(stream), pair.client.max_outbound_frame_size) - 256
+            assert room > 0
+            part = body[at : at + room]
+            at += len(part)
+            pair.client.send_data(stream, part, end_stream=at == len(body), pad_length=padding or None)
+    pair.run()
+    assert pair.bodies == streams
+    assert {stream: pair.answers.get(stream, b"") for stream in streams} == streams
+    assert pair.ended == {stream: {"grpc-status": "0"} for stream in streams}
+    assert pair.server.streams == {}
+    assert all(headers[b":path"] == b"/a.B/C" for headers in pair.asked.values())

@@ -1,0 +1,85 @@
+"""gRPC's messages: whichever way a body is cut, and wherever it is received to, they are the same."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from h2_peers import message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triglot.core.errors import PayloadTooLarge
+from triglot.transports.h2.messages import IN_PLACE_BYTES, RESERVED_BYTES, MessageReader, Packed, inflate
+
+SIZES = st.integers(0, 40) | st.sampled_from([IN_PLACE_BYTES - 1, IN_PLACE_BYTES, IN_PLACE_BYTES + 1, 200_000])
+
+
+def read(reader: MessageReader, body: bytes, cuts: list[int]) -> list[bytes]:
+    at = turn = 0
+    while at < len(body):
+        size = cuts[turn % len(cuts)]
+        room = reader.room()
+        if room is not None and turn % 2:  # As the connection does it, or as it does with what is in its buffer.
+            size = min(size, len(room), len(body) - at)
+            room[:size] = body[at : at + size]
+            reader.filled(size)
+        else:
+            reader.feed(memoryview(body)[at : at + size])
+        at += size
+        turn += 1
+    return [bytes(one.data if isinstance(one, Packed) else one) for one in reader.messages]
+
+
+@given(
+    st.lists(st.tuples(SIZES, st.integers(0, 1)), max_size=5),
+    st.lists(st.integers(1, 10) | st.integers(1, 100_000), min_size=1, max_size=4),
+)
+def test_any_cutting(sizes: list[tuple[int, int]], cuts: list[int]) -> None:
+    if sum(size for size, _ in sizes) > 1000:
+        cuts = [*cuts, 50_000]
+    sent = [bytes([at]) * size for at, (size, _) in enumerate(sizes)]
+    body = b"".join(message(one, packed=packed) for one, (_, packed) in zip(sent, sizes, strict=True))
+    reader = MessageReader(200_000)
+    assert read(reader, body, cuts) == sent
+    assert reader.between
+    assert [isinstance(one, Packed) for one in reader.messages] == [bool(packed) for _, packed in sizes]
+
+
+def test_a_large_message_is_a_view_that_nobody_writes_to() -> None:
+    reader = MessageReader(200_000)
+    read(reader, message(bytes(100_000)), [1000])
+    (one,) = reader.messages
+    assert isinstance(one, memoryview)
+    assert one.readonly
+    assert one.nbytes == 100_000
+
+
+def test_room_grows_with_what_comes() -> None:
+    size = 3 * RESERVED_BYTES
+    reader = MessageReader(size)
+    reader.feed(memoryview(message(b"", size=size)))
+    room = reader.room()
+    assert room is not None
+    assert len(room) == RESERVED_BYTES
+    room[-1] = 7
+    reader.filled(RESERVED_BYTES)
+    room = reader.room()
+    assert room is not None
+    assert len(room) == RESERVED_BYTES
+    reader.filled(RESERVED_BYTES)
+    room = reader.room()
+    assert room is not None
+    assert len(room) == RESERVED_BYTES
+    reader.filled(RESERVED_BYTES)
+    (one,) = reader.messages
+    assert len(one) == size
+    assert isinstance(one, memoryview)
+    assert one[RESERVED_BYTES - 1] == 7
+
+
+def test_a_message_that_is_inflated_too_far_is_not() -> None:
+    packed = zlib.compress(bytes(10**6))
+    with pytest.raises(PayloadTooLarge):
+        inflate(packed, "deflate", 10**6 - 1)
+    assert inflate(packed, "deflate", 10**6) == bytes(10**6)
