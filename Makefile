@@ -28,10 +28,12 @@ codegen:  ## Regenerate what `make check` compares.
 	@python="$(call environment,dev)" && set -ex && \
 	"$$python" codegen/generate.py && "$$python" codegen/image_classifier.py && "$$python" codegen/readme.py
 
-bench:  ## Measure, and write bench/results.md and a text for each of the other benches.
+bench:  ## Measure, and write bench/results.md, and h2.md over our own HTTP/2, and a text for each of the other benches.
 	@python="$(call environment,dev)" && set -exo pipefail && \
 	for name in micro lifecycle batching overload process stream shared_memory; do \
-	"$$python" -m bench.$$name | tee bench/$$name.txt; done && "$$python" -m bench.load
+	"$$python" -m bench.$$name | tee bench/$$name.txt; done && "$$python" -m bench.load && \
+	export TRIGLOT_GRPC_TRANSPORT=h2 && "$$python" -m bench.stream | tee bench/stream_h2.txt && \
+	"$$python" -m bench.load --only grpc- --output bench/h2.md
 
 clean:  ## Remove the virtual environments and caches.
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

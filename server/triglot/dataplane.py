@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 from triglot.binding import admit, bind, response_of
 from triglot.core.call import Call, Reach, no_models
-from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
+from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, Unimplemented
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.core.validation import bind_inputs, check_shapes
+from triglot.engine.deadline import WHILE_RUNNING, seen_late
 from triglot.engine.servable import Servable
 from triglot.repository.completed_config import Loaded
 from triglot.repository.manager import Manager
@@ -74,10 +75,6 @@ class DataPlane:
             return holder
         return self._manager.servable(request.model_name, request.model_version)
 
-    def streams(self, request: InferenceRequest) -> bool:
-        """Whether the request is answered with a stream. Raises as `metadata`."""
-        return self.servable_of(request).decoupled
-
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """One answer to one request.
 
@@ -119,6 +116,8 @@ class DataPlane:
         """What the model answers now."""
         try:
             answer = await servable.infer(inputs, call)
+        except Cancelled as error:
+            raise seen_late(error, call, WHILE_RUNNING) from None
         except Internal:
             # The model's own code may be the first to look at the shapes.
             if request.lenient_shapes:

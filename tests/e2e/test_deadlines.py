@@ -20,6 +20,7 @@ from busy_servers import EVERY_DOOR, PARAMETERS, REST, SOON, ask, busy, until_le
 from live import live
 from scripted_models import Inputs, Plain, Scripted
 
+import triglot
 from process import SECONDS
 from triglot.core.errors import Code
 from triglot.core.scheduling import DynamicBatching, QueuePolicy
@@ -39,6 +40,19 @@ async def test_the_servers_default_ends_a_running_call(door: Door) -> None:
         model.gate.set()
         # A deadline of the client's is the one that counts.
         assert (await kserve_grpc(server, 2, timeout=SECONDS)).value == 4
+
+
+@EVERY_DOOR
+async def test_a_model_that_sees_the_deadline_first_is_no_other_error(door: Door) -> None:
+    async def infer(inputs: Inputs, call: triglot.Call) -> Any:
+        while not call.cancelled:  # Nothing else runs on the loop meanwhile: nobody else can see it.
+            pass
+        raise triglot.Cancelled("given up")
+
+    async with live({MODEL: Plain(infer)}, default_timeout=SOON) as server:
+        told = await ask(server, door)
+        assert told.code is Code.DEADLINE_EXCEEDED
+        assert f"default_timeout of {SOON:g} seconds passed while the model" in told.text
 
 
 @EVERY_DOOR

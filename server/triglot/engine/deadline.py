@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable
 from typing import Generic, TypeVar
 
 from triglot.core.call import Call
+from triglot.core.errors import Cancelled
 
 T = TypeVar("T")
 
@@ -20,6 +21,11 @@ def is_cancelled(error: BaseException) -> bool:
     """Whether `error` is the cancellation of this very task."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def seen_late(error: BaseException, call: Call, when: str) -> BaseException:
+    """The error itself; of code that gives up since it sees the deadline before we do, `DeadlineExceeded`."""
+    return call.overdue(when) if isinstance(error, Cancelled) and call.expired else error
 
 
 async def in_time(call: Call, work: Awaitable[T], when: str) -> T:

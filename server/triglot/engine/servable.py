@@ -18,7 +18,16 @@ from triglot.core.readings import Reading
 from triglot.core.signature import default_of, signatures_of
 from triglot.core.statistics import Statistics
 from triglot.engine.admission import Admission, Gate, refusals
-from triglot.engine.deadline import BEFORE_START, WHILE_RUNNING, WHILE_WAITING, EachInTime, in_time, is_cancelled
+from triglot.engine.deadline import (
+    BEFORE_START,
+    WHILE_RUNNING,
+    WHILE_STREAMING,
+    WHILE_WAITING,
+    EachInTime,
+    in_time,
+    is_cancelled,
+    seen_late,
+)
 from triglot.engine.declarations import check_declarations, function_of, looks_at_call
 from triglot.engine.hosted import HostedModel
 from triglot.engine.instances import Instances
@@ -264,7 +273,7 @@ class Servable(Leases):
         except BaseException as error:
             if not _is_left(error):
                 times.ended(failed=True)
-            raise self._outcome(error, call) from None
+            raise seen_late(self._outcome(error, call), call, WHILE_STREAMING) from None
         finally:
             times.left()
             self._ended(inputs, call)
@@ -291,7 +300,7 @@ class Servable(Leases):
                 times.ended(failed=item.error is not None)
             if item.error is not None:
                 try:
-                    raise item.error
+                    raise seen_late(item.error, call, WHILE_STREAMING)
                 finally:
                     del item  # It has the error, whose traceback has this frame.
         finally:

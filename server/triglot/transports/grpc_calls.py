@@ -132,7 +132,8 @@ class Calls:
 
         async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
             call = _call(context)
-            decoded = (method.decode(data) async for data in requests)
+            # What wants them as they are is spared a generator.
+            decoded = requests if method.decode is bytes else (method.decode(data) async for data in requests)
 
             async def run() -> Any:
                 return method.call(decoded, call)

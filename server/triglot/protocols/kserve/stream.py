@@ -60,7 +60,6 @@ class InferStream:
         self._endpoint = endpoint
         self._end_on_error = end_on_error
         self._answers: asyncio.Queue[bytes | ServingError | None] = asyncio.Queue(MAX_UNSENT)
-        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -86,21 +85,18 @@ class InferStream:
         turn.set_result(None)
         try:
             async for data in requests:
-                await self._slots.acquire()
+                while len(self._running) >= MAX_IN_FLIGHT:
+                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                 my_turn, turn = turn, loop.create_future()
                 task = loop.create_task(self._answer(data, my_turn, turn))
                 self._running.add(task)
-                task.add_done_callback(self._ended)
+                task.add_done_callback(self._running.discard)
             # The client has sent everything: what runs is finished, then the call ends (spec 0.12).
             while self._running:
                 await asyncio.wait(tuple(self._running))
             await self._answers.put(None)
         except Exception as error:
             await self._answers.put(as_serving_error(error, "reading a stream"))
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        self._slots.release()
 
     async def _answer(self, data: bytes, my_turn: asyncio.Future[None], next_turn: asyncio.Future[None]) -> None:
         request, in_order = None, True
@@ -111,14 +107,18 @@ class InferStream:
         try:
             request = self._decode(data)
             observed.decoded()
-            if self._dataplane.streams(request):
+            servable = self._dataplane.servable_of(request)
+            if servable.decoupled:
                 # It keeps no order, but what comes after it must not overtake what came before it.
                 in_order = False
                 my_turn.add_done_callback(lambda _: _pass_on(next_turn))
                 await self._answer_decoupled(request, call, observed)
                 return
-            plane = self._dataplane if request.options is None else self._extended
-            response = await plane.infer(request, call)
+            if request.options is None:
+                with servable:
+                    response = await self._dataplane.infer_on(servable, request, call)
+            else:
+                response = await self._extended.infer(request, call)
             response.parameters[FINAL] = True
             if not my_turn.done():
                 await asyncio.shield(my_turn)
@@ -168,7 +168,10 @@ class InferStream:
         else:
             encoded = encode_stream_infer(answer)
         observed.encoded(len(encoded))
-        await self._answers.put(encoded)
+        if self._answers.full():
+            await self._answers.put(encoded)
+        else:
+            self._answers.put_nowait(encoded)
 
 
 def _pass_on(turn: asyncio.Future[None]) -> None:
