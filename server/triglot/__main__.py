@@ -1,8 +1,29 @@
 """`python -m triglot`."""
 
+from __future__ import annotations
+
+import atexit
+import os
 import sys
+import threading
+from contextlib import suppress
+from typing import NoReturn
 
 from triglot.cli import main
 
+
+def _end(status: int) -> NoReturn:
+    """All that Python does at its end, but for taking itself apart.
+
+    A native thread that asks for the interpreter's lock meanwhile, gRPC's or a model's, would abort the process.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # Waits for threads, executors' too; there is no other way.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # Nobody reads it any more.
+            stream.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())
