@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import grpc
 import pytest
 
 import triglot
-from process import FREE_PORTS, IDENTITY, Rest, Triglot, grpc_channel, infer, run_triglot, write_model
+from process import FREE_PORTS, IDENTITY, SECONDS, Rest, Triglot, grpc_channel, infer, run_triglot, write_model
 from triglot import triton_flags
 from triglot.config import OPTIONS, Config
 
@@ -42,6 +44,38 @@ def assert_one_line(text: str) -> str:
 def test_version() -> None:
     ended = run_triglot("--version")
     assert (ended.returncode, ended.stdout) == (0, f"triglot {triglot.__version__}\n")
+
+
+ENDING = """
+import atexit, sys, threading, time
+from triglot.__main__ import run
+atexit.register(print, "at exit")
+atexit.register(print, end="half a line")
+main_thread = threading.main_thread()
+threading.Thread(target=lambda: (main_thread.join(), print("thread"))).start()
+sys.argv = ["triglot", "serve", "no/such/folder"]
+run()
+"""
+
+
+def test_the_end_waits_for_threads_and_runs_what_is_registered() -> None:
+    """Python lets threads end first, then what is registered, the last one first; all that is printed is there."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "thread\nhalf a lineat exit\n")
+    assert "no/such/folder" in done.stderr
+
+
+def test_the_command_ends_so_too() -> None:
+    """It is what an installation makes of pyproject.toml."""
+    command = Path(sys.executable).parent / "triglot"
+    done = subprocess.run(
+        [command, "serve", "no/such/folder"], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 1
+    assert "no/such/folder" in done.stderr
+    assert "from triglot.__main__ import run" in command.read_text()
 
 
 def test_help_lists_every_option_with_its_default() -> None:

@@ -1,4 +1,4 @@
-"""`python -m triglot`."""
+"""The command `triglot`, and `python -m triglot`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import NoReturn
 from triglot.cli import main
 
 
-def _end(status: int) -> NoReturn:
-    """All that Python does at its end, but for taking itself apart.
+def run() -> NoReturn:
+    """Run the command line, and end as Python does, but for taking itself apart.
 
     A native thread that asks for the interpreter's lock meanwhile, gRPC's or a model's, would abort the process.
     """
+    status = main()
     threading._shutdown()  # type: ignore[attr-defined]  # Waits for threads, executors' too; there is no other way.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -26,4 +27,4 @@ def _end(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _end(main())
+    run()

@@ -7,6 +7,11 @@ from typing import Protocol
 
 from triglot.protocols import Method, Route
 
+MODEL = "/v2/models/{model}"
+VERSION = MODEL + "/versions/{version:[0-9]+}"
+MODEL_PATHS = (MODEL, VERSION)
+"""Where REST finds a model, and a version of it (spec 3.1)."""
+
 
 class Extension(Protocol):
     """Calls that belong together, by gRPC and by REST."""

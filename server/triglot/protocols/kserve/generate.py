@@ -23,6 +23,7 @@ from triglot.engine.servable import Servable
 from triglot.protocols import Method, Operation, Route, content_coding
 from triglot.protocols.kserve.codec import packing_size
 from triglot.protocols.kserve.errors import name_request
+from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.kserve.generate_json import decode_generate, encode_error, encode_event, encode_generate
 from triglot.protocols.kserve.rest import (
     MAX_JSON_BYTES,
@@ -33,8 +34,6 @@ from triglot.protocols.kserve.rest import (
     json_length,
 )
 
-MODEL = "/v2/models/{model}"
-PATHS = (MODEL, MODEL + "/versions/{version:[0-9]+}")
 EVENTS = "text/event-stream; charset=utf-8"
 Answers = AsyncGenerator[InferenceResponse, None]
 
@@ -66,7 +65,11 @@ class Generate:
 
     def routes(self) -> Sequence[Route]:
         """Each with and without a version."""
-        return [row(path) for path in PATHS for row in (self._generate, self._generate_stream, self._infer_stream)]
+        return [
+            row(path)
+            for path in MODEL_PATHS
+            for row in (self._generate, self._generate_stream, self._infer_stream)
+        ]
 
     def _generate(self, path: str) -> Route:
         return Route(

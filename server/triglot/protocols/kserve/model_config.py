@@ -13,12 +13,10 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Route
+from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.wire import parse_control, serialize
 from triglot.repository.completed_config import completed
 from triglot.repository.config_json import json_object
-
-MODEL = "/v2/models/{model}"
-PATHS = (f"{MODEL}/config", f"{MODEL}/versions/{{version:[0-9]+}}/config")
 
 
 class ModelConfigs:
@@ -41,7 +39,10 @@ class ModelConfigs:
 
     def routes(self) -> Sequence[Route]:
         """The rows of the REST interface."""
-        return [Route("GET", path, Operation.INSPECT, _decode, self.model_config, _encode) for path in PATHS]
+        return [
+            Route("GET", path + "/config", Operation.INSPECT, _decode, self.model_config, _encode)
+            for path in MODEL_PATHS
+        ]
 
 
 def _decode(http: HttpRequest) -> pb.ModelConfigRequest:

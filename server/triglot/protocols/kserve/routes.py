@@ -16,12 +16,11 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Operation, Route
 from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.codec import packing_size
+from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.kserve.raw_request import decode_raw, is_raw
 from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length
 from triglot.protocols.kserve.service import KServe, check_change_size
 
-MODEL = "/v2/models/{model}"
-VERSION = MODEL + "/versions/{version:[0-9]+}"
 REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
 """One that is named is refused (spec 3.1)."""
 HTTP_DOOR = "HTTP end point"
@@ -72,7 +71,7 @@ def kserve_routes(service: KServe) -> list[Route]:
             )
             for repository in REPOSITORIES
         ]
-    for path in (MODEL, VERSION):
+    for path in MODEL_PATHS:
         ready_of, metadata_of = (
             partial(_named, pb.ModelReadyRequest),
             partial(_named, pb.ModelMetadataRequest),

@@ -16,12 +16,12 @@ from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Route
+from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.wire import parse_control, serialize
 from triglot.repository.config_json import json_object
 from triglot.repository.plan import State
 
-MODEL = "/v2/models/{model}"
-PATHS = ("/v2/models/stats", f"{MODEL}/stats", f"{MODEL}/versions/{{version:[0-9]+}}/stats")
+PATHS = ("/v2/models/stats", *(f"{path}/stats" for path in MODEL_PATHS))
 
 
 class ModelStatistics:

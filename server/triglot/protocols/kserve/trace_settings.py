@@ -16,10 +16,11 @@ from triglot.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Route
 from triglot.protocols.json_text import read_body, type_name
+from triglot.protocols.kserve.extension import MODEL
 from triglot.protocols.wire import parse_control, serialize
 from triglot.telemetry.trace_settings import LEVEL
 
-PATHS = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
+PATHS = ("/v2/trace/setting", f"{MODEL}/trace/setting")
 Settings = Mapping[str, Sequence[str]]
 
 

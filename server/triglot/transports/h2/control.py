@@ -24,7 +24,6 @@ class Control:
         """Whether the other side knows which stream is the last."""
         self._streams = streams
         self._out = streams.out
-        self._acknowledged = 0
         self._draining = False
 
     def read(self, kind: int, flags: int, number: int, payload: memoryview, events: list[Any]) -> None:
