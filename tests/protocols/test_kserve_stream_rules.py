@@ -1,64 +1,36 @@
-"""ModelStreamInfer rule by rule, and the parameters that models give their answers (spec 2.4, 2.8)."""
+"""ModelStreamInfer rule by rule (spec 2.8)."""
 
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from live import Live, live, request
+from live import live
 from scripted_models import Plain, Scripted
+from stream_requests import (
+    FINAL,
+    WANTED,
+    Inputs,
+    answers,
+    asking,
+    parameters,
+    sending,
+    value,
+    y,
+)
 from test_caller import until
 
 from triglot import FailedPrecondition, Model, TensorSpec, Unavailable
-from triglot.core.scheduling import DynamicBatching, SequenceBatching
+from triglot.core.scheduling import SequenceBatching
 from triglot.core.types import Answer
 from triglot.engine.work import STREAM_BUFFER
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_IN_FLIGHT, MAX_UNSENT
-
-VALUE = struct.Struct("<f")
-FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
-WANTED: dict[str, Any] = {EMPTY_FINAL: True}
-Inputs = Mapping[str, Any]
-
-
-def asking(model: str, value: float = 0, request_id: str = "", **parameters: Any) -> bytes:
-    message = pb.ModelInferRequest.FromString(request(model, VALUE.pack(value), request_id=request_id))
-    for key, given in parameters.items():
-        member = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(given)]
-        setattr(message.parameters[key], member, given)
-    return message.SerializeToString()
-
-
-async def sending(*messages: bytes) -> AsyncIterator[bytes]:
-    for message in messages:
-        yield message
-
-
-async def answers(door: Live, *messages: bytes, **options: Any) -> list[pb.ModelStreamInferResponse]:
-    return [one async for one in door.stream_infer(sending(*messages), timeout=30, **options)]
-
-
-def parameters(answer: pb.ModelStreamInferResponse) -> dict[str, Any]:
-    return {
-        key: getattr(value, str(value.WhichOneof("parameter_choice")))
-        for key, value in answer.infer_response.parameters.items()
-    }
-
-
-def value(answer: pb.ModelStreamInferResponse) -> float:
-    found: float = VALUE.unpack(answer.infer_response.raw_output_contents[0])[0]
-    return found
-
-
-def y(number: float) -> dict[str, Any]:
-    return {"y": np.array([number], np.float32)}
 
 
 class Repeat(Model):
@@ -357,73 +329,3 @@ async def test_a_server_that_has_stopped_ends_an_idle_stream_with_unavailable() 
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await stopping
-
-
-# --- parameters of answers ---
-
-GIVEN: dict[str, Any] = {"flag": True, "count": -(1 << 63), "ratio": 0.5, "text": "é"}
-
-
-async def rest(door: Live, model: str, call: str = "infer") -> tuple[int, Any]:
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
-    async with door.session.post(f"{door.url}/models/{model}/{call}", json=body) as response:
-        return response.status, await response.json()
-
-
-async def test_parameters_of_an_answer_reach_every_door() -> None:
-    async with live({"said": Plain(lambda inputs: Answer({"y": inputs["x"]}, GIVEN))}) as door:
-        reply = pb.ModelInferResponse.FromString(await door.infer(asking("said", 3)))
-        assert parameters(pb.ModelStreamInferResponse(infer_response=reply)) == GIVEN
-        (streamed,) = await answers(door, asking("said", 3))
-        assert parameters(streamed) == GIVEN | {FINAL: True}
-        status, found = await rest(door, "said")
-        assert (status, found["parameters"]) == (200, GIVEN)
-        async with door.session.post(f"{door.url}/models/said/generate", json={"x": 3}) as response:
-            assert await response.json() == {"model_name": "said", "model_version": "1", "y": 3} | GIVEN
-
-
-@pytest.mark.parametrize(
-    "given", [{"x": None}, {"x": [1]}, {"x": 1 << 63}, {"x": np.int64(1)}, {"": 1}, {1: 1}, {"x": b"b"}]
-)
-async def test_parameters_that_no_protocol_carries_are_the_models_fault(given: Any) -> None:
-    async with live({"odd": Plain(lambda inputs: Answer({"y": inputs["x"]}, given))}) as door:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await door.infer(asking("odd", 3))
-        assert caught.value.code() is grpc.StatusCode.INTERNAL
-        assert "model 'odd' returned" in str(caught.value.details())
-        status, found = await rest(door, "odd")
-        assert (status, found["error"]) == (500, caught.value.details())
-
-
-async def test_parameters_of_a_batch_are_those_of_each_request() -> None:
-    class Joined(Model):
-        inputs, outputs = [TensorSpec("x", "FP32", [-1])], [TensorSpec("y", "FP32", [-1])]
-        max_batch_size = 8
-        dynamic_batching = DynamicBatching()
-
-        def infer(self, inputs: Inputs) -> Answer:
-            return Answer({"y": inputs["x"]}, {"rows": len(inputs["x"])})
-
-    async with live({"joined": Joined()}) as door:
-        replies = await asyncio.gather(*(door.infer(asking("joined", at)) for at in range(20)))
-    found = [pb.ModelInferResponse.FromString(reply) for reply in replies]
-    assert [VALUE.unpack(one.raw_output_contents[0])[0] for one in found] == list(range(20))
-    rows = [one.parameters["rows"].int64_param for one in found]
-    assert all(1 <= one <= 8 for one in rows)
-
-
-async def test_answers_with_parameters_are_not_kept() -> None:
-    runs = 0
-
-    def infer(inputs: Inputs) -> Answer:
-        nonlocal runs
-        runs += 1
-        return Answer({"y": inputs["x"]}, {"run": runs} if inputs["x"][0] else {})
-
-    model = Plain(infer)
-    model.response_cache = True
-    async with live({"kept": model}, response_cache_bytes=1 << 20) as door:
-        for number, expected in ((1, 1), (1, 2), (0, 3), (0, 3)):
-            reply = pb.ModelInferResponse.FromString(await door.infer(asking("kept", number)))
-            assert runs == expected
-            assert reply.parameters["run"].int64_param == (expected if number else 0)
