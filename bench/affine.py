@@ -33,7 +33,7 @@ class Affine(triglot.Model):
 
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         x = inputs["x"]
-        time.sleep(self.fixed + self.per_row * len(x))
+        time.sleep(self.fixed + self.per_row * len(x))  # Is the work: a device's, not this core's.
         return {"y": x}
 
 

@@ -1,26 +1,32 @@
 """The baselines: servers that do nothing but receive a request and send a canned reply.
 
 They show what the transport library costs before any server of ours has begun, on the same machine in the
-same minute. A process of its own each: `python -m bench.bare grpc|rest|rest-json --port N --reply FILE`.
+same minute. A process of its own each: `python -m bench.bare grpc|rest|rest-json --port N --reply FILE`. They
+are stock; `--loop` and `--channel` are there to see what tuning gives.
 """
 
 import argparse
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
 import numpy as np
+import uvloop
 from aiohttp import web
 
 LIMIT = 2**31 - 1
+ChannelArgument: TypeAlias = tuple[str, int | str]
 
 
-async def serve_grpc(port: int, reply: bytes, messages: int) -> grpc.aio.Server:
-    """A stock grpc.aio server: bytes in, bytes out, at the paths of each protocol's calls."""
+async def serve_grpc(
+    port: int, reply: bytes, messages: int, arguments: Sequence[ChannelArgument]
+) -> grpc.aio.Server:
+    """A grpc.aio server: bytes in, bytes out, at the paths of each protocol's calls."""
 
     async def infer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         return reply
@@ -40,6 +46,7 @@ async def serve_grpc(port: int, reply: bytes, messages: int) -> grpc.aio.Server:
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
+            *arguments,
         ]
     )
     for service, method in (
@@ -93,19 +100,29 @@ async def serve_rest(port: int, reply: bytes, headers: dict[str, str], through_j
     return runner
 
 
-async def main(kind: str, port: int, reply: bytes, headers: dict[str, str], messages: int) -> None:
+async def main(arguments: argparse.Namespace) -> None:
     """Serve until SIGTERM."""
+    reply = arguments.reply.read_bytes()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    if kind == "grpc":
-        server = await serve_grpc(port, reply, messages)
+    if arguments.kind == "grpc":
+        server = await serve_grpc(arguments.port, reply, arguments.messages, arguments.channel)
         await stop.wait()
         await server.stop(None)
     else:
-        runner = await serve_rest(port, reply, headers, through_json=kind == "rest-json")
+        through_json = arguments.kind == "rest-json"
+        runner = await serve_rest(arguments.port, reply, arguments.headers, through_json)
         await stop.wait()
         await runner.cleanup()
+
+
+def argument(text: str) -> ChannelArgument:
+    """NAME=VALUE; numbers are given to the library as numbers."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, int(value) if value.removeprefix("-").isdigit() else value
 
 
 if __name__ == "__main__":
@@ -115,6 +132,15 @@ if __name__ == "__main__":
     parser.add_argument("--reply", type=Path, required=True, help="file with the canned reply")
     parser.add_argument("--headers", type=json.loads, default={}, help="headers of the reply, a JSON object")
     parser.add_argument("--messages", type=int, default=1, help="how often a stream repeats the reply")
+    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
+    parser.add_argument(
+        "--channel",
+        type=argument,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="argument of grpc's server",
+    )
     arguments = parser.parse_args()
-    reply = arguments.reply.read_bytes()
-    asyncio.run(main(arguments.kind, arguments.port, reply, arguments.headers, arguments.messages))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if arguments.loop == "uvloop" else None) as runner:
+        runner.run(main(arguments))

@@ -8,11 +8,13 @@ may well be the limit, then in this process straight on the engine, without any 
 import argparse
 import asyncio
 import gc
+import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from triglot.core.call import Call
 from triglot.engine.servable import Servable
 
 ELEMENTS = 16
+ADAPTIVE_METRIC = re.compile(r"^triglot_adaptive_(\w+){[^}]*} (\S+)$", re.MULTILINE)
 OBJECTIVE = 0.1
 """Seconds: the adaptive mode's p99."""
 DELAYS = (0.001, 0.002, 0.005)
@@ -80,31 +83,45 @@ def _settle(batching: Batching, plan: Plan) -> float:
     return plan.learn if batching == ADAPTIVE else min(0.5, plan.seconds)
 
 
+def _chosen(said: Mapping[str, float]) -> str:
+    """What the adaptive mode is at, by the names of its readings without `adaptive_`."""
+    delay, size, most = said["delay_seconds"], said["size_rows"], said["most_rows"]
+    return f"adaptive, at the end: waits for up to {delay * 1e3:.1f} ms or {size:g} rows, takes up to {most:g}"
+
+
 # --- over gRPC ---
 
 
 @contextmanager
-def _serving(batchings: Sequence[Batching], core: int | None) -> Iterator[list[Subject]]:
-    """A server with one model for each."""
+def _serving(batchings: Sequence[Batching], core: int | None) -> Iterator[tuple[list[Subject], int]]:
+    """A server with one model for each, and its REST port."""
     values = tensor(1, ELEMENTS)
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         folder = Path(name)
         for number, batching in enumerate(batchings):
             affine.write(folder / "models" / f"model_{number}", batching)
-        with servers.serving(folder / "models", core) as (server, grpc_port, _):
-            yield [
+        with servers.serving(folder / "models", core) as (server, grpc_port, rest_port):
+            subjects = [
                 Subject(batching.name, server, grpc_port, grpc_exchange(f"model_{number}", values))
                 for number, batching in enumerate(batchings)
             ]
+            yield subjects, rest_port
+
+
+def _metrics(port: int) -> dict[str, float]:
+    """The adaptive mode's own, of the one model that has it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+        text = reply.read().decode()
+    return {name: float(value) for name, value in ADAPTIVE_METRIC.findall(text)}
 
 
 def over_grpc(in_flight: int, plan: Plan, core: int | None) -> list[Measured[Batching]]:
     """One server, all settings, one call after the other on each of `in_flight` streams."""
     measured = [Measured(batching) for batching in settings(in_flight)]
-    scenario = Scenario("batching", ELEMENTS, in_flight, grpc_exchange, (), ())
-    with _serving([one.setting for one in measured], core) as subjects:
+    scenario = Scenario("batching", ELEMENTS, in_flight, grpc_exchange)
+    with _serving([one.setting for one in measured], core) as (subjects, rest_port):
         for subject in subjects:
-            subject.expected = call_once(scenario, subject)
+            subject.expected = call_once(subject)
 
         async def run() -> None:
             for one, subject in zip(measured, subjects, strict=True):
@@ -114,6 +131,7 @@ def over_grpc(in_flight: int, plan: Plan, core: int | None) -> list[Measured[Bat
                     one.rounds.append(await load(scenario, subject, min(0.5, plan.seconds), plan.seconds))
 
         asyncio.run(run())
+        print(_chosen(_metrics(rest_port)))
     return measured
 
 
@@ -155,6 +173,7 @@ async def _on_engine(measured: Sequence[Measured[Batching]], in_flight: int, pla
             for one, servable in zip(measured, servables, strict=True):
                 await _load_engine(servable, in_flight, min(0.2, plan.seconds))
                 one.rounds.append(await _load_engine(servable, in_flight, plan.seconds))
+        print(_chosen({one.name.removeprefix("adaptive_"): one.value for one in servables[-1].readings()}))
     finally:
         for servable in servables:
             await servable.close()

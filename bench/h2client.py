@@ -75,6 +75,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self.data_head = FRAME.pack((len(self.body) & 0xFFFFFF) << 8 | DATA, END_STREAM, 0)[:5]
         self.block = block
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tally: Tally | None = None
         self.expected_size = 0
         self.calls: dict[int, OpenCall] = {}
@@ -110,6 +111,7 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._abort(f"the server closed the connection ({exc})" if exc else "the server closed the connection")
+        self.lost.set_result(None)
 
     def pause_writing(self) -> None:
         self.paused = True

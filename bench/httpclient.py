@@ -29,6 +29,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def __init__(self, request: bytes) -> None:
         self.request = request
         self.tally: Tally | None = None
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.buffer = bytearray(BUFFER)
         self.view = memoryview(self.buffer)
         self.filled = 0
@@ -44,6 +45,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self.tally and self.started:
             self.tally.abort(f"the server closed the connection ({exc or 'no error'})")
+        self.lost.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.view[self.filled :]

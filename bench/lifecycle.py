@@ -1,6 +1,8 @@
-"""How long a new version takes to serve, and what its loading does to the calls of another model.
+"""How long the server takes to start and what it needs at rest; how long a new version takes to serve, and what
+its loading does to the calls of another model.
 
-From the repository's root: `python -m bench.lifecycle --help`. One model takes calls all the time; of the other
+From the repository's root: `python -m bench.lifecycle --help`. What is started serves the demo repository, without
+the model that needs ONNX Runtime. Then one model takes calls all the time; of the other
 one a new version is renamed into place, again and again, and served by polling or by RepositoryModelLoad.
 """
 
@@ -19,14 +21,20 @@ import numpy as np
 
 from bench import h2client, report, servers
 from bench.payloads import framed, grpc_exchange, tensor
-from bench.tally import BenchError, drive
+from bench.tally import BenchError, close, drive
+from triglot.config import GRPC_TRANSPORTS
 
 MODELS = Path(__file__).parent / "models"
+DEMO = servers.ROOT / "server" / "triglot" / "demo"
 STEADY, CHANGING = "identity_fp32", "changing"
 SLICE_SECONDS = 0.25
 LOAD_LIMIT = 60.0
 PAUSE_SECONDS = 0.5
 """Between a version that serves and the next one."""
+STARTS = 7
+START_LIMIT = 30.0
+REST_SECONDS = 1.0
+"""After the start, before the resident size is read."""
 LOOK_SECONDS = 0.02
 """How often the server is asked whether the new version serves; the times of polling are as exact as this."""
 
@@ -72,6 +80,56 @@ class Result:
     """The server's CPU seconds per load, without those of the calls meanwhile."""
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Of a gRPC transport: seconds from the command until the server says that it is ready, and bytes at rest."""
+
+    transport: str
+    seconds: list[float]
+    resident: list[int]
+
+
+def start(transport: str, times: int, core: int | None) -> Started:
+    """Start the server so often, with the demo models that need no further library."""
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
+        models = Path(name) / "models"
+        shutil.copytree(DEMO, models, ignore=shutil.ignore_patterns("__pycache__", "image_classifier"))
+        both = [_start_once(models, transport, core) for _ in range(times)]
+    return Started(transport, [seconds for seconds, _ in both], [resident for _, resident in both])
+
+
+def _start_once(models: Path, transport: str, core: int | None) -> tuple[float, int]:
+    grpc_port, rest_port = servers.free_port(), servers.free_port()
+    command = [sys.executable, "-m", "triglot", "serve", str(models), "--grpc-transport", transport]
+    command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port), "--drain-delay", "0"]
+    began = time.perf_counter()
+    seconds = 0.0
+
+    def ready() -> bool:
+        nonlocal seconds
+        limit = began + START_LIMIT
+        while not servers.answers_ready(rest_port) and time.perf_counter() < limit:
+            time.sleep(0.002)  # Nothing tells when another process is ready.
+        seconds = time.perf_counter() - began
+        return True
+
+    log = models.parent / "log"
+    with servers.started("triglot", command, ready, core=core, log=log, environment={}) as server:
+        if seconds >= START_LIMIT:
+            raise BenchError(f"the server was not ready within {START_LIMIT:.0f} s:\n{server.tail()}")
+        time.sleep(REST_SECONDS)  # What a start needs for a moment is given back by then.
+        return seconds, server.resident_bytes() or 0
+
+
+def start_line(started: Started) -> str:
+    """What is printed of it."""
+    seconds, megabytes = np.median(started.seconds), np.median(started.resident) / 2**20
+    return (
+        f"start over {started.transport:>3}: ready after {seconds:.2f} s (longest {max(started.seconds):.2f} s), "
+        f"{megabytes:.0f} MiB at rest"
+    )
+
+
 def _ask(port: int, method: str, path: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LOAD_LIMIT)
     try:
@@ -88,7 +146,7 @@ async def _polled(port: int, version: int) -> None:
     while (await asyncio.to_thread(_ask, port, "GET", path))[0] != 200:
         if time.monotonic() > limit:
             raise BenchError(f"version {version} did not serve within {LOAD_LIMIT:.0f} s")
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(LOOK_SECONDS)  # Nothing tells when a poll has found and loaded it.
 
 
 async def _loaded(port: int, version: int) -> None:
@@ -143,9 +201,7 @@ async def _latencies(port: int, seconds: float, work: Callable[[], Awaitable[Non
         if working is not None:
             await working
     finally:
-        for connection in connections:
-            connection.close()
-        await asyncio.sleep(0)  # lets the transports close their sockets
+        await close(*connections)
     return latencies
 
 
@@ -162,7 +218,7 @@ async def _measure(
             repository.put(made, version)
             await control.serve(rest_port, version)
             served.append(time.perf_counter() - started)
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(PAUSE_SECONDS)  # Loads one by one, each with its own trace in the latencies.
 
     await _latencies(grpc_port, 1.0)  # not counted: a cold start
     before = await _latencies(grpc_port, 4.0)
@@ -208,6 +264,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure and print; 1 when something went wrong."""
     parser = argparse.ArgumentParser(prog="python -m bench.lifecycle", description=__doc__.splitlines()[0])
     parser.add_argument("--loads", type=int, default=20, help="versions to load (default: %(default)s)")
+    parser.add_argument("--starts", type=int, default=STARTS, help="of the server (default: %(default)s)")
     parser.add_argument("--megabytes", type=int, default=64, help="weights of a version (default: %(default)s)")
     arguments = parser.parse_args(words)
     cores = servers.choose_cores()
@@ -215,7 +272,10 @@ def main(words: Sequence[str] | None = None) -> int:
     what = f"versions of {arguments.megabytes} MiB; calls of another model, 1×16, one at a time; {cores.note}"
     print(*report.machine(), what, sep="\n", flush=True)
     try:
-        for control in CONTROLS:
+        print("")
+        for transport in GRPC_TRANSPORTS if arguments.starts else ():
+            print(start_line(start(transport, arguments.starts, cores.server)), flush=True)
+        for control in CONTROLS if arguments.loads else ():
             print(
                 "",
                 *lines(measure(control, arguments.megabytes, arguments.loads, cores.server)),

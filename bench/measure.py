@@ -1,37 +1,22 @@
-"""One scenario: start what is compared, look at one reply of each, then load them in turn, round by round."""
+"""One round of one server: a reply is looked at, then it is loaded."""
 
-import asyncio
-import contextlib
 import http.client
-import json
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import numpy as np
 
-from bench import h2client, httpclient, servers
-from bench.payloads import Exchange, framed, tensor
-from bench.scenarios import Bare, Scenario
+from bench import h2client, httpclient, native, streamclient
+from bench.payloads import BOTH_WAYS, REST, STREAMED, UNARY, Exchange, framed
+from bench.scenarios import Scenario
 from bench.servers import Server
-from bench.tally import BenchError, LoadConnection, Outcome, drive
+from bench.tally import BenchError, LoadConnection, Outcome, close, drive
 
 CALL_LIMIT = 60.0
 MODELS = Path(__file__).parent / "models"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the person who started the bench chose."""
-
-    rounds: int
-    seconds: float  # length of a round
-    core: int | None  # where the servers run
-    aa: bool  # a second bare server in place of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +40,18 @@ class Subject:
     port: int
     exchange: Exchange
     expected: bytes = b""
-    rounds: list[Round] = field(default_factory=list)
-    peak: int | None = None
+    rate: float = 0.0
+    """Calls a second, as far as it was loaded; a native client is told how many calls to make."""
 
 
-def call_once(scenario: Scenario, subject: Subject) -> bytes:
+def call_once(subject: Subject) -> bytes:
     """The reply as an ordinary client gets it, checked for its meaning.
 
     It is what the load client's replies are held against, and where errors have their status and text.
     """
-    if scenario.grpc:
-        return _call_grpc(subject)
     exchange = subject.exchange
+    if exchange.kind != REST:
+        return _call_grpc(subject)
     connection = http.client.HTTPConnection("127.0.0.1", subject.port, timeout=CALL_LIMIT)
     try:
         connection.request("POST", exchange.path, exchange.body, exchange.headers)
@@ -85,30 +70,45 @@ def call_once(scenario: Scenario, subject: Subject) -> bytes:
 
 def _call_grpc(subject: Subject) -> bytes:
     exchange = subject.exchange
-    streams = exchange.messages > 1
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(f"127.0.0.1:{subject.port}", options) as channel:
         try:
-            stub = channel.unary_stream(exchange.path) if streams else channel.unary_unary(exchange.path)
-            reply = stub(exchange.body, timeout=CALL_LIMIT, wait_for_ready=True)
-            messages: list[bytes] = list(reply) if streams else [reply]
+            messages = _messages(channel, exchange)
         except grpc.RpcError as error:
             code, details = error.code().name, error.details()
             raise BenchError(f"{exchange.path} answered {code}: {details}") from None
-    exchange.check({}, framed(messages) if streams else messages[0])
+    exchange.check({}, framed(messages) if exchange.kind == STREAMED else b"".join(messages))
     return framed(messages)
 
 
+def _messages(channel: grpc.Channel, exchange: Exchange) -> list[bytes]:
+    if exchange.kind == UNARY:
+        return [channel.unary_unary(exchange.path)(exchange.body, timeout=CALL_LIMIT, wait_for_ready=True)]
+    if exchange.kind == STREAMED:
+        stub = channel.unary_stream(exchange.path)
+        return list(stub(exchange.body, timeout=CALL_LIMIT, wait_for_ready=True))
+    messages = list(
+        channel.stream_stream(exchange.path)(iter([exchange.body]), timeout=CALL_LIMIT, wait_for_ready=True)
+    )
+    if len(messages) != 1:
+        raise BenchError(f"{exchange.path} gave {len(messages)} answers to one request")
+    return messages
+
+
 async def _connect(scenario: Scenario, subject: Subject) -> Sequence[LoadConnection]:
-    exchange = subject.exchange
-    if scenario.grpc:
-        return await h2client.connect(subject.port, exchange.path, exchange.body, scenario.in_flight)
-    request = httpclient.request_bytes(subject.port, exchange.path, exchange.headers, exchange.body)
-    return await httpclient.connect(subject.port, request, scenario.in_flight)
+    exchange, in_flight = subject.exchange, scenario.in_flight
+    if exchange.kind == REST:
+        request = httpclient.request_bytes(subject.port, exchange.path, exchange.headers, exchange.body)
+        return await httpclient.connect(subject.port, request, in_flight)
+    if exchange.kind == BOTH_WAYS:
+        return [await streamclient.connect(subject.port, exchange.path, exchange.body, in_flight)]
+    return await h2client.connect(subject.port, exchange.path, exchange.body, in_flight, scenario.connections)
 
 
 async def load(scenario: Scenario, subject: Subject, settle: float, seconds: float) -> Round:
     """One round on fresh connections."""
+    if scenario.native and native.found():
+        return await _load_natively(scenario, subject, settle, seconds)
     return await load_on(await _connect(scenario, subject), subject, settle, seconds)
 
 
@@ -120,10 +120,17 @@ async def load_on(connections: Sequence[LoadConnection], subject: Subject, settl
         outcome = await drive(connections, seconds, subject.expected)
         client_used, server_after = time.process_time() - client_before, subject.server.cpu_seconds()
     finally:
-        for connection in connections:
-            connection.close()
-        await asyncio.sleep(0)  # lets the transports close their sockets
+        await close(*connections)
     return _round(outcome, server_before, server_after, client_used)
+
+
+async def _load_natively(scenario: Scenario, subject: Subject, settle: float, seconds: float) -> Round:
+    client = native.Native(subject.port, subject.exchange, scenario.in_flight, subject.expected)
+    settled, _ = await client.run(settle, subject.rate)
+    server_before = subject.server.cpu_seconds()
+    outcome, client_used = await client.run(seconds, settled.calls / settled.seconds)
+    subject.rate = outcome.calls / outcome.seconds
+    return _round(outcome, server_before, subject.server.cpu_seconds(), client_used)
 
 
 def _round(outcome: Outcome, before: float | None, after: float | None, client_used: float) -> Round:
@@ -132,91 +139,3 @@ def _round(outcome: Outcome, before: float | None, after: float | None, client_u
     rate = outcome.calls / outcome.seconds
     first = float(np.median(outcome.first_bytes)) if outcome.first_bytes else None
     return Round(rate, float(p50), float(p99), cpu, client_used / outcome.seconds, first)
-
-
-def measure(scenario: Scenario, settings: Settings) -> list[Subject]:
-    """Run a scenario; the first subject is the baseline of the others."""
-    with contextlib.ExitStack() as stack:
-        subjects = _start_all(stack, scenario, settings)
-        for subject in subjects:
-            with _named(scenario, subject, under_load=False):
-                subject.expected = call_once(scenario, subject)
-        asyncio.run(_rounds(scenario, subjects, settings))
-        for subject in subjects:
-            subject.peak = subject.server.peak_bytes()
-    return subjects
-
-
-async def _rounds(scenario: Scenario, subjects: Sequence[Subject], settings: Settings) -> None:
-    settle = min(0.5, settings.seconds / 4)
-    for subject in subjects:  # a round that does not count, to find a cold start there
-        with _named(scenario, subject, under_load=True):
-            await load(scenario, subject, settle, settle)
-    for _ in range(settings.rounds):
-        for subject in subjects:
-            with _named(scenario, subject, under_load=True):
-                subject.rounds.append(await load(scenario, subject, settle, settings.seconds))
-
-
-@contextlib.contextmanager
-def _named(scenario: Scenario, subject: Subject, *, under_load: bool) -> Iterator[None]:
-    """Say in an error whose it is, and what that server has to say."""
-    try:
-        yield
-    except (BenchError, OSError) as error:
-        server = subject.server
-        state = "is still running" if server.alive() else f"ended with {server.process.returncode}"
-        text = f"{scenario.name}, {subject.name}: {error}\n"
-        if under_load and server.alive():
-            text += f"an ordinary client, asking after that: {_ask_again(scenario, subject)}\n"
-        text += f"the server {state}; the last lines of its output:\n{server.tail()}"
-        raise BenchError(text) from error
-
-
-def _ask_again(scenario: Scenario, subject: Subject) -> str:
-    """The load client cannot read a status: an error that lasts shows it to an ordinary client."""
-    try:
-        call_once(scenario, subject)
-    except BenchError as error:
-        return str(error)
-    return "all is well"
-
-
-def _start_all(stack: contextlib.ExitStack, scenario: Scenario, settings: Settings) -> list[Subject]:
-    """All servers of a scenario, up until the scenario ends."""
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="triglot-bench-")))
-
-    def run(
-        name: str,
-        command: Sequence[str],
-        ready: Callable[[], bool],
-        environment: Mapping[str, str],
-    ) -> Server:
-        words = [sys.executable, "-m", *command]
-        log = folder / f"{name}.log"
-        started = servers.started(name, words, ready, core=settings.core, log=log, environment=environment)
-        return stack.enter_context(started)
-
-    def bare(name: str, which: Bare) -> Subject:
-        port = servers.free_port()
-        command = ["bench.bare", which.kind, "--port", str(port), "--reply", str(reply)]
-        command += ["--headers", json.dumps(canned.reply_headers), "--messages", str(canned.messages)]
-        server = run(name, command, lambda: servers.accepts(port), which.environment)
-        return Subject(name, server, port, canned)
-
-    values = tensor(scenario.rows, scenario.elements)
-    canned = scenario.exchange(scenario.models[0], values)
-    reply = folder / "reply"
-    reply.write_bytes(canned.reply)
-    subjects = [bare(which.name, which) for which in scenario.bare]
-    if settings.aa:
-        return [*subjects, bare("the same again", scenario.bare[0])]
-    grpc_port, rest_port = servers.free_port(), servers.free_port()
-    command = ["triglot", "serve", str(MODELS)]
-    command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
-    ours = run("triglot", command, lambda: servers.answers_ready(rest_port), {})
-    port = grpc_port if scenario.grpc else rest_port
-    models = [
-        Subject(f"triglot {model}", ours, port, scenario.exchange(model, values)) for model in scenario.models
-    ]
-    return subjects + models

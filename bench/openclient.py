@@ -83,7 +83,7 @@ async def offer(connection: OpenConnection, rate: float, seconds: float, patienc
         while due <= min(time.perf_counter(), end):
             connection.send(due)
             due += random.expovariate(rate)
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))  # The pace, whatever the answers do.
     try:
         async with asyncio.timeout(patience):
             await connection.over.wait()

@@ -22,7 +22,7 @@ from bench import affine, h2client, holding, openclient, probes, report, servers
 from bench.affine import Batching
 from bench.payloads import Exchange, framed, grpc_exchange, tensor
 from bench.probes import Probe
-from bench.tally import BenchError, drive
+from bench.tally import BenchError, close, drive
 
 MODEL = "busy"
 INSTANCES = 4
@@ -105,16 +105,14 @@ async def _capacity(port: int, exchange: Exchange, plan: Plan, seconds: float) -
         await drive(connections, seconds / 4, framed([exchange.reply]))
         outcome = await drive(connections, seconds, framed([exchange.reply]))
     finally:
-        for connection in connections:
-            connection.close()
-        await asyncio.sleep(0)  # lets the transports close their sockets
+        await close(*connections)
     return outcome.calls / outcome.seconds
 
 
 async def _samples(server: servers.Server, seconds: float) -> list[int | None]:
     sizes = []
     for _ in range(SAMPLES):
-        await asyncio.sleep(seconds / SAMPLES)
+        await asyncio.sleep(seconds / SAMPLES)  # The times at which memory is looked at.
         sizes.append(server.resident_bytes())
     return sizes
 
@@ -132,8 +130,7 @@ async def _overload(serving: Serving, exchange: Exchange, asked: Sequence[Probe]
             probes.run(asked, port, serving.rest_port, plan.seconds),
         )
     finally:
-        connection.close()
-        await asyncio.sleep(0)
+        await close(connection)
     codes = serving.codes()
     codes.subtract(counted)
     after = await _capacity(port, exchange, plan, brief)
@@ -210,8 +207,7 @@ async def _hold(serving: Serving, exchange: Exchange, plan: Plan) -> Held:
         latencies = await probes.run(asked, port, serving.rest_port, plan.seconds)
         outcome = await driven
     finally:
-        connection.close()
-        await asyncio.sleep(0)
+        await close(connection)
     return Held(outcome.latencies, connection.refused, latencies)
 
 

@@ -21,6 +21,8 @@ GRPS_PATH = "/grps.protos.v1.GrpsService/Predict"
 GRPS_STREAM_PATH = "/grps.protos.v1.GrpsService/PredictStreaming"
 MESSAGES = 1000
 """Messages of a stream: what bench/models/tokens yields."""
+UNARY, STREAMED, BOTH_WAYS, REST = "unary", "streamed", "both ways", "rest"
+"""Kinds of exchanges: three of gRPC, by what is a stream (none, the reply, both), and HTTP/1.1."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -37,6 +39,7 @@ class Exchange:
     reply_headers: dict[str, str] = field(default_factory=dict)
     messages: int = 1
     """How often a stream repeats the reply."""
+    kind: str = UNARY
 
 
 def tensor(rows: int, elements: int) -> Floats:
@@ -89,7 +92,7 @@ def stream_exchange(model: str, values: Floats) -> Exchange:
     reply = pb.ModelStreamInferResponse(infer_response=infer_response(model, values))
     reply.infer_response.parameters["triton_final_response"].bool_param = True
     body = infer_request(model, values).SerializeToString()
-    return Exchange(STREAM_PATH, body, reply.SerializeToString(), check)
+    return Exchange(STREAM_PATH, body, reply.SerializeToString(), check, kind=BOTH_WAYS)
 
 
 def predict_content_exchange(model: str, values: Floats) -> Exchange:
@@ -148,7 +151,9 @@ def grps_stream_exchange(model: str, values: Floats) -> Exchange:
 
     request = _grps_message("x", values)
     request.model = f"{model}-1"
-    return Exchange(GRPS_STREAM_PATH, request.SerializeToString(), _grps_reply(values), check, messages=MESSAGES)
+    return Exchange(
+        GRPS_STREAM_PATH, request.SerializeToString(), _grps_reply(values), check, messages=MESSAGES, kind=STREAMED
+    )
 
 
 def framed(messages: Iterable[bytes]) -> bytes:
@@ -203,6 +208,7 @@ def predict_json_exchange(model: str, values: Floats) -> Exchange:
         reply=orjson.dumps({"predictions": values}, option=orjson.OPT_SERIALIZE_NUMPY),
         reply_headers={"Content-Type": "application/json"},
         check=check,
+        kind=REST,
     )
 
 
@@ -225,6 +231,7 @@ def json_exchange(model: str, values: Floats) -> Exchange:
         reply=orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY),
         reply_headers={"Content-Type": "application/json"},
         check=check,
+        kind=REST,
     )
 
 
@@ -250,6 +257,7 @@ def binary_exchange(model: str, values: Floats) -> Exchange:
         reply=answer + raw,
         reply_headers={"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(answer))},
         check=check,
+        kind=REST,
     )
 
 

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 
 from bench import openclient
-from bench.tally import BenchError
+from bench.tally import BenchError, close
 from triglot.pb.kserve import inference_pb2 as pb
 
 RATE = 20.0
@@ -56,8 +56,7 @@ async def _grpc(port: int, probe: Probe, seconds: float) -> list[float]:
     try:
         ended = await openclient.offer(connection, RATE, seconds)
     finally:
-        connection.close()
-        await asyncio.sleep(0)
+        await close(connection)
     if ended.refused:
         raise BenchError(f"{len(ended.refused)} calls of {probe.path} have failed")
     return ended.good
@@ -77,7 +76,7 @@ async def _rest(port: int, seconds: float) -> list[float]:
             if b" 200 " not in head.partition(b"\r\n")[0]:
                 raise BenchError(f"GET /v2/health/ready answered {head!r}")
             latencies.append(time.perf_counter() - started)
-            await asyncio.sleep(1 / RATE)
+            await asyncio.sleep(1 / RATE)  # The pace.
     finally:
         writer.close()
         await writer.wait_closed()

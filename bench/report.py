@@ -1,80 +1,17 @@
-"""Medians over rounds, as a table."""
+"""Tables, and where and with what they were made."""
 
 import datetime
 import os
 import platform
-import statistics
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+import sysconfig
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from bench.measure import Round, Subject
-from bench.scenarios import Scenario
 from bench.servers import ROOT
 
-COLUMNS = (
-    "server",
-    "{what}s/s",
-    "x bare",
-    "(min-max)",
-    "p50 ms",
-    "p99 ms",
-    "first ms",
-    "server CPU µs/{what}",
-    "x bare",
-    "peak MiB",
-    "client busy",
-)
 CLIENT_BOUND = 0.9
-LEGEND = f"""\
-Medians over rounds; the servers of a scenario are loaded in turn, one at a time, round by round. "x bare" is
-the median of the rounds' own ratios to the first line (and, in brackets, their range), so a machine that
-speeds up or slows down between rounds does not enter. Calls/s: more is better; CPU per call: less is better.
-"First ms" is the median time to the first bytes of a reply (gRPC only), p50 and p99 are of whole streams.
-CPU covers user and kernel time of all threads and child processes. Peak memory is the server's since its
-start, all models of the scenario together. "client busy" is the share of one core that the load client used;
-above {CLIENT_BOUND:.0%}, marked with !, the client was the limit: calls/s and latency are then the client's,
-and CPU per call is the figure to compare. "Memory kept" is a bare server whose malloc (glibc's) does not give
-freed memory back to the kernel: with large messages, two equal bare servers without that differ by a factor
-of up to two, by chance, from start to start."""
-
-
-def columns(scenario: Scenario) -> list[str]:
-    """The header: of calls, or of a stream's messages."""
-    what = "message" if scenario.messages > 1 else "call"
-    return [column.format(what=what) for column in COLUMNS]
-
-
-def rows(scenario: Scenario, subjects: Sequence[Subject]) -> list[list[str]]:
-    """One line per subject, the first one being the baseline."""
-    return [_row(subject, subjects[0], scenario.messages) for subject in subjects]
-
-
-def _row(subject: Subject, baseline: Subject, messages: int) -> list[str]:
-    def median(value: Callable[[Round], float]) -> float:
-        return statistics.median(value(one) for one in subject.rounds)
-
-    pairs = list(zip(subject.rounds, baseline.rounds, strict=True))
-    rates = [mine.rate / bare.rate for mine, bare in pairs]
-    costs = [mine.cpu / bare.cpu for mine, bare in pairs if mine.cpu is not None and bare.cpu]
-    cpu = [one.cpu for one in subject.rounds if one.cpu is not None]
-    firsts = [one.first for one in subject.rounds if one.first is not None]
-    busy = median(lambda one: one.client_busy)
-    rate = median(lambda one: one.rate) * messages
-    return [
-        subject.name,
-        f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
-        f"{statistics.median(rates):.2f}",
-        f"({min(rates):.2f}-{max(rates):.2f})",
-        f"{median(lambda one: one.p50) * 1e3:.3g}",
-        f"{median(lambda one: one.p99) * 1e3:.3g}",
-        f"{statistics.median(firsts) * 1e3:.3g}" if firsts else "n/a",
-        f"{statistics.median(cpu) / messages * 1e6:,.0f}" if cpu else "n/a",
-        f"{statistics.median(costs):.2f}" if costs else "n/a",
-        f"{subject.peak / 2**20:,.0f}" if subject.peak is not None else "n/a",
-        f"{busy:.0%}{' !' if busy > CLIENT_BOUND else ''}",
-    ]
 
 
 def plain(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -96,13 +33,19 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def machine() -> list[str]:
     """Where and with what the figures were made, one line each."""
-    packages = ("grpcio", "aiohttp", "numpy", "protobuf", "orjson")
+    packages = ("grpcio", "uvloop", "aiohttp", "numpy", "protobuf", "orjson")
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
     return [
         f"{_cpu_model()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        f"Python {platform.python_version()}, {versions}",
+        f"Python {platform.python_version()}{_how_built()}, {versions}",
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, commit {_commit()}",
     ]
+
+
+def _how_built() -> str:
+    """Without the profile of a training run Python takes longer for all that is Python, and for nothing else."""
+    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    return "" if "--enable-optimizations" in arguments else " (built without --enable-optimizations)"
 
 
 def _cpu_model() -> str:
@@ -120,16 +63,9 @@ def _commit() -> str:
         return done.stdout.strip()
 
     try:
-        # the page itself is rewritten by each run and says nothing about the code
-        changed = git("status", "--porcelain", "--", ".", ":!bench/results.md")
+        # what the benches write is written again by each run, and says nothing about the code
+        written = (":!bench/*.md", ":!bench/*.svg", ":!bench/*.txt")
+        changed = git("status", "--porcelain", "--", ".", *written)
         return git("rev-parse", "--short", "HEAD") + (" with uncommitted changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-def page(results: Iterable[tuple[Scenario, Sequence[Subject]]], settings: Sequence[str]) -> str:
-    """The results page."""
-    parts = ["# Load bench", "\n".join(f"- {line}" for line in (*machine(), *settings)), LEGEND]
-    for scenario, subjects in results:
-        parts += [f"## {scenario.name}", scenario.title, markdown(columns(scenario), rows(scenario, subjects))]
-    return "\n\n".join(parts) + "\n"

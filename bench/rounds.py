@@ -34,6 +34,8 @@ class Measured(Generic[T]):
 
     setting: T
     rounds: list[Round] = field(default_factory=list)
+    peak: int | None = None
+    """The server's largest resident size, in bytes."""
 
     def median(self, value: Callable[[Round], float]) -> float:
         """Of all rounds."""

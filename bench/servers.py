@@ -2,16 +2,19 @@
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.payloads import Exchange
 from bench.tally import BenchError
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +29,7 @@ class Cores:
     client: int | None
     server: int | None
     note: str
+    usable: frozenset[int] = frozenset()
 
 
 def choose_cores() -> Cores:
@@ -35,13 +39,29 @@ def choose_cores() -> Cores:
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         return Cores(None, None, "not pinned: one core only, client and server share it")
-    return Cores(usable[0], usable[-1], f"client on core {usable[0]}, server on core {usable[-1]}")
+    return Cores(
+        usable[0], usable[-1], f"client on core {usable[0]}, server on core {usable[-1]}", frozenset(usable)
+    )
 
 
 def pin(core: int | None) -> None:
     """Keep the calling thread, and what it starts from now on, on one core."""
     if core is not None and sys.platform == "linux":
         os.sched_setaffinity(0, {core})
+
+
+@contextlib.contextmanager
+def on_cores(cores: frozenset[int]) -> Iterator[None]:
+    """Let the calling thread, and what it starts, run on these; where there are none, on what it runs on."""
+    if not cores or sys.platform != "linux":
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def free_port() -> int:
@@ -185,6 +205,31 @@ def serving(models: Path, core: int | None, flags: Sequence[str] = ()) -> Iterat
             yield server, grpc_port, rest_port
         except (BenchError, OSError) as error:
             raise BenchError(f"{error}\n{server.tail()}") from error
+
+
+@contextlib.contextmanager
+def bare(
+    kind: str,
+    exchange: Exchange,
+    core: int | None,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Server, int, int]]:
+    """A kind of `bench.bare` that gives the exchange's reply, and its port, twice as `serving` has two."""
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
+        reply, port = Path(name) / "reply", free_port()
+        reply.write_bytes(exchange.reply)
+        command = [sys.executable, "-m", "bench.bare", kind, "--port", str(port), "--reply", str(reply)]
+        command += ["--headers", json.dumps(exchange.reply_headers), "--messages", str(exchange.messages), *flags]
+        with started(
+            f"bench.bare {kind}",
+            command,
+            lambda: accepts(port),
+            core=core,
+            log=Path(name) / "log",
+            environment=environment or {},
+        ) as server:
+            yield server, port, port
 
 
 def _await_ready(server: Server, ready: Callable[[], bool]) -> None:

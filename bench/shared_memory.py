@@ -1,8 +1,8 @@
 """16 MiB in and out of a model through system shared memory, against the same bytes in gRPC messages.
 
-From the repository's root: `python -m bench.shared_memory --help`. One server and one model. The client has its
-tensor in the region, as a program that works there has it; what a call leaves in the other region is compared with
-it after each round.
+From the repository's root: `python -m bench.shared_memory --help`. One server and one model, and a bare grpc.aio
+handler that answers with the same bytes. The client has its tensor in the region, as a program that works there
+has it; what a call leaves in the other region is compared with it after each round.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from multiprocessing.shared_memory import SharedMemory
 
 import grpc
 
-from bench import report, rounds
+from bench import report, rounds, servers
 from bench.measure import CALL_LIMIT, Round, Subject, call_once, load
 from bench.payloads import GRPC_PATH, Exchange, Floats, grpc_exchange, tensor
 from bench.rounds import Measured, Plan
-from bench.scenarios import MIB, Scenario
+from bench.scenarios import BARE_GRPC, MIB, Scenario
 from bench.tally import BenchError
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -31,19 +31,21 @@ IN_FLIGHT = (1, 4)
 GOAL = 10
 PREFIX = "/triglot_bench_"
 IN, OUT = "in", "out"
+RAW, SHARED = "raw gRPC", "shared memory"
 COLUMNS = (
     "through",
     "calls/s",
-    "x raw gRPC",
+    "x bare",
     "(min-max)",
     "p50 ms",
     "p99 ms",
     "CPU µs/call",
-    "x raw",
+    "x bare",
     "client busy",
 )
 LEGEND = """\
-Medians over rounds; the two are loaded in turn, one at a time, round by round. "x raw gRPC" is the median of the
+Medians over rounds; the three are loaded in turn, one at a time, round by round. The first is a bare grpc.aio
+handler that answers with bytes it has; the others are a model on the same server. "x bare" is the median of the
 rounds' own ratios to the first line (and, in brackets, their range). CPU is user and kernel time of the server for
 one call. "client busy" is the share of its core that the load client used."""
 
@@ -124,12 +126,17 @@ def _register(port: int, regions: Regions) -> None:
 
 @contextmanager
 def _serving(regions: Regions, core: int | None) -> Iterator[list[Subject]]:
-    """One server; raw gRPC is the baseline."""
-    with rounds.serving_models(core, ["--shared-memory-prefix", PREFIX]) as (server, port, _):
+    """A bare handler, and one server; through shared memory comes last."""
+    messages = grpc_exchange(MODEL, regions.values)
+    with (
+        servers.bare(BARE_GRPC.bare, messages, core) as (handler, handler_port, _),
+        rounds.serving_models(core, ["--shared-memory-prefix", PREFIX]) as (server, port, _),
+    ):
         _register(port, regions)
         yield [
-            Subject("raw gRPC", server, port, grpc_exchange(MODEL, regions.values)),
-            Subject("shared memory", server, port, region_exchange(regions.values)),
+            Subject(BARE_GRPC.name, handler, handler_port, messages),
+            Subject(RAW, server, port, messages),
+            Subject(SHARED, server, port, region_exchange(regions.values)),
         ]
 
 
@@ -139,7 +146,7 @@ async def _rounds(
     async def one_round(subject: Subject, settle: float, seconds: float) -> Round:
         regions.expect()
         taken = await load(scenario, subject, settle, seconds)
-        if subject is not subjects[0]:
+        if subject is subjects[-1]:
             regions.check()
         return taken
 
@@ -154,9 +161,9 @@ def measure(
     found = {}
     with _regions(values) as regions, _serving(regions, core) as subjects:
         for in_flight in in_flights:
-            scenario = Scenario("shared memory", elements, in_flight, grpc_exchange, (), ())
+            scenario = Scenario("shared memory", elements, in_flight, grpc_exchange)
             for subject in subjects:
-                subject.expected = call_once(scenario, subject)
+                subject.expected = call_once(subject)
             regions.check()
             found[in_flight] = asyncio.run(_rounds(subjects, regions, scenario, plan))
     return found
@@ -165,7 +172,8 @@ def measure(
 def lines(measured: Sequence[Measured[str]]) -> Iterator[str]:
     """The table of one load, and what it comes to."""
     yield report.plain(COLUMNS, [rounds.row(one, measured[0]) for one in measured])
-    yield f"shared memory / raw gRPC: {rounds.middle(rounds.ratios(measured[1], measured[0]))}, goal {GOAL}"
+    for other in measured[:-1]:
+        yield f"{SHARED} / {other.setting}: {rounds.middle(rounds.ratios(measured[-1], other))}, goal {GOAL}"
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+CLOSE_LIMIT = 10.0
+
 
 class BenchError(Exception):
     """The bench cannot go on; the text is for the person who started it."""
@@ -61,9 +63,21 @@ class Tally:
 class LoadConnection(Protocol):
     """A connection that keeps its calls in flight from `begin` until the tally's deadline."""
 
+    lost: asyncio.Future[None]
+    """Done when its socket is closed."""
+
     def begin(self, tally: Tally) -> None: ...
 
     def close(self) -> None: ...
+
+
+async def close(*connections: LoadConnection) -> None:
+    """Close them without noise, and wait for their sockets to be closed."""
+    for connection in connections:
+        connection.close()
+    async with asyncio.timeout(CLOSE_LIMIT):
+        for connection in connections:
+            await connection.lost
 
 
 async def drive(

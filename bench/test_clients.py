@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from bench import h2client, httpclient, payloads
-from bench.tally import BenchError, LoadConnection, Outcome, drive
+from bench.tally import BenchError, LoadConnection, Outcome, close, drive
 
 MIB = 2**20
 PATH = "/inference.GRPCInferenceService/ModelInfer"
@@ -29,11 +29,17 @@ Context: TypeAlias = Any  # grpc has no types
 GrpcHandler = Callable[[bytes, Context], Awaitable[bytes]]
 
 
+def grpc_server(
+    handler: GrpcHandler, options: Sequence[tuple[str, int]] = STOCK
+) -> contextlib.AbstractAsyncContextManager[int]:
+    return serving({"ModelInfer": grpc.unary_unary_rpc_method_handler(handler)}, options)
+
+
 @contextlib.asynccontextmanager
-async def grpc_server(handler: GrpcHandler, options: Sequence[tuple[str, int]] = STOCK) -> AsyncIterator[int]:
+async def serving(methods: dict[str, Any], options: Sequence[tuple[str, int]] = STOCK) -> AsyncIterator[int]:
+    """The port of a server of these methods of KServe's service."""
     limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     server = grpc.aio.server(options=[*limits, *options])
-    methods = {"ModelInfer": grpc.unary_unary_rpc_method_handler(handler)}
     service = "inference.GRPCInferenceService"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -70,9 +76,7 @@ async def run(connections: Sequence[LoadConnection], expected: bytes) -> Outcome
         await drive(connections, 0.1, expected, patience=20)
         return await drive(connections, 0.2, expected, patience=20)
     finally:
-        for connection in connections:
-            connection.close()
-        await asyncio.sleep(0.01)
+        await close(*connections)
 
 
 async def echo(request: bytes, context: Context) -> bytes:
@@ -146,15 +150,14 @@ async def test_h2_wrong_bytes_are_an_error() -> None:
 
 async def test_h2_silence_is_an_error() -> None:
     async def handler(request: bytes, context: Context) -> bytes:
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
         return request
 
     async with grpc_server(handler) as port:
         connections = await h2client.connect(port, PATH, b"x", 2)
         with pytest.raises(BenchError, match="2 calls without a reply"):
             await drive(connections, 0.1, b"x", patience=0.2)
-        connections[0].close()
-        await asyncio.sleep(0.01)
+        await close(*connections)
 
 
 @pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "http1"])

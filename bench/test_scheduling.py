@@ -8,7 +8,7 @@ import pytest
 
 from bench import affine, batching, openclient, overload
 from bench.affine import Batching
-from bench.tally import BenchError
+from bench.tally import BenchError, close
 from bench.test_clients import PATH, Context, grpc_server
 from triglot.core.scheduling import AUTO, DynamicBatching
 
@@ -18,8 +18,7 @@ async def _offer(port: int, reply: bytes, patience: float = 10.0) -> openclient.
     try:
         return await openclient.offer(connection, 500.0, 0.2, patience)
     finally:
-        connection.close()
-        await asyncio.sleep(0.01)
+        await close(connection)
 
 
 async def test_an_open_loop_tells_answers_from_refusals() -> None:
@@ -66,7 +65,7 @@ async def test_an_open_loop_refuses_another_reply() -> None:
 
 async def test_an_open_loop_misses_answers() -> None:
     async def handler(request: bytes, context: Context) -> bytes:
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
         return request
 
     async with grpc_server(handler) as port:

@@ -1,34 +1,25 @@
 """The benches of streams and of shared memory run, and count what they say."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
 
-from bench import shared_memory, stream, streamclient
+from bench import shared_memory, streamclient
 from bench.measure import Round
 from bench.payloads import framed
 from bench.rounds import Measured, Plan
-from bench.tally import BenchError, Outcome, drive
-from bench.test_clients import Context
+from bench.tally import BenchError, Outcome, close, drive
+from bench.test_clients import Context, serving
 
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 PLAN = Plan(rounds=1, seconds=0.05)
 Handler = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 
 
-@contextlib.asynccontextmanager
-async def stream_server(handler: Handler) -> AsyncIterator[int]:
-    server = grpc.aio.server()
-    methods = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(handler)}
-    service = "inference.GRPCInferenceService"
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield port
-    await server.stop(None)
+def stream_server(handler: Handler) -> contextlib.AbstractAsyncContextManager[int]:
+    return serving({"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(handler)})
 
 
 async def run(port: int, in_flight: int, expected: bytes) -> Outcome:
@@ -38,8 +29,7 @@ async def run(port: int, in_flight: int, expected: bytes) -> Outcome:
         await drive([connection], 0.1, framed([expected]), patience=20)
         return await drive([connection], 0.2, framed([expected]), patience=20)
     finally:
-        connection.close()
-        await asyncio.sleep(0.01)
+        await close(connection)
 
 
 @pytest.mark.parametrize("in_flight", [1, 8, 2000])
@@ -89,18 +79,10 @@ async def test_answers_of_another_size_are_an_error() -> None:
             await run(port, 1, b"x" * 100)
 
 
-def test_stream() -> None:
-    (in_flight, measured), *none = stream.measure(PLAN, [4], None).items()
-    assert (in_flight, none) == (4, [])
-    assert [one.setting for one in measured] == ["bare grpc", *[f"triglot {name}" for name in stream.OURS]]
-    assert all(one.rounds[0].rate > 0 for one in measured)
-    assert "\n".join(stream.lines(measured)).count("goal 0.70") == 2
-
-
 def test_shared_memory() -> None:
     (in_flight, measured), *none = shared_memory.measure(PLAN, [2], None, elements=1000).items()
     assert (in_flight, none) == (2, [])
-    assert [one.setting for one in measured] == ["raw gRPC", "shared memory"]
+    assert [one.setting for one in measured] == ["bare grpc.aio", "raw gRPC", "shared memory"]
     assert all(one.rounds[0].rate > 0 for one in measured)
 
 
@@ -108,7 +90,12 @@ def test_what_is_said_of_known_rounds() -> None:
     def measured(name: str, rate: float) -> Measured[str]:
         return Measured(name, [Round(rate, 0.01, 0.02, 1e-4, 0.95)] * 3)
 
-    table, verdict = shared_memory.lines([measured("raw gRPC", 10.0), measured("shared memory", 125.0)])
-    assert verdict == "shared memory / raw gRPC: 12.50, goal 10"
+    table, *verdicts = shared_memory.lines(
+        [measured("bare grpc.aio", 10.0), measured("raw gRPC", 25.0), measured("shared memory", 125.0)]
+    )
+    assert verdicts == [
+        "shared memory / bare grpc.aio: 12.50, goal 10",
+        "shared memory / raw gRPC: 5.00, goal 10",
+    ]
     figures = ["125", "12.50", "(12.50-12.50)", "10", "20", "100", "1.00", "95%", "!"]
-    assert table.splitlines()[2].split() == ["shared", "memory", *figures]
+    assert table.splitlines()[3].split() == ["shared", "memory", *figures]

@@ -27,6 +27,8 @@ TOGETHER = {
 }
 """Files that share a server that is dear to start, and what their group is called."""
 LONGEST = (
+    "tests/transports/test_h2_hostile_tls.py",
+    "bench/test_load.py",
     "tests/e2e/test_request_states.py",
     "tests/e2e/test_request_ends.py",
     "tensorflow",
@@ -35,6 +37,9 @@ LONGEST = (
     "tests/cases/test_tfserving_cases.py",
     "tests/e2e/test_hundred_swaps.py",
     "bench/test_scheduling.py",
+    "tests/workers/test_workers_live.py",
+    "tests/workers/test_workers_deaf.py",
+    "tests/workers/test_workers_counted.py",
     "tests/backends/test_sklearn_missing.py",
     "tests/e2e/test_foreign_clients.py",
     "tests/e2e/test_monitor_page.py",
@@ -46,17 +51,50 @@ LONGEST = (
 """The groups that take longest: begun last, they would leave one worker alone at its work."""
 ONCE = (
     "bench/test_clients.py",
+    "bench/test_leaks.py",
+    "bench/test_load.py",
+    "bench/test_native_client.py",
     "bench/test_process.py",
     "bench/test_scheduling.py",
     "bench/test_stream.py",
+    "tests/engine/test_adaptive.py",
+    "tests/engine/test_process_at_once.py",
+    "tests/engine/test_process_chaos.py",
+    "tests/engine/test_process_errors.py",
+    "tests/engine/test_process_keeper.py",
+    "tests/engine/test_process_leaks.py",
+    "tests/engine/test_process_loading.py",
+    "tests/engine/test_process_scheduling.py",
+    "tests/engine/test_process_sequences.py",
+    "tests/repository/test_dependents.py",
+    "tests/repository/test_dependents_machine.py",
+    "tests/repository/test_half_written.py",
     "tests/repository/test_plan.py",
     "tests/repository/test_plan_machine.py",
+    "tests/repository/test_reconciler.py",
     "tests/repository/test_reconciler_machine.py",
+    "tests/repository/test_reload.py",
+    "tests/repository/test_versions.py",
+    "tests/test_cli.py",
     "tests/test_layers.py",
+    "tests/test_memory.py",
     "tests/test_parallel.py",
+    "tests/transports/test_h2_hostile_tls.py",
+    "tests/transports/test_tls_slow_readers.py",
+    "tests/workers/test_workers_alone.py",
+    "tests/workers/test_workers_deaf.py",
 )
 """Files that the newest libraries are enough for. What they test is ours and the standard library's alone (the
-plan of versions, the thread that follows it, the source text), or runs with the newest ones only (the bench)."""
+plan of versions, what follows it, the life of processes and workers, our own HTTP/2 under attack through TLS, the
+command line, the source text), or runs with the newest only (the bench). None of them but the bench goes through a
+gRPC door whose transport is chosen."""
+AGAIN = (
+    "tests/e2e/test_callers_that_leave.py",
+    "tests/e2e/test_every_protocol.py",
+    "tests/e2e/test_foreign_clients.py",
+    "tests/e2e/test_grpc_standard.py",
+)
+"""Files that run over both transports with the newest libraries, though they run with the oldest ones, too."""
 _FOLDER = "turns"
 
 
@@ -144,6 +182,7 @@ class Controller:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take part, in one role or the other, where there are workers."""
+    config.addinivalue_line("markers", "again: runs over both gRPC transports with the newest libraries")
     worker: dict[str, Any] | None = getattr(config, "workerinput", None)
     if worker is not None:
         config.pluginmanager.register(Worker(Path(worker[_FOLDER])))
@@ -153,10 +192,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest groups first; otherwise the order stays as it is. What runs `ONCE` gets its mark."""
+    """The longest groups first; else the order stays as it is. What runs `ONCE`, or `AGAIN`, gets its mark."""
     for item in items:
-        if item.nodeid.split("::", 1)[0] in ONCE:
+        file = item.nodeid.split("::", 1)[0]
+        if file in ONCE:
             item.add_marker("newest")
+        if file in AGAIN:
+            item.add_marker("again")
     ranks = {group: rank for rank, group in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(ranks)))
 

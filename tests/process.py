@@ -14,10 +14,9 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import grpc
+import grpc_transport
 
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -36,11 +36,15 @@ SERVICE = "/inference.GRPCInferenceService/"
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """This process's environment without what would lead the server or its clients astray, and `extra`."""
+    """This process's environment without what would lead the server or its clients astray, and `extra`.
+
+    Which transport the tests go through stays, so that the processes they start are like them.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.lower().endswith("_proxy") and not name.startswith(("TRIGLOT_", "PYTHON"))
+        if name == grpc_transport.VARIABLE
+        or not (name.lower().endswith("_proxy") or name.startswith(("TRIGLOT_", "PYTHON")))
     }
     return kept | extra
 
@@ -68,14 +72,6 @@ def run_triglot(
         env=clean_environment(**(environment or {})),
         check=False,
     )
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Look until it is true. Raises `AssertionError` when it takes too long."""
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline, f"not true within {SECONDS} s"
-        time.sleep(0.005)
 
 
 class Lines:
@@ -175,6 +171,11 @@ class Triglot:
         """SIGTERM, and a clean end."""
         self.signal(signal.SIGTERM)
         assert self.wait() == 0, self.stderr.text()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     @property
     def runs(self) -> bool:
@@ -284,53 +285,6 @@ def is_listening(port: int) -> bool:
             return True
     except ConnectionRefusedError:
         return False
-
-
-GATE = """
-import time
-import triglot
-
-class Gate(triglot.Model):
-    inputs = [triglot.TensorSpec("x", "INT32", [1])]
-    outputs = [triglot.TensorSpec("y", "INT32", [1])]
-    instances = 4
-
-    def load(self, folder):
-        self.folder = folder
-        self.wait_for("load")
-
-    def infer(self, inputs):
-        self.wait_for(str(inputs["x"][0]))
-        return {"y": inputs["x"]}
-
-    def wait_for(self, name):
-        (self.folder / f"waits-{name}").touch()
-        while not (self.folder / f"open-{name}").exists():
-            time.sleep(0.005)
-
-    def close(self):
-        (self.folder / "closed").touch()
-"""
-
-
-class Gate:
-    """A model whose `load` and whose answers wait until the test says so."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        write_model(folder, GATE)
-
-    def open(self, what: str | int) -> None:
-        """Let it load ("load"), or let the requests with this value be answered, now or when they come."""
-        (self.folder / f"open-{what}").touch()
-
-    def wait_until_it_waits(self, what: str | int) -> None:
-        """Until it has begun to load, or has begun on a request with this value."""
-        wait_until((self.folder / f"waits-{what}").exists)
-
-    def is_closed(self) -> bool:
-        """Whether `close()` was called."""
-        return (self.folder / "closed").exists()
 
 
 IDENTITY = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.repository.source import ModelFiles
+from waiting import until
 
 SECONDS = 20
 """How long anything may take; only a test that fails waits so long."""
@@ -120,13 +120,6 @@ class Served:
         """Wait until no call holds a model, or is counted as running."""
         await until(lambda: not any(self.leases().values()))
         await until(lambda: not any(one.in_flight for one in self.server.telemetry.endpoints()))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread or task is about to bring about."""
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody sets an event of the test's
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

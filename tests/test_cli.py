@@ -124,8 +124,15 @@ def test_wrong_flags(arguments: list[str], text: str) -> None:
     ended = run_triglot("serve", *arguments)
     assert ended.returncode == 2
     assert text in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert_one_line(ended.stderr)
     assert not ended.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"]])
+def test_commands_are_named(arguments: list[str]) -> None:
+    ended = run_triglot(*arguments)
+    assert ended.returncode == 2
+    assert all(name in assert_one_line(ended.stderr) for name in ("serve", "tfserving", "grps"))
 
 
 def test_wrong_values_are_one_line(tmp_path: Path) -> None:

@@ -182,8 +182,11 @@ def test_a_server_without_a_door_is_a_mistake() -> None:
 
 
 def test_one_port_for_both_doors() -> None:
-    with pytest.raises(ConfigError, match="grpc_port and rest_port are both 9000; expected two ports"):
-        Config(grpc_port=9000, rest_port=9000)
+    with pytest.raises(
+        ConfigError, match="grpc_port and rest_port are both 9000; expected two ports, or grpc_transport h2"
+    ):
+        Config(grpc_port=9000, rest_port=9000, grpc_transport="aio")
+    Config(grpc_port=9000, rest_port=9000, grpc_transport="h2")
     Config(grpc_port=0, rest_port=0)
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from process import SECONDS, Rest, Triglot, run_triglot, unused_ports, wait_until
+from process import SECONDS, Rest, Triglot, run_triglot, unused_ports
 from text_project import SERVER, inference, write_project
 from triglot import grps_cli
+from waiting import wait_until
 
 ANY_PORTS = {"TRIGLOT_REST_PORT": "0", "TRIGLOT_GRPC_PORT": "0", "TRIGLOT_DRAIN_DELAY": "0"}
 

@@ -11,11 +11,11 @@ from google.protobuf import json_format
 
 from triglot.config import Config
 from triglot.core.http import HttpRequest
+from triglot.core.model_metadata import ModelMetadata
 from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
 from triglot.core.validation import bind_inputs
-from triglot.dataplane import ModelMetadata
 from triglot.hints import hint_lines
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
@@ -120,6 +120,18 @@ def test_every_protocol() -> None:
     )
     assert "http://127.0.0.1:2/v2/models/m/infer" in python
     assert grpcurl.endswith(" 127.0.0.1:1 inference.GRPCInferenceService/ModelInfer")
+
+
+def test_lines_of_a_server_with_tls() -> None:
+    model = metadata(TensorSpec("x", "FP32", [-1]))
+    files = {"tls_certificate": "c.pem", "tls_key": "c.key"}
+    curl, python, grpcurl = lines(model, protocols="kserve", **files)
+    assert curl.startswith("curl -sk https://127.0.0.1:2/v2/models/m/infer ")
+    assert "urlopen('https://127.0.0.1:2/" in python
+    assert "import ssl, urllib.request" in python
+    assert ", context=ssl._create_unverified_context())" in python
+    assert grpcurl.startswith("grpcurl -insecure -d ")
+    assert lines(model, protocols="kserve", tls_client_ca="ca.pem", **files) == []
 
 
 def test_only_open_ports() -> None:

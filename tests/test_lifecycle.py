@@ -15,10 +15,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gates import Gate
 from process import (
     FREE_PORTS,
     SECONDS,
-    Gate,
     Rest,
     Triglot,
     answer_value,
@@ -31,10 +31,10 @@ from process import (
     server_ready,
     taken_port,
     unused_ports,
-    wait_until,
     write_model,
 )
 from triglot.pb.kserve import inference_pb2 as pb
+from waiting import wait_until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -121,7 +121,8 @@ def test_a_port_in_use_ends_the_start_before_a_model_is_loaded(tmp_path: Path, d
 def test_one_port_for_both_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     port = str(unused_ports()[0])
-    ended = run_triglot("serve", gate.folder, "--grpc-port", port, "--rest-port", port)
+    ports = ("--grpc-port", port, "--rest-port", port)
+    ended = run_triglot("serve", gate.folder, "--grpc-transport", "aio", *ports)
     assert ended.returncode in (1, 2)
     assert port in ended.stderr
     assert_clean(ended.stderr)

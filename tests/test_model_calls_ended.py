@@ -10,25 +10,28 @@ from typing import Any
 import pytest
 
 import triglot
-from served_models import SECONDS, Arrays, Function, Gated, both, calling, ints, serving, until
+from served_models import SECONDS, Arrays, Function, Gated, both, calling, ints, serving
 from triglot.core.call import BatchCall, Call
 from triglot.core.errors import Code
 from triglot.model_calls import MAX_DEPTH
+from waiting import until
 
 
 @both
 @pytest.mark.parametrize("place", ["running", "queued"])
 async def test_the_caller_leaves(on_loop: bool, place: str) -> None:
     """The called model sees it, or is never asked; the calling thread is free again at once."""
-    gated, left = Gated(), threading.Event()
+    gated, begun, left = Gated(), threading.Event(), threading.Event()
 
     def outer(inputs: Arrays, call: Call) -> Any:
+        begun.set()
         try:
             return call.infer("gated", inputs)
         finally:
             left.set()
 
     async def async_outer(inputs: Arrays, call: Call) -> Any:
+        begun.set()
         try:
             return await call.infer("gated", inputs)
         finally:
@@ -41,7 +44,8 @@ async def test_the_caller_leaves(on_loop: bool, place: str) -> None:
         if busy is None:
             await until(gated.begun.is_set)
         else:
-            await until(lambda: served.server.dataplane.queue_depth() == 1)
+            # It waits for its own instance first.
+            await until(lambda: begun.is_set() and served.server.dataplane.queue_depth() == 1)
         asked.cancel()
         await until(left.is_set)
         await asyncio.wait([asked])

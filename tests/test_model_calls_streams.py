@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import Arrays, Function, Gated, Served, both, calling, ints, serving, twice, until
+from served_models import Arrays, Function, Gated, Served, both, calling, ints, serving, twice
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from waiting import until
 
 
 async def stream(inputs: Arrays) -> Any:

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import SECONDS, Served, until
+from served_models import SECONDS, Served
 from triglot import tfserving_cli
 from triglot.core.errors import ModelLoadError
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from triglot.protocols.tfserving.batching import PER_MODEL_FILE
 from triglot.repository.settings import ModelSettings
 from triglot.tfserving_batching import read_parameters
+from waiting import until
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 NEVER = "batch_timeout_micros { value: 30000000 }"

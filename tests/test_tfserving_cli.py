@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 import triglot
 from process import run_triglot
+from tfserving_flags import config, config_file, parse, wrong
 from triglot import tfserving_cli
 from triglot.config import Config, ConfigError
 from triglot.core.model_config import ALL
@@ -36,41 +35,6 @@ ALL_FLAGS = re.findall(
     enable_serialization_as_tensor_content xla_cpu_compilation_enabled xla_gpu_compilation_enabled
     """,
 )
-CONFIG_FILE = """
-# One model.
-model_config_list: {
-  config: { name: 'm' base_path: '/models/m' model_platform: 'tensorflow' model_version_policy { all {} } }
-}
-"""
-
-
-def parse(*arguments: str) -> dict[str, Any]:
-    """The flags as the command hands them on."""
-    parser = argparse.ArgumentParser()
-    tfserving_cli.add_parser(parser.add_subparsers())
-    return vars(parser.parse_args(["tfserving", *arguments]))
-
-
-def config(*arguments: str, environment: Mapping[str, str] | None = None) -> Config:
-    return configuration(parse(*arguments), environment or {})
-
-
-def both(flags: Mapping[str, Any]) -> tuple[Config, list[ModelSettings]]:
-    return configuration(flags, {}), models(flags)
-
-
-def wrong(*arguments: str) -> str:
-    """What is said of flags that can be read, but not be kept."""
-    with pytest.raises(ConfigError) as caught:
-        both(parse(*arguments))
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
-
-
-def config_file(folder: Path, text: str = CONFIG_FILE) -> Path:
-    file = folder / "models.config"
-    file.write_text(text)
-    return file
 
 
 # --- options ---
@@ -265,90 +229,6 @@ def test_a_monitoring_file_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_text("prometheus_config { on: true }")
     assert wrong(f"--monitoring_config_file={file}", "--model_base_path=/m").startswith(
         f"Invalid protobuf file: '{file}': 1:21"
-    )
-
-
-# --- wrong ones ---
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "expected --model_base_path or --model_config_file"),
-        (["--model_name=m"], "expected --model_base_path or --model_config_file"),
-        (
-            ["--model_base_path=m", "--model_name=n"],
-            "Expected model n to have an absolute path or URI; got base_path()=m",
-        ),
-        (
-            ["--model_base_path=/m", "--batching_parameters_file=/b"],
-            "--batching_parameters_file: needs --enable_batching",
-        ),
-        (["--port=65536"], "--port: expected at most 65535, got 65536"),
-        (["--rest_api_port=-2"], "--rest_api_port: expected at least -1, got -2"),
-        (["--file_system_poll_wait_seconds=-1"], "--file_system_poll_wait_seconds: expected at least 0, got -1.0"),
-        (
-            ["--model_config_file_poll_wait_seconds=-1"],
-            "--model_config_file_poll_wait_seconds: expected at least 0",
-        ),
-        (["--rest_api_port=8500"], "--port and --rest_api_port are both 8500; expected two ports"),
-        (
-            ["--port=0", "--rest_api_port=0"],
-            "--port and --rest_api_port are both 0, and there is no --grpc_socket_path; expected one of them",
-        ),
-        (["--model_config_file=/no/such/file"], "/no/such/file: No such file or directory"),
-    ],
-)
-def test_wrong_values(arguments: list[str], message: str) -> None:
-    assert wrong(*arguments) == message
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("model_config_list { config { name: 5 } }", "Invalid protobuf file: '{file}': 1:36 : "),
-        ("", "{file}: expected a model_config_list"),
-        (
-            "model_config_list { config { name: 'm' base_path: 'm' model_platform: 'tensorflow' } }",
-            "{file}: Expected model m to have an absolute path or URI; got base_path()=m",
-        ),
-    ],
-)
-def test_wrong_configuration_files(tmp_path: Path, text: str, message: str) -> None:
-    file = config_file(tmp_path, text)
-    assert wrong(f"--model_config_file={file}").startswith(message.format(file=file))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--rest_api_prot=1"], "unknown option '--rest_api_prot', did you mean '--rest_api_port'?"),
-        (["--rest-api-port=1"], "unknown option '--rest-api-port', did you mean '--rest_api_port'?"),
-        (
-            ["--enable_model_warm_up"],
-            "unknown option '--enable_model_warm_up', did you mean '--enable_model_warmup'?",
-        ),
-        (["--zzz", "1"], "unknown option '--zzz'\n"),
-        (["--model_config", "/m"], "unknown option '--model_config', did you mean '--model_config_file'?"),
-        (["/models"], "expected flags only, got '/models'"),
-        (["--port=many"], "argument --port: invalid int value: 'many'"),
-        (["--port"], "argument --port: expected one argument"),
-        (["--enable_batching=yes"], "argument --enable_batching: invalid boolean value: 'yes'"),
-    ],
-)
-def test_a_wrong_command_line(arguments: list[str], text: str) -> None:
-    ended = run_triglot("tfserving", *arguments)
-    assert ended.returncode == 2
-    assert text in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert not ended.stdout
-
-
-def test_an_error_is_one_line() -> None:
-    ended = run_triglot("tfserving", "--model_base_path=/m", "--use_alts_credentials")
-    assert ended.returncode == 2
-    assert ended.stderr == (
-        "triglot: --use_alts_credentials: ALTS is not supported; put the server behind a proxy\n"
     )
 
 

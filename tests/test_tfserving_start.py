@@ -23,10 +23,10 @@ from process import (
     run_triglot,
     server_ready,
     unused_ports,
-    wait_until,
     write_model,
 )
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
+from waiting import wait_until
 
 HERE = {"TRIGLOT_HOST": "127.0.0.1", "TRIGLOT_GRPC_PORT": "0", "TRIGLOT_REST_PORT": "0"}
 

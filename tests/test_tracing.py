@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import triglot
-from served_models import Arrays, Function, Gated, both, calling, ensemble, step, twice, until
+from served_models import Arrays, Function, Gated, both, calling, ensemble, step, twice
 from traced_models import WHOLE, Traces, one_model, served
 from triglot.telemetry.trace_tensors import MAX_ELEMENTS
+from waiting import until
 
 # --- what is told ---
 
@@ -21,7 +22,7 @@ async def test_a_request(tmp_path: Path, on_loop: bool) -> None:
     gated = threading.Event()
 
     async def infer_on_loop(inputs: Arrays) -> Any:
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002)  # Its work, which is told.
         return {"y": inputs["x"]}
 
     def infer(inputs: Arrays) -> Any:

@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from served_models import Gated, until
+from served_models import Gated
 from traced_models import Traces, one_model, served
 from triglot.core.tensor import DATATYPES, pack_bytes
 from triglot.core.types import InputTensor, OutputTensor
 from triglot.telemetry.trace_file import MAX_WAITING, TraceFile
 from triglot.telemetry.trace_tensors import MAX_TEXT, of_input, of_output
+from waiting import until
 
 # --- files ---
 

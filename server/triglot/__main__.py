@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
 from contextlib import suppress
 from typing import NoReturn
 
-from triglot.cli import main
 
-
-def run() -> NoReturn:
-    """Run the command line, and end as Python does, but for taking itself apart.
+def run(seat: str = "") -> NoReturn:
+    """Run the command line, and end as Python does, but for taking itself apart. `seat`: see `main`.
 
     A native thread that asks for the interpreter's lock meanwhile, gRPC's or a model's, would abort the process.
     """
-    status = main()
+    gc.disable()  # What is imported is no garbage, and to look through it again and again takes its time.
+    from triglot.cli import main  # noqa: PLC0415
+
+    gc.enable()
+    status = main(seat=seat)
     threading._shutdown()  # type: ignore[attr-defined]  # Waits for threads, executors' too; there is no other way.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

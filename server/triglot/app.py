@@ -7,22 +7,26 @@ import ipaddress
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from triglot import backends
 from triglot.config import NO_PORT, Config, ConfigError
+from triglot.core.control import Control
 from triglot.core.errors import ModelLoadError
-from triglot.dataplane import DataPlane, ModelMetadata
+from triglot.core.model_metadata import ModelMetadata
+from triglot.dataplane import DataPlane
 from triglot.doors import rows
 from triglot.engine.admission import UNLIMITED, Admission, Limits
 from triglot.engine.response_cache import ResponseCache
 from triglot.engine.servable import Servable
 from triglot.engine.starting import start_instances
 from triglot.engine.warm_up import warm_up as run_warm_up
+from triglot.memory import give_back_at_rest
 from triglot.model_calls import ModelCalls
+from triglot.protocols import Service
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
@@ -34,10 +38,12 @@ from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
 from triglot.telemetry.trace_settings import TraceOptions, read_level
 from triglot.telemetry.tracing import Tracer
-from triglot.transports.grpc_server import GrpcServer
 from triglot.transports.http_server import HttpServer
+from triglot.transports.listening import Bound
+from triglot.transports.tls import check_certificate
 
 if TYPE_CHECKING:
+    from triglot.transports.grpc_server import GrpcServer
     from triglot.transports.h2.server import H2Server
 
 log = logging.getLogger(__name__)
@@ -48,7 +54,7 @@ class Server:
 
     `load` makes models, and `adapt` completes each of them before it is served. `telemetry`: one that somebody
     else reads or feeds, too. `about`: what grps' clients are told of the server. `log_handler` writes the log, if
-    that is the server's business.
+    that is the server's business. `control` and `bound`: where it is one of several workers.
 
     Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
     configuration says that this is the end, `ConfigError` when a library is missing that it asks for, and
@@ -67,12 +73,17 @@ class Server:
         telemetry: Telemetry | None = None,
         about: str = "",
         log_handler: logging.Handler | None = None,
+        control: Control | None = None,
+        bound: Bound | None = None,
     ) -> None:
         if isinstance(paths, str | Path):
             raise TypeError(f"paths: expected a list of paths, got {paths!r}")
         if paths and models is not None:
             raise TypeError("expected paths or models, got both")
         self.config = config or Config()
+        if self.config.workers > 1 and control is None:
+            raise ConfigError("workers: expected 1, as only the command line starts more processes")
+        control = control or Control()
         self.manager = Manager(
             [Path(path) for path in paths] if models is None else models,
             load,
@@ -81,13 +92,16 @@ class Server:
             warm=self._prepare,
             poll_interval=self.config.poll_interval if self.config.model_control_mode == "poll" else 0.0,
             explicit=self.config.models_to_load if self.config.model_control_mode == "explicit" else None,
+            left_out=control.left_out,
             allow_symlinks=self.config.allow_symlinks,
             load_timeout=self.config.load_timeout,
             labels_before_load=self.config.labels_before_load,
             adapt=adapt,
         )
         self._tracer = Tracer(_trace_options(self.config))
-        self.dataplane = DataPlane(self.manager, default_timeout=self.config.default_timeout, tracer=self._tracer)
+        self.dataplane = DataPlane(
+            self.manager, default_timeout=self.config.default_timeout, tracer=self._tracer, control=control
+        )
         self._admission = Admission(
             Limits(
                 self.config.max_queue_bytes, self.config.max_total_queue_size, self.config.max_total_queue_bytes
@@ -97,11 +111,14 @@ class Server:
         self.telemetry = telemetry or Telemetry()
         self.telemetry.queue_depth = self.dataplane.queue_depth
         self.telemetry.loaded = self.dataplane.loaded
+        self.telemetry.keeps_points = not control.alone
+        self._bound = bound
         self._log_handler = log_handler
         self._logs: LogSettings | None = None
         self._about = about
         self._regions = Regions(self.config.shared_memory_prefix, self.config.max_message_size)
         self._ticking: asyncio.Task[None] | None = None
+        self._resting: asyncio.Task[None] | None = None
         self._predictions = Predictions(self.dataplane)
         self.grpc_port = 0
         self.rest_port = 0
@@ -120,11 +137,12 @@ class Server:
     async def start(self) -> None:
         """Load every model, then open the ports; see the class for what it raises."""
         for port in (self.config.grpc_port, self.config.rest_port):
-            if port != NO_PORT:
+            if port != NO_PORT and self._bound is None:
                 _check_free(self.config.host, port)
         if self.config.grpc_socket:
             _check_socket(self.config.grpc_socket)
         self._tracer.check()
+        check_certificate(self.config)
         _grpc_server(self.config)
         started = time.monotonic()
         self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry).reach
@@ -146,8 +164,16 @@ class Server:
         await start_instances(servable, self.dataplane.reach)
         if self.config.warm_up:
             await self._warm_up(servable, files)
+        servable.guard.watch(self.config.loop_lag_warning)
         if self._admission.limits != UNLIMITED:
             servable.bound(self._admission)
+        if servable.sequences is not None and self.config.workers > 1 and self.dataplane.control.number == 1:
+            log.warning(
+                "%s: with %d workers all requests of a sequence have to come over one connection: a worker knows "
+                "its own sequences only",
+                files,
+                self.config.workers,
+            )
         if self._cache.most_bytes and servable.model.response_cache:
             servable.keep_answers(self._cache)
         elif servable.model.response_cache:
@@ -166,28 +192,40 @@ class Server:
             self.telemetry.access_log,
             self._log_handler,
             file=self.config.log_file,
+            source=self.dataplane.control.source,
             log_format=self.config.log_format,
             verbose_level=self.config.log_verbose_level,
         )
         services, routes = rows(
             self.dataplane, self._predictions, self.telemetry, self.config, self._about, self._logs, self._regions
         )
+        await self.dataplane.control.loaded()
         self._ticking = asyncio.create_task(self.telemetry.run())
+        if self.config.malloc == "keep":
+            self._resting = asyncio.create_task(give_back_at_rest())
         doors = []
+        # gRPC's port may take REST calls, too.
+        http = self._http = HttpServer(
+            routes, self.config, self.telemetry, bound=[] if self._bound is None else self._bound.rest
+        )
+        await http.set_up()
         if self.config.grpc_port != NO_PORT or self.config.grpc_socket:
-            self._grpc = _grpc_server(self.config)(services, self.config, self.telemetry)
+            self._grpc = _grpc_server(self.config, self._bound)(services, self.telemetry, http)
             self.grpc_port = await self._grpc.start()
             doors += [f"gRPC on {name}" for name in self._grpc_names()]
-        if self.config.rest_port != NO_PORT:
-            self._http = HttpServer(routes, self.config, self.telemetry)
-            self.rest_port = await self._http.start()
+        if self.config.rest_with_grpc:
+            self.rest_port = self.grpc_port
+            doors.append("REST on the same port")
+        elif self.config.rest_port != NO_PORT:
+            self.rest_port = await http.start()
             doors.append(f"REST on {self.config.address(self.rest_port)}")
         log.info("%s in %.2f s", " and ".join(doors), time.monotonic() - started)
-        if self._http is not None and any(route.path == "/" for route in routes):
-            log.info("the monitor page is at http://%s/", self.config.address(self.rest_port))
+        if self.rest_port and any(route.path == "/" for route in routes):
+            scheme = "https" if self.config.tls_certificate else "http"
+            log.info("the monitor page is at %s://%s/", scheme, self.config.address(self.rest_port))
         if self.config.first_protocol == "grps" and not self.config.grps_online:
             log.info("grps' health is not ready before a call of Online; --online makes it ready from the start")
-        if not _is_loopback(self.config.host):
+        if not _is_loopback(self.config.host) and not self.config.tls_client_ca:
             log.warning("whoever reaches %s can call the models: there is no authentication", self.config.host)
 
     def _grpc_names(self) -> list[str]:
@@ -205,19 +243,28 @@ class Server:
             await asyncio.sleep(delay)
             await self.dataplane.sequences_ended(self.config.grace)
 
+    async def retire(self) -> None:
+        """Take no more connections, since another process does; those that are open end with their calls."""
+        doors = [] if self._grpc is None else [self._grpc.retire()]
+        if self._http is not None:
+            doors.append(self._http.retire(self.config.drain_delay))
+        await asyncio.gather(*doors)
+
     async def stop(self) -> None:
         """Close the ports, let running calls finish within the grace period, unload the models."""
         self.dataplane.stop()
         stops = [server.stop() for server in (self._grpc, self._http) if server is not None]
         self._grpc = self._http = None
         await asyncio.gather(*stops)
+        await self.dataplane.control.closing()
         self._regions.unregister()
         await self.manager.close()
         await self._tracer.close()
         if self._logs is not None:
             self._logs.close()
-        if self._ticking is not None:
-            self._ticking.cancel()
+        for task in (self._ticking, self._resting):
+            if task is not None:
+                task.cancel()
 
     def metadata(self) -> list[ModelMetadata]:
         """What the models that serve say of themselves."""
@@ -238,19 +285,24 @@ def _trace_options(config: Config) -> TraceOptions:
     )
 
 
-def _grpc_server(config: Config) -> type[GrpcServer | H2Server]:
-    """What carries gRPC. Raises `ConfigError` when its library is missing."""
-    if config.grpc_transport == "aio":
-        return GrpcServer
-    try:
-        from triglot.transports.h2.server import H2Server  # noqa: PLC0415 - its library is an extra.
-    except ModuleNotFoundError as error:
-        if error.name != "hpack":
-            raise
-        raise ConfigError(
-            "grpc_transport h2: needs hpack, which is not installed; run: pip install 'triglot[h2]'"
-        ) from None
-    return H2Server
+def _grpc_server(
+    config: Config, bound: Bound | None = None
+) -> Callable[[list[Service], Telemetry, HttpServer], GrpcServer | H2Server]:
+    """Makes what carries gRPC; the other one, and its library, are not loaded."""
+    if config.grpc_transport == "h2":
+        from triglot.transports.h2.server import H2Server  # noqa: PLC0415
+
+        return lambda services, telemetry, http: H2Server(
+            services,
+            config,
+            telemetry,
+            rest=None if config.rest_port == NO_PORT else http.protocol,
+            count_rest=http.count_connections,
+            bound=[] if bound is None else bound.grpc,
+        )
+    from triglot.transports.grpc_server import GrpcServer  # noqa: PLC0415
+
+    return lambda services, telemetry, _: GrpcServer(services, config, telemetry, shared=bound is not None)
 
 
 def _counted(count: int, thing: str) -> str:

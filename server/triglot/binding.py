@@ -82,6 +82,8 @@ def response_of(
             signature, answer, request.outputs, servable.name, lenient_shapes=request.lenient_shapes
         )
         response = InferenceResponse(servable.name, str(servable.version), request.id, outputs)
+        if not servable.on_loop:
+            response.answer = answer
         if type(answer) is not dict and isinstance(answer, Answer):
             response.parameters = check_parameters(answer.parameters, servable.name)
             response.final = answer.final

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
 import logging
 import os
-import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from triglot import grps_cli, tfserving_cli
 from triglot.config import OPTIONS, Config, ConfigError, flag_of, option_type, unknown
 from triglot.config_sources import load_config, vertex_model
 from triglot.core.errors import ModelLoadError
-from triglot.hints import hint_lines
-from triglot.repository.settings import ModelSettings
-from triglot.repository.source import ModelFiles
+from triglot.serving import FAILED, Start, run, supervised, tell
 from triglot.telemetry.log_settings import formatter
 from triglot.telemetry.store import Telemetry
-from triglot.tfserving_batching import Batching
 from triglot.triton_flags import in_place_of
 from triglot.version import __version__
-
-if TYPE_CHECKING:
-    from triglot.app import Server
+from triglot.workers.seat import Seat
 
 log = logging.getLogger(__name__)
 
@@ -47,45 +37,7 @@ WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 JOINED = ("load_model",)
 """Options whose flag may come more than once, as it does for Triton; its values add up."""
 DEMO = Path(__file__).parent / "demo"
-SWITCH_SECONDS = 0.0002
-"""How long a model's Python code may hold the interpreter while others wait for it: with Python's own 5 ms, health
-takes some 100 ms when two of them compute, for the event loop has to ask again after each thing that it does."""
-END_PATIENCE_SECONDS = 2.0
-"""What else runs when the server has stopped may take so long to end, as a model's threads may."""
-FAILED, WRONG_USE = 1, 2
-
-
-def _nothing() -> None:
-    pass
-
-
-def _print(text: str) -> None:
-    print(f"triglot: {text}", file=sys.stderr)
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a command line asks for: models at paths, or `models`, and the file to follow that names them.
-
-    `batching` has the models batched. `around` is what all of it happens in, `prepare` is called before anything
-    else, `test` is run in place of serving, and `fails` is told why there is no server. See `Server` for
-    `telemetry` and `about`.
-    """
-
-    config: Config
-    paths: Sequence[Path] = ()
-    models: Sequence[ModelSettings | ModelFiles] | None = None
-    batching: Batching | None = None
-    skip_missing_dependencies: bool = False
-    config_file: Path | None = None
-    poll_seconds: float = 0.0
-    warnings: Sequence[str] = ()
-    telemetry: Telemetry | None = None
-    about: str = ""
-    around: Callable[[], AbstractContextManager[object]] = nullcontext
-    prepare: Callable[[], object] = _nothing
-    test: Callable[[], bool] | None = None
-    fails: Callable[[str], object] = _print
+WRONG_USE = 2
 
 
 class _Joined(argparse.Action):
@@ -102,14 +54,22 @@ class _Joined(argparse.Action):
         setattr(namespace, self.dest, ",".join([*before, values]))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage before it would fill a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        """See the base class."""
+        self.exit(WRONG_USE, f"triglot: {message}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="triglot",
         description="An inference server for KServe V2, TensorFlow Serving and grps clients.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"triglot {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, metavar=f"{{{','.join(_STARTS)}}}")
     serve = commands.add_parser("serve", help="serve models", allow_abbrev=False)
     serve.add_argument(
         "paths",
@@ -142,8 +102,9 @@ def _flags() -> list[str]:
     return ["--config", "--help", *watching, *map(flag_of, OPTIONS), *negated]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the process's exit status."""
+def main(arguments: Sequence[str] | None = None, *, seat: str = "") -> int:
+    """Run the command, or be the worker of it that a `Seat`'s text tells of; the process's exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     known, others = parser.parse_known_args(arguments)
     flags = vars(known)
@@ -155,14 +116,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unknown option {flag!r}{ours}" if ours else unknown(flag, _FLAGS[command]()))
     try:
         start = _STARTS[command](flags, others, os.environ)
-        handler = _set_up_logging(start.config)
-        with start.around():
-            return _run(start, handler)
+        seated = Seat.read(seat) if seat else None
+        handler = _set_up_logging(start.config, "" if seated is None else seated.source)
+        if start.config.workers > 1 and seated is None and start.test is None:
+            return supervised(start, arguments)
+        with start.around(1 if seated is None else seated.number):
+            return run(start, handler, seated)
     except ConfigError as error:
-        _print(str(error))
+        tell(str(error))
         return WRONG_USE
     except ModelLoadError as error:
-        _print(str(error))
+        tell(str(error))
         return FAILED
 
 
@@ -217,127 +181,21 @@ _FLAGS = {"serve": _flags, "tfserving": tfserving_cli.flag_names, "grps": grps_c
 _STARTS = {"serve": _start, "tfserving": _start_tfserving, "grps": _start_grps}
 
 
-def _set_up_logging(config: Config) -> logging.Handler:
-    """What writes the log. Raises `ConfigError` for a log_file that cannot be written."""
+def _set_up_logging(config: Config, source: str) -> logging.Handler:
+    """What writes the log, `source` before each message.
+
+    Raises `ConfigError` for a log_file that cannot be written.
+    """
     try:
         handler = (
             logging.FileHandler(config.log_file, encoding="utf-8") if config.log_file else logging.StreamHandler()
         )
     except OSError as error:
         raise ConfigError(f"log_file: cannot write {config.log_file}: {error.strerror}") from None
-    handler.setFormatter(formatter(config.log_format))
+    handler.setFormatter(formatter(config.log_format, source))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     # grpc logs a trace for every client that leaves in the middle of a call.
     logging.getLogger("grpc._cython.cygrpc").addFilter(
         lambda record: "ExecuteBatchError" not in str(record.msg) or config.log_level == "debug"
     )
     return handler
-
-
-def _run(start: Start, handler: logging.Handler) -> int:
-    for warning in start.warnings:
-        log.warning("%s", warning)
-    try:
-        if start.test is not None:
-            return 0 if start.test() else FAILED
-        start.prepare()
-        sys.setswitchinterval(SWITCH_SECONDS)
-        return asyncio.run(_serve(start, handler))
-    except (ModelLoadError, OSError) as error:
-        start.fails(str(error))
-        return FAILED
-
-
-async def _serve(start: Start, handler: logging.Handler) -> int:
-    # Here, so that a wrong flag or --help answers at once.
-    from triglot.app import Server  # noqa: PLC0415
-
-    # What is there by now stays: whoever collects garbage later need not go through it.
-    gc.collect()
-    gc.freeze()
-    config = start.config
-    signals = _listen_for_signals()
-    server = Server(
-        start.paths,
-        config,
-        models=start.models,
-        adapt=start.batching,
-        skip_missing_dependencies=start.skip_missing_dependencies,
-        telemetry=start.telemetry,
-        about=start.about,
-        log_handler=handler,
-    )
-    if not await _unless_signalled(server.start(), signals):
-        return _leave("stopped while loading")
-    for line in hint_lines(server.metadata(), config, server.grpc_port, server.rest_port):
-        print(line, flush=True)
-    with _following(start, server):
-        delay = config.drain_delay if await signals.get() is signal.SIGTERM else 0.0
-    servables = server.manager.all_in_memory()
-    if not await _unless_signalled(_stop(server, delay), signals):
-        return _leave("stopped at once")
-    if await _end_tasks():
-        for servable in servables:
-            if servable.leases:
-                log.warning("%s still runs; the server does not wait for it", servable)
-        return _leave("code on the event loop did not end when it was cancelled", 0)
-    return 0
-
-
-@contextmanager
-def _following(start: Start, server: Server) -> Iterator[None]:
-    """The models follow the configuration file, if they are to, until the block ends."""
-    if start.config_file is None or not start.poll_seconds:
-        yield
-        return
-    following = asyncio.create_task(
-        tfserving_cli.follow(start.config_file, start.poll_seconds, server.manager.reload)
-    )
-    try:
-        yield
-    finally:
-        following.cancel()
-
-
-def _listen_for_signals() -> asyncio.Queue[signal.Signals]:
-    """SIGTERM and SIGINT as they come; called before anything is loaded."""
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    return signals
-
-
-async def _unless_signalled(work: Coroutine[Any, Any, None], signals: asyncio.Queue[signal.Signals]) -> bool:
-    """Do the work; False when a signal came first. Raises what the work raises."""
-    working = asyncio.ensure_future(work)
-    signalled = asyncio.ensure_future(signals.get())
-    await asyncio.wait([working, signalled], return_when=asyncio.FIRST_COMPLETED)
-    if not working.done():
-        return False
-    if signalled.done():
-        signals.put_nowait(signalled.result())  # Both at once: the signal is for what comes next.
-    signalled.cancel()
-    await working
-    return True
-
-
-async def _stop(server: Server, delay: float) -> None:
-    log.info("stopping; a second signal stops at once")
-    await server.drain(delay)
-    await server.stop()
-    log.info("stopped")
-
-
-async def _end_tasks() -> bool:
-    """Cancel all others; whether one still runs after as long as a model's threads are waited for."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    return bool(others) and bool((await asyncio.wait(others, timeout=END_PATIENCE_SECONDS))[1])
-
-
-def _leave(text: str, status: int = FAILED) -> NoReturn:
-    """End the process without waiting for what loads or runs a model."""
-    log.warning(text)
-    logging.shutdown()
-    os._exit(status)

@@ -33,7 +33,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 PROTOCOLS = ("kserve", "tfserving", "grps")
 TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
 MOST_TRACES = 2**31 - 1
+MOST_WORKERS = 1024
 GRPC_TRANSPORTS = ("aio", "h2")
+GRPC_COMPRESSIONS = ("none", "gzip", "deflate")
+EVENT_LOOPS = ("uvloop", "asyncio")
+MALLOC_CHOICES = ("keep", "system")
 CONTROL_MODES = ("none", "poll", "explicit")
 POLL_SECONDS = 5.0
 STREAMING_MODES = ("query_param", "header_param", "body_param")
@@ -51,13 +55,51 @@ class Config:
         8001, "port for gRPC; 0 picks a free one, -1 opens none", least=NO_PORT, most=LAST_PORT
     )
     rest_port: int = _option(
-        8000, "port for REST; 0 picks a free one, -1 opens none", least=NO_PORT, most=LAST_PORT
+        8000,
+        "port for REST; 0 picks a free one, -1 is for no REST; with h2 it may be grpc_port, which takes both",
+        least=NO_PORT,
+        most=LAST_PORT,
     )
     grpc_socket: str = _option("", "path of a Unix socket for gRPC, besides the port")
     grpc_transport: str = _option(
-        "aio",
-        "what carries gRPC: aio, grpc's own library; h2, ours, for more calls a second",
+        "h2",
+        "what carries gRPC: h2, HTTP/2 of our own, for more calls a second; aio, grpc's own library",
         choices=GRPC_TRANSPORTS,
+    )
+    workers: int = _option(
+        1,
+        "processes that share the ports, each with all the models and with limits, queues and caches of its own",
+        least=1,
+        most=MOST_WORKERS,
+    )
+    worker_timeout: float = _option(
+        15.0, "seconds that a worker may neither answer nor compute before it is killed, and replaced; 0: any time"
+    )
+    event_loop: str = _option(
+        EVENT_LOOPS[sys.platform == "win32"],
+        "what waits for sockets: uvloop, or Python's own asyncio",
+        choices=EVENT_LOOPS,
+    )
+    malloc: str = _option(
+        "keep",
+        "what becomes of large blocks of memory that are free: keep, they are used again, and given back when the "
+        "server rests; system, what the C library does by itself. No effect with another library than glibc, or "
+        "where its MALLOC_ variables are set",
+        choices=MALLOC_CHOICES,
+    )
+    grpc_compression: str = _option(
+        "none",
+        "how answers over gRPC are compressed for clients that accept it, where that makes them much smaller",
+        choices=GRPC_COMPRESSIONS,
+    )
+    tls_certificate: str = _option(
+        "",
+        "PEM file of the server's certificate, and of those that vouch for it, for TLS on every port; when it "
+        "changes, new connections get the new one",
+    )
+    tls_key: str = _option("", "PEM file of the certificate's private key, without a passphrase")
+    tls_client_ca: str = _option(
+        "", "PEM file of certificates: only clients with one that these vouch for are served"
     )
     protocols: str = _option(
         ",".join(PROTOCOLS),
@@ -69,6 +111,19 @@ class Config:
         2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1, most=2**31 - 1
     )
     max_connections: int = _option(0, "calls that may be open at a time, over gRPC and over REST; 0 sets no limit")
+    max_sockets: int = _option(
+        10_000, "connections that may be open at a time on one port; more are closed at once", least=1
+    )
+    max_connection_age: float = _option(
+        300.0,
+        "seconds, give or take a tenth, after which a gRPC client is asked to connect anew, so that balancers can "
+        "spread connections; 0: never",
+    )
+    max_connection_age_grace: float = _option(0.0, "seconds that calls which run then may take; 0 sets no limit")
+    keepalive_time: float = _option(
+        120.0, "seconds without a word, after which a gRPC client is asked whether it is still there; 0: never"
+    )
+    keepalive_timeout: float = _option(20.0, "seconds that it may take to answer")
     rest_timeout: float = _option(0.0, "seconds that a REST call may take; 0 sets no limit")
     default_timeout: float = _option(
         0.0, "seconds that a request for a model may take when its client sets no deadline; 0 sets no limit"
@@ -134,6 +189,11 @@ class Config:
     grps_streaming_content_type: str = _option(
         "application/octet-stream", "content type of streams over HTTP in grps' interface"
     )
+    loop_lag_warning: float = _option(
+        0.05,
+        "seconds that a model's own code may hold the event loop before the log names it and /metrics count it; 0 "
+        "sets no limit",
+    )
     max_queue_size: int = _option(1024, "requests that may wait for one model", least=1)
     max_queue_bytes: int = _option(
         GIB, "bytes of requests that one model may hold, waiting or running; 0 sets no limit"
@@ -176,12 +236,7 @@ class Config:
             if not is_of(value, expected):
                 raise ConfigError(f"{name}: expected {expected.__name__}, got {value!r}")
             check_option(name, value, name)
-        if self.grpc_port == self.rest_port > 0:
-            raise ConfigError(f"grpc_port and rest_port are both {self.grpc_port}; expected two ports")
-        if self.grpc_port == self.rest_port == NO_PORT and not self.grpc_socket:
-            raise ConfigError(
-                "grpc_port and rest_port are both -1, and there is no grpc_socket; expected one of them"
-            )
+        self._check_doors()
         for name, value, mode in (
             ("poll_interval", self.poll_interval != POLL_SECONDS, "poll"),
             ("load_model", bool(self.load_model), "explicit"),
@@ -202,6 +257,24 @@ class Config:
             if not self.trace_file:
                 raise ConfigError(f"trace_level: {name} needs a trace_file to write traces to")
 
+    def _check_doors(self) -> None:
+        if self.workers > 1 and self.grpc_socket:
+            raise ConfigError(f"grpc_socket: needs workers 1, as it cannot be shared, got {self.workers}")
+        if self.workers > 1 and not sys.platform.startswith("linux"):
+            raise ConfigError(f"workers: expected 1, as only Linux shares a port fairly, got {self.workers}")
+        if self.grpc_port == self.rest_port > 0 and not self.rest_with_grpc:
+            raise ConfigError(
+                f"grpc_port and rest_port are both {self.grpc_port}; expected two ports, or grpc_transport h2"
+            )
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ConfigError("expected both tls_certificate and tls_key, or neither, got one of them")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise ConfigError("tls_client_ca: needs tls_certificate and tls_key")
+        if self.grpc_port == self.rest_port == NO_PORT and not self.grpc_socket:
+            raise ConfigError(
+                "grpc_port and rest_port are both -1, and there is no grpc_socket; expected one of them"
+            )
+
     @property
     def trace_levels(self) -> tuple[str, ...]:
         """The parts of `trace_level`, in their order."""
@@ -216,6 +289,11 @@ class Config:
     def models_to_load(self) -> tuple[str, ...]:
         """The names in `load_model`."""
         return tuple(name.strip() for name in self.load_model.split(",") if name.strip())
+
+    @property
+    def rest_with_grpc(self) -> bool:
+        """Whether REST has no port of its own, and gRPC's takes its calls."""
+        return self.rest_port == self.grpc_port > 0 and self.grpc_transport == "h2"
 
     @property
     def first_protocol(self) -> str:

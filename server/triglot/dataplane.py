@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 from triglot.binding import admit, bind, response_of
 from triglot.core.call import Call, Reach, no_models
+from triglot.core.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments, Control
 from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, Unimplemented
-from triglot.core.signature import DEFAULT_SIGNATURE, Signature
+from triglot.core.model_metadata import ModelMetadata
+from triglot.core.signature import Signature
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.core.validation import bind_inputs, check_shapes
@@ -23,7 +24,7 @@ from triglot.repository.completed_config import Loaded
 from triglot.repository.manager import Manager
 from triglot.repository.plan import Version
 from triglot.repository.sequences import SequenceRoutes
-from triglot.repository.settings import ModelSettings
+from triglot.repository.settings import ModelSettings, settings_fields, settings_of
 from triglot.telemetry.tracing import Tracer
 
 T = TypeVar("T")
@@ -33,27 +34,21 @@ class Decoupled(Unimplemented):
     """The model answers with a stream, the call takes one answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelMetadata:
-    """What a model says of itself. `versions` are those that serve, or the one that was asked for."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    signature: Signature
-    decoupled: bool
-    signature_name: str = DEFAULT_SIGNATURE
-    speaks_json: bool = False
-    sequences: bool = False
-
-
 class DataPlane:
     """Finds the servable, validates the request against its signature, runs it, checks what it answers."""
 
-    def __init__(self, manager: Manager, *, default_timeout: float = 0.0, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self,
+        manager: Manager,
+        *,
+        default_timeout: float = 0.0,
+        tracer: Tracer | None = None,
+        control: Control | None = None,
+    ) -> None:
         self.reach: Reach = no_models
         """What `Call.infer` does; see `ModelCalls`."""
         self.tracer = tracer or Tracer()
+        self.control = control or Control()
         self._manager = manager
         self._sequences = SequenceRoutes(manager)
         self._default_timeout = default_timeout
@@ -61,6 +56,9 @@ class DataPlane:
         self._stopped = asyncio.Event()
         self._changed = asyncio.Event()
         manager.on_change = self._announce
+        self.control.does(LOAD_MODEL, self._load)
+        self.control.does(UNLOAD_MODEL, self._unload)
+        self.control.does(RELOAD, self._reload)
 
     def servable(self, name: str, version: str = "", label: str = "") -> Servable:
         """The version that a request goes to; a `with` block is a lease of it.
@@ -253,27 +251,36 @@ class DataPlane:
 
     async def reload(self, models: Sequence[ModelSettings]) -> None:
         """Serve these models, and no others. Raises `ServingError` as `Manager.reload`."""
-        await self._manager.reload(models)
+        await self.control.act(RELOAD, {"models": list(map(settings_fields, models))})
+
+    async def _reload(self, arguments: Arguments) -> None:
+        await self._manager.reload(list(map(settings_of, arguments["models"])))
 
     async def load_model(self, name: str, config: str | None = None) -> None:
-        """Load a model, or load it again. Raises `ServingError` as `Manager.load_model`.
+        """Load a model, or load it again. Raises `ServingError` as `Manager.load_model`."""
+        await self.control.act(LOAD_MODEL, {"name": name, "config": config})
 
-        A server that stops does not wait for a load to end: `Unavailable`.
-        """
-        loading = asyncio.ensure_future(self._manager.load_model(name, config))
+    async def _load(self, arguments: Arguments) -> bool:
+        """A server that stops does not wait for a load to end: `Unavailable`."""
+        known = arguments["name"] in self._manager.served()
+        loading = asyncio.ensure_future(self._manager.load_model(arguments["name"], arguments["config"]))
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 raise Unavailable("the server is shutting down")
             loading.result()
+            return known
         finally:
             loading.cancel()
             stopped.cancel()
 
-    def unload_model(self, name: str, *, dependents: bool = False) -> None:
+    async def unload_model(self, name: str, *, dependents: bool = False) -> None:
         """Raises as `Manager.unload_model`."""
-        self._manager.unload_model(name, dependents=dependents)
+        await self.control.act(UNLOAD_MODEL, {"name": name, "dependents": dependents})
+
+    async def _unload(self, arguments: Arguments) -> None:
+        self._manager.unload_model(arguments["name"], dependents=arguments["dependents"])
 
     def broken(self) -> dict[str, ServingError]:
         """What is wrong with those wanted models of which there is no version at all."""

@@ -26,7 +26,7 @@ from triglot.protocols.kserve.service import KServe
 from triglot.protocols.kserve.shared_memory import CudaSharedMemory, SystemSharedMemory
 from triglot.protocols.kserve.statistics import ModelStatistics
 from triglot.protocols.kserve.trace_settings import TraceSetting
-from triglot.protocols.monitor.routes import METRICS, monitor_routes, page_route
+from triglot.protocols.monitor.routes import METRICS, monitor_routes, page_route, readable
 from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes, vertex_routes
 from triglot.protocols.tfserving.metrics import metrics_route
 from triglot.protocols.tfserving.models import Models
@@ -62,7 +62,7 @@ def rows(
     if "kserve" in served:
         logs = logs or LogSettings(telemetry.access_log)
         extensions = _extensions(dataplane, telemetry, config, logs)
-        extensions += [SystemSharedMemory(regions), CudaSharedMemory()]
+        extensions += [SystemSharedMemory(regions, dataplane.control), CudaSharedMemory()]
         kserve = KServe(dataplane, config.server_name, telemetry, extensions, regions)
         services.append(kserve.grpc_service())
         routes += _of("kserve", kserve_routes(kserve))
@@ -99,7 +99,7 @@ def _extensions(dataplane: DataPlane, telemetry: Telemetry, config: Config, logs
         ModelStatistics(dataplane),
         Generate(dataplane),
         TraceSetting(dataplane),
-        LogSetting(logs),
+        LogSetting(logs, dataplane.control),
     ]
 
 
@@ -111,7 +111,8 @@ def _tfserving(dataplane: DataPlane, predictions: Predictions, config: Config, t
     models = Models(dataplane)
     services = tfserving_services(predictions, models, tensor_content=config.tensor_content)
     ai_platform = AIPlatform(dataplane)
-    routes = [metrics_route(telemetry, config.monitoring_path)] if config.monitoring_path else []
+    metrics = partial(metrics_route, telemetry, dataplane.control)
+    routes = [metrics(config.monitoring_path)] if config.monitoring_path else []
     routes += vertex_routes(ai_platform, config.predict_route, config.health_route)
     routes += ai_platform_routes(ai_platform)
     api = RestApi(dataplane, predictions, models, kserve_v1="kserve" in config.protocol_names)
@@ -141,8 +142,8 @@ def _monitor(dataplane: DataPlane, telemetry: Telemetry, config: Config) -> list
     routes = monitor_routes(telemetry, dataplane, config.server_name)
     if config.protocol_names == {"tfserving"}:
         return [*(route for route in routes if route.path == METRICS), not_found_route()]
-    page = page_route(telemetry, "/")
-    return [*routes, _page_or_liveness(page) if config.first_protocol == "kserve" else page]
+    page = page_route(telemetry, dataplane.control, "/")
+    return [*routes, *readable(_page_or_liveness(page) if config.first_protocol == "kserve" else page)]
 
 
 def _page_or_liveness(page: Route) -> Route:

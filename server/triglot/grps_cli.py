@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from triglot.backends.grps.gpu import GpuWatch
-from triglot.backends.grps.logs import MONITOR_FILE, log_files
+from triglot.backends.grps.logs import MONITOR_FILE, log_files, own_name
 from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.server_settings import ServerSettings, read_server
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings, read_project
@@ -242,15 +242,15 @@ def load(project: GrpsProject) -> None:
 
 
 @contextmanager
-def surroundings(settings: ProjectSettings, logs_in: Path, telemetry: Telemetry) -> Iterator[None]:
+def surroundings(settings: ProjectSettings, logs_in: Path, telemetry: Telemetry, worker: int) -> Iterator[None]:
     """What a project runs in: its folder is the current one, its logs are written, and its GPUs are looked at.
 
     `log_dir` lies in `logs_in`. Raises `ModelLoadError` when the logs cannot be written.
     """
     with ExitStack() as stack:
-        logs = stack.enter_context(log_files(logs_in, settings.server))
+        logs = stack.enter_context(log_files(logs_in, settings.server, worker))
         log.info("logs are written to %s", logs)
-        telemetry.log_file = logs / MONITOR_FILE
+        telemetry.log_file = logs / own_name(MONITOR_FILE, worker)
         stack.enter_context(chdir(settings.folder))
         if settings.server.gpu is not None:
             stack.enter_context(GpuWatch(settings.server.gpu, telemetry.monitor))

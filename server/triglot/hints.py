@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from triglot.config import NO_PORT, Config
+from triglot.core.model_metadata import ModelMetadata
 from triglot.core.signature import DEFAULT_SIGNATURE
-from triglot.dataplane import ModelMetadata
 
 
 class _Element(NamedTuple):
@@ -90,8 +90,12 @@ class _SampleCall(NamedTuple):
 def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest_port: int) -> list[str]:
     """Lines for the first model whose inputs fit on one; none without such a model.
 
-    curl for each protocol, and Python and grpcurl for the first one, as far as their port is open.
+    curl for each protocol, and Python and grpcurl for the first one, as far as their port is open. With TLS they
+    take any certificate, as nobody knows under which name the server is called; with certificates of clients there
+    are none.
     """
+    if config.tls_client_ca:
+        return []
     for model in models:
         calls = _calls(model, config)
         if calls:
@@ -190,18 +194,24 @@ def _grps_call(message: dict[str, Any]) -> _SampleCall:
 def _lines(calls: list[_SampleCall], config: Config, grpc_port: int, rest_port: int) -> list[str]:
     here = replace(config, host="127.0.0.1") if config.host in ("0.0.0.0", "::") else config
     first, lines = calls[0], []
+    tls = bool(config.tls_certificate)
     if config.rest_port != NO_PORT:
-        server = f"http://{here.address(rest_port)}"
+        flags = "-sk" if tls else "-s"
+        server = f"{'https' if tls else 'http'}://{here.address(rest_port)}"
         for call in calls:
             header = CONTENT_TYPE if call.json else ""
-            lines.append(f"curl -s {server}{call.path} {header}-d {shlex.quote(json.dumps(call.body))}")
+            lines.append(f"curl {flags} {server}{call.path} {header}-d {shlex.quote(json.dumps(call.body))}")
         asked = f"{server + first.path!r}, {json.dumps(first.body).encode()!r}"
         if first.json:
             asked = f"urllib.request.Request({asked}, {{'Content-Type': 'application/json'}})"
+        modules, any_certificate = ("ssl, ", ", context=ssl._create_unverified_context()") if tls else ("", "")
         lines.append(
-            f"python3 <<'END'\nimport urllib.request\nprint(urllib.request.urlopen({asked}).read().decode())\nEND"
+            f"python3 <<'END'\nimport {modules}urllib.request\n"
+            f"print(urllib.request.urlopen({asked}{any_certificate}).read().decode())\nEND"
         )
     if config.grpc_port != NO_PORT:
         message = shlex.quote(json.dumps(first.message))
-        lines.append(f"grpcurl -plaintext -d {message} {here.address(grpc_port)} {first.method}")
+        lines.append(
+            f"grpcurl {'-insecure' if tls else '-plaintext'} -d {message} {here.address(grpc_port)} {first.method}"
+        )
     return lines

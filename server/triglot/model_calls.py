@@ -152,7 +152,7 @@ class ModelCalls:
         if task.action == "load":
             await self._dataplane.load_model(task.model, task.config)
         elif task.action == "unload":
-            self._dataplane.unload_model(task.model, dependents=task.dependents)
+            await self._dataplane.unload_model(task.model, dependents=task.dependents)
         try:
             return self._dataplane.model_ready(task.model, task.version)
         except NotFound:

@@ -158,7 +158,9 @@ class Refused:
 
 
 REFUSED = {
-    "ssl_config_file": Refused(str, "", "TLS is not supported; put the server behind a proxy that has it"),
+    "ssl_config_file": Refused(
+        str, "", "its PEM texts are not read; name files by TRIGLOT_TLS_CERTIFICATE, _TLS_KEY and _TLS_CLIENT_CA"
+    ),
     "use_alts_credentials": Refused(boolean, False, "ALTS is not supported; put the server behind a proxy"),
     "saved_model_tags": Refused(str, "serve", "only the graph with the tag 'serve' can be served"),
     "platform_config_file": Refused(str, "", "the platforms cannot be configured"),
@@ -230,7 +232,7 @@ def _by_flags(text: str) -> str:
         return text
     for name in ("port", "grpc_socket_path", "rest_api_port"):
         text = re.sub(rf"\b{FLAGS[name].option}\b", f"--{name}", text)
-    return text.replace(f"both {NO_PORT}", "both 0")
+    return text.replace(f"both {NO_PORT}", "both 0").replace("grpc_transport ", "TRIGLOT_GRPC_TRANSPORT=")
 
 
 def config_file(flags: Mapping[str, Any]) -> Path | None:

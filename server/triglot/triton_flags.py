@@ -7,6 +7,9 @@ from types import MappingProxyType
 
 _REPOSITORY = "the repository is an argument: triglot serve PATH"
 _ONE_ADDRESS = "--host is the address of all ports"
+_CERTIFICATE = "--tls-certificate and --tls-key, for all ports"
+_CLIENT_CA = "--tls-client-ca: whoever has no certificate of those is refused"
+_IN_SECONDS = "in seconds"
 _METRICS = "metrics are at /metrics of the REST port"
 OURS: Mapping[str, str] = MappingProxyType(
     {
@@ -27,6 +30,16 @@ OURS: Mapping[str, str] = MappingProxyType(
         "--exit-timeout-secs": "--grace",
         "--cache-config": "--response-cache-bytes",
         "--response-cache-byte-size": "--response-cache-bytes",
+        "--grpc-use-ssl": _CERTIFICATE,
+        "--grpc-server-cert": _CERTIFICATE,
+        "--grpc-server-key": _CERTIFICATE,
+        "--grpc-use-ssl-mutual": _CLIENT_CA,
+        "--grpc-root-cert": _CLIENT_CA,
+        "--grpc-infer-response-compression-level": "--grpc-compression gzip",
+        "--grpc-keepalive-time": f"--keepalive-time, {_IN_SECONDS}",
+        "--grpc-keepalive-timeout": f"--keepalive-timeout, {_IN_SECONDS}",
+        "--grpc-max-connection-age": f"--max-connection-age, {_IN_SECONDS}",
+        "--grpc-max-connection-age-grace": f"--max-connection-age-grace, {_IN_SECONDS}",
         "--trace-config": "--trace-file, --trace-level, --trace-rate, --trace-count and --trace-log-frequency",
         "--strict-model-config": "a config.pbtxt may be partial or missing in any case",
         "--disable-auto-complete-config": "a config.pbtxt may be partial or missing in any case",

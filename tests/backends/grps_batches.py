@@ -30,6 +30,34 @@ class Odd(Base):
 
 inferer_register.register("inferer", Odd())
 """
+SIZES = """
+class Sizes(Base):
+    def infer(self, inp, context):
+        raise AssertionError("batched models are called in batches")
+
+    def batch_infer(self, inps, contexts):
+        assert all(context.inferer is self for context in contexts)
+        return [GrpsMessage(str_data=f"{inp.str_data}@{len(inps)}") for inp in inps]
+
+
+inferer_register.register("inferer", Sizes())
+"""
+"""Tells how many were in the batch."""
+DOUBLES = """
+ran = []
+
+
+class Doubles(Base):
+    def infer(self, inp, context):
+        raise AssertionError("batched models are called in batches")
+
+    def batch_infer(self, inps, contexts):
+        ran.append(inps)
+        return [2 * inp for inp in inps]
+
+
+inferer_register.register("inferer", Doubles())
+"""
 SINGLE = """
 class Single(Base):
     def infer(self, inp, context):

@@ -26,10 +26,10 @@ from served_models import (
     step,
     twice,
     twice_on_loop,
-    until,
 )
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from waiting import until
 
 AB = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("a", "b")]
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import triglot
-from served_models import SECONDS, Arrays, Function, ensemble, ints, serving, step, until
+from served_models import SECONDS, Arrays, Function, ensemble, ints, serving, step
 from triglot.core.call import Call
 from triglot.core.request_scheduling import PLAIN
+from waiting import until
 
 BATCHED: dict[str, Any] = {"max_batch_size": 64, "dynamic_batching": triglot.DynamicBatching()}
 

@@ -9,26 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grps_batches import NEVER, ODD, SINGLE
+from grps_batches import DOUBLES, NEVER, ODD, SINGLE, SIZES
 from grps_folders import IMPORTS, PATIENCE, batched, entry, own_module, write_project
 from grps_served import PREDICT, SERVICE, Served, served
 
-from served_models import until
 from triglot.backends.grps.settings import ProjectSettings
 from triglot.pb.grps.grps_pb2 import GrpsMessage
-
-SIZES = """
-class Sizes(Base):
-    def infer(self, inp, context):
-        raise AssertionError("batched models are called in batches")
-
-    def batch_infer(self, inps, contexts):
-        assert all(context.inferer is self for context in contexts)
-        return [GrpsMessage(str_data=f"{inp.str_data}@{len(inps)}") for inp in inps]
-
-
-inferer_register.register("inferer", Sizes())
-"""
+from waiting import until
 
 
 def project(folder: Path, code: str, size: int, timeout_us: int = NEVER, **server: Any) -> ProjectSettings:
@@ -145,13 +132,9 @@ class Numbers(Converter):
 
 converter_register.register("numbers", Numbers())
 """
-    code = SIZES.replace(
-        'return [GrpsMessage(str_data=f"{inp.str_data}@{len(inps)}") for inp in inps]',
-        "ran.append(inps)\n        return [2 * inp for inp in inps]",
-    )
     models = [entry(converter_type="customized", converter_name="numbers", batching=batched(2, NEVER))]
     files = {"src/customized_converter.py": IMPORTS + converter}
-    async with served(write_project(tmp_path, f"ran = []\n{code}", models=models, files=files)) as server:
+    async with served(write_project(tmp_path, DOUBLES, models=models, files=files)) as server:
         assert await told(server, "1", "2") == ["1:2@2", "2:4@2"]
         assert await told(server, "bad", "2") == ["no number", "2:4@2"]
         ran = list(own_module().ran)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grps_batches import NEVER, ODD, SINGLE
+from grps_batches import DOUBLES, NEVER, ODD, SINGLE, SIZES
 from grps_folders import (
     IMPORTS,
     PATIENCE,
@@ -25,19 +25,6 @@ from grps_folders import (
 from triglot.backends.grps.settings import ProjectSettings
 from triglot.core.errors import Cancelled, DeadlineExceeded, Internal
 from triglot.pb.grps.grps_pb2 import GrpsMessage
-
-SIZES = """
-class Sizes(Base):
-    def infer(self, inp, context):
-        raise AssertionError("batched models are called in batches")
-
-    def batch_infer(self, inps, contexts):
-        assert all(context.inferer is self for context in contexts)
-        return [GrpsMessage(str_data=f"{inp.str_data}@{len(inps)}") for inp in inps]
-
-
-inferer_register.register("inferer", Sizes())
-"""
 
 
 def texts_of(model: Any, *texts: str) -> list[tuple[GrpsCall, Any]]:
@@ -140,13 +127,9 @@ class Numbers(Converter):
 
 converter_register.register("numbers", Numbers())
 """
-    code = SIZES.replace(
-        'return [GrpsMessage(str_data=f"{inp.str_data}@{len(inps)}") for inp in inps]',
-        "ran.append(inps)\n        return [2 * inp for inp in inps]",
-    )
     numbers = entry(converter_type="customized", converter_name="numbers", batching=batched(2, NEVER))
     files = {"src/customized_converter.py": IMPORTS + converter}
-    with opened(in_dag(tmp_path, f"ran = []\n{code}", numbers, files=files)) as model:
+    with opened(in_dag(tmp_path, DOUBLES, numbers, files=files)) as model:
         assert told(texts_of(model, "1", "2")) == ["2@2", "4@2!"]
         assert told(texts_of(model, "bad", "2")) == ["no number", "4@2!"]
         ran = list(own_module().ran)

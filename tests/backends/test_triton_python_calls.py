@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
 import pytest
-from triton_served import DECOUPLED, SECONDS, X_TO_Y, in_common, ints, request, serving, write_model
+from triton_served import DECOUPLED, X_TO_Y, in_common, ints, request, serving, write_model
+
+from waiting import until
 
 
 @pytest.fixture
@@ -143,9 +144,7 @@ class TritonPythonModel:
     async with serving(tmp_path) as door:
         code, _ = await door.failure("m", {"X": ints(1)}, timeout=0.3)
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-        async with asyncio.timeout(SECONDS):
-            while not probe.seen:  # noqa: ASYNC110 - a model's thread
-                await asyncio.sleep(0.01)
+        await until(lambda: probe.seen)
 
 
 FREED = """
@@ -177,13 +176,13 @@ async def test_nothing_of_a_closed_model_is_left(
         async for message in door.stream([request("m", {"X": ints(1)})]):
             assert not message.error_message
         *_, array = probe.seen
-        async with asyncio.timeout(SECONDS):
-            while array() is not None:  # noqa: ASYNC110 - its thread
-                await asyncio.sleep(0.005)
-    async with asyncio.timeout(SECONDS):
-        while any(one() is not None for one in probe.seen):
-            gc.collect()
-            await asyncio.sleep(0.005)
+        await until(lambda: array() is None)
+
+    def left() -> list[object]:
+        gc.collect()
+        return [one() for one in probe.seen if one() is not None]
+
+    await until(lambda: not left())
 
 
 async def test_a_configuration_that_lacks_what_the_code_does_not_say(tmp_path: Path) -> None:

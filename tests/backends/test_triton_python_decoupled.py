@@ -14,6 +14,7 @@ from triton_served import DECOUPLED, SECONDS, X_TO_Y, Door, in_common, ints, rep
 from triglot.backends.triton_python.answers import BUFFER, LOOP_BUFFER
 from triglot.core.call import Call
 from triglot.core.types import InferenceRequest, InputTensor
+from waiting import until
 
 HEAD = """
 import probe
@@ -54,12 +55,6 @@ async def outcome(door: Door, *xs: int, empty_final: bool = False) -> list[Any]:
         values = [array.item() for array in answer.outputs.values()]
         found += [(*values, answer.parameters["triton_final_response"])] if empty_final else values
     return found
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - a model's thread
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -196,7 +191,7 @@ for request in requests:
             calls.append(asyncio.create_task(drained(door.stream([request("m", {"X": ints(1)[None]})]))))
             # The first one runs, and the others wait.
             await until(lambda: probe.seen)
-            await until(lambda number=number: len(vars(waiting)["_waiting"]) == number)
+            await until(lambda number=number: len(vars(waiting)["_waiting"]) == number)  # type: ignore[misc]  # A default.
         probe.returned.set()
         await asyncio.gather(*calls)
     assert probe.seen == lists

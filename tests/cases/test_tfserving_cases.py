@@ -19,7 +19,7 @@ from case_servers import ROUTES, ROUTINE, Doors, Servers, write_python_models
 
 import environments
 import saved_models
-from process import wait_until
+from waiting import wait_until
 
 
 def named_after_aliases(line: Line) -> Line:

@@ -2,72 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from models_to_configure import (
+    BATCHED,
+    Anything,
+    Awaited,
+    Counting,
+    CountingOnLoop,
+    Echo,
+    Pair,
+    model_of,
+    signature_of,
+    wrong,
+)
 
 from triglot.core.configure import configure
 from triglot.core.model import Model
 from triglot.core.model_config import NO_CONFIG, InstanceGroup, ModelConfig, TensorConfig
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature, signatures_of
 from triglot.core.types import TensorSpec
-
-BATCHED = ModelConfig(max_batch_size=8)
-
-
-class Echo(Model):
-    """Declares nothing."""
-
-    def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return {"y": inputs["x"]}
-
-
-class Anything(Echo):
-    any_tensors = True
-
-
-class Pair(Echo):
-    inputs = [TensorSpec("x", "FP32", [-1, 3]), TensorSpec("names", "BYTES", [-1, -1])]
-    outputs = [TensorSpec("y", "FP32", [-1, -1]), TensorSpec("z", "INT64", None)]
-
-
-class Counting(Model):
-    def infer(self, inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        yield {"y": inputs["x"]}
-
-
-class CountingOnLoop(Model):
-    async def infer(self, inputs: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        yield {"y": inputs["x"]}
-
-
-class Awaited(Model):
-    async def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return {"y": inputs["x"]}
-
-
-class Scikit(Pair):
-    platform = "sklearn"
-
-
-def model_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec] = (), **attributes: Any) -> Model:
-    model = Echo()
-    model.inputs, model.outputs = inputs, outputs
-    for name, value in attributes.items():
-        setattr(model, name, value)
-    return model
-
-
-def signature_of(model: Model) -> Signature:
-    return signatures_of(model)[DEFAULT_SIGNATURE]
-
-
-def wrong(model: Model, config: ModelConfig) -> str:
-    with pytest.raises(ValueError, match=": ") as caught:
-        configure(model, config)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [Echo, Anything, Pair, Counting, CountingOnLoop, Awaited])
@@ -300,52 +257,3 @@ def test_dims_that_fix_the_batch_of_the_models_own_max_batch_size() -> None:
         "input[0].dims: the model's max_batch_size is 4, so the shape must begin with -1 (the batch), "
         "the configuration says [2,3]"
     )
-
-
-# --- instances and decoupled ---
-
-
-@pytest.mark.parametrize(
-    ("groups", "instances"),
-    [
-        ([InstanceGroup("CPU", 3)], 3),
-        ([InstanceGroup("AUTO", 2), InstanceGroup("MODEL", 1)], 3),
-        ([InstanceGroup("GPU", 2, (0, 1, 3)), InstanceGroup("GPU", 1)], 7),
-        ([], 5),
-    ],
-)
-def test_instances_are_the_sum_of_the_groups(groups: Sequence[InstanceGroup], instances: int) -> None:
-    model = model_of([], instances=5)
-    configure(model, ModelConfig(instance_groups=groups))
-    assert model.instances == instances
-
-
-def test_a_gpu_for_a_model_that_runs_on_cpus() -> None:
-    config = ModelConfig(instance_groups=[InstanceGroup("AUTO"), InstanceGroup("GPU")])
-    assert wrong(Scikit(), config) == "instance_group[1].kind: KIND_GPU, and sklearn models run on CPUs only"
-
-
-def test_a_model_that_has_placed_its_instances_says_how_many() -> None:
-    model = Scikit()
-    model.places_instances, model.instances = True, 2
-    configure(model, ModelConfig(instance_groups=[InstanceGroup("GPU", 9)]))
-    assert model.instances == 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "decoupled"),
-    [(Echo, False), (Awaited, False), (Counting, True), (CountingOnLoop, True)],
-)
-def test_decoupled_must_be_what_the_model_is(kind: Callable[[], Model], decoupled: bool) -> None:
-    configure(kind(), ModelConfig(decoupled=decoupled))
-    said, has = ("false", "yields its answers") if decoupled else ("true", "returns one answer")
-    assert wrong(kind(), ModelConfig(decoupled=not decoupled)) == (
-        f"model_transaction_policy.decoupled: the configuration says {said}, the model's infer {has}"
-    )
-
-
-@pytest.mark.parametrize("decoupled", [True, False])
-def test_a_model_of_messages_answers_either_way(decoupled: bool) -> None:
-    model = model_of([], takes_messages=True)
-    configure(model, ModelConfig(decoupled=decoupled))
-    assert model.takes_messages

@@ -154,25 +154,25 @@ TABLE: list[tuple[str, Signature, list[InputTensor], str]] = [
         "a BYTES length that is cut off",
         TEXT,
         [tensor("x", "BYTES", [2], b"\2\0\0\0aa\0\0\0")],
-        "incomplete string length indicator, 3 bytes left of 4 for inference input 'x' for model 'm'",
+        "incomplete string length indicator for inference input 'x' for model 'm', 3 bytes left of 4",
     ),
     (
         "a BYTES element that is cut off",
         TEXT,
         [tensor("x", "BYTES", [1], b"\3\0\0\0aa")],
-        "incomplete string data, expecting 3 bytes, 2 left for inference input 'x' for model 'm'",
+        "incomplete string data for inference input 'x' for model 'm', expecting 3 bytes, 2 left",
     ),
     (
         "too many BYTES elements",
         TEXT,
         [tensor("x", "BYTES", [1], bytes(8))],
-        "unexpected number of string elements 2 or more, expecting 1 for inference input 'x' for model 'm'",
+        "unexpected number of string elements 2 or more for inference input 'x' for model 'm', expecting 1",
     ),
     (
         "too few BYTES elements",
         TEXT,
         [tensor("x", "BYTES", [2], b"\4\0\0\0" + bytes(4))],
-        "unexpected number of string elements 1, expecting 2 for inference input 'x' for model 'm'",
+        "unexpected number of string elements 1 for inference input 'x' for model 'm', expecting 2",
     ),
     (
         "too few BYTES elements in an array",
@@ -202,7 +202,7 @@ TABLE: list[tuple[str, Signature, list[InputTensor], str]] = [
         "absurdly many BYTES elements",
         TEXT,
         [tensor("x", "BYTES", [2**40], bytes(4))],
-        f"unexpected number of string elements 1 at most, expecting {2**40} for inference input 'x' for model 'm'",
+        f"unexpected number of string elements 1 at most for inference input 'x' for model 'm', expecting {2**40}",
     ),
     ("absurdly many elements", VECTOR, [tensor("x", "FP32", [2**40], F4)], f"{SIZE} Expected {2**42}, got 4"),
     (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +11,6 @@ import grpc
 import grpc.aio
 from live import Live
 
-from process import SECONDS
 from triglot.core.errors import Code
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
@@ -222,10 +220,3 @@ async def looks(server: Live) -> None:
             assert response.status == 200, (path, await response.text())
     for method in ("/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ServerReady"):
         await server.channel.unary_unary(method)(b"")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what a request that is on its way brings about."""
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - the server sets no event of the test's
-            await asyncio.sleep(0.001)

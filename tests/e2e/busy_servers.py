@@ -8,21 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from async_doors import (
-    DOORS,
-    MODEL,
-    Door,
-    Told,
-    kserve_grpc,
-    kserve_rest,
-    kserve_stream,
-    until,
-)
+from async_doors import DOORS, MODEL, Door, Told, kserve_grpc, kserve_rest, kserve_stream
 from live import Live, live
 from scripted_models import Scripted
 
 from process import SECONDS
 from triglot.core.errors import Code
+from waiting import until
 
 SOON = 0.05
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)

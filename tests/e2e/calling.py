@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
-from process import SECONDS, rpc, wait_until
+from process import SECONDS, rpc
 from triglot.pb.tfserving import error_codes_pb2, management_pb2, predict_pb2, tensor_pb2
+from waiting import wait_until
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 GET_MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"

@@ -9,10 +9,11 @@ import ast
 import json
 import runpy
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from server_process import ServerProcess
 
 import environments
@@ -61,6 +62,27 @@ class Report:
 
     findings: dict[str, str]
     end: str
+
+    def assert_held(self, name: str) -> None:
+        """One check."""
+        finding = self.findings.get(name, f"not reported: {self.end}")
+        assert not finding, finding
+
+    def assert_complete(self, script: ClientScript) -> None:
+        """Every check is reported, in order, and the script has come to its end."""
+        assert list(self.findings) == script.check_names(), self.end
+        assert self.end.startswith("exit status 0\n"), self.end
+
+
+ReportOf = Callable[[ClientScript], Report]
+"""What a script found; with `functools.cache` it runs when it is first asked for."""
+
+
+def cases(scripts: Iterable[ClientScript]) -> list[object]:
+    """Each check of the scripts, for `pytest.mark.parametrize(("script", "name"), ...)`."""
+    return [
+        pytest.param(script, name, id=f"{script}-{name}") for script in scripts for name in script.check_names()
+    ]
 
 
 def _report(stdout: bytes, stderr: bytes, end: str) -> Report:

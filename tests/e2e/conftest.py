@@ -6,11 +6,13 @@ Where TensorFlow is needed, it is in an environment of its own: it writes the mo
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, Report
+from client_scripts import ReportOf
+from hostile_names import Doors, opened
 from model_configs import config_flag, config_text
 from server_process import ServerProcess
 
@@ -32,16 +34,9 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def report(server: ServerProcess) -> Callable[[ClientScript], Report]:
+def report(server: ServerProcess) -> ReportOf:
     """What a client script found; it runs when it is first asked for."""
-    reports: dict[ClientScript, Report] = {}
-
-    def report_of(script: ClientScript) -> Report:
-        if script not in reports:
-            reports[script] = script.run(server)
-        return reports[script]
-
-    return report_of
+    return cache(lambda script: script.run(server))
 
 
 @pytest.fixture(scope="session")
@@ -87,3 +82,17 @@ def empty_server(tensorflow: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     flag = config_flag(tmp_path_factory.mktemp("empty") / "models.config")
     with ServerProcess(flag, command="tfserving", python=tensorflow) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def hostile_doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    """A server beside whose repository there are models that it must not open."""
+    with opened(tmp_path_factory.mktemp("names")) as doors:
+        yield doors
+
+
+@pytest.fixture
+def doors(hostile_doors: Doors) -> Iterator[Doors]:
+    """The same; that nothing was opened, and all is well, is checked after each test."""
+    yield hostile_doors
+    hostile_doors.check()

@@ -17,9 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import triglot
 from process import SECONDS
-from served_models import Arrays, Served, serving, until
+from served_models import Arrays, Served, serving
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
+from waiting import until
 
 METHOD = "/inference.GRPCInferenceService/"
 DURATIONS = (

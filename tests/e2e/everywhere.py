@@ -14,9 +14,10 @@ from calling import statuses
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from server_process import ServerProcess
 
-from process import SECONDS, Rest, rpc, server_ready, wait_until
+from process import SECONDS, Rest, rpc, server_ready
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from triglot.pb.kserve import inference_pb2 as pb
+from waiting import wait_until
 
 PAGE = "/grps/v1/monitor/overview"
 GRPS = "/grps.protos.v1.GrpsService/"

@@ -13,8 +13,9 @@ import grpc
 from calling import Caller, Status, statuses
 from server_process import ServerProcess
 
-from process import SECONDS, answer_value, grpc_channel, infer_request, rpc, wait_until, write_model
+from process import SECONDS, answer_value, grpc_channel, infer_request, rpc, write_model
 from triglot.pb.kserve import inference_pb2 as pb
+from waiting import wait_until
 
 NUMBERED = """
 import time

@@ -44,20 +44,8 @@ class Attempt:
         self.answers: list[str] = []
         self.leave: Callable[[], object]
         """The client goes away."""
-        self._more = asyncio.Condition()
         self._task: asyncio.Task[str] = asyncio.ensure_future(run(self))
         self.leave = self._task.cancel
-
-    async def answered(self, text: str) -> None:
-        """An answer has come."""
-        async with self._more:
-            self.answers.append(text)
-            self._more.notify_all()
-
-    async def until_answered(self, count: int) -> None:
-        """Wait for so many answers."""
-        async with asyncio.timeout(SECONDS), self._more:
-            await self._more.wait_for(lambda: len(self.answers) >= count)
 
     @property
     def over(self) -> bool:
@@ -132,7 +120,7 @@ class KServeGrpc(GrpcDoor):
         return infer(_kserve_message(ask).SerializeToString(), timeout=ask.timeout)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
-        await attempt.answered(_kserve_text(pb.ModelInferResponse.FromString(await call)))
+        attempt.answers.append(_kserve_text(pb.ModelInferResponse.FromString(await call)))
         return "OK"
 
 
@@ -154,7 +142,7 @@ class KServeStream(GrpcDoor):
             if answer.error_message:
                 ended = IN_BAND
             else:
-                await attempt.answered(_kserve_text(answer.infer_response))
+                attempt.answers.append(_kserve_text(answer.infer_response))
         return ended
 
 
@@ -188,7 +176,7 @@ class TensorFlowGrpc(GrpcDoor):
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         response = predict_pb2.PredictResponse.FromString(await call)
-        await attempt.answered(response.outputs["y"].string_val[0].decode())
+        attempt.answers.append(response.outputs["y"].string_val[0].decode())
         return "OK"
 
 
@@ -231,7 +219,7 @@ def _grps_message(ask: Ask) -> GrpsMessage:
 async def _read_grps(answer: GrpsMessage, attempt: Attempt) -> str:
     if answer.status.code != 200:
         return f"status {answer.status.code}"
-    await attempt.answered(answer.gtensors.tensors[0].flat_string[0])
+    attempt.answers.append(answer.gtensors.tensors[0].flat_string[0])
     return "OK"
 
 
@@ -264,7 +252,7 @@ class HttpDoor(Door):
 
     async def read(self, response: aiohttp.ClientResponse, attempt: Attempt) -> str:
         """How it ends after a good status."""
-        await attempt.answered(self.text(await response.json()))
+        attempt.answers.append(self.text(await response.json()))
         return "200"
 
 
@@ -323,7 +311,7 @@ class GrpsChunked(GrpsHttp):
             answer = json.loads(chunk)
             if answer["status"]["code"] != 200:
                 return f"status {answer['status']['code']}"
-            await attempt.answered(self.text(answer))
+            attempt.answers.append(self.text(answer))
         return "200"
 
 

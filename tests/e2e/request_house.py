@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,7 @@ from request_stage import Stage, stage_in, write_models
 
 import triglot
 from process import SECONDS
+from waiting import until
 
 TRIES = 8
 """How often a request is sent that has to be at some place before its deadline."""
@@ -30,16 +31,6 @@ OLD_AIOHTTP = tuple(map(int, aiohttp.__version__.split(".")[:2])) < (3, 14)
 """Whether it may leave the call of a client that has left to the garbage collector, as 3.10 does."""
 POOL = "asyncio_"
 """How the threads of the loop's own pool are called, which come when they are needed, and stay."""
-
-
-async def until(true: Callable[[], bool], what: str, said: Callable[[], object] = lambda: "") -> None:
-    """Look until it is true. Raises `AssertionError` when it takes too long."""
-    try:
-        async with asyncio.timeout(SECONDS):
-            while not true():  # noqa: ASYNC110 - the server sets no event of the test's
-                await asyncio.sleep(0.001)
-    except TimeoutError:
-        raise AssertionError(f"{what}: {said()}") from None
 
 
 class House:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 from request_cells import TOLD, Cell, first_point, good, part
 from request_doors import Attempt
-from request_house import TRIES, House, until
+from request_house import TRIES, House
 from request_stage import Visit
+
+from waiting import until
 
 FIRST, SUBJECT, COMPANION = "first", "subject", "companion"
 SEQUENCES = itertools.count(10**6)
@@ -55,6 +57,9 @@ class Scene:
         if here is not None:
             if batched:
                 self.let_go()
+                first = self.first
+                assert first is not None
+                await self._until(lambda: first.over)  # Its answer may be on its way for longer than it runs.
             await self._until(lambda: sent.over or here.done())
             self._held.append(here)
         return not sent.over and (here is None or here.done())

@@ -154,10 +154,7 @@ class Stage:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], asyncio.Future[Visit]] = {}
-        self.passed: list[tuple[str, str]] = []
-        """The points and names of the requests that were not held."""
         self._open: set[asyncio.StreamWriter] = set()
-        self._changed = asyncio.Condition()
 
     def hold(self, name: str, point: str) -> asyncio.Future[Visit]:
         """Hold the request of this name when it comes to this point; the future is done when it is there."""
@@ -170,20 +167,14 @@ class Stage:
         async with asyncio.timeout(SECONDS):
             return await asyncio.shield(visit)
 
-    async def until_passed(self, name: str, point: str) -> None:
-        """Wait until the request has come to this point, or was there."""
-        async with asyncio.timeout(SECONDS), self._changed:
-            await self._changed.wait_for(lambda: (name, point) in self.passed)
-
     def clear(self) -> None:
-        """Let everybody go, and forget who was here."""
+        """Let everybody go."""
         for future in self._held.values():
             if future.done():
                 future.result().go()
             else:
                 future.cancel()
         self._held.clear()
-        self.passed.clear()
 
     async def receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One model at one point."""
@@ -196,9 +187,6 @@ class Stage:
                 future.set_result(visit)
                 return
         visit.go()
-        async with self._changed:
-            self.passed.extend((name, point) for name in names)
-            self._changed.notify_all()
 
 
 @asynccontextmanager

@@ -8,19 +8,14 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from async_doors import (
-    MODEL,
-    STREAMS,
-    Door,
-    kserve_rest,
-    until,
-)
+from async_doors import MODEL, STREAMS, Door, kserve_rest
 from busy_servers import EVERY_DOOR, SOON, ask, busy, until_let_go
 from live import Live, live
 from scripted_models import Inputs, Plain, Scripted
 
 from process import SECONDS
 from triglot.core.errors import Code
+from waiting import until
 
 
 @EVERY_DOOR

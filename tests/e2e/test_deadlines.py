@@ -9,13 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from async_doors import (
-    MODEL,
-    Door,
-    infer_message,
-    kserve_grpc,
-    until,
-)
+from async_doors import MODEL, Door, infer_message, kserve_grpc
 from busy_servers import EVERY_DOOR, PARAMETERS, REST, SOON, ask, busy, until_let_go
 from live import live
 from scripted_models import Inputs, Plain, Scripted
@@ -24,6 +18,7 @@ import triglot
 from process import SECONDS
 from triglot.core.errors import Code
 from triglot.core.scheduling import DynamicBatching, QueuePolicy
+from waiting import until
 
 # --- the server's default ---
 

@@ -14,9 +14,10 @@ from calling import Caller, predict, predict_request
 from grps_calls import post, predicted, tensors
 from server_process import ServerProcess
 
-from process import SECONDS, Rest, rpc, wait_until
+from process import SECONDS, Rest, rpc
 from triglot.pb.grps.grps_pb2 import DT_FLOAT32, GenericTensor
 from triglot.pb.kserve import inference_pb2
+from waiting import wait_until
 
 ON_THREAD = """
 import triglot

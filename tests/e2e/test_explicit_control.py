@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, Report
+from client_scripts import ClientScript, Report, ReportOf, cases
 from server_process import ServerProcess
 
 from process import Rest, run_triglot, write_model
@@ -29,8 +29,6 @@ SCRIPTS = [
     ),
     ClientScript("kserve", "control_kserve.py"),
 ]
-CASES = [pytest.param(script, name, id=f"{script}-{name}") for script in SCRIPTS for name in script.check_names()]
-ReportOf = Callable[[ClientScript], Report]
 
 
 @pytest.fixture(scope="module")
@@ -41,29 +39,22 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> ReportOf:
         write_model(repository / "says" / str(version), SAYS.format(version=version))
     write_model(repository / "other" / "1", SAYS.format(version=1))
     write_model(repository / "broken" / "1", BROKEN.format(version=1))
-    reports: dict[ClientScript, Report] = {}
 
-    def report_of(script: ClientScript) -> Report:
-        if script not in reports:
-            with ServerProcess(str(repository), "--model-control-mode", "explicit") as server:
-                reports[script] = script.run_with(server.grpc_address, server.rest_address, *script.arguments)
-        return reports[script]
+    def run(script: ClientScript) -> Report:
+        with ServerProcess(str(repository), "--model-control-mode", "explicit") as server:
+            return script.run(server)
 
-    return report_of
+    return cache(run)
 
 
-@pytest.mark.parametrize(("script", "name"), CASES)
+@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
 def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
-    found = report(script)
-    finding = found.findings.get(name, f"not reported: {found.end}")
-    assert not finding, finding
+    report(script).assert_held(name)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
-    found = report(script)
-    assert list(found.findings) == script.check_names(), found.end
-    assert found.end.startswith("exit status 0\n"), found.end
+    report(script).assert_complete(script)
 
 
 def rest_of(server: ServerProcess) -> Rest:

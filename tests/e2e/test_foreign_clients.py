@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from client_scripts import ClientScript, Report
+from client_scripts import ClientScript, ReportOf, cases
 
 COMMON = ("triton_common.py",)
 SCRIPTS = [
@@ -18,18 +16,13 @@ SCRIPTS = [
     ClientScript("kserve", "kserve_rest.py"),
     ClientScript("kserve", "kserve_grpc.py"),
 ]
-CASES = [pytest.param(script, name, id=f"{script}-{name}") for script in SCRIPTS for name in script.check_names()]
 
 
-@pytest.mark.parametrize(("script", "name"), CASES)
-def test_check(script: ClientScript, name: str, report: Callable[[ClientScript], Report]) -> None:
-    found = report(script)
-    finding = found.findings.get(name, f"not reported: {found.end}")
-    assert not finding, finding
+@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
+def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
+    report(script).assert_held(name)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
-def test_every_check_is_reported_in_order(script: ClientScript, report: Callable[[ClientScript], Report]) -> None:
-    found = report(script)
-    assert list(found.findings) == script.check_names(), found.end
-    assert found.end.startswith("exit status 0\n"), found.end
+def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
+    report(script).assert_complete(script)

@@ -27,13 +27,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
 
 @pytest.mark.parametrize("name", SCRIPT.check_names())
 def test_check(name: str, report: Report) -> None:
-    finding = report.findings.get(name, f"not reported: {report.end}")
-    assert not finding, finding
+    report.assert_held(name)
 
 
 def test_every_check_is_reported_in_order(report: Report) -> None:
-    assert list(report.findings) == SCRIPT.check_names(), report.end
-    assert report.end.startswith("exit status 0\n"), report.end
+    report.assert_complete(SCRIPT)
 
 
 @pytest.mark.parametrize("first", ["client", "server"])

@@ -17,8 +17,9 @@ from grps_calls import PREDICT_PATH, SERVICE, post, predict, predict_streaming
 from prometheus_client.parser import text_string_to_metric_families
 
 from grps_toys import TOYS, grps_arguments
-from process import SECONDS, Triglot, grpc_channel, wait_until
+from process import SECONDS, Triglot, grpc_channel
 from triglot.pb.grps.grps_pb2 import GrpsMessage
+from waiting import wait_until
 
 CALLS = ("Predict", "PredictStreaming", "predict")
 Samples = dict[str, list[tuple[Mapping[str, str], float]]]

@@ -17,8 +17,9 @@ import pytest
 from server_process import ServerProcess
 
 from grps_toys import PROJECTS, grps_arguments
-from process import SECONDS, wait_until
+from process import SECONDS
 from triglot.pb.grps.grps_pb2 import GrpsMessage
+from waiting import wait_until
 
 pytestmark = pytest.mark.alone
 

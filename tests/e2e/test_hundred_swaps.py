@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
 
 import aiohttp
 import grpc.aio
@@ -26,6 +24,7 @@ from swap_load import MODEL, Load, Reply, load_of, statuses
 from process import SECONDS, SERVICE, Triglot, write_model
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import management_pb2
+from waiting import until_found
 
 SWAPS = 100
 SWAPS_IN_PLACE = 10
@@ -125,7 +124,7 @@ class Run:
 
     async def states(self, expected: dict[int, str]) -> None:
         """Until the versions are in these states."""
-        await until(lambda: statuses(self.channel), lambda found: expected.items() <= found.items())
+        await until_found(lambda: statuses(self.channel), lambda found: expected.items() <= found.items())
 
     async def get(self, path: str) -> str:
         """The text of a page."""
@@ -135,9 +134,9 @@ class Run:
 
     async def settled(self) -> None:
         """After the load: until all calls are counted, and nothing of former versions is left."""
-        await until(self.counts, lambda counts: counts == (len(self.load.replies), 0))
-        await until(self.versions_counted, lambda count: count <= TOLD_APART)
-        await until(self.thread_count, lambda count: count <= max(self.threads[:10]) + POOLED)
+        await until_found(self.counts, lambda counts: counts == (len(self.load.replies), 0))
+        await until_found(self.versions_counted, lambda count: count <= TOLD_APART)
+        await until_found(self.thread_count, lambda count: count <= max(self.threads[:10]) + POOLED)
 
     async def counts(self) -> tuple[int, int]:
         """The calls that ran a model, and those that failed."""
@@ -151,17 +150,6 @@ class Run:
 
     async def thread_count(self) -> int:
         return self.server.threads()
-
-
-Found = TypeVar("Found")
-
-
-async def until(look: Callable[[], Awaitable[Found]], true: Callable[[Found], bool]) -> None:
-    """Look until it is true of what is found. Raises `AssertionError` when it takes too long."""
-    deadline = monotonic() + SECONDS
-    while not true(found := await look()):
-        assert monotonic() < deadline, f"not within {SECONDS} s: {found}"
-        await asyncio.sleep(0.005)
 
 
 Switch = Callable[[Run, int], Awaitable[None]]

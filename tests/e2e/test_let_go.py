@@ -13,13 +13,14 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from async_doors import GRPS, MODEL, grps_body, grps_message, kserve_grpc, until
+from async_doors import GRPS, MODEL, grps_body, grps_message, kserve_grpc
 from live import Live, live
 from scripted_models import Inputs, Plain
 
 from process import SECONDS
 from triglot import Call, InvalidArgument
 from triglot.pb.grps import grps_pb2
+from waiting import until
 
 SOON = 0.05
 LARGE = 1 << 20

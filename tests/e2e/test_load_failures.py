@@ -11,7 +11,7 @@ import pytest
 from calling import Status, failure
 from held_models import READY, Row, Site, serving
 
-from process import wait_until
+from waiting import wait_until
 
 POLL = ("--model-control-mode", "poll", "--poll-interval", "0.2")
 EXPLICIT = ("--model-control-mode", "explicit", "--load-model", "*")

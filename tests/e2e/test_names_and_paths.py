@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from hostile_names import INVALID, NAMES, VERSIONS, Doors, opened, the_same, write_models
+from hostile_names import INVALID, NAMES, VERSIONS, Doors, the_same, write_models
 from server_process import QUICK, ServerProcess
 
 from process import SECONDS, SERVICE, Rest, Triglot, infer_request, rpc, run_triglot
 from triglot.pb.kserve import inference_pb2 as kserve
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    with opened(tmp_path_factory.mktemp("names")) as doors:
-        yield doors
-
-
-@pytest.fixture
-def doors(server: Doors) -> Iterator[Doors]:
-    """Checked after each test."""
-    yield server
-    server.check()
-
 
 # --- KServe V2 ---
 

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import grpc
 import pytest
 from grps_calls import PREDICT_PATH, tensors
 from grps_calls import SERVICE as GRPS
-from hostile_names import INVALID, NAMES, VERSIONS, Doors, opened, the_same
+from hostile_names import INVALID, NAMES, VERSIONS, Doors, the_same
 
 from process import SECONDS, rpc
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2, model_pb2, predict_pb2
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    with opened(tmp_path_factory.mktemp("names")) as doors:
-        yield doors
-
-
-@pytest.fixture
-def doors(server: Doors) -> Iterator[Doors]:
-    """Checked after each test."""
-    yield server
-    server.check()
-
 
 # --- TensorFlow Serving ---
 

@@ -8,23 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from async_doors import (
-    DOORS,
-    MODEL,
-    STREAMS,
-    UNARY,
-    Door,
-    infer_message,
-    kserve_grpc,
-    kserve_stream,
-    looks,
-    until,
-)
+from async_doors import DOORS, MODEL, STREAMS, UNARY, Door, infer_message, kserve_grpc, kserve_stream, looks
 from live import Live, live
 from scripted_models import Inputs, Plain, Scripted
 
 from process import SECONDS
 from triglot.core.errors import Code, Unavailable
+from waiting import until
 
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
 HINTED = [*UNARY.values(), STREAMS["grps gRPC stream"]]

@@ -21,10 +21,10 @@ from process import (
     infer,
     infer_request,
     rpc,
-    wait_until,
     write_model,
 )
 from triglot.pb.kserve import inference_pb2 as pb
+from waiting import wait_until
 
 MODEL = """
 import os, signal, time

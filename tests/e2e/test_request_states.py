@@ -10,9 +10,11 @@ import pytest
 import pytest_asyncio
 from request_cells import MODELS, Cell, of
 from request_doors import DOORS, LEFT, Ask
-from request_house import TRIES, House, open_house, until
+from request_house import TRIES, House, open_house
 from request_pool import Pool
 from request_scene import run
+
+from waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from async_doors import DOORS, MODEL, UNARY, Door, kserve_grpc, kserve_rest, kserve_stream, until
+from async_doors import DOORS, MODEL, UNARY, Door, kserve_grpc, kserve_rest, kserve_stream
 from live import Live, live
 from scripted_models import Scripted
 
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Code
 from triglot.core.tensor import Array
+from waiting import until
 
 MIB = 1 << 20
 PARAMETERS = pytest.mark.parametrize("door", [kserve_grpc, kserve_rest, kserve_stream])

@@ -13,7 +13,8 @@ import pytest
 from everywhere import Everywhere, State, Story
 from server_process import ServerProcess
 
-from process import GATE, IDENTITY, SECONDS, Gate, grpc_channel, infer, rpc, write_model
+from gates import GATE, Gate
+from process import IDENTITY, SECONDS, grpc_channel, infer, rpc, write_model
 from triglot.pb.kserve import inference_pb2 as pb
 
 BROKEN = IDENTITY + "\n    def load(self, folder):\n        raise OSError('no disk')\n"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, Report
+from client_scripts import ClientScript, Report, ReportOf
 from server_process import ServerProcess
 
 onnx = pytest.importorskip("onnx", reason="the onnx package makes the model of these tests")
@@ -75,7 +75,6 @@ sequence_batching {
 }
 """
 SCRIPT = ClientScript("tritonclient", "triton_sequences.py")
-ReportOf = Callable[[], Report]
 
 
 def write(folder: Path, model: str, config: str = "") -> None:
@@ -109,25 +108,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> ReportOf:
     write(repository / "direct", MODEL.format(batching=OWN))
     write(repository / "oldest", MODEL.format(batching=""), OLDEST)
     write_onnx(repository / "onnx")
-    reports: list[Report] = []
 
-    def report_once() -> Report:
-        if not reports:
-            with ServerProcess(str(repository)) as server:
-                reports.append(SCRIPT.run(server))
-        return reports[0]
+    def run(script: ClientScript) -> Report:
+        with ServerProcess(str(repository)) as server:
+            return script.run(server)
 
-    return report_once
+    return cache(run)
 
 
 @pytest.mark.parametrize("name", SCRIPT.check_names())
 def test_check(name: str, report: ReportOf) -> None:
-    found = report()
-    finding = found.findings.get(name, f"not reported: {found.end}")
-    assert not finding, finding
+    report(SCRIPT).assert_held(name)
 
 
 def test_every_check_is_reported_in_order(report: ReportOf) -> None:
-    found = report()
-    assert list(found.findings) == SCRIPT.check_names(), found.end
-    assert found.end.startswith("exit status 0\n"), found.end
+    report(SCRIPT).assert_complete(SCRIPT)

@@ -19,10 +19,11 @@ from live import live
 from scripted_models import Scripted
 
 import triglot
-from served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop, until
+from served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.core.scheduling import QueuePolicy
+from waiting import until
 
 NO_INPUT = b"\x0a\x01m\x2a\x00"
 """For model "m"; its input has no name."""
@@ -278,7 +279,7 @@ async def test_a_version_that_is_loaded_again_begins_at_zero(tmp_path: Path) -> 
         assert await served.code("m", 1) is Code.OK
         assert counts(await served.stats("m")) == went_well(1)
         # What was unloaded is not listed.
-        dataplane.unload_model("m")
+        await dataplane.unload_model("m")
         assert [stats["name"] for stats in await served.all_stats()] == ["n"]
         await dataplane.load_model("m")
         assert counts(await served.stats("m")) == NOTHING

@@ -12,9 +12,10 @@ from sequence_models import DIRECT
 
 import triglot
 from process import SECONDS
-from served_models import Arrays, Function, twice, twice_on_loop, until
+from served_models import Arrays, Function, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from waiting import until
 
 BATCHED: dict[str, Any] = {"max_batch_size": 8, "dynamic_batching": triglot.DynamicBatching()}
 

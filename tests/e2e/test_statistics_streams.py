@@ -11,8 +11,9 @@ import pytest
 from counted import batches, counting, counts, responses, went_well
 
 from process import SECONDS
-from served_models import Arrays, Function, both, until
+from served_models import Arrays, Function, both
 from triglot.core.types import Answer
+from waiting import until
 
 
 def three(inputs: Arrays) -> Iterator[Any]:

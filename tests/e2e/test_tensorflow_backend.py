@@ -1,31 +1,39 @@
-"""The TensorFlow backend, where TensorFlow is installed: one test per check of its script."""
+"""What needs TensorFlow in the process, where it is installed: one test per check of its scripts.
+
+They are of the backend, of its instances, and of the TensorFlow inferer and converter of grps projects.
+"""
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
-from client_scripts import ClientScript
+from client_scripts import ClientScript, ReportOf, cases
 
 import saved_models
 
-# The script has libraries of its own: another environment of these tests changes nothing.
+# The scripts have libraries of their own: another environment of these tests changes nothing.
 pytestmark = pytest.mark.newest
 
-SCRIPT = ClientScript("tensorflow", "tf_backend.py", shared=("tf_backend_loading.py",))
+SCRIPTS = [
+    ClientScript("tensorflow", "tf_backend.py", shared=("tf_backend_loading.py",)),
+    ClientScript("tensorflow", "tf_backend_devices.py"),
+    ClientScript("tensorflow", "tf_grps.py"),
+]
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each check found, in order; an empty text for one that held."""
+def report(tmp_path_factory: pytest.TempPathFactory) -> ReportOf:
+    """What a script found; it runs when it is first asked for."""
     folder = saved_models.write(tmp_path_factory.mktemp("saved_models"))
-    report = SCRIPT.run_with(str(folder))
-    assert report.end.startswith("exit status 0\n"), report.end
-    return report.findings
+    return cache(lambda script: script.run_with(str(folder)))
 
 
-@pytest.mark.parametrize("name", SCRIPT.check_names())
-def test_check(name: str, findings: dict[str, str]) -> None:
-    assert not findings[name], findings[name]
+@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
+def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
+    report(script).assert_held(name)
 
 
-def test_every_check_is_reported_in_order(findings: dict[str, str]) -> None:
-    assert list(findings) == SCRIPT.check_names()
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
+    report(script).assert_complete(script)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import CLIENTS, RUN_SECONDS, ClientScript, Report
+from client_scripts import CLIENTS, RUN_SECONDS, ClientScript, ReportOf, cases
 from server_process import ServerProcess
 
 from process import clean_environment, write_model
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.newest
 
 CHECKS = ("tfs_predict.py", "tfs_examples.py", "tfs_manage.py")
 SCRIPTS = [ClientScript("tensorflow", "tfs_client.py", (kind,), CHECKS) for kind in ("grpc", "grpc.aio")]
-CASES = [pytest.param(script, name, id=f"{script}-{name}") for script in SCRIPTS for name in script.check_names()]
 SQUARE = """
 import tensorflow as tf
 import triglot
@@ -30,34 +29,21 @@ class Square(triglot.Model):
         return {"y": tf.square(inputs["x"]).numpy()}
 """
 
-ReportOf = Callable[[ClientScript], Report]
-
 
 @pytest.fixture(scope="module")
 def report(tensorflow_server: ServerProcess, empty_server: ServerProcess, models: Path) -> ReportOf:
     """What a client script found; it runs when it is first asked for."""
-    reports: dict[ClientScript, Report] = {}
-
-    def report_of(script: ClientScript) -> Report:
-        if script not in reports:
-            reports[script] = script.run(tensorflow_server, empty_server.grpc_address, str(models))
-        return reports[script]
-
-    return report_of
+    return cache(lambda script: script.run(tensorflow_server, empty_server.grpc_address, str(models)))
 
 
-@pytest.mark.parametrize(("script", "name"), CASES)
+@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
 def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
-    found = report(script)
-    finding = found.findings.get(name, f"not reported: {found.end}")
-    assert not finding, finding
+    report(script).assert_held(name)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
-    found = report(script)
-    assert list(found.findings) == script.check_names(), found.end
-    assert found.end.startswith("exit status 0\n"), found.end
+    report(script).assert_complete(script)
 
 
 @pytest.mark.parametrize("first", ["client", "server"])

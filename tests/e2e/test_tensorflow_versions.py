@@ -12,7 +12,8 @@ from calling import Caller, Status, failure, predict, predict_request, statuses
 from model_configs import config_flag, config_text
 from server_process import ServerProcess
 
-from process import Rest, wait_until
+from process import Rest
+from waiting import wait_until
 
 pytestmark = pytest.mark.newest
 

@@ -30,13 +30,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("name", SCRIPT.check_names())
 def test_check(name: str, run: Run) -> None:
-    finding = run.report.findings.get(name, f"not reported: {run.report.end}")
-    assert not finding, finding
+    run.report.assert_held(name)
 
 
 def test_every_check_is_reported_in_order(run: Run) -> None:
-    assert list(run.report.findings) == SCRIPT.check_names(), run.report.end
-    assert run.report.end.startswith("exit status 0\n"), run.report.end
+    run.report.assert_complete(SCRIPT)
 
 
 def test_the_log_has_a_line_for_each_request_while_it_is_wanted(run: Run) -> None:

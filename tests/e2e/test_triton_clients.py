@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from client_scripts import ClientScript, Report
+from client_scripts import ClientScript, ReportOf, cases
 from server_process import ServerProcess
 
 pytest.importorskip("onnxruntime")
@@ -18,8 +19,6 @@ SCRIPTS = [
     for door in ("grpc", "http")
     for kind in (door, f"{door}.aio")
 ]
-CASES = [pytest.param(script, name, id=f"{script}-{name}") for script in SCRIPTS for name in script.check_names()]
-ReportOf = Callable[[ClientScript], Report]
 
 
 @pytest.fixture(scope="module")
@@ -28,29 +27,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReportOf]:
     flags = ["--model-control-mode", "explicit", "--load-model", "*", "--server-name", "triton"]
     flags += ["--shared-memory-prefix", "/"]
     flags += ["--trace-file", str(tmp_path_factory.mktemp("traces") / "trace.json")]
-    reports: dict[ClientScript, Report] = {}
     with ServerProcess(str(MODELS), *flags) as server:
-
-        def report_of(script: ClientScript) -> Report:
-            if script not in reports:
-                reports[script] = script.run(server)
-            return reports[script]
-
-        yield report_of
+        yield cache(lambda script: script.run(server))
 
 
-@pytest.mark.parametrize(("script", "name"), CASES)
+@pytest.mark.parametrize(("script", "name"), cases(SCRIPTS))
 def test_check(script: ClientScript, name: str, report: ReportOf) -> None:
-    found = report(script)
-    finding = found.findings.get(name, f"not reported: {found.end}")
-    assert not finding, finding
+    report(script).assert_held(name)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_every_check_is_reported_in_order(script: ClientScript, report: ReportOf) -> None:
-    found = report(script)
-    assert list(found.findings) == script.check_names(), found.end
-    assert found.end.startswith("exit status 0\n"), found.end
+    report(script).assert_complete(script)
 
 
 @pytest.mark.newest  # The onnx package is of that environment.

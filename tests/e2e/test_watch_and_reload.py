@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess
 
-from process import FREE_PORTS, Rest, run_triglot, wait_until
+from process import FREE_PORTS, Rest, run_triglot
+from waiting import wait_until
 
 DOUBLES = """
 import triglot

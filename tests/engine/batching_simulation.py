@@ -24,6 +24,7 @@ class Policy(Protocol):
 
     delay: float
     size: int
+    most: int
 
     def observe(
         self, now: float, rows: int, compute_seconds: float, latencies: Sequence[float], waiting: int
@@ -36,6 +37,7 @@ class Fixed:
 
     delay: float
     size: int
+    most: int = 10**6
 
     def observe(
         self, now: float, rows: int, compute_seconds: float, latencies: Sequence[float], waiting: int
@@ -103,7 +105,11 @@ class Simulation:
 
     def send(self, on_end: Callable[[], None] = lambda: None) -> None:
         """A request comes now."""
-        self._waiting.append(Waiting(on_end, 1, KEY, self.now))
+        self.send_all(1, on_end)
+
+    def send_all(self, requests: int, on_end: Callable[[], None]) -> None:
+        """So many come now, in one turn of the loop."""
+        self._waiting += [Waiting(on_end, 1, KEY, self.now) for _ in range(requests)]
         if self._wait is None or len(self._waiting) >= self._wait.target:
             self._form()
 
@@ -118,7 +124,8 @@ class Simulation:
     def _form(self) -> None:
         self._wait = None
         while self._idle and self._waiting:
-            rules = Rules(self._machine.max_batch_size, delay=self._policy.delay, enough=self._policy.size)
+            most = min(self._policy.most, self._machine.max_batch_size)
+            rules = Rules(most, delay=self._policy.delay, enough=self._policy.size)
             decision = form([Lane(waiting=self._waiting)], self.now, rules).then
             if isinstance(decision, Run):
                 self._execute(decision.members)
@@ -189,6 +196,47 @@ class ClosedLoop:
 
         for number in range(self.clients):
             simulation.at(begin + number * 1e-5, send)
+
+
+@dataclass(slots=True)
+class Turns:
+    """So many clients that ask again when they have their answer, behind a loop that does one thing at a time.
+
+    Whatever has been answered when the loop has time is sent, and asked again, in one turn of it, which takes
+    `transit` seconds and `door` more for each; so what is answered together comes back together. `noise`: as of a
+    machine.
+    """
+
+    clients: int
+    door: float
+    transit: float = 0.0002
+    noise: float = 0.0
+
+    def start(self, simulation: Simulation, begin: float = 0.0, end: float = float("inf")) -> None:
+        """Ask from `begin` until `end`."""
+        answered = self.clients
+        busy = False
+
+        def again() -> None:
+            nonlocal answered
+            answered += 1
+            simulation.at(simulation.now, turn)
+
+        def turn() -> None:
+            nonlocal answered, busy
+            if answered and not busy:
+                count, answered, busy = answered, 0, True
+                takes = self.transit + count * self.door * max(0.2, simulation.random.gauss(1.0, self.noise))
+                simulation.at(simulation.now + takes, lambda: over(count))
+
+        def over(count: int) -> None:
+            nonlocal busy
+            busy = False
+            if simulation.now < end:
+                simulation.send_all(count, again)
+                turn()
+
+        simulation.at(begin, turn)
 
 
 @dataclass(slots=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from batching_simulation import ClosedLoop, Fixed, Machine, OpenLoop, Outcome, Policy, Simulation
+from batching_simulation import ClosedLoop, Fixed, Machine, OpenLoop, Outcome, Policy, Simulation, Turns
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 from triglot import Call, DynamicBatching, Model, TensorSpec
 from triglot.engine.adaptive import BatchCost, DelayTuner
 from triglot.engine.servable import Servable
-from triglot.engine.trial import Lateness, Setting, Trial
 
-Load = ClosedLoop | OpenLoop
+Load = ClosedLoop | OpenLoop | Turns
 
 RELAXED = 0.05
 """An objective that nothing here comes near."""
@@ -97,10 +95,21 @@ def test_a_lone_client_soon_does_not_wait_after_others_have_left() -> None:
     assert max(alone[16:]) == pytest.approx(cost)
 
 
+def test_a_lone_client_soon_does_not_wait_whatever_rows_its_requests_have() -> None:
+    tuner, waits = DelayTuner(RELAXED, 256), []
+    for number in range(400):
+        rows = 1 + number % 8
+        tuner.observe(0.01 * number, rows, 0.002, [0.003], 0)
+        waits.append(tuner.delay > 0)
+    assert any(waits)
+    assert not any(waits[200:])
+    assert (tuner.size, tuner.most) == (1, 256)
+
+
 @pytest.mark.parametrize("instances", [2, 4])
 def test_shares_the_load_between_instances(instances: int) -> None:
     machine = Machine(instances=instances)
-    outcome = run(ClosedLoop(64), DelayTuner(RELAXED, 256), machine, 5.0)
+    outcome = run(ClosedLoop(64), DelayTuner(RELAXED, 256, instances), machine, 5.0)
     zero = never_waiting(ClosedLoop(64), machine, 1.0)
     assert outcome.rate(3.0, 5.0) >= 1.05 * zero.rate(0.2, 1.0)
 
@@ -137,6 +146,50 @@ def test_follows_the_load() -> None:
         else:
             zero = never_waiting(load, MACHINE, 2.0)
             assert outcome.between(begin, end).mean <= 1.1 * zero.mean
+
+
+@cache
+def best_together(clients: int, door: float) -> float:
+    """The highest throughput of clients that come back together, who may be in parts."""
+    load = Turns(clients, door)
+    settings = [Fixed(0.0, 1), *[Fixed(0.01, clients // parts, clients // parts) for parts in (1, 2, 3)]]
+    return max(run(load, setting, MACHINE, 1.0).rate(0.5, 1.0) for setting in settings)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.15])
+@pytest.mark.parametrize(("clients", "door"), [(256, 2e-5), (256, 4e-5), (64, 5e-5)])
+def test_clients_that_come_back_together_are_put_into_parts(clients: int, door: float, noise: float) -> None:
+    machine, load = Machine(noise=noise), Turns(clients, door, noise=noise)
+    outcome = run(load, DelayTuner(RELAXED, 256), machine, 6.0)
+    zero = never_waiting(load, machine, 2.0)
+    assert outcome.rate(4.0, 6.0) >= 0.9 * best_together(clients, door) > 1.1 * zero.rate(1.0, 2.0)
+
+
+@pytest.mark.parametrize("clients", [8, 64, 256])
+def test_clients_that_come_back_at_once_are_not_put_into_parts(clients: int) -> None:
+    load = Turns(clients, 0.0)
+    outcome = run(load, DelayTuner(RELAXED, 256), MACHINE, 5.0)
+    assert outcome.rate(3.0, 5.0) >= 0.97 * never_waiting(load, MACHINE, 2.0).rate(1.0, 2.0)
+
+
+def test_instances_share_clients_that_come_back_together() -> None:
+    machine, load = Machine(instances=2), Turns(256, 2e-5)
+    outcome = run(load, DelayTuner(RELAXED, 256, 2), machine, 6.0)
+    assert outcome.rate(4.0, 6.0) >= 1.5 * never_waiting(load, machine, 2.0).rate(1.0, 2.0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.15])
+def test_parts_are_given_up_with_another_load_and_found_again(noise: float) -> None:
+    door, tuner = 2.7e-5, DelayTuner(RELAXED, 256)
+    simulation = Simulation(Machine(noise=noise), tuner)
+    for number, clients in enumerate((256, 8, 256)):
+        load, begin, end = Turns(clients, door, noise=noise), 4.0 * number, 4.0 * (number + 1)
+        simulation.at(begin, lambda load=load, begin=begin, end=end: load.start(simulation, begin, end))  # type: ignore[misc]
+        outcome = simulation.run(end)
+        assert outcome.rate(end - 2.0, end) >= 0.8 * best_together(clients, door), clients
+        if clients == 8:
+            assert outcome.rate(end - 3.5, end) >= 0.9 * best_together(8, door)
+            assert (tuner.delay, tuner.most) == (0.0, 256)
 
 
 class Watched(DelayTuner):
@@ -185,13 +238,15 @@ def test_late_requests_end_the_waiting_at_once() -> None:
         tuner.observe(100.0 + number, 64, 0.00328, [0.009] * 64, 0)
         if not tuner.delay:
             break
-    assert number <= 1
+    assert number <= 3
     assert tuner.size == 1
 
 
 def test_readings_say_what_was_chosen() -> None:
     tuner = DelayTuner(0.008, 256)
-    assert {one.value for one in tuner.readings() if one.name != "adaptive_objective_seconds"} == {0.0, 1.0}
+    said = ("adaptive_objective_seconds", "adaptive_most_rows")
+    assert {one.value for one in tuner.readings() if one.name not in said} == {0.0, 1.0}
+    assert _reading(tuner, "adaptive_most_rows") == 256
     outcome = run(ClosedLoop(64), tuner, MACHINE, 3.0)
     readings = {(one.name, *one.labels.values()): one.value for one in tuner.readings()}
     assert readings["adaptive_delay_seconds",] == tuner.delay > 0
@@ -274,27 +329,4 @@ def test_whatever_comes_the_choice_is_within_bounds(
         now += seconds
         tuner.observe(now, rows, seconds, latencies, waiting)
         assert 0 <= tuner.delay <= objective
-        assert 1 <= tuner.size <= max_batch_size
-
-
-def _batches(trial: Trial, mine: float, other: float) -> Iterator[float | None]:
-    now = 0.0
-    while True:
-        latency = other if trial.on_other else mine
-        now += latency
-        trial.add(now, 8, [latency] * 8)
-        yield trial.verdict
-
-
-@pytest.mark.parametrize(("other", "sign"), [(0.5, 1), (0.9, 1), (1.0, 0), (1.01, 0), (1.1, -1), (2.0, -1)])
-def test_a_trial_tells_which_is_better(other: float, sign: int) -> None:
-    verdict = next(one for one in _batches(Trial(Setting(1.0), 10.0), 1.0, other) if one is not None)
-    assert (verdict > 0) - (verdict < 0) == sign
-
-
-@pytest.mark.parametrize(("late", "violated"), [(0, False), (10, False), (40, True), (1000, True)])
-def test_one_in_a_hundred_may_be_late(late: int, violated: bool) -> None:
-    lateness = Lateness(0.01)
-    for number in range(1000):
-        lateness.add([0.02 if number < late else 0.005])
-    assert lateness.violated is violated
+        assert 1 <= tuner.size <= tuner.most <= max_batch_size

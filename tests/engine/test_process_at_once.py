@@ -16,8 +16,11 @@ from told_models import ON_LOOP, PLAIN, SECONDS, STREAM_ON_LOOP, code, told
 from triglot import Call, ModelLoadError, ServingError, Unavailable
 from triglot.core.call import ModelCall, ModelTask
 from triglot.core.errors import Code
+from triglot.engine.processes.channel import Channel
+from triglot.engine.processes.frames import Kind
 from triglot.engine.processes.remote_model import RemoteModel
 from triglot.engine.warm_up import warm_up
+from waiting import until
 
 # --- many calls of `async def` code ---
 
@@ -52,6 +55,23 @@ async def test_calls_go_to_the_process_that_has_the_fewest(tmp_path: Path) -> No
         waits = "while len(list(folder.glob('in-*'))) < 9: await asyncio.sleep(0.005)\nreturn os.getpid()"
         pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(9)))
         assert sorted(pids.count(pid) for pid in set(pids)) == [3, 3, 3]
+
+
+async def test_a_call_that_ends_its_process_before_the_server_knows_it_as_sent_runs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Channel.send
+
+    def returns_when_all_is_over(self: Channel, kind: Kind, **more: Any) -> None:
+        send(self, kind, **more)
+        if kind is Kind.CALL:
+            next(one for one in threading.enumerate() if one.name == "told reads").join()
+
+    async with told(tmp_path, ON_LOOP, more="\nTold.instances = 2\n") as one:
+        monkeypatch.setattr(Channel, "send", returns_when_all_is_over)
+        with pytest.raises(Unavailable, match="the process that ran the request ended with exit status 7"):
+            await one.run("os._exit(7)")
+        assert one.readings()["processes_lost ended"] == 1
 
 
 async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
@@ -184,7 +204,7 @@ return await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))"""
         # The streams of those that are answered first may be open by then.
         assert all(count >= 3 and first == 0 for count, first in said)
         assert len(said) == 3
-        await one.until(other.closed.is_set)
+        await until(other.closed.is_set)
 
 
 async def test_a_warm_up_reaches_every_process(tmp_path: Path) -> None:
@@ -200,7 +220,7 @@ Told.example = {"code": np.array([b"(folder / f'warm-{os.getpid()}').touch()\\nr
         assert len(one.files("warm")) == 3
         with pytest.raises(Unavailable):
             await one.run("os._exit(0)", code=np.array([b"os._exit(0)"], object))
-        await one.until(lambda: one.readings()["processes"] == 3)
+        await until(lambda: one.readings()["processes"] == 3)
         assert len(one.files("warm")) == 4
 
 
@@ -240,7 +260,7 @@ async def test_every_process_is_started_and_so_is_who_takes_its_place(tmp_path: 
         assert [name.rpartition("-")[2] for name in one.files("started")] == ["told", "told"]
         with pytest.raises(Unavailable):
             await one.run("os._exit(0)")
-        await one.until(lambda: one.readings()["processes"] == 2)
+        await until(lambda: one.readings()["processes"] == 2)
         assert len(one.files("started")) == 3
 
 

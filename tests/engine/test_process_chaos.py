@@ -17,6 +17,7 @@ from triglot import Call, Unavailable
 from triglot.core.call import BatchCall
 from triglot.core.errors import Code, DeadlineExceeded, ServingError
 from triglot.engine.processes.care import Care
+from waiting import until
 
 TWO_INSTANCES = "\nTold.instances = 2\n"
 WAIT = "(folder / f'in-{os.getpid()}').touch()\ntime.sleep(600)"
@@ -30,7 +31,7 @@ HELD = "ctypes.PyDLL(None).sleep(600)"
 async def goes_on(one: Told, *pids: int) -> None:
     """Another process runs the next call."""
     assert await one.pid() not in pids
-    await one.until(lambda: one.readings()["processes"] == one.model.instances)
+    await until(lambda: one.readings()["processes"] == one.model.instances)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ async def test_a_process_is_lost_while_nobody_calls(tmp_path: Path, number: sign
     async with told(tmp_path) as one:
         pid = await one.pid()
         os.kill(pid, number)
-        await one.until(lambda: sum(one.readings().values()) == 2 and one.model.alive)
+        await until(lambda: sum(one.readings().values()) == 2 and one.model.alive)
         await goes_on(one, pid)
 
 
@@ -239,9 +240,9 @@ async def test_what_cannot_be_replaced_is_unavailable_at_once_and_heals(
             with pytest.raises(Unavailable, match=text) as caught:
                 await one.run("1")
         assert (caught.value.retry_after or 0) >= 1
-        await one.until(lambda: "could not be replaced, the next try is in" in caplog.text)
+        await until(lambda: "could not be replaced, the next try is in" in caplog.text)
         (tmp_path / "model.py").write_text(whole)
-        await one.until(lambda: one.model.alive)
+        await until(lambda: one.model.alive)
         assert await one.say("'healed'") == "healed"
 
 
@@ -271,7 +272,7 @@ async def test_a_call_that_does_not_end_is_ended_with_its_process(tmp_path: Path
         await one.servable.close(at_once=True)
         with pytest.raises(Unavailable, match="ran a call that did not end in time"):
             await running
-        await one.until(lambda: not children())
+        await until(lambda: not children())
         # The other one could close its model.
         await one.entered("closed-")
         assert len(one.files("closed-")) == 1

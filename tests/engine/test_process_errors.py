@@ -116,7 +116,7 @@ async def test_a_load_error_of_the_models_own_without_a_code(tmp_path: Path) -> 
 )
 async def test_the_loop_survives_what_ends_loops(tmp_path: Path, text: str) -> None:
     async with told(tmp_path, ON_LOOP) as one:
-        said = f"{text}\nawait asyncio.sleep(0.01)\nreturn os.getpid()"
+        said = f"{text}\nawait asyncio.sleep(0)\nreturn os.getpid()"
         assert await one.say(said) == await one.say("return os.getpid()")
 
 

@@ -15,6 +15,7 @@ from told_models import SECONDS, Told, told
 
 from triglot import Unavailable
 from triglot.engine.processes.care import Keeper
+from waiting import until
 
 TWO_INSTANCES = "\nTold.instances = 2\n"
 
@@ -72,12 +73,12 @@ async def test_a_process_that_cannot_be_looked_at_keeps_no_other_from_care(
     async with told(tmp_path, more=TWO_INSTANCES) as one:
         first, second = (process_of(one, number).pid for number in (0, 1))
         process_of(one, 0).pulse = None
-        await one.until(lambda: "'NoneType' object has no attribute 'look'" in caplog.text)
+        await until(lambda: "'NoneType' object has no attribute 'look'" in caplog.text)
         os.kill(second, signal.SIGKILL)
-        await one.until(lambda: one.readings()["processes_lost ended"] == 1 and one.readings()["processes"] == 2)
+        await until(lambda: one.readings()["processes_lost ended"] == 1 and one.readings()["processes"] == 2)
         assert process_of(one, 0).pid == first
         os.kill(first, signal.SIGKILL)
-        await one.until(lambda: one.readings()["processes_lost ended"] == 2 and one.readings()["processes"] == 2)
+        await until(lambda: one.readings()["processes_lost ended"] == 2 and one.readings()["processes"] == 2)
         assert await one.say("'run'") == "run"
 
 
@@ -104,8 +105,8 @@ async def test_a_replacement_that_cannot_be_begun_is_tried_again(
             await one.run("os._exit(0)")
         with pytest.raises(Unavailable, match="could not be replaced: can't start new"):
             await one.run("1")
-        await one.until(lambda: "the next try is in" in caplog.text)
+        await until(lambda: "the next try is in" in caplog.text)
         may.set()
         monkeypatch.undo()
-        await one.until(lambda: one.model.alive)
+        await until(lambda: one.model.alive)
         assert await one.say("'healed'") == "healed"

@@ -12,6 +12,7 @@ from told_models import children, told
 
 from triglot import Unavailable
 from triglot.engine.processes.care import Care
+from waiting import until
 
 INSTANCES = 4
 ROUNDS = 25
@@ -40,7 +41,7 @@ async def test_nothing_is_left_of_a_hundred_processes(tmp_path: Path) -> None:
 
         async def all_crash() -> None:
             await asyncio.gather(*(crash() for _ in range(INSTANCES)))
-            await one.until(lambda: one.readings()["processes"] == INSTANCES)
+            await until(lambda: one.readings()["processes"] == INSTANCES)
             runs = (one.run("{'x': inputs['x']}", x=[1.0] * 50_000) for _ in range(INSTANCES))
             assert [answer["x"].sum() for answer in await asyncio.gather(*runs)] == [50_000] * INSTANCES
 
@@ -48,7 +49,7 @@ async def test_nothing_is_left_of_a_hundred_processes(tmp_path: Path) -> None:
         before = left()
         for _ in range(ROUNDS - 1):
             await all_crash()
-        await one.until(lambda: all(now <= before[what] + SLACK for what, now in left().items()))
-        await one.until(lambda: len(children()) == INSTANCES)
+        await until(lambda: all(now <= before[what] + SLACK for what, now in left().items()))
+        await until(lambda: len(children()) == INSTANCES)
         assert one.readings()["processes_lost ended"] == INSTANCES * ROUNDS
-    await one.until(lambda: all(now <= at_first[what] for what, now in left().items()))
+    await until(lambda: all(now <= at_first[what] for what, now in left().items()))

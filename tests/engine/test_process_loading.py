@@ -17,6 +17,7 @@ from triglot.core.model_config import ModelConfig
 from triglot.engine.processes.loading import Loading
 from triglot.repository.loader import Loader
 from triglot.repository.source import ModelFiles
+from waiting import until
 
 TWO_INSTANCES = "\nTold.instances = 2\n"
 
@@ -100,9 +101,8 @@ async def test_a_load_that_is_given_up_ends_at_once(tmp_path: Path, instance: in
             model.close()
 
     running = asyncio.ensure_future(asyncio.to_thread(run))
+    await until(lambda: len(list(tmp_path.glob("in-*"))) > instance)
     async with asyncio.timeout(SECONDS):
-        while len(list(tmp_path.glob("in-*"))) <= instance:  # noqa: ASYNC110, ASYNC240 - it has no other way.
-            await asyncio.sleep(0.005)
         loading.give_up()
         with pytest.raises(ModelLoadError, match="was given up"):
             await running
@@ -182,7 +182,7 @@ async def test_a_model_that_is_given_as_an_object_stays_here(by: str) -> None:
     config = ModelConfig(execution="process" if by == "configuration" else "")
     files = ModelFiles("given", 1, "python", Path("given.py"), make=Given, config=config)
     with pytest.raises(
-        ModelLoadError, match="given version 1: execution: expected 'thread' for a model that is given"
+        ModelLoadError, match="given version 1: execution: expected 'thread' or 'inline' for a model that is given"
     ):
         await Loader(backends.load, None, 10).open(files, nothing_more)
 

@@ -12,6 +12,7 @@ from told_models import Told, code, told
 from triglot import Call, Unavailable
 from triglot.core.request_scheduling import Scheduling
 from triglot.engine.warm_up import warm_up
+from waiting import until
 
 DECLARED = """
 Told.any_tensors = False
@@ -50,7 +51,7 @@ async def test_requests_are_joined_for_a_process(tmp_path: Path, call: str) -> N
         for number, each in enumerate(calls):
             each.parameters = {"number": number}
         others = [asyncio.ensure_future(ask(one, value, calls[value])) for value in range(6)]
-        await one.until(lambda: one.servable.queue_depth == 6)
+        await until(lambda: one.servable.queue_depth == 6)
         (tmp_path / "open").touch()
         assert await asyncio.gather(*others) == [0, 10, 20, 30, 40, 50]
         assert await first == -20
@@ -64,7 +65,7 @@ async def test_all_members_of_a_batch_are_unavailable_when_its_process_is_lost(t
         first = asyncio.ensure_future(ask(one, -2))
         await one.entered("in")
         others = [asyncio.ensure_future(ask(one, value)) for value in (1, -1, 3)]
-        await one.until(lambda: one.servable.queue_depth == 3)
+        await until(lambda: one.servable.queue_depth == 3)
         (tmp_path / "open").touch()
         assert await first == -20
         outcomes = await asyncio.gather(*others, return_exceptions=True)
@@ -110,5 +111,5 @@ async def test_a_replacement_is_warmed_up_before_it_is_called(tmp_path: Path) ->
         with pytest.raises(Unavailable, match="could not be replaced: division by zero"):
             await one.run("1")
         (tmp_path / "stop").unlink()
-        await one.until(lambda: one.model.alive)
+        await until(lambda: one.model.alive)
         assert (await one.servable.infer(code("'warm again'"), Call()))["said"].item() == b"warm again"

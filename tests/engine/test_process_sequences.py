@@ -15,6 +15,7 @@ from told_models import Told, told
 from triglot import Call, InvalidArgument, ServingError, Unavailable
 from triglot.core.request_scheduling import Scheduling
 from triglot.engine.processes.care import Care
+from waiting import until
 
 SUMS = """def infer(self, inputs, call):
         total = self.state.get(call.scheduling.sequence_id, 0)
@@ -75,7 +76,7 @@ async def test_sequences_end_with_the_process_that_is_lost_while_nobody_calls(
         gone = [number for number, pid in pids.items() if pid == lost]
         assert len(gone) == 3
         os.kill(lost, signal.SIGKILL)
-        await one.until(lambda: count(one, "sequences_ended", reason="lost") == 3)
+        await until(lambda: count(one, "sequences_ended", reason="lost") == 3)
         for number, pid in pids.items():
             if pid == lost:
                 with pytest.raises(InvalidArgument, match=MUST_START):
@@ -117,7 +118,7 @@ async def test_what_waits_of_a_lost_sequence_is_refused_and_what_starts_anew_is_
         anew = asyncio.ensure_future(ask(one, 1, 7, start=True))
         goes_on = asyncio.ensure_future(ask(one, 1, 1))
         other = asyncio.ensure_future(ask(one, 2, 3, start=True))
-        await one.until(lambda: one.servable.queue_depth == 5)
+        await until(lambda: one.servable.queue_depth == 5)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="SIGKILL"):
             await runs
@@ -149,7 +150,7 @@ async def test_a_start_that_no_process_came_for_is_no_beginning(tmp_path: Path) 
         call = Call()
         call.scheduling = Scheduling(sequence_id=2, sequence_start=True)
         first = asyncio.ensure_future(one.servable.infer({"x": np.array([1])}, call))
-        await one.until(lambda: one.servable.queue_depth == 0)
+        await until(lambda: one.servable.queue_depth == 0)
         call.cancel()
         with pytest.raises(ServingError):
             await asyncio.wait_for(first, 60)

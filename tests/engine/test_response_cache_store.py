@@ -15,8 +15,6 @@ from triglot.core.tensor import Array, object_array
 from triglot.core.types import OutputTensor
 from triglot.engine.response_cache import ENTRY_BYTES, OFF_LOOP_BYTES, Key, ResponseCache, Shelf, digest
 
-Case = tuple[dict[str, Array], dict[str, Any], tuple[str, ...], str, bool]
-
 
 def asked(
     parameters: dict[str, Any] | None = None, signature_name: str = "serving_default", size: int = 1

@@ -24,6 +24,7 @@ from triglot.core.scheduling import (
 )
 from triglot.engine.servable import Servable
 from triglot.engine.warm_up import warm_up
+from waiting import until
 
 # --- one after the other ---
 
@@ -297,8 +298,6 @@ async def test_nothing_is_left_of_a_version_that_is_closed() -> None:
     gc.disable()
     try:
         del one
-        async with asyncio.timeout(30):
-            while left() is not None:  # noqa: ASYNC110 - the thread that closed it has to end, too
-                await asyncio.sleep(0.001)
+        await until(lambda: left() is None)  # The thread that closed it has to end, too.
     finally:
         gc.enable()

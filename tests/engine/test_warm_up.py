@@ -12,21 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from scripted_models import Inputs, Plain, Scripted, number, servable
-from warmed_models import (
-    NAME,
-    SECONDS,
-    raises,
-    raises_on_loop,
-    refusal,
-    runs_on_every_instance,
-    until,
-    warmed,
-    zeros,
-)
+from warmed_models import NAME, SECONDS, raises, raises_on_loop, refusal, runs_on_every_instance, warmed, zeros
 
 from triglot import Call, InvalidArgument, ModelLoadError
 from triglot.core.errors import Code
 from triglot.engine.warm_up import warm_up
+from waiting import until
 
 # --- where it runs ---
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from triglot.engine.processes.care import Care
 from triglot.engine.processes.loading import Loading
 from triglot.engine.processes.remote_model import RemoteModel
 from triglot.engine.servable import Servable
+from waiting import until
 
 SECONDS = 60
 """How long anything may take; only a test that fails waits so long."""
@@ -129,15 +130,9 @@ class Told:
         """Of a process."""
         return int(await self.say("os.getpid()"))
 
-    async def until(self, true: Callable[[], object]) -> None:
-        """Look until it is true."""
-        async with asyncio.timeout(SECONDS):
-            while not true():  # noqa: ASYNC110 - files and processes tell nobody.
-                await asyncio.sleep(0.005)
-
     async def entered(self, name: str, times: int = 1) -> None:
         """Until the model has left this file in its folder, or so many whose names begin so."""
-        await self.until(lambda: len(self.files(name)) >= times)
+        await until(lambda: len(self.files(name)) >= times)
 
     def files(self, name: str) -> list[str]:
         """The names of the files in its folder that begin with `name`."""
@@ -159,7 +154,7 @@ async def told(
         yield one
     finally:
         await one.servable.close()
-        await one.until(lambda: not one.servable._instances)
+        await until(lambda: not one.servable._instances)
 
 
 def children() -> list[str]:

@@ -14,6 +14,7 @@ from triglot import Call, Model, ModelLoadError, TensorSpec
 from triglot.core.model_config import WarmUpInput, WarmUpRequest
 from triglot.engine.servable import Servable
 from triglot.engine.warm_up import warm_up
+from waiting import until
 
 SECONDS = 30
 """How long anything may take; only a test that fails waits so long."""
@@ -95,13 +96,6 @@ async def refusal(model: Model, *requests: WarmUpRequest, example: Any = ()) -> 
     name, _, text = str(caught.value).partition(": ")
     assert name == NAME
     return text
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to bring about."""
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody sets an event of the test's
-            await asyncio.sleep(0.001)
 
 
 async def runs_on_every_instance(model: Scripted, one: Servable) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -18,6 +17,7 @@ from triglot.core.errors import Code
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.pb.kserve import inference_pb2 as pb
+from waiting import until_found
 
 SECONDS = 20
 """How long anything may take; only a test that fails waits so long."""
@@ -31,6 +31,9 @@ class Says(triglot.Model):
     def infer(self, inputs):
         return {{"y": inputs["x"] * 0 + int(self.model_config.parameters.get("says", {says}))}}
 """
+EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit"}
+UNLOADED = "unloaded"
+"""The reason of a version that was unloaded."""
 FAILS = SAYS + "\n    def load(self, folder):\n        raise OSError('no disk')\n"
 
 
@@ -184,15 +187,27 @@ class Loads:
         return backends.load(backend, file, config)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread or task is about to bring about."""
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody sets an event of the test's
-            await asyncio.sleep(0.001)
-
-
 async def until_index(control: Control, *rows: Row) -> None:
     """Wait until the index has these lines."""
-    async with asyncio.timeout(SECONDS):
-        while (found := await control.index()) != list(rows):
-            assert found is not None
+    await until_found(control.index, lambda found: found == list(rows))
+
+
+# --- what is said ---
+
+INVALID = Code.INVALID_ARGUMENT
+
+
+def unknown(name: str, what: str = "has no available versions") -> tuple[Code, str]:
+    return Code.NOT_FOUND, f"Request for unknown model: '{name}' {what}"
+
+
+def not_ready(name: str, version: int) -> tuple[Code, str]:
+    return Code.UNAVAILABLE, f"Request for unknown model: '{name}' version {version} is not at ready state"
+
+
+def not_polled(name: str, why: str) -> tuple[Code, str]:
+    return Code.INTERNAL, f"failed to load '{name}', failed to poll from model repository: {why}"
+
+
+def load_failed(name: str, why: object, version: int = 1) -> tuple[Code, str]:
+    return INVALID, f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {why};"

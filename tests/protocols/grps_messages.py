@@ -92,12 +92,6 @@ def messages(data: st.SearchStrategy[Data]) -> st.SearchStrategy[Message]:
     return st.builds(Message, TEXTS, data, STATUSES)
 
 
-def _text_of(body: Any) -> bytes:
-    if isinstance(body, bytes):
-        return body
-    return body.encode() if isinstance(body, str) else json.dumps(body).encode()
-
-
 def read(body: Any) -> Message:
     """The message of a body, which is the same for a small and a large one."""
     text = (

@@ -37,7 +37,6 @@ def tensors(draw: st.DrawFn) -> dict[str, Any]:
     return members
 
 
-MAP_NAMES = ["s_s", "s_b", "s_i32", "s_i64", "s_f", "s_d"]
 BODIES = (
     st.fixed_dictionaries({"gtensors": st.fixed_dictionaries({"tensors": st.lists(tensors(), max_size=2) | ODD})})
     | st.fixed_dictionaries(

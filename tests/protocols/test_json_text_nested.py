@@ -40,6 +40,25 @@ def test_the_shape_is_that_of_the_first_elements(text: str, shape: tuple[int, ..
     assert parse_large(f'{{"a":{text}}}'.encode())["a"].shape == shape
 
 
+NESTED = st.recursive(st.integers(0, 9), lambda items: st.lists(items, min_size=1, max_size=3), max_leaves=20)
+
+
+def regular(value: list[Any], shape: tuple[int, ...]) -> bool:
+    """Whether all lists but the innermost hold lists, and each list is as long as the shape says."""
+    if len(value) != shape[0]:
+        return False
+    return len(shape) == 1 or all(isinstance(item, list) and regular(item, shape[1:]) for item in value)
+
+
+@given(st.lists(NESTED, min_size=1, max_size=3))
+def test_regular_lists_are_counted(value: list[Any]) -> None:
+    array = parse_large(json.dumps({"a": value}).encode())["a"]
+    shape = array.shape
+    count = sum(math.prod(shape[:level]) for level in range(len(shape)))
+    assert array.lists(1000) == (count if regular(value, shape) else None)
+    assert array.lists(count - 1) is None
+
+
 def test_tokens_in_one_array_leave_the_integers_of_another_alone() -> None:
     for token in ("NaN", "Infinity", "-Infinity"):
         body = parse_large(f'{{"a":[{token},1],"b":[1,-2],"c":[18446744073709551615]}}'.encode())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_bytes import PADDING, UNKNOWN_FIELDS, field, group, packed, varint_field
+from wire_bytes import PADDING, UNKNOWN_FIELDS, damaged, field, group, packed, varint_field
 
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.types import InferenceRequest
@@ -107,19 +107,8 @@ def test_small_and_large_requests_have_one_outcome(message: pb.ModelInferRequest
 @given(REQUESTS, st.data())
 @settings(max_examples=300)
 def test_damaged_requests_have_one_outcome(message: pb.ModelInferRequest, draw: st.DataObject) -> None:
-    data = bytearray(message.SerializeToString())
-    for _ in range(draw.draw(st.integers(1, 3))):
-        at = draw.draw(st.integers(0, len(data)))
-        kind = draw.draw(st.sampled_from(["set", "insert", "delete", "cut"]))
-        if kind == "insert":
-            data[at:at] = draw.draw(st.binary(min_size=1, max_size=4))
-        elif kind == "set" and at < len(data):
-            data[at] = draw.draw(st.integers(0, 255))
-        elif kind == "delete":
-            del data[at : at + draw.draw(st.integers(1, 4))]
-        elif kind == "cut":
-            del data[at:]
-    small, large = outcome(bytes(data)), outcome(PADDING + bytes(data))
+    data = draw.draw(damaged(message.SerializeToString(), most=3))
+    small, large = outcome(data), outcome(PADDING + data)
     # What has too much of something and is damaged besides is refused for the one or the other.
     if large != small == (InvalidArgument, ""):
         small = (InvalidArgument, large[1] if "more than" in large[1] else "")

@@ -6,37 +6,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_doors import FAILS, FINE, Loads, Row, ask, control_of, put, put_config, until_index
+from control_doors import (
+    EXPLICIT,
+    FAILS,
+    FINE,
+    INVALID,
+    UNLOADED,
+    Loads,
+    Row,
+    ask,
+    control_of,
+    load_failed,
+    not_polled,
+    not_ready,
+    put,
+    put_config,
+    unknown,
+    until_index,
+)
 from doors import open_house
 from wire_bytes import field, varint_field
 
 from triglot.core.errors import Code, ModelLoadError
 from triglot.pb.grpc.health.v1 import health_pb2 as health
 
-EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit"}
-UNLOADED = "unloaded"
-INVALID = Code.INVALID_ARGUMENT
-
 
 @pytest.fixture(params=["grpc", "rest"])
 def door(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def unknown(name: str, what: str = "has no available versions") -> tuple[Code, str]:
-    return Code.NOT_FOUND, f"Request for unknown model: '{name}' {what}"
-
-
-def not_ready(name: str, version: int) -> tuple[Code, str]:
-    return Code.UNAVAILABLE, f"Request for unknown model: '{name}' version {version} is not at ready state"
-
-
-def not_polled(name: str, why: str) -> tuple[Code, str]:
-    return Code.INTERNAL, f"failed to load '{name}', failed to poll from model repository: {why}"
-
-
-def load_failed(name: str, why: object, version: int = 1) -> tuple[Code, str]:
-    return INVALID, f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {why};"
 
 
 # --- a model comes and goes ---

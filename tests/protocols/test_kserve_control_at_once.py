@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from control_doors import (
+    EXPLICIT,
     FAILS,
     FINE,
     SAYS,
+    UNLOADED,
     Loads,
     Row,
     ask,
@@ -19,15 +20,12 @@ from control_doors import (
     control_of,
     put,
     saying,
-    until,
     until_index,
 )
 from doors import open_house
 
 from triglot.core.errors import Code
-
-EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit"}
-UNLOADED = "unloaded"
+from waiting import until
 
 
 @pytest.fixture(params=["grpc", "rest"])

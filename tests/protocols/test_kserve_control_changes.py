@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from control_doors import (
+    EXPLICIT,
     FAILS,
     FINE,
     SAYS,
+    UNLOADED,
     Loads,
     Row,
     ask,
@@ -20,16 +21,13 @@ from control_doors import (
     put,
     put_config,
     saying,
-    until,
     until_index,
 )
 from doors import House, open_house
 
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
-
-EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit"}
-UNLOADED = "unloaded"
+from waiting import until
 
 
 @pytest.fixture(params=["grpc", "rest"])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
-from control_doors import FINE, Row, ask, control_of, put, put_config, until_index
+from control_doors import EXPLICIT, FINE, Row, ask, control_of, put, put_config, until_index
 from doors import open_house
 
-from process import Gate
+from gates import Gate
 from triglot.core.errors import Code
 
-EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit"}
 TENSORS = 'input { name: "x" data_type: TYPE_INT32 dims: -1 } output { name: "y" data_type: TYPE_INT32 dims: -1 }'
 PYTHON_FORM = """
 import triglot
@@ -83,6 +81,22 @@ async def test_what_it_is_made_of_stays_unless_asked(
         assert await control.unload("e", **parameters) == FINE
         await until_index(control, Row("e", "1", *UNLOADED), *ready("a"))
         assert await ask(house, "a") == 1
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_asked_for_while_it_is_tried_without_a_part(turns: int, tmp_path: Path) -> None:
+    """It stops with its part, and is tried again at once; whoever asks for it then has the part loaded, too."""
+    put_parts(tmp_path, a=1)
+    put_ensemble(tmp_path / "e", "a")
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        manager = house.server.manager
+        await manager.load_model("e")
+        for _ in range(10):
+            manager.unload_model("a")
+            for _turn in range(turns):
+                await asyncio.sleep(0)
+            await manager.load_model("e")
+            assert await ask(house, "e") == 1
 
 
 async def test_what_others_need_stays(door: str, tmp_path: Path) -> None:

@@ -128,17 +128,17 @@ MISFITS: list[tuple[str, Infer, str]] = [
     (
         "text length cut off",
         texts([2, 1], b"\1\0\0\0aa\0\0"),
-        f"incomplete string length indicator, 3 bytes left of 4 for {BYTES}",
+        f"incomplete string length indicator for {BYTES}, 3 bytes left of 4",
     ),
     (
         "text cut off",
         texts([1, 1], b"\3\0\0\0aa"),
-        f"incomplete string data, expecting 3 bytes, 2 left for {BYTES}",
+        f"incomplete string data for {BYTES}, expecting 3 bytes, 2 left",
     ),
     (
         "text count",
         texts([1, 1], bytes(8)),
-        f"unexpected number of string elements 2 or more, expecting 1 for {BYTES}",
+        f"unexpected number of string elements 2 or more for {BYTES}, expecting 1",
     ),
     (
         "bool",

@@ -16,10 +16,10 @@ import pytest
 from live import Live, live
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_models import Counting, Plain
-from test_caller import until
 
 from triglot import InvalidArgument, Model, TensorSpec
 from triglot.core.types import Answer
+from waiting import until
 
 SOCKETS_HOLD = 20
 """Megabytes that may be on their way, at most."""

@@ -18,7 +18,7 @@ from configured_models import (
     asked,
     configured,
 )
-from control_doors import FINE, SAYS, RestControl, config_text, control_of, put, put_config, until
+from control_doors import FINE, SAYS, RestControl, config_text, control_of, put, put_config
 from doors import STATUS_OF, GrpcDoor, RestDoor, open_house
 
 import triglot
@@ -27,6 +27,7 @@ from triglot.core.scheduling import (
     DynamicBatching,
 )
 from triglot.pb.kserve import inference_pb2 as pb
+from waiting import until
 
 
 async def test_both_doors_know_all_models() -> None:

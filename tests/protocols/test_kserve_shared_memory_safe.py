@@ -31,7 +31,8 @@ from triglot.core.errors import Code
 from triglot.core.types import OutputWish, RegionSlice
 
 EVERY = pytest.mark.parametrize("door", DOORS)
-SIZE = 2**20
+SIZE = 4 * 2**20
+"""What is copied on a thread."""
 WHOLE = RegionSlice("r", 0, SIZE)
 INTO: Wishes = {"y": OutputWish(region=WHOLE)}
 X = [In("x", WHOLE, "FP32", [1, SIZE // 4])]

@@ -57,8 +57,12 @@ async def test_which_versions_are_told_of(tmp_path: Path) -> None:
             assert await told_by_rest(house, f"/v2/models{model}/stats") == found
         assert await by_grpc(house, version="2") == ["a/1", "a/2", "b/1"]
 
-        house.server.dataplane.unload_model("a")
+        await house.server.dataplane.unload_model("a")
         assert await by_grpc(house) == await told_by_rest(house, "/v2/models/stats") == ["b/1"]
+        for version in ("", "2"):
+            assert await by_grpc(house, "a", version) is Code.INVALID_ARGUMENT
+            path = f"/v2/models/a/versions/{version}/stats" if version else "/v2/models/a/stats"
+            assert await by_rest(house, path) == (400, {"error": "requested model 'a' is not available"})
 
 
 async def test_what_there_is_not(tmp_path: Path) -> None:

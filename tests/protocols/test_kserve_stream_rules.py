@@ -23,7 +23,6 @@ from stream_requests import (
     value,
     y,
 )
-from test_caller import until
 
 from triglot import FailedPrecondition, Model, TensorSpec, Unavailable
 from triglot.core.scheduling import SequenceBatching
@@ -31,6 +30,7 @@ from triglot.core.types import Answer
 from triglot.engine.work import STREAM_BUFFER
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_IN_FLIGHT, MAX_UNSENT
+from waiting import until
 
 
 class Repeat(Model):

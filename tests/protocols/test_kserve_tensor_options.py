@@ -234,7 +234,7 @@ def test_outputs_that_are_in_their_region_have_no_data_over_rest(binary: bool) -
     wanted = rest.RestInfer(read({"inputs": []}).request, frozenset(), binary_by_default=binary)
     answer = rest.encode_infer(InferenceResponse("m", "1", "", outputs, placed=frozenset("ab")), wanted)
     assert (answer.content_type, answer.headers) == ("application/json", {})
-    assert json.loads(answer.body)["outputs"] == [
+    assert json.loads(bytes(answer.body))["outputs"] == [
         {"name": "a", "datatype": "FP16", "shape": [2, 1]},
         {"name": "b", "datatype": "FP32", "shape": [1]},
     ]

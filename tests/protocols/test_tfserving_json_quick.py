@@ -105,6 +105,39 @@ def bodies(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
     return "{" + extra + text + "}", inputs
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        # As many numbers as a regular array of the same beginning has.
+        '{"instances":[[1,2],[3,[4]]]}',
+        '{"instances":[[1,2],[[3],4]]}',
+        '{"instances":[[1,2],[3],[4,5,6]]}',
+        '{"inputs":{"x":[[[1],[2]],[[3],[[4]]]]}}',
+        '{"inputs":[1,[2],3,[]]}',
+        # The exact reader knows what becomes of them.
+        '{"instances":[[1,2]],"instances":[[1,2]]}',
+        '{"inputs":{"x":[1],"x":[1]}}',
+        '{"instances":[[1,2]],"z":[1]}',
+        '{"instances":[[1,2]],"z":{"y":[1]}}',
+    ],
+)
+@pytest.mark.parametrize("form", [b"", BLANKS])
+def test_what_is_not_regular_is_left_to_the_exact_reader(body: str, form: bytes) -> None:
+    assert read_quickly(body.encode() + form, signature(FLOAT)) is None
+
+
+@pytest.mark.parametrize("form", [b"", BLANKS])
+def test_brackets_in_strings_prove_nothing(form: bytes) -> None:
+    """But no harm is done: the structure of the whole text is looked at then."""
+    for name in ("[", "]", "[["):
+        body = f'{{"signature_name":"{name}","instances":[[1,2],[3,4]]}}'.encode() + form
+        quick = read_quickly(body, signature(FLOAT))
+        assert quick is not None
+        assert (quick.signature_name, quick.inputs[0].shape) == (name, (2, 2))
+        ragged = body.replace(b"[3,4]", b"[3,[4]]")
+        assert read_quickly(ragged, signature(FLOAT)) is None
+
+
 @given(bodies(), st.sampled_from([b"", BLANKS]))
 @settings(max_examples=1500)
 def test_the_quick_reader_agrees_with_the_exact_one(body: tuple[str, dict[str, str]], form: bytes) -> None:

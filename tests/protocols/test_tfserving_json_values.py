@@ -155,6 +155,8 @@ def test_quoted_numbers_have_the_digits_of_rapidjson(bits: str, text: bytes) -> 
         ("f4", 3.14159274, "3.14159274"),
         ("f4", 1435774380, "1.43577434e+09"),
         ("f4", 1 / 3, "0.333333343"),
+        ("f4", np.finfo("f4").max, "3.40282347e+38"),
+        ("f8", np.finfo("f8").max, "1.7976931348623157e+308"),
         ("f4", math.nan, "NaN"),
         ("f4", math.inf, "Infinity"),
         ("f4", -math.inf, "-Infinity"),

@@ -76,7 +76,7 @@ async def test_rest_predict(tmp_path: Path, body: object, *, swapped: bool) -> N
         call = api.decode_post(request("/v1/models/m:predict", body))
         if swapped:
             await swap(manager, tmp_path)
-        answer = orjson.loads(call.encode(await call.run(Call())))
+        answer = orjson.loads(bytes(call.encode(await call.run(Call()))))
         (values,) = answer.values()
         assert values == ["float64" if swapped else "float32"] * 2
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_bytes import UNKNOWN_FIELDS, field, fixed32_field, fixed64_field, number, packed, varint_field
+from wire_bytes import UNKNOWN_FIELDS, damaged, field, fixed32_field, fixed64_field, number, packed, varint_field
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES, Array, array_over
@@ -177,21 +177,10 @@ def test_tensors_in_pieces(data: bytes) -> None:
     assert_one_outcome(data)
 
 
-@given(st.lists(PIECES, min_size=1, max_size=5).map(b"".join), st.data())
+@given(st.lists(PIECES, min_size=1, max_size=5).map(b"".join).flatmap(damaged))
 @settings(max_examples=500)
-def test_damaged_tensors(data: bytes, draw: st.DataObject) -> None:
-    damaged = bytearray(data)
-    at = draw.draw(st.integers(0, len(data) - 1))
-    kind = draw.draw(st.sampled_from(["set", "insert", "delete", "cut"]))
-    if kind == "insert":
-        damaged[at:at] = draw.draw(st.binary(min_size=1, max_size=4))
-    elif kind == "set":
-        damaged[at] = draw.draw(st.integers(0, 255))
-    elif kind == "delete":
-        del damaged[at : at + draw.draw(st.integers(1, 4))]
-    else:
-        del damaged[at:]
-    assert_one_outcome(bytes(damaged))
+def test_damaged_tensors(data: bytes) -> None:
+    assert_one_outcome(data)
 
 
 @given(st.binary(max_size=200))

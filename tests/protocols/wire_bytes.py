@@ -58,3 +58,21 @@ UNKNOWN_FIELDS: st.SearchStrategy[bytes] = st.recursive(
 
 def packed(values: Iterable[int]) -> bytes:
     return b"".join(map(number, values))
+
+
+@st.composite
+def damaged(draw: st.DrawFn, data: bytes, most: int = 1) -> bytes:
+    """The bytes, changed at one place, or at up to so many."""
+    made = bytearray(data)
+    for _ in range(draw(st.integers(1, most))):
+        at = draw(st.integers(0, len(made)))
+        kind = draw(st.sampled_from(["set", "insert", "delete", "cut"]))
+        if kind == "insert":
+            made[at:at] = draw(st.binary(min_size=1, max_size=4))
+        elif kind == "set" and at < len(made):
+            made[at] = draw(st.integers(0, 255))
+        elif kind == "delete":
+            del made[at : at + draw(st.integers(1, 4))]
+        elif kind == "cut":
+            del made[at:]
+    return bytes(made)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scripted_loads import SECONDS, until
+from scripted_loads import SECONDS
 
 from triglot import Model, ModelLoadError, Step, TensorSpec, backends
 from triglot.core.errors import MissingDependency
@@ -17,6 +17,7 @@ from triglot.core.model_config import ModelConfig, TensorConfig
 from triglot.repository.plan import State
 from triglot.repository.reconciler import Reconciler
 from triglot.repository.source import ModelFiles
+from waiting import until
 
 
 class Named(Model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,9 @@ def wrong(folder: Path, text: str) -> str:
         read(folder, text)
     assert caught.value.code is Code.INVALID_ARGUMENT
     return str(caught.value).removeprefix(f"{folder / 'm' / CONFIG_FILE}: ")
+
+
+def meaning(config: ModelConfig) -> ModelConfig:
+    """All that is understood of it."""
+    assert config.sign
+    return replace(config, sign="")

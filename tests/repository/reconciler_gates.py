@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plan_model import NAME, PlanModel, files_of_all
-from scripted_loads import SECONDS, until
+from scripted_loads import SECONDS
 
 from triglot import Model, ModelLoadError, TensorSpec
 from triglot.core.model_config import ModelConfig
@@ -17,6 +17,7 @@ from triglot.engine.servable import Servable
 from triglot.repository.plan import State
 from triglot.repository.reconciler import Reconciler
 from triglot.repository.source import ModelFiles
+from waiting import until
 
 
 class Closing(Model):
@@ -35,6 +36,18 @@ class Closing(Model):
         self._closed()
 
 
+class Counting(Reconciler):
+    """Tells how many loads have come to their end here, too; not each of them changes what is known."""
+
+    ended = 0
+
+    async def _load(self, files: ModelFiles, pass_on: Callable[[], None]) -> None:
+        try:
+            await super()._load(files, pass_on)
+        finally:
+            self.ended += 1
+
+
 class Gated:
     """A reconciler, and every version that it ever loaded, in that order.
 
@@ -42,7 +55,7 @@ class Gated:
     """
 
     def __init__(self) -> None:
-        self.reconciler = Reconciler(
+        self.reconciler = Counting(
             self._load,
             self._hold,
             max_queue_size=10,
@@ -51,6 +64,7 @@ class Gated:
             drain_seconds=3600,
             labels_before_load=False,
             may_be_empty=True,
+            load_patience=3600,
         )
         self.reconciler.on_change = self._check
         self.outcomes: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -141,6 +155,7 @@ class Gated:
         return (
             {one.files.version: (one.state, one.files, one.error is not None) for one in self._statuses()},
             self.begun,
+            self.reconciler.ended,
             self.open(),
         )
 
@@ -155,5 +170,6 @@ def _summary(model: PlanModel) -> object:
     return (
         {number: (one.state, one.files, one.error is not None) for number, one in model.known.items()},
         [files.file for files in model.begun],
+        len(model.begun) - model.is_loading(),
         len(model.serving) + len(model.draining),
     )

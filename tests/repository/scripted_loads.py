@@ -107,13 +107,6 @@ def put(folder: Path, text: str = "") -> None:
     (folder / "model.py").write_text(text)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread or task is about to bring about."""
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody sets an event of the test's
-            await asyncio.sleep(0.001)
-
-
 @asynccontextmanager
 async def managing(*roots: Any, load: Loads, **options: Any) -> AsyncIterator[Manager]:
     """A manager that has loaded what it could."""

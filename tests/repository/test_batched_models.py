@@ -4,49 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from written_model import serving, write
 
-import triglot
 from served_models import Served
 from triglot.core.errors import ModelLoadError
 
-CODE = """
-import numpy as np
-import triglot
-
-
-class Model(triglot.Model):
-    inputs = [triglot.TensorSpec("x", "INT32", [-1])]
-    outputs = [triglot.TensorSpec("y", "INT32", [-1])]
-    OWN
-
-    def infer(self, inputs):
-        return {"y": np.full(len(inputs["x"]), len(inputs["x"]), np.int32)}
-"""
 NEVER = "max_queue_delay_microseconds: 30000000"
 """A delay that no test waits for: the batch fills up before."""
-
-
-def model(folder: Path, config: str | None = None, own: str = "max_batch_size = 4") -> Path:
-    """A repository with the model "m", which says how many rows came together."""
-    (folder / "m").mkdir(parents=True)
-    (folder / "m" / "model.py").write_text(CODE.replace("OWN", own))
-    if config is not None:
-        (folder / "m" / "config.pbtxt").write_text(config)
-    return folder
-
-
-@asynccontextmanager
-async def serving(repository: Path, **options: Any) -> AsyncIterator[Served]:
-    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | options)
-    async with triglot.Server([repository], config) as server:
-        yield Served(server)
+OF_FOUR = "max_batch_size = 4"
 
 
 async def sizes(here: Served, *rows: int) -> list[list[int]]:
@@ -58,7 +27,7 @@ async def sizes(here: Served, *rows: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("config", "own"),
     [
-        (f"max_batch_size: 4 dynamic_batching {{ {NEVER} }}", ""),
+        (f"max_batch_size: 4 dynamic_batching {{ {NEVER} }}", "pass"),
         (f"dynamic_batching {{ {NEVER} }}", "max_batch_size = 4"),
         (f"dynamic_batching {{ {NEVER} preferred_batch_size: 4 }}", "max_batch_size = 8"),
         (None, "max_batch_size, dynamic_batching = 4, triglot.DynamicBatching(max_queue_delay=30)"),
@@ -66,12 +35,12 @@ async def sizes(here: Served, *rows: int) -> list[list[int]]:
     ids=["configuration", "the model's size", "preferred size", "class"],
 )
 async def test_requests_share_a_batch(tmp_path: Path, config: str | None, own: str) -> None:
-    async with serving(model(tmp_path, config, own)) as here:
+    async with serving(write(tmp_path, config, own)) as here:
         assert await sizes(here, 1, 3) == [[4], [4, 4, 4]]
 
 
 async def test_a_load_request_has_a_model_batched(tmp_path: Path) -> None:
-    async with serving(model(tmp_path), model_control_mode="explicit", load_model="m") as here:
+    async with serving(write(tmp_path, own=OF_FOUR), model_control_mode="explicit", load_model="m") as here:
         assert await sizes(here, 2, 2) == [[2, 2]] * 2
         batching = {"max_queue_delay_microseconds": "30000000"}
         await here.server.dataplane.load_model("m", json.dumps({"dynamic_batching": batching}))
@@ -80,7 +49,7 @@ async def test_a_load_request_has_a_model_batched(tmp_path: Path) -> None:
 
 async def test_without_a_batch_dim_the_queues_policy_holds(tmp_path: Path) -> None:
     config = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
-    async with serving(model(tmp_path, config, own="")) as here:
+    async with serving(write(tmp_path, config)) as here:
         assert await sizes(here, 3) == [[3, 3, 3]]
         # Both come before an instance has looked.
         two, one = np.zeros(2, np.int32), np.zeros(1, np.int32)
@@ -101,14 +70,14 @@ async def test_without_a_batch_dim_the_queues_policy_holds(tmp_path: Path) -> No
             "dynamic_batching = triglot.DynamicBatching(max_queue_delay='1 ms')",
             "ValueError: dynamic_batching.max_queue_delay: expected seconds or 'auto', got '1 ms'",
         ),
-        ("execution = 'fork'", "ValueError: execution: expected one of thread, process, got 'fork'"),
+        ("execution = 'fork'", "ValueError: execution: expected one of thread, process, inline, got 'fork'"),
     ],
 )
 async def test_a_class_that_is_wrong(
     tmp_path: Path, own: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ModelLoadError):
-        async with serving(model(tmp_path, own=own)):
+        async with serving(write(tmp_path, own=own)):
             pass
     (error,) = [record.getMessage() for record in caplog.records if message in record.getMessage()]
     assert str(tmp_path / "m" / "model.py") in error
@@ -119,7 +88,7 @@ async def test_a_configuration_that_does_not_fit_the_model(
 ) -> None:
     config = "dynamic_batching { preferred_batch_size: 5 }"
     with pytest.raises(ModelLoadError):
-        async with serving(model(tmp_path, config)):
+        async with serving(write(tmp_path, config, OF_FOUR)):
             pass
     key = "dynamic_batching.preferred_batch_size"
     assert f"{tmp_path / 'm' / 'config.pbtxt'}: {key}: expected at most the max_batch_size 4, got 5" in caplog.text

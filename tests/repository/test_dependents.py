@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from parts_on_disk import GatedLoads, Site
 from reconciling import reconciling
-from scripted_loads import until
 
 from triglot import Step
 from triglot.engine.servable import Servable
 from triglot.repository.plan import State
+from waiting import until
 
 LOADING, READY, UNAVAILABLE = State.LOADING, State.READY, State.UNAVAILABLE
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parts_on_disk import GatedLoads, Site
 from reconciling import reconciling
-from scripted_loads import until
 
 from triglot.repository.plan import State
+from waiting import until
 
 MADE_OF = {"e": ("p", "q"), "f": ("e", "p"), "a": ("f", "q")}
 NAMES = ("p", "q", *MADE_OF)

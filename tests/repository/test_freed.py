@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scripted_loads import until
 
 from triglot import backends
 from triglot.repository.manager import Manager
+from waiting import until
 
 MODEL = """
 import triglot
@@ -39,23 +40,30 @@ def _no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def alive() -> int:
-    """The weights that are in memory."""
-    return sum(type(one).__name__ == "Weights" for one in gc.get_objects())
+def weights() -> list[weakref.ref[object]]:
+    """Those that the collector sees."""
+    return [weakref.ref(one) for one in gc.get_objects() if type(one).__name__ == "Weights"]
 
 
 @pytest.mark.alone  # The collector has a share of the time.
 @pytest.mark.usefixtures("_no_collector")
-async def test_what_a_module_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settled", [False, True])
+async def test_what_a_module_holds(tmp_path: Path, settled: bool) -> None:
+    """Also when the collector has been kept from what was there when the server had started."""
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "model.py").write_text(MODEL)
     manager = Manager([tmp_path], backends.load, max_queue_size=1, explicit=["m"])
-    before = alive()
+    before = weights()
     await manager.load_all()
     try:
-        assert alive() == before + 1
+        (held,) = [one for one in weights() if one not in before]
+        if settled:
+            manager.settle()
+            assert weights() == []
         (tmp_path / "m" / "model.py").write_text(f"{MODEL}\nCHANGED = True\n")
         await manager.load_model("m")
-        await until(lambda: alive() == before + 1)
+        await until(lambda: held() is None)
+        if settled:
+            await until(lambda: weights() == [])
     finally:
         await manager.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripted_loads import Loads, ask, look_twice, managing, put, reload_error, settings, states, until
+from scripted_loads import Loads, ask, look_twice, managing, put, reload_error, settings, states
 
 from triglot.core.errors import FailedPrecondition, ModelNotFound
 from triglot.core.model_config import ALL, LATEST
 from triglot.repository.registry import UnknownLabel
 from triglot.repository.settings import ModelSettings
+from waiting import until
 
 
 def label_error(model: str, version: int) -> str:

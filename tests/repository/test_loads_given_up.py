@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reconciling import files, reconciling, settled, state, wanted
-from scripted_loads import SECONDS, Loads, ask, until
+from scripted_loads import SECONDS, Loads, ask
 
 from triglot import Call, Model, TensorSpec
 from triglot.core.model_config import ModelConfig
 from triglot.repository.plan import State
+from waiting import until
 
 
 async def test_a_load_that_hangs_does_not_keep_the_next_version(tmp_path: Path) -> None:

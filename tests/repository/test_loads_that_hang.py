@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from reconciling import LONG, files, reconciling, settled, state, wanted
-from scripted_loads import SECONDS, Loads, ask, until
+from scripted_loads import SECONDS, Loads, ask
 
 from triglot import ModelLoadError
 from triglot.core.errors import Code, ServingError
 from triglot.engine.servable import Servable
 from triglot.repository.plan import State
 from triglot.repository.source import ModelFiles
+from waiting import until
 
 SHORT = 0.05
 """Seconds that a load may take that never ends."""

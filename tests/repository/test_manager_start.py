@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_loads import Loads, ask, look_twice, managing, put, states, until
+from scripted_loads import Loads, ask, look_twice, managing, put, states
 
 from triglot.core.errors import Code, Internal, ModelLoadError, ModelNotFound, Unavailable
 from triglot.repository.manager import Manager
+from waiting import until
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
+from reading_configs import meaning
 
 from triglot.backends import BACKENDS
 from triglot.core.model_config import (
@@ -23,7 +23,7 @@ from triglot.core.model_config import (
 )
 from triglot.core.scheduling import DynamicBatching
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.model_config import BACKEND_OF_NAME, CONFIG_FILE, config_of, parse_override, read_config
+from triglot.repository.model_config import BACKEND_OF_NAME, CONFIG_FILE, config_of, read_config
 
 IMAGES = """
 # An image classifier, as it comes from the exporter.
@@ -101,12 +101,6 @@ def read(tmp_path: Path, text: str) -> ModelConfig:
     config = read_config(folder_of(tmp_path, text), warnings)
     assert warnings == []
     return config
-
-
-def meaning(config: ModelConfig) -> ModelConfig:
-    """All that is understood of it."""
-    assert config.sign
-    return replace(config, sign="")
 
 
 def warnings_of(tmp_path: Path, text: str) -> list[str]:
@@ -330,32 +324,3 @@ def test_no_other_field_is_passed_over(tmp_path: Path, path: str, field: str) ->
     config_of(message, tmp_path, "config", warnings)
     key = f"{path}[0].{field}" if path else field
     assert [warning.split(": ")[:2] for warning in warnings] == [["config", key]]
-
-
-# --- load requests ---
-
-
-def test_the_configuration_of_a_load_request(tmp_path: Path) -> None:
-    text = """{
-        "backend": "onnxruntime", "maxBatchSize": 4, "version_policy": {"latest": {"num_versions": 2}},
-        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3, "-1"]}],
-        "instance_group": [{"kind": "KIND_CPU", "count": "2"}],
-        "parameters": {"a": {"string_value": "b"}}
-    }"""
-    warnings: list[str] = []
-    config = config_of(parse_override(text, "m"), tmp_path, "the request", warnings)
-    assert meaning(config) == ModelConfig(
-        backend="onnx",
-        version_policy=VersionPolicy(latest=2),
-        max_batch_size=4,
-        inputs=(TensorConfig("x", "FP32", (3, -1)),),
-        instance_groups=(InstanceGroup("CPU", 2),),
-        parameters={"a": "b"},
-    )
-    assert config.source == "the request"
-    assert warnings == []
-
-
-@pytest.mark.parametrize("text", ["{}", ' \r\n\t{ "name" : "m" } '])
-def test_a_load_request_may_say_little(tmp_path: Path, text: str) -> None:
-    assert meaning(config_of(parse_override(text, "m"), tmp_path, "", [])) == ModelConfig(version_policy=LATEST)

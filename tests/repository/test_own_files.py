@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from looking import Looking, put
-from scripted_loads import Loads, managing, until
+from scripted_loads import Loads, managing
 from scripted_loads import put as put_version
 
 from triglot.core.model import Model
@@ -18,6 +18,7 @@ from triglot.core.model_config import ModelConfig
 from triglot.repository.sights import PATIENCE
 from triglot.repository.source import ModelFiles
 from triglot.repository.watch import Watch
+from waiting import until
 
 LOOKS = 10
 """Enough for every change to settle, and for what it leads to, several times over."""

@@ -47,6 +47,7 @@ class PlanMachine(RuleBasedStateMachine):
         """It comes to rest by what loads and drains alone, in as many steps as there are."""
         model = self.model
         served = model.ready()
+        came: set[int] = set()
         # The load that is under way, one for each version that is wanted, and the drains of as many and of all
         # that there were.
         steps = 1 + len(model.wanted) + len(model.draining) + len(served) + len(model.wanted) + 1
@@ -55,7 +56,9 @@ class PlanMachine(RuleBasedStateMachine):
                 break
             # Either may come first.
             if model.is_loading() and (not model.draining or data.draw(st.booleans())):
+                before = model.ready()
                 model.load_ends(well=data.draw(st.booleans()))
+                came |= model.ready() - before
             else:
                 model.drain_ends(next(iter(model.draining)))
         assert not model.is_loading()
@@ -66,6 +69,9 @@ class PlanMachine(RuleBasedStateMachine):
         assert loaded <= model.ready()
         if loaded or not model.wanted:
             assert model.ready() <= model.wanted.keys()
+        elif came:
+            # The load that was under way gave what is wanted again by now; what came after it failed.
+            assert came <= model.ready() <= served | came
         else:
             assert model.ready() == served, "what cannot be replaced goes on"
         for number in loaded:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from reconciling import files, reconciling, settled, state, wanted
-from scripted_loads import SECONDS, Loads, ask, until
+from scripted_loads import SECONDS, Loads, ask
 
 from triglot import Model
-from triglot.core.errors import MissingDependency
 from triglot.core.model_config import ModelConfig
 from triglot.engine.servable import Servable
 from triglot.repository.plan import State
+from triglot.repository.reconciler import Reconciler
 from triglot.repository.source import ModelFiles
+from waiting import until
 
 
 @pytest.fixture
@@ -29,6 +30,19 @@ def load() -> Loads:
 
 
 # --- what is wanted changes while a version loads ---
+
+
+@asynccontextmanager
+async def loading_again(
+    load: Loads, first: ModelFiles, second: ModelFiles
+) -> AsyncIterator[tuple[Reconciler, threading.Event]]:
+    """Version 1 of "m" serves its first files, and is being loaded from the second; and what lets that end."""
+    async with reconciling(load) as reconciler:
+        await settled(reconciler, first)
+        gate = load.hold("load m/1")
+        reconciler.want(wanted(second))
+        await until(lambda: len(load.begun) == 2)
+        yield reconciler, gate
 
 
 async def test_a_reload_that_is_superseded_is_closed_and_never_serves(tmp_path: Path, load: Loads) -> None:
@@ -67,11 +81,7 @@ async def test_what_serves_is_wanted_again_while_its_successor_loads(tmp_path: P
 
 async def test_the_error_of_a_superseded_load_is_nobodys(tmp_path: Path, load: Loads) -> None:
     first, second = files(tmp_path, "m", 1, stamp=1), files(tmp_path, "m", 1, "no disk", stamp=2)
-    async with reconciling(load) as reconciler:
-        await settled(reconciler, first)
-        gate = load.hold("load m/1")
-        reconciler.want(wanted(second))
-        await until(lambda: len(load.begun) == 2)
+    async with loading_again(load, first, second) as (reconciler, gate):
         reconciler.want(wanted(first))
         gate.set()
         await reconciler.wait_for(["m"])
@@ -81,11 +91,7 @@ async def test_the_error_of_a_superseded_load_is_nobodys(tmp_path: Path, load: L
 async def test_a_version_that_goes_while_it_is_loaded_again(tmp_path: Path, load: Loads) -> None:
     """It goes at once; when it comes back in time, the load that runs is the one for it."""
     first, second = (files(tmp_path, "m", 1, stamp=stamp) for stamp in (1, 2))
-    async with reconciling(load) as reconciler:
-        await settled(reconciler, first)
-        gate = load.hold("load m/1")
-        reconciler.want(wanted(second))
-        await until(lambda: len(load.begun) == 2)
+    async with loading_again(load, first, second) as (reconciler, gate):
         reconciler.want({"m": {}})
         assert state(reconciler, 1)[0] is State.UNLOADING
         await until(lambda: state(reconciler, 1) == (State.UNAVAILABLE, "unloaded"))
@@ -101,11 +107,7 @@ async def test_a_version_that_goes_while_it_is_loaded_again(tmp_path: Path, load
 
 async def test_a_version_that_goes_while_it_is_loaded_again_and_stays_away(tmp_path: Path, load: Loads) -> None:
     first, second = (files(tmp_path, "m", 1, stamp=stamp) for stamp in (1, 2))
-    async with reconciling(load) as reconciler:
-        await settled(reconciler, first)
-        gate = load.hold("load m/1")
-        reconciler.want(wanted(second))
-        await until(lambda: len(load.begun) == 2)
+    async with loading_again(load, first, second) as (reconciler, gate):
         reconciler.want({"m": {}})
         gate.set()
         await reconciler.wait_for(["m"])
@@ -302,63 +304,3 @@ async def test_a_look_that_changes_nothing_wakes_nobody(tmp_path: Path, load: Lo
         assert changes == 0
         reconciler.want(wanted(good))
         assert changes
-
-
-# --- libraries that are not installed ---
-
-
-class Missing:
-    """Loads what needs no library; the file's text is the library that a model needs."""
-
-    def __init__(self, load: Loads) -> None:
-        self._load = load
-
-    def __call__(self, backend: str, file: Path, config: ModelConfig) -> Model:
-        if text := file.read_text():
-            raise MissingDependency(text)
-        return self._load(backend, file, config)
-
-
-async def test_what_needs_a_library_is_left_out(
-    tmp_path: Path, load: Loads, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    here, missing = files(tmp_path, "here", 1), files(tmp_path, "missing", 1, "needs torch")
-    async with reconciling(Missing(load), skip_missing_dependencies=True) as reconciler:
-        await settled(reconciler, here, missing)
-        assert reconciler.names() == ["here"]
-        assert reconciler.all_ready()
-        assert caplog.messages == ["missing version 1 is left out: needs torch"]
-        await settled(reconciler, here, missing)
-        assert caplog.messages == ["missing version 1 is left out: needs torch"]
-        # Other files are another model.
-        await settled(reconciler, here, files(tmp_path, "missing", 1, stamp=7))
-        assert reconciler.ready_versions("missing") == [1]
-
-
-async def test_what_serves_does_not_go_for_want_of_a_library(tmp_path: Path, load: Loads) -> None:
-    first, second = files(tmp_path, "m", 1, stamp=1), files(tmp_path, "m", 1, "needs torch", stamp=2)
-    new = files(tmp_path, "m", 2, "needs torch, too")
-    async with reconciling(Missing(load), skip_missing_dependencies=True) as reconciler:
-        await settled(reconciler, first)
-        served = reconciler.servable("m")
-        await settled(reconciler, second)
-        assert state(reconciler, 1) == (State.READY, "needs torch")
-        await settled(reconciler, new)
-        assert state(reconciler, 2) == (State.UNAVAILABLE, "needs torch, too")
-        assert reconciler.servable("m") is served
-
-
-async def test_what_somebody_asks_for_is_not_left_out(tmp_path: Path, load: Loads) -> None:
-    missing = files(tmp_path, "m", 1, "needs torch")
-    async with reconciling(Missing(load), skip_missing_dependencies=True) as reconciler:
-        await settled(reconciler, missing)
-        assert reconciler.names() == []
-        reconciler.retry("m")
-        await settled(reconciler, missing)
-        assert reconciler.names() == ["m"]
-        assert state(reconciler, 1) == (State.UNAVAILABLE, "needs torch")
-        missing.file.write_text("")
-        reconciler.retry("m")
-        await settled(reconciler, missing)
-        assert reconciler.ready_versions("m") == [1]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from plan_model import NAME, WANTED, PlanModel
 from reconciler_gates import Gated
-from scripted_loads import until
+
+from waiting import until
 
 
 class ReconcilerMachine(RuleBasedStateMachine):

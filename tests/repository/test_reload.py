@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from scripted_loads import Loads, ask, managing, put, reload_error, settings, states, until
+from scripted_loads import Loads, ask, managing, put, reload_error, settings, states
 
 from triglot.core.errors import Code, FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
 from triglot.core.model_config import ALL, VersionPolicy
 from triglot.repository.layout import BACKEND_OF_FILE
 from triglot.repository.manager import Manager
 from triglot.repository.settings import ModelSettings
+from waiting import until
 
 
 @pytest.fixture
@@ -205,27 +209,28 @@ async def test_two_reloads_come_one_after_the_other(tmp_path: Path, load: Loads)
         assert manager.names() == ["b"]
 
 
-async def test_a_caller_that_leaves_does_not_stop_the_loading(tmp_path: Path, load: Loads) -> None:
-    put(tmp_path / "a" / "1")
+@asynccontextmanager
+async def left(folder: Path, load: Loads) -> AsyncIterator[tuple[Manager, threading.Event]]:
+    """Whoever wants the model "a" has left while it is loaded; and what lets the load end."""
+    put(folder / "a" / "1")
     async with managing(load=load) as manager:
         gate = load.hold("load a/1")
-        reload = asyncio.create_task(manager.reload([settings(tmp_path / "a")]))
+        reload = asyncio.create_task(manager.reload([settings(folder / "a")]))
         await until(lambda: load.begun == ["a/1"])
         reload.cancel()
         await asyncio.wait([reload])
+        yield manager, gate
+
+
+async def test_a_caller_that_leaves_does_not_stop_the_loading(tmp_path: Path, load: Loads) -> None:
+    async with left(tmp_path, load) as (manager, gate):
         gate.set()
         await until(lambda: states(manager, "a") == {1: "READY"})
         await manager.reload([settings(tmp_path / "a")])
 
 
 async def test_a_model_that_is_not_wanted_any_more_when_it_has_loaded(tmp_path: Path, load: Loads) -> None:
-    put(tmp_path / "a" / "1")
-    async with managing(load=load) as manager:
-        gate = load.hold("load a/1")
-        reload = asyncio.create_task(manager.reload([settings(tmp_path / "a")]))
-        await until(lambda: load.begun == ["a/1"])
-        reload.cancel()
-        await asyncio.wait([reload])
+    async with left(tmp_path, load) as (manager, gate):
         await manager.reload([])
         gate.set()
         await until(lambda: load.closed["a/1"] == 1)

@@ -136,7 +136,7 @@ def test_a_delay_that_is_found(tmp_path: Path) -> None:
     assert config.parameters == {"own": "1"}
 
 
-@pytest.mark.parametrize("execution", ["thread", "process"])
+@pytest.mark.parametrize("execution", ["thread", "process", "inline"])
 def test_what_instances_are(tmp_path: Path, execution: str) -> None:
     config = read(tmp_path, parameters(execution=execution, own="1"))
     assert (config.execution, config.parameters) == (execution, {"own": "1"})
@@ -175,9 +175,9 @@ RANGES = "numbers from 0 to 4095, in ranges the lower one first"
     [
         (
             {"execution": "proces"},
-            "[execution]: expected thread or process, got 'proces', did you mean 'process'?",
+            "[execution]: expected thread, process or inline, got 'proces', did you mean 'process'?",
         ),
-        ({"execution": ""}, "[execution]: expected thread or process, got ''"),
+        ({"execution": ""}, "[execution]: expected thread, process or inline, got ''"),
         ({"cpus": ""}, f"[cpus]: expected {CPUS}, got ''"),
         ({"cpus": "0,"}, f"[cpus]: expected {CPUS}, got '0,'"),
         ({"cpus": "-1"}, f"[cpus]: expected {CPUS}, got '-1'"),

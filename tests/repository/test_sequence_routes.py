@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_loads import look_twice, put, settings, states, until
+from scripted_loads import look_twice, put, settings, states
 from sequence_models import HOUR, LONG, Summing
 
 from triglot import Call, Ensemble, Model, Step, TensorSpec
@@ -23,6 +23,7 @@ from triglot.core.types import InferenceRequest, InputTensor
 from triglot.dataplane import DataPlane
 from triglot.model_calls import ModelCalls
 from triglot.repository.manager import Manager
+from waiting import until
 
 V1, V2 = 1000.0, 2000.0
 

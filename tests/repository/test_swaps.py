@@ -13,7 +13,7 @@ import aiohttp
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from scripted_loads import SECONDS, Blocking, Loads, Numbered, OnLoop, look_twice, put, states, until
+from scripted_loads import SECONDS, Blocking, Loads, Numbered, OnLoop, look_twice, put, states
 
 import triglot
 from process import SERVICE, answer_value, infer_request
@@ -22,6 +22,7 @@ from triglot.core.model_config import ALL
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.repository.manager import Manager
 from triglot.repository.settings import ModelSettings
+from waiting import until
 
 CLIENTS = 8
 SWAPS = 25
@@ -148,7 +149,7 @@ async def test_a_version_that_moves_is_swapped_under_load(tmp_path: Path) -> Non
         for turn in range(SWAPS):
             for place in ("bad", "ab"[(turn + 1) % 2]):
                 await server.manager.reload([ModelSettings("m", tmp_path / place)])
-                await until(lambda place=place: tried(server, place))  # type: ignore[misc]
+                await until(lambda place=place: tried(server, place))  # type: ignore[misc]  # A default.
         await until(lambda: load.closed.total() == SWAPS)
         await clients.each_sees(1)
         assert {version for seen in clients.seen for version in seen} == {1}

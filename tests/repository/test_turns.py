@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from scripted_loads import SECONDS, until
+from scripted_loads import SECONDS
 
 from triglot.repository.turns import Turns
+from waiting import until
 
 LONG = 3600.0
 

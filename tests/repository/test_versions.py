@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from scripted_loads import Loads, ask, look_twice, managing, put, states, until
+from scripted_loads import Loads, ask, look_twice, managing, put, states
 
 from triglot.core.errors import InvalidArgument, ModelLoadError, ModelNotFound, Unavailable
 from triglot.core.model import Model
@@ -16,6 +16,7 @@ from triglot.core.model_config import ALL, LATEST, ModelConfig, VersionPolicy
 from triglot.repository.manager import Manager
 from triglot.repository.registry import ENDED_KEPT
 from triglot.repository.settings import ModelSettings
+from waiting import until
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_loads import look_twice, states, until
+from scripted_loads import look_twice, states
 
 import triglot
 from triglot import Call, backends
@@ -18,6 +18,7 @@ from triglot.core.model_config import ModelConfig, WarmUpInput, WarmUpRequest
 from triglot.engine.warm_up import warm_up
 from triglot.repository.manager import Manager
 from triglot.repository.source import ModelFiles, Root
+from waiting import until
 
 PYTHON = """
 import threading

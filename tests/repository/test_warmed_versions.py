@@ -6,12 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from scripted_loads import Loads, ask, look_twice, managing, put, states, until
+from scripted_loads import Loads, ask, look_twice, managing, put, states
 
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.engine.servable import Servable
 from triglot.repository.settings import ModelSettings
 from triglot.repository.source import ModelFiles
+from waiting import until
 
 
 @pytest.fixture

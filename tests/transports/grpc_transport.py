@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Change the default."""
-    chosen = config.getoption("--grpc-transport")
+    chosen = config.getoption("--grpc-transport") or os.environ.get(VARIABLE)
     if chosen is not None:
         defaults = Config.__init__.__kwdefaults__
         assert defaults is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from triglot.core.call import Call
 from triglot.core.errors import NotFound
 from triglot.protocols import Kind, Method, Operation, Service
 from triglot.telemetry.store import Telemetry
+from triglot.transports.grpc_server import GrpcServer
 from triglot.transports.h2 import frames
 from triglot.transports.h2.limits import Limits
 from triglot.transports.h2.server import H2Server
@@ -25,10 +27,17 @@ SECONDS = 20
 PATH = "/t.T/"
 
 
+def row(name: str, kind: Kind, call: Any) -> Method:
+    """A method whose messages are bytes."""
+    return Method(name, kind, Operation.INFER, bytes, call, bytes)
+
+
 class Rows:
     """What is served: `Echo`, `Wrong` and `Held` take one request, `Count` and `Both` are streams."""
 
     def __init__(self) -> None:
+        self.echoed: Counter[bytes] = Counter()
+        """How often `Echo` ran, by what it was sent."""
         self.counted = 0
         """Answers that `Count` was asked for."""
         self.held = asyncio.Event()
@@ -38,6 +47,7 @@ class Rows:
 
     async def echo(self, data: Any, call: Call) -> bytes:
         self.metadata = dict(call.metadata)
+        self.echoed[bytes(data)] += 1
         return bytes(data)
 
     async def wrong(self, _: Any, __: Call) -> bytes:
@@ -67,9 +77,6 @@ class Rows:
             yield bytes(data)
 
     def service(self) -> Service:
-        def row(name: str, kind: Kind, call: Any) -> Method:
-            return Method(name, kind, Operation.INFER, bytes, call, bytes)
-
         return Service(
             "t.T",
             (
@@ -104,9 +111,25 @@ async def served(limits: Limits | None = None, **options: Any) -> AsyncIterator[
     rows = Rows()
     config = Config(grpc_port=0, rest_port=-1, **{"grace": 5.0, **options})
     server = H2Server([rows.service()], config, Telemetry(), limits or Limits())
+    async with _running(server, rows) as port:
+        yield Served(server, rows, port)
+
+
+@asynccontextmanager
+async def opened(transport: str, **options: Any) -> AsyncIterator[tuple[Rows, int]]:
+    """The rows, served over either transport as the options say; and the port."""
+    rows = Rows()
+    config = Config(grpc_port=0, rest_port=0, grpc_transport=transport, **{"grace": 5.0, **options})
+    server = (H2Server if transport == "h2" else GrpcServer)([rows.service()], config, Telemetry())
+    async with _running(server, rows) as port:
+        yield rows, port
+
+
+@asynccontextmanager
+async def _running(server: GrpcServer | H2Server, rows: Rows) -> AsyncIterator[int]:
     port = await server.start()
     try:
-        yield Served(server, rows, port)
+        yield port
     finally:
         rows.gate.set()
         await asyncio.wait_for(server.stop(), SECONDS)

@@ -12,6 +12,8 @@ import pytest
 from live import Live, live, request
 from scripted_models import Scripted
 
+from waiting import until
+
 VALUE = struct.Struct("<f")
 
 
@@ -29,13 +31,6 @@ async def rest_call(door: Live, value: float) -> float:
 
 DOORS = pytest.mark.parametrize("call", [grpc_call, rest_call])
 CallFunction = Callable[[Live, float], Awaitable[float]]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread or process is about to bring about."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the server sets no event of the test's
-            await asyncio.sleep(0.001)
 
 
 def waiting(door: Live) -> int:

@@ -1,4 +1,4 @@
-"""The option `grpc_transport`, and what is said where its library is missing."""
+"""The options `grpc_transport` and `event_loop`, and what is said where its library is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from triglot.config import Config, ConfigError
 from triglot.config_sources import load_config
 
-WITHOUT = "import sys; sys.modules['hpack'] = None; from triglot.cli import main; sys.exit(main(sys.argv[1:]))"
+WITHOUT = "import sys; sys.modules['uvloop'] = None; from triglot.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,9 +24,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_missing_library_is_told_before_models_are_loaded() -> None:
-    ended = run("--grpc-port", "0", "--rest-port", "0", "--grpc-transport", "h2")
+    ended = run("--grpc-port", "0", "--rest-port", "0", "--event-loop", "uvloop")
     assert ended.returncode == 2
-    assert "needs hpack, which is not installed; run: pip install 'triglot[h2]'" in ended.stderr
+    assert "event_loop uvloop: it is not installed; run: pip install uvloop" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "loaded" not in ended.stderr
 

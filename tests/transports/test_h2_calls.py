@@ -69,6 +69,55 @@ async def test_what_is_wrong_with_a_call_is_its_status(
         assert here.server.open_calls == here.server.held_bytes == 0
 
 
+@pytest.mark.parametrize("size", [0, 1, 4, 5])
+@pytest.mark.parametrize("heads_first", [False, True])
+async def test_a_body_too_short_for_a_message_ends_its_call_alone(size: int, heads_first: bool) -> None:
+    async with served() as here:
+        client = await greeted(here)
+        bodies = {1: message(b"1"), 3: message(b"1"), 5: message(b"1")[:size], 7: message(b"1")}
+        heads = [client.headers(stream, "Echo") for stream in bodies]
+        ends = [data(stream, body) for stream, body in bodies.items()]
+        pairs = zip(heads, ends, strict=True)
+        await client.send(*(heads + ends if heads_first else [part for pair in pairs for part in pair]))
+        statuses: dict[int, str] = {}
+        while len(statuses) < len(bodies):
+            got = await client.next(frames.HEADERS)
+            said = client.fields(got.payload)
+            if got.flags & frames.END_STREAM:
+                statuses[got.stream] = said["grpc-status"]
+        assert statuses == {1: "0", 3: "0", 5: "12" if size == 0 else "13", 7: "0"}
+        await client.close()
+
+
+async def test_no_more_calls_are_open_than_may_be() -> None:
+    async with served(max_connections=2) as here:
+        client = await greeted(here)
+        # The third time the bytes of the head are known, and the request is one event.
+        for number in (1, 3, 5):
+            await client.send(client.headers(number, "Held"), data(number, message(b"1")))
+        assert (await client.status(5))["grpc-status"] == "8"
+        here.rows.gate.set()
+        assert [(await client.status(number))["grpc-status"] for number in (1, 3)] == ["0", "0"]
+        await client.send(client.headers(7, "Held"), data(7, message(b"1")))
+        assert (await client.status(7))["grpc-status"] == "0"
+        await client.close()
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+async def test_a_length_is_kept_by_calls_that_look_alike(wrong: int) -> None:
+    async with served() as here:
+        client = await greeted(here)
+        body = message(b"1")
+        length = ("content-length", str(len(body)))
+        await client.send(*(client.headers(stream, "Echo", length) + data(stream, body) for stream in (1, 3, 5)))
+        for stream in (1, 3, 5):
+            assert (await client.status(stream))["grpc-status"] == "0"
+        await client.send(client.headers(7, "Echo", length), data(7, body + bytes(wrong)))
+        got = await client.next(frames.RST_STREAM if wrong else frames.HEADERS)
+        assert got.stream == 7
+        await client.close()
+
+
 @pytest.mark.parametrize("name", ["/t.T/Other", "/other/Echo", "/"])
 async def test_what_does_not_exist_is_unimplemented(name: str) -> None:
     async with served() as here:

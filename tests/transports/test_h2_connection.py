@@ -9,11 +9,12 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.settings
+from h2_core import singly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triglot.transports.h2.connection import Connection
-from triglot.transports.h2.events import DataReceived, Drained, RequestReceived
+from triglot.transports.h2.events import DataReceived, Drained, RequestReceived, WholeRequest
 from triglot.transports.h2.limits import Limits
 
 REQUEST = [
@@ -46,6 +47,13 @@ def cut(data: bytes, sizes: Iterator[int]) -> Iterator[bytes]:
         at += size
 
 
+def send_body(client: h2.connection.H2Connection, stream: int, body: bytes, count: int) -> None:
+    """In so many frames."""
+    size = -(-len(body) // count)
+    for number in range(1, count + 1):
+        client.send_data(stream, body[(number - 1) * size : number * size], end_stream=number == count)
+
+
 class Pair:
     """A client and the server's core, and what each has seen; bytes travel in pieces of the given sizes."""
 
@@ -57,6 +65,8 @@ class Pair:
         self.answers: dict[int, bytes] = {}
         self.ended: dict[int, dict[str, str]] = {}
         self.drained: list[int] = []
+        self.whole = 0
+        """Requests that came at once."""
         self._sizes = sizes or [1 << 20]
         self._at = 0
 
@@ -70,7 +80,7 @@ class Pair:
         while True:
             to_server = self.client.data_to_send()
             for piece in cut(to_server, self._next_sizes()):
-                for event in self.server.feed(piece):
+                for event in singly(self.server.feed(piece)):
                     self._seen_by_server(event)
             to_client = b"".join(self.server.out.take())
             for piece in cut(to_client, self._next_sizes()):
@@ -90,6 +100,11 @@ class Pair:
             self.server.consumed(event.stream, len(event.data))
             if event.ended:
                 self._answer(event.stream)
+        elif isinstance(event, WholeRequest):
+            self.asked[event.stream] = event.headers
+            self.bodies[event.stream] = event.body
+            self.whole += 1
+            self._answer(event.stream)
         elif isinstance(event, Drained):
             self.drained.append(event.stream)
         else:
@@ -118,7 +133,8 @@ class Pair:
     padding=st.integers(0, 255),
 )
 def test_bodies_come_and_go(bodies: list[bytes], sizes: list[int], padding: int) -> None:
-    pair = Pair(sizes)
+    # Many bytes in small parts take long.
+    pair = Pair([*sizes, 100_000] if sum(map(len, bodies)) > 10_000 else sizes)
     pair.run()
     streams = {}
     for body in bodies:
@@ -139,3 +155,33 @@ def test_bodies_come_and_go(bodies: list[bytes], sizes: list[int], padding: int)
     assert pair.ended == {stream: {"grpc-status": "0"} for stream in streams}
     assert pair.server.streams == {}
     assert all(headers[b":path"] == b"/a.B/C" for headers in pair.asked.values())
+
+
+@given(
+    st.lists(st.binary(max_size=300), min_size=3, max_size=20),
+    st.sampled_from([[], [100], [7, 5000]]),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_requests_that_are_there_as_a_whole(
+    bodies: list[bytes], sizes: list[int], heads_first: bool, frames_each: int
+) -> None:
+    pair = Pair(sizes)
+    pair.run()
+    streams = {}
+    for body in bodies:
+        stream = pair.client.get_next_available_stream_id()
+        streams[stream] = body
+        pair.client.send_headers(stream, REQUEST)
+        if len(streams) < 3:  # The first ones fill the table of fields.
+            pair.client.send_data(stream, body, end_stream=True)
+            pair.run()
+        elif not heads_first:
+            send_body(pair.client, stream, body, frames_each)
+    for stream in sorted(streams)[2:] if heads_first else ():  # As nghttp2 sends requests that are made together.
+        send_body(pair.client, stream, streams[stream], frames_each)
+    pair.run()
+    assert sizes or pair.whole == (len(bodies) - 2 if frames_each == 1 else 0)
+    assert pair.bodies == streams
+    assert {stream: pair.answers.get(stream, b"") for stream in streams} == streams
+    assert pair.server.streams == {}

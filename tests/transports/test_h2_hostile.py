@@ -3,191 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
 
+import grpc.aio
 import hpack
 import pytest
-from h2_peers import SECONDS, Client, data, frame, message, served
+from h2_attacks import ATTACKS
+from h2_peers import SECONDS, Client, data, message, served
 
 from triglot.transports.h2 import frames
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.limits import Limits
 
-MANY = 6000
-Attack = Callable[[Client], bytes]
-ATTACKS: dict[str, tuple[ErrorCode, Attack]] = {}
-
-
-def attack(code: ErrorCode) -> Callable[[Attack], Attack]:
-    def add(made: Attack) -> Attack:
-        ATTACKS[made.__name__] = code, made
-        return made
-
-    return add
-
-
-calm = attack(ErrorCode.ENHANCE_YOUR_CALM)
-fields = frames.END_HEADERS | frames.END_STREAM
-
-
-@calm
-def rapid_reset(client: Client) -> bytes:
-    return b"".join(
-        client.headers(stream, "Held") + frames.rst_stream(stream, ErrorCode.CANCEL)
-        for stream in range(1, MANY, 2)
-    )
-
-
-@calm
-def reset_by_the_server(client: Client) -> bytes:
-    return b"".join(
-        client.headers(stream, "Held") + frames.window_update(stream, 0) for stream in range(1, MANY, 2)
-    )
-
-
-@calm
-def more_streams_than_may_be(client: Client) -> bytes:
-    return b"".join(client.headers(stream, "Held") for stream in range(1, 2 * MANY, 2))
-
-
-@calm
-def empty_continuations(client: Client) -> bytes:
-    return client.headers(1, "Echo", flags=0) + frame(frames.CONTINUATION, 0, 1) * 1000
-
-
-@calm
-def large_continuations(client: Client) -> bytes:
-    return client.headers(1, "Echo", flags=0) + frame(frames.CONTINUATION, 0, 1, bytes(16_000)) * 10
-
-
-@calm
-def hpack_bomb(client: Client) -> bytes:
-    large = b"\x40\x01a\x7f\xa1\x1e" + b"b" * 4000 + b"\xbe" * 10_000
-    return frame(frames.HEADERS, fields, 1, large)
-
-
-@calm
-def many_fields(client: Client) -> bytes:
-    block = b"\x00\x01a\x01b" * 3000
-    return frame(frames.HEADERS, fields, 1, block)
-
-
-@calm
-def settings_flood(client: Client) -> bytes:
-    return frames.settings({}) * MANY
-
-
-@calm
-def settings_at_once(client: Client) -> bytes:
-    return frame(frames.SETTINGS, 0, 0, b"\x00\x04\x00\x00\x00\x01" * 1000)
-
-
-@calm
-def acknowledgements(client: Client) -> bytes:
-    return frame(frames.SETTINGS, frames.ACK, 0) * MANY
-
-
-@calm
-def ping_flood(client: Client) -> bytes:
-    return frames.ping(bytes(8)) * MANY
-
-
-@calm
-def pong_flood(client: Client) -> bytes:
-    return frames.ping(bytes(8), ack=True) * MANY
-
-
-@calm
-def priority_flood(client: Client) -> bytes:
-    return frame(frames.PRIORITY, 0, 3, bytes(5)) * MANY
-
-
-@calm
-def window_update_flood(client: Client) -> bytes:
-    return frames.window_update(0, 1) * MANY
-
-
-@calm
-def unknown_flood(client: Client) -> bytes:
-    return frame(0xEE, 0, 0) * MANY
-
-
-@calm
-def goaway_flood(client: Client) -> bytes:
-    return frames.goaway(0, ErrorCode.NO_ERROR) * MANY
-
-
-@calm
-def empty_data(client: Client) -> bytes:
-    return client.headers(1, "Echo") + data(1, b"", end=False) * MANY
-
-
-@calm
-def padding_only(client: Client) -> bytes:
-    return client.headers(1, "Echo") + frame(frames.DATA, frames.PADDED, 1, b"\xff" + bytes(255)) * MANY
-
-
-@calm
-def data_after_the_end(client: Client) -> bytes:
-    return b"".join(
-        client.headers(stream, "Held") + data(stream, message(b"")) + data(stream, b"x")
-        for stream in range(1, MANY, 2)
-    )
-
-
-@calm
-def late_resets(client: Client) -> bytes:
-    return client.headers(1, "Echo") + data(1, message(b"")) + frames.rst_stream(1, ErrorCode.CANCEL) * MANY
-
-
-@attack(ErrorCode.FLOW_CONTROL_ERROR)
-def window_overflow(client: Client) -> bytes:
-    return frames.window_update(0, frames.LARGEST_WINDOW)
-
-
-@attack(ErrorCode.FLOW_CONTROL_ERROR)
-def more_than_the_window(client: Client) -> bytes:
-    return client.headers(1, "Both") + data(1, bytes(900_000), end=False) * 20
-
-
-@attack(ErrorCode.FRAME_SIZE_ERROR)
-def large_frame(client: Client) -> bytes:
-    return frames.head(2**24 - 1, frames.DATA, 0, 1)
-
-
-@calm
-def large_frame_of_another_kind(client: Client) -> bytes:
-    return frames.head(500_000, 0xEE, 0, 1)
-
-
-@attack(ErrorCode.COMPRESSION_ERROR)
-def wrong_headers(client: Client) -> bytes:
-    return frame(frames.HEADERS, fields, 1, b"\xff\xff\xff\xff")
-
-
-@attack(ErrorCode.COMPRESSION_ERROR)
-def endless_number(client: Client) -> bytes:
-    return frame(frames.HEADERS, fields, 1, b"\xff" * 60_000)
-
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_only_the_hostile_connection_ends(name: str) -> None:
+async def test_only_the_hostile_connection_ends(name: str, caplog: pytest.LogCaptureFixture) -> None:
     code, made = ATTACKS[name]
     limits = Limits(connection_window=1_000_000, stream_window=2_000_000)
     async with served(limits) as here, here.channel() as channel:
-        echo = channel.unary_unary("/t.T/Echo")
-        assert await echo(b"before", timeout=SECONDS) == b"before"
+        ended = asyncio.Event()
+        others = asyncio.create_task(calling(channel, ended))
         hostile = await here.client()
         await hostile.greet()
         sending = asyncio.create_task(hostile.send(made(hostile)))
-        assert await echo(b"meanwhile", timeout=SECONDS) == b"meanwhile"
         last = [got for got in await hostile.rest() if got.kind == frames.GOAWAY]
         await asyncio.wait_for(sending, SECONDS)
         assert [got.code for got in last] == [code]
-        assert await echo(b"after", timeout=SECONDS) == b"after"
+        ended.set()
+        assert await asyncio.wait_for(others, SECONDS) > 1
         await hostile.close()
         assert here.server.open_calls == 0
         assert here.server.held_bytes == 0
+        if gone := [one.lost for one in here.server.connections if one.connection.over]:
+            await asyncio.wait(gone, timeout=SECONDS)
+        assert here.server.unsent == 0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def calling(channel: grpc.aio.Channel, ended: asyncio.Event) -> int:
+    """Calls one after the other until then, and one more; how many were answered, each of them."""
+    echo = channel.unary_unary("/t.T/Echo")
+    for number in itertools.count(1):
+        over = ended.is_set()
+        body = str(number).encode()
+        assert await echo(body, timeout=SECONDS) == body
+        if over:
+            return number
+    raise AssertionError
 
 
 @pytest.mark.parametrize("said", [b"", b"PRI * HT"], ids=["nothing", "half a preface"])
@@ -210,7 +72,7 @@ async def test_who_speaks_no_http2_is_let_go() -> None:
 
 
 async def test_who_answers_no_ping_is_let_go_and_others_stay() -> None:
-    async with served(Limits(idle=0.2, answer_to_ping=0.4)) as here, here.channel() as channel:
+    async with served(Limits(idle=0.2, answer_to_ping=3)) as here, here.channel() as channel:
         echo = channel.unary_unary("/t.T/Echo")
         assert await echo(b"1", timeout=SECONDS) == b"1"
         (kept,) = here.server.connections
@@ -219,6 +81,8 @@ async def test_who_answers_no_ping_is_let_go_and_others_stay() -> None:
         assert [got.kind for got in await silent.rest()][-1] == frames.PING
         await silent.close()
         assert await echo(b"2", timeout=SECONDS) == b"2"
+        if others := [one.lost for one in here.server.connections - {kept}]:
+            await asyncio.wait(others, timeout=SECONDS)
         assert here.server.connections == {kept}
 
 
@@ -274,6 +138,33 @@ async def test_answers_that_no_window_takes_are_bounded() -> None:
         await client.close()
 
 
+async def test_answers_that_no_window_takes_are_bounded_in_all() -> None:
+    limits = Limits(max_unsent=10_000_000, max_unsent_in_all=1_000_000, fair_unsent=300_000)
+    async with served(limits) as here, here.channel() as channel:
+        body = message(bytes(400_000))
+        clients = [await here.client() for _ in range(3)]
+        for client in clients:
+            await client.greet(initial_window_size=0)
+            await client.send(client.headers(1, "Echo"), data(1, body))
+            await client.next(frames.HEADERS)
+        assert here.server.unsent >= 1_200_000
+        for client in clients:
+            await client.send(client.headers(3, "Echo"), data(3, message(b"")))
+            refused = await client.status(3)
+            assert refused["grpc-status"] == "8"
+            assert "that clients, this one too, have not read" in refused["grpc-message"]
+        # Who has read everything is served.
+        assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
+        # What one of them takes is room for the others.
+        await clients[0].send(frames.window_update(1, 1_000_000), frames.window_update(0, 1_000_000))
+        while not (await clients[0].next(frames.HEADERS, frames.DATA)).flags & frames.END_STREAM:
+            pass
+        await clients[1].send(clients[1].headers(5, "Echo"), data(5, message(b"")))
+        assert not (await clients[1].next(frames.HEADERS)).flags & frames.END_STREAM
+        for client in clients:
+            await client.close()
+
+
 async def test_requests_on_their_way_are_bounded() -> None:
     async with served(max_total_queue_bytes=100_000, max_queue_bytes=0) as here:
         client = await here.client()
@@ -293,6 +184,6 @@ async def test_requests_on_their_way_are_bounded() -> None:
 
 def test_the_bomb_is_one() -> None:
     client = Client(None, None)  # type: ignore[arg-type]  # It sends nothing.
-    bomb = hpack_bomb(client)[frames.HEAD_BYTES :]
+    bomb = ATTACKS["hpack_bomb"][1](client)[frames.HEAD_BYTES :]
     assert sum(map(len, hpack.Decoder(10**9).decode(bomb))) > 0
     assert sum(len(value) for _, value in hpack.Decoder(10**9).decode(bomb)) > 1000 * len(bomb)

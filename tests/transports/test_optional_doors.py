@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from live import Live, live
-from test_caller import until
 
 from triglot import Call, Ensemble, Model, Step, TensorSpec
 from triglot.core.scheduling import ControlInput, DynamicBatching, SequenceBatching
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
+from waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Values = Mapping[str, Sequence[int]]

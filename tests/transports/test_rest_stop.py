@@ -10,6 +10,8 @@ import pytest
 from live import Live, live
 from scripted_models import Scripted
 
+from waiting import until_found
+
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
 
 
@@ -34,8 +36,7 @@ async def test_a_running_call_is_answered_and_its_connection_closed() -> None:
         await model.wait_until_entered()
         stopping = asyncio.ensure_future(door.server.stop())
         # New calls are refused before this one has ended.
-        while await is_taken(door):  # noqa: ASYNC110 - the server tells nobody when it begins to refuse
-            await asyncio.sleep(0.001)
+        await until_found(lambda: is_taken(door), lambda taken: not taken)
         model.gate.set()
         status, connection, answer = await running
         assert (status, connection) == (200, "close")

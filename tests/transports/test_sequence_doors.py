@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from live import METHOD, Live, live
 from sequence_models import HOUR, LONG, Summing
-from test_caller import until
 
 from triglot import Call, Model, TensorSpec
 from triglot.core.scheduling import ControlInput, OldestStrategy, SequenceBatching
 from triglot.core.tensor import pack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
+from waiting import until
 
 VALUE = struct.Struct("<f")
 

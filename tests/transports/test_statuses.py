@@ -11,9 +11,9 @@ import grpc.aio
 import pytest
 from live import METHOD, Live, live, request
 from scripted_models import Inputs, Plain
-from test_caller import until
 
 from triglot import Call, FailedPrecondition, Unavailable
+from waiting import until
 
 TIMES = 10
 LAST_ONES = 2

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from live import live, request
 from scripted_models import Counting, Inputs, Plain, Scripted, number
-from test_caller import until
 
 from triglot import InvalidArgument
 from triglot.engine.work import STREAM_BUFFER
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_UNSENT
+from waiting import until
 
 VALUE = struct.Struct("<f")
 FINAL = "triton_final_response"
@@ -165,7 +165,8 @@ async def test_a_slow_client_holds_the_model_up() -> None:
         call = door.stream_infer(sending(asking("endless", 0, "a")))
         for expected in range(1, 20):
             assert not (await call.read()).error_message
-            assert made <= expected + STREAM_BUFFER + MAX_UNSENT + 16
+            # 16 were not enough once: gRPC widens its windows when a machine is busy.
+            assert made <= expected + STREAM_BUFFER + MAX_UNSENT + 32
         call.cancel()
         await until(lambda: door.leases() == 0)
 

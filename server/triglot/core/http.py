@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from triglot.core.scattered import Scattered
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HttpRequest:
     """A REST request: `path` holds the decoded variables of the route's path, header names are lower case.
 
@@ -22,11 +25,11 @@ class HttpRequest:
     remote: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HttpResponse:
     """A REST answer; `headers` are pairs where a name comes several times."""
 
-    body: bytes
+    body: bytes | Scattered
     status: int = 200
     content_type: str = "application/json"
     headers: Mapping[str, str] | Sequence[tuple[str, str]] = field(default_factory=dict)

@@ -33,7 +33,8 @@ class Model:
     Write `infer(self, inputs)` or `infer(self, inputs, call)`. `inputs` maps each input's name to a read-only
     array that lies over the request's own bytes; the answer maps each output's name to an array.
 
-    - A plain function runs on the model's own threads, one per instance, never on the event loop.
+    - A plain function runs on the model's own threads, one per instance, and on the event loop only where
+      `execution` says so.
     - An `async def` function runs on the event loop and must not block it.
     - A generator (plain or async) yields any number of answers: the model is *decoupled*.
 
@@ -74,7 +75,8 @@ class Model:
     """Whether equal requests may get an earlier one's answer, where the server has a cache: `infer` gives the same
     for the same inputs and parameters."""
     execution: str = "thread"
-    """"thread", or "process": each instance is a process, for code that holds the interpreter's lock."""
+    """"thread"; "process": each instance is a process, for code that holds the interpreter's lock; "inline": a
+    plain function that is short, and waits for nothing, runs on the event loop, and nothing else then."""
     cpus: Sequence[int] = ()
     """With `execution` "process": the CPUs that the instances run on, each on one of them in turn; none: any."""
     hang_seconds: float = 0.5
@@ -108,7 +110,8 @@ class Model:
 
     def start_instance(self, call: Call) -> None:
         """Called once on each thread that is going to call `infer`, before the version takes calls; once, on any
-        thread, for `async def`. `call` leads to other models. What it raises keeps the version from serving."""
+        thread, for what runs on the event loop. `call` leads to other models. What it raises keeps the version
+        from serving."""
 
     def close(self) -> None:
         """Called once, after the last `infer`."""

@@ -40,8 +40,8 @@ class VersionPolicy:
         return sorted((self.specific or frozenset()).difference(found))
 
 
-EXECUTIONS = ("thread", "process")
-"""What an instance may be."""
+EXECUTIONS = ("thread", "process", "inline")
+"""What an instance may be; with "inline" there is none, and the model runs on the event loop."""
 ALL = VersionPolicy()
 LATEST = VersionPolicy(latest=1)
 

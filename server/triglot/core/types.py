@@ -135,7 +135,8 @@ class InferenceResponse:
     """What one execution gave.
 
     `final`: its model says that no further answer follows. `placed`: the outputs that are in a region of shared
-    memory already, and leave without their data.
+    memory already, and leave without their data. `answer`: what a model on a thread returned; while it is here,
+    counts of references tell who else has its arrays.
     """
 
     model_name: str
@@ -145,6 +146,7 @@ class InferenceResponse:
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
     final: bool = False
     placed: frozenset[str] = frozenset()
+    answer: object = None
 
 
 class HttpChunk(bytes):

@@ -193,8 +193,9 @@ def _bind(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> Array:
         try:
             return object_array(unpack_bytes(data, count), tensor.shape)
         except BytesFramingError as error:
+            what, _, counts = error.message.partition(", ")
             raise InvalidRequest(
-                f"{error.message} for inference input '{tensor.name}' for model '{model}'"
+                f"{what} for inference input '{tensor.name}' for model '{model}', {counts}"
             ) from None
     if len(data) != count * dtype.itemsize:
         raise _byte_size_error(tensor, count * dtype.itemsize, len(data), model)

@@ -14,6 +14,13 @@ flight. Trials climb it: another setting runs in turn with the one in use (see `
 is clearly better. Not to wait is the first setting, and it wins when waiting is no better. Trials have a budget, a
 share of the batches, which shrinks while they change nothing and is restored when the load changes. Late requests
 end a trial or the waiting at once, unless they are as late without any waiting.
+
+Clients that ask again when they have their answer come back together if they were answered together, and until
+they are back the instances rest. So a share of half the rows or less is also the most that a batch takes: while
+one part of the clients is in the model, the others are answered and ask again. Where the instance rests, or there
+are several to share the clients, such parts are tried first. What is in parts stays so by itself, and what is
+together, too; so whenever parts are given up, in a trial as well, everybody is waited for first, or both settings
+would have the parts. They are given up at once when the load changes.
 """
 
 from __future__ import annotations
@@ -26,19 +33,24 @@ from triglot.core.readings import Reading
 from triglot.engine.trial import FEWEST_PAIRS, SETTLE_BATCHES, SLOT_BATCHES, Lateness, Setting, Trial
 
 WAITS = (0.125, 0.25, 0.5, 1.0)
-COMPANIES = (0.9, 0.75, 0.5, 0.25, 1.0)
-AT_ONCE = Setting(0.0)
-FIRST_CHOICES = (Setting(1.0), Setting(1.0, 0.75), Setting(1.0, 0.5), Setting(0.25), Setting(1.0, 0.25))
+COMPANIES = (0.9, 0.75, 1.0)
+AT_ONCE, TOGETHER = Setting(0.0), Setting(1.0)
+FIRST_CHOICES = (TOGETHER, Setting(1.0, 0.75), Setting(0.25))
 """What is tried when nothing is waited for."""
+REST, STEADY = 0.1, 0.75
+"""Of an only instance's time, in which it does nothing; of the most rows in flight, as there are on average. Where
+both are more, parts are tried."""
 PEAK_BATCHES = 16
 """So many batches back the rows in flight are looked at."""
 BUDGET, FULL_BUDGET = 0.1, 256.0
-"""Batches in trials: for each other one, and at most, which is also what there is at the start."""
+"""Batches in trials: for each other one, and at most of an instance, which is also what there is at the start."""
 PATIENCE = 5
 """After so many trials in vain the budget shrinks no more."""
 TRIAL_BATCHES = FEWEST_PAIRS * (SETTLE_BATCHES + SLOT_BATCHES)
 GRANT_BATCHES = 10 * TRIAL_BATCHES
-"""Between two changes of the load that are answered with a trial at once."""
+"""Between two changes of the load that are answered with a trial at once. As the others, of each instance."""
+LONG_ALONE = 8 * PEAK_BATCHES
+"""Requests that were alone in flight, one after the other: that the load has changed has been noticed by then."""
 MARGIN = 0.95
 """Of the objective, what is aimed at."""
 LATENCIES = 1000
@@ -77,27 +89,40 @@ class DelayTuner:
     """Finds the `delay` and `size` with the highest throughput at which 99 % of the requests keep to `objective`.
 
     `delay` is how many seconds the oldest request is kept back for others while an instance is idle, `size` the
-    rows worth waiting for: so many leave at once. The batcher reads both when it forms a batch. There is no lock:
-    `observe` is called by one thread at a time.
+    rows worth waiting for: so many leave at once, and `most` is how many leave together. The batcher reads them
+    when it forms a batch. There is no lock: `observe` is called by one thread at a time.
     """
 
-    def __init__(self, objective: float, max_batch_size: int) -> None:
+    def __init__(self, objective: float, max_batch_size: int, instances: int = 1) -> None:
         self.delay = 0.0
         self.size = 1
+        self.most = self._max_batch_size = max(max_batch_size, 1)
         self._objective = objective
-        self._max_batch_size = max(max_batch_size, 1)
+        self._instances = instances
+        # For each batch that runs, one on its way; or fewer, or more of them.
+        parts = (2 * instances, instances + 1, 3 * instances, instances)
+        self._parts = [1 / number for number in dict.fromkeys(parts) if number > 1]
         self._cost = BatchCost()
         self._in_flight: deque[int] = deque(maxlen=PEAK_BATCHES)
+        self._peak = 1
+        """The most rows in flight of late."""
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
-        self._executed: deque[tuple[float, int]] = deque(maxlen=64)
+        self._executed: deque[tuple[float, int, float]] = deque(maxlen=64)
         self._setting = AT_ONCE
+        self._alone = 0
+        """Requests of late that were alone in flight."""
+        self._in_parts = False
+        self._gathers = 0
+        """Batches before which everybody is still waited for."""
         self._lateness = self._no_lateness()
         self._late_anyway = False
         self._trial: Trial | None = None
         self._trials = {"adopted": 0, "rejected": 0}
         self._back_offs = 0
-        self._next = 0
-        self._budget = FULL_BUDGET
+        self._tried: list[Setting] = []
+        """In trials, since all were or the setting has changed."""
+        self._budget = self._full_budget = FULL_BUDGET * instances
+        self._trial_batches = TRIAL_BATCHES * instances
         self._ungranted = 0
         self._in_vain = 0
         """Trials since the last one that changed something, or since the load has changed."""
@@ -116,10 +141,17 @@ class DelayTuner:
         """
         if not latencies or not rows:
             return
+        self._latencies.extend(latencies)
+        self._executed.append((now, rows, compute_seconds))
+        self._alone = 0 if waiting or len(latencies) > 1 else self._alone + 1
+        if self._alone == LONG_ALONE:
+            self._trial, self._gathers = None, 0
+            self.delay, self.size, self.most = 0.0, 1, self._max_batch_size
+        if self._alone >= LONG_ALONE:
+            return  # There is nobody to wait for, and nothing to find out.
         in_flight = rows + round(waiting * rows / len(latencies))
         self._in_flight.append(in_flight)
-        self._latencies.extend(latencies)
-        self._executed.append((now, rows))
+        self._peak = max(self._in_flight)
         self._cost.add(rows, compute_seconds)
         if self._trial is None:
             self._lateness.add(latencies)
@@ -134,7 +166,7 @@ class DelayTuner:
 
     def _company(self) -> int:
         """Rows that can be in a batch."""
-        return min(max(self._in_flight), self._max_batch_size)
+        return min(self._peak, self._max_batch_size)
 
     def _longest(self) -> float:
         """The longest delay that may pay."""
@@ -143,11 +175,18 @@ class DelayTuner:
     def _apply(self) -> None:
         trial = self._trial
         setting = trial.other if trial is not None and trial.on_other else self._setting
-        size = min(ceil(setting.company * max(self._in_flight)), self._max_batch_size)
+        if self._in_parts and not setting.splits:
+            self._gathers = SETTLE_BATCHES * self._instances
+        self._in_parts = setting.splits
+        if self._gathers:
+            self._gathers -= 1
+            setting = TOGETHER
+        size = min(ceil(setting.company * self._peak), self._max_batch_size)
         if setting.wait and size > 1:
             self.size, self.delay = size, setting.wait * self._longest()
         else:
             self.size, self.delay = 1, 0.0
+        self.most = size if setting.splits else self._max_batch_size
 
     def _follow_load(self, in_flight: int) -> None:
         """Look for another load: it makes everything worth another trial."""
@@ -160,43 +199,64 @@ class DelayTuner:
         # A few more or less are chance.
         if not 0.5 < (self._load + 4) / (self._load_before + 4) < 2:
             self._late_anyway = False
-            if self._ungranted >= GRANT_BATCHES:
+            if self._ungranted >= GRANT_BATCHES * self._instances:
                 self._ungranted = 0
-                self._budget = max(self._budget, TRIAL_BATCHES)
+                self._budget = max(self._budget, self._trial_batches)
+            if self._setting.splits:
+                self._use(AT_ONCE)
             self._start_over()
             if self._setting.wait:
-                self._next = -1  # Is the waiting still of use?
+                self._tried = [one for one in self._choices() if one != AT_ONCE]  # Is it still of use to wait?
 
     def _start_over(self) -> None:
-        self._in_vain = self._next = self._batches = 0
+        self._in_vain = self._batches = 0
         self._load_before = 0.0
+        self._tried = []
 
     def _between_trials(self) -> None:
-        self._budget = min(self._budget + BUDGET / (1 + min(self._in_vain, PATIENCE)) ** 2, FULL_BUDGET)
+        self._budget = min(self._budget + BUDGET / (1 + min(self._in_vain, PATIENCE)) ** 2, self._full_budget)
         if self._lateness.violated and not self._late_anyway:
             if self._setting.wait:
                 self._back_offs += 1
+                self._in_parts = False  # Nobody is waited for.
                 self._budget = min(self._budget, 0.0)
                 self._use(AT_ONCE)
                 return
             # It is not the delay's fault: perhaps others are less late.
             self._late_anyway = True
-            self._budget = max(self._budget, TRIAL_BATCHES)
-        rested = self._batches >= PEAK_BATCHES and self._budget >= TRIAL_BATCHES
+            self._budget = max(self._budget, self._trial_batches)
+        rested = self._batches >= PEAK_BATCHES and self._budget >= self._trial_batches
         if rested and self._company() > 1:
-            choices = self._choices()
-            self._trial = Trial(choices[self._next % len(choices)], self._objective * MARGIN)
-            self._next += 1
+            choice = self._choice()
+            self._tried.append(choice)
+            self._trial = Trial(choice, self._objective * MARGIN, self._instances)
+
+    def _choice(self) -> Setting:
+        choices = self._choices()
+        untried = [one for one in choices if one not in self._tried]
+        if not untried:
+            self._tried = []
+        return (untried or choices)[0]
 
     def _choices(self) -> Sequence[Setting]:
-        """What is tried next, in turn: other shares of the rows, delays near by, and none."""
+        """What is tried, in turn: other shares of the rows, delays near by, and none."""
         wait, company = self._setting.wait, self._setting.company
+        parts = [part for part in self._parts if part * self._peak >= 2]
+        if self._instances == 1 and (self._load < STEADY * self._peak or self._rest() < REST):
+            parts = []
         if not wait:
-            return FIRST_CHOICES
-        choices = [Setting(wait, other) for other in COMPANIES if other != company]
+            return [*[Setting(1.0, part) for part in parts], *FIRST_CHOICES]
+        companies = COMPANIES[:1] if self._setting.splits else COMPANIES  # One is like another to parts.
+        choices = [Setting(wait, other) for other in (*parts, *companies) if other != company]
         at = WAITS.index(wait)
         choices += [Setting(other, company) for other in WAITS[max(at - 1, 0) : at + 2] if other != wait]
         return [*choices, AT_ONCE]
+
+    def _rest(self) -> float:
+        """The share of their time that the instances have done nothing of late."""
+        executed = list(self._executed)
+        seconds = (executed[-1][0] - executed[0][0]) * self._instances
+        return 1 - sum([took for _, _, took in executed[1:]]) / seconds if seconds > 0 else 0.0
 
     def _during_trial(self, trial: Trial, now: float, rows: int, latencies: Sequence[float]) -> None:
         if trial.on_other:
@@ -209,7 +269,7 @@ class DelayTuner:
             self._trial = None  # There is nobody left to wait for, or no time.
             return
         verdict = trial.verdict
-        if trial.lateness.violated and not self._late_anyway and not late:
+        if trial.lateness.doubtful and not self._late_anyway and not late:
             verdict = -1.0
         if verdict is None:
             return
@@ -232,9 +292,10 @@ class DelayTuner:
         latencies, executed = sorted(self._latencies), list(self._executed)
         p99 = latencies[int(len(latencies) * 0.99)] if latencies else 0.0
         seconds = executed[-1][0] - executed[0][0] if executed else 0.0
-        rate = sum(rows for _, rows in executed[1:]) / seconds if seconds > 0 else 0.0
+        rate = sum(rows for _, rows, _ in executed[1:]) / seconds if seconds > 0 else 0.0
         yield Reading("adaptive_delay_seconds", "How long an idle instance waits for more requests.", self.delay)
         yield Reading("adaptive_size_rows", "Rows that leave at once.", self.size)
+        yield Reading("adaptive_most_rows", "The most rows that leave together.", self.most)
         yield Reading("adaptive_objective_seconds", "What 99 % of the requests are to keep to.", self._objective)
         yield Reading("adaptive_p99_seconds", f"99 % of the last {LATENCIES} requests took no longer.", p99)
         yield Reading("adaptive_rows_per_second", "Rows executed, over the last batches.", rate)

@@ -142,7 +142,8 @@ class Batch:
         if self._joinable:
             self._counts = [rows_of(member.inputs) for member in members]
             rows = sum(self._counts)
-            padded = next((size for size in self._joining.allowed_sizes if size >= rows), rows)
+            sizes = self._joining.allowed_sizes
+            padded = next((size for size in sizes if size >= rows), rows) if sizes else rows
             if padded > rows or len(members) > 1:
                 self._padded = padded
                 inputs = join([member.inputs for member in members], padded, self._buffers)

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from math import inf
+from typing import cast
 
 from triglot.core.model import Model
 from triglot.core.readings import Reading
@@ -18,7 +19,7 @@ from triglot.engine.forming import Wait, Waiting
 from triglot.engine.ordering import ArrivalOrder
 from triglot.engine.parts import Part, Whole
 from triglot.engine.queue import Defer, Later, Timer
-from triglot.engine.waiting import Taken, WaitingRoom, expired
+from triglot.engine.waiting import REQUESTS, Taken, WaitingRoom, expired
 from triglot.engine.work import Execution, InstanceExecution, Stream, Work
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ class BatchSchedule(ABC):
         self._tuner: DelayTuner | None = None
         rows = model.max_batch_size or batching.max_batch_size
         if batching.max_queue_delay == AUTO:
-            self._tuner = DelayTuner(batching.latency_objective, batching.max_execution_size or rows)
+            most = batching.max_execution_size or rows
+            self._tuner = DelayTuner(batching.latency_objective, most, model.instances)
         self._room = WaitingRoom(model, batching, limit, self._tuner)
         self._joining = Joining(batching.allowed_sizes, model.infer_batch)
         self._order = ArrivalOrder() if batching.preserve_ordering else None
@@ -90,7 +92,7 @@ class BatchSchedule(ABC):
         plain = isinstance(work, Execution) and not isinstance(work, InstanceExecution)
         rows, key = 1, None
         if plain or (isinstance(work, Stream) and self._joining.infer_batch is not None):
-            assert isinstance(work, Execution | Stream)
+            assert isinstance(work, REQUESTS)
             rows, key = self._room.kinds.of(work.inputs, work.call)
         whole = None
         pieces: Sequence[tuple[Work, int]] = ((work, rows),)
@@ -163,7 +165,7 @@ class BatchSchedule(ABC):
             return Refusal([(work, expired()) for work in taken.refused], self)
         if not taken.batched:
             return taken.works[0]
-        members = [work for work in taken.works if isinstance(work, Execution | Stream)]
+        members = cast("list[Execution | Stream]", taken.works)  # What is batched is nothing else.
         return Batch(members, taken.joinable, self._joining, buffers, self)
 
     # --- what comes back, on the loop ---

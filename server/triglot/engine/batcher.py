@@ -86,10 +86,11 @@ class Batcher(BatchSchedule):
         if self._has_grown:
             self._has_grown = False
             self._ring()
-        idle, forming = len(self._parked), self._turn.locked()
+        # What waits comes first: whoever takes some of it from here on is idle no more.
+        batches, idle, forming = self._room.batches, len(self._parked), self._turn.locked()
         if not forming and len(self._room):
             self._parked.call(1)
-        if (wanted := self._room.batches - idle - forming) > 0:
+        if (wanted := batches - idle - forming) > 0:
             self._grow(wanted)
 
     def _ring(self) -> None:

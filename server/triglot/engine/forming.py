@@ -76,6 +76,11 @@ class Rules:
         """Rows beyond which a batch does not grow while it is younger than the delay."""
         return self.preferred[-1] if self.preferred else self.max_rows
 
+    @property
+    def full(self) -> Reason:
+        """Why a batch is closed that has `max_rows`."""
+        return "tuned" if self.enough == self.max_rows else "full"
+
     def worth_waiting_for(self, rows: int) -> int:
         """The next size at which a batch of so many rows is executed at once."""
         if self.enough:
@@ -202,7 +207,7 @@ class _Pending:
             if rows > self._largest and not self._best:
                 self._best = len(members)
             if rows > rules.max_rows:
-                self._reason = "full"
+                self._reason = rules.full
                 return False
         members.append(one)
         self._rows = rows
@@ -211,11 +216,13 @@ class _Pending:
         if one.key is None:
             self._reason = "alone"
         elif rows >= rules.max_rows:
-            self._reason = "full"
+            self._reason = rules.full
         return self._reason is None
 
     def close(self, now: float, draining: bool) -> Run | Wait:
         members, rules = self.members, self._rules
+        if not rules.delay and not self._best:  # Nothing is waited for, whatever the times are.
+            return Run(members, self._reason or self._why_now(draining, False, False) or "no_delay")
         due = min([one.arrived for one in members]) + rules.delay
         too_old = rules.delay > 0 and now >= due
         if self._best and not (too_old or draining or rules.enough or self._reason == "alone"):
@@ -230,15 +237,17 @@ class _Pending:
     def _why_now(self, draining: bool, too_old: bool, hurried: bool) -> Reason | None:
         """Why a batch that could grow is executed as it is, if so."""
         rules, rows = self._rules, self._rows
-        reasons: tuple[tuple[bool, Reason], ...] = (
-            (draining, "drained"),
-            (too_old, "delay"),
-            (not rules.enough and rows >= self._largest, "preferred"),
-            (not rules.delay, "no_delay"),
-            (0 < rules.enough <= rows, "tuned"),
-            (hurried, "deadline"),
-        )
-        return next((reason for holds, reason in reasons if holds), None)
+        if draining:
+            return "drained"
+        if too_old:
+            return "delay"
+        if not rules.enough and rows >= self._largest:
+            return "preferred"
+        if not rules.delay:
+            return "no_delay"
+        if 0 < rules.enough <= rows:
+            return "tuned"
+        return "deadline" if hurried else None
 
     def _run_best(self) -> Run:
         best = self.members[: self._best]

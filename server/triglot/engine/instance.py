@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -18,7 +17,7 @@ PAUSE_SECONDS = 0.1
 
 
 class Instance:
-    """Takes whatever waits, one piece of work after the other, and hands each result to the loop.
+    """Takes whatever waits, one piece of work after the other, and puts what is `finished` there for the loop.
 
     `number` is its own among the instances of its model, from 0.
     """
@@ -30,13 +29,13 @@ class Instance:
         schedule: Schedule,
         function: Function,
         explain: Explain,
-        loop: asyncio.AbstractEventLoop,
+        finished: LoopInbox[Work],
     ) -> None:
         self._number = number
         self._schedule = schedule
         self._function = function
         self._explain = explain
-        self._finished = LoopInbox[Work](loop, _deliver)
+        self._finished = finished
         # A daemon: a model that never returns must not keep a stopped server alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -71,7 +70,3 @@ class Instance:
                 self._finished.put(work)
             # The caller's arrays are not kept while this thread waits.
             del work
-
-
-def _deliver(work: Work) -> None:
-    work.deliver()

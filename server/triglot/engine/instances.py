@@ -7,9 +7,10 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from triglot.engine.inbox import LoopInbox
 from triglot.engine.instance import Instance
 from triglot.engine.schedule import Schedule
-from triglot.engine.work import Around, Execution, Explain, Function, Inputs, InstanceExecution
+from triglot.engine.work import Around, Execution, Explain, Function, Inputs, InstanceExecution, Work
 
 
 class Instances:
@@ -24,6 +25,7 @@ class Instances:
         self._explain = explain
         self._loop = loop
         self._schedule: Schedule | None = None
+        self._finished: LoopInbox[Work] | None = None
         self._threads: list[Instance] = []
 
     def __len__(self) -> int:
@@ -33,14 +35,18 @@ class Instances:
     def start(self, schedule: Schedule) -> None:
         """Start the first one; a thread that never runs is dear, too, so the others come when there is work."""
         self._schedule = schedule
+        self._finished = LoopInbox(self._loop, _deliver)
         self.add(1)
 
     def add(self, wanted: int) -> None:
         """Start so many more, if there may be so many."""
         assert self._schedule is not None
+        assert self._finished is not None
         for number in range(len(self._threads), min(len(self._threads) + wanted, self._count)):
             name = f"{self._name}#{number}"
-            self._threads.append(Instance(name, number, self._schedule, self._function, self._explain, self._loop))
+            self._threads.append(
+                Instance(name, number, self._schedule, self._function, self._explain, self._finished)
+            )
 
     @property
     def alive(self) -> bool:
@@ -74,6 +80,12 @@ class Instances:
             instance.join()
         # They refer to the model, and would keep it until the garbage collector comes by.
         self._threads.clear()
+        if self._finished is not None:
+            self._finished.close()
+
+
+def _deliver(work: Work) -> None:
+    work.deliver()
 
 
 def _put_beyond_limit(schedule: Schedule, executions: Sequence[Execution]) -> None:

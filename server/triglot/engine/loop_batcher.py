@@ -1,27 +1,38 @@
-"""The dynamic batcher of models whose code is `async def`: batches are formed and run on the loop (spec 5.1)."""
+"""The dynamic batcher of models whose code runs on the loop: so are batches formed, and run, there (spec 5.1)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from triglot.core.model import Model
 from triglot.engine.batch import Batch
 from triglot.engine.batch_schedule import BatchSchedule, Growing
 from triglot.engine.buffers import Buffers
+from triglot.engine.inline import guarded_list
+from triglot.engine.loop_guard import LoopGuard
 from triglot.engine.work import Explain, Function, Work
 
 
 class LoopBatcher(BatchSchedule):
     """A `Schedule` that runs its batches by itself, as many at the same time as the model has instances.
 
-    A batch that nobody waits for any more is cancelled. Raises as `BatchSchedule`.
+    A batch that nobody waits for any more is cancelled. `guard` watches a model's own code. Raises as
+    `BatchSchedule`.
     """
 
     def __init__(
-        self, model: Model, limit: int, loop: asyncio.AbstractEventLoop, function: Function, explain: Explain
+        self,
+        model: Model,
+        limit: int,
+        loop: asyncio.AbstractEventLoop,
+        function: Function,
+        explain: Explain,
+        guard: LoopGuard,
     ) -> None:
         super().__init__(model, limit, loop.call_soon, loop.call_later)
+        self._joining = replace(self._joining, infer_batch=guarded_list(model, guard))
         self._loop = loop
         self._function = function
         self._explain = explain

@@ -84,19 +84,15 @@ class WorkQueue(Generic[T]):
         if waiting > parked:
             self._grow(waiting - parked)
 
-    def take_nowait(self) -> T | None:
-        """The oldest work, or None."""
-        try:
-            return self._waiting.popleft()
-        except IndexError:
-            return None
-
     def take(self, _: int = 0) -> T | None:
         """The oldest work, waiting for it; None once the queue is closed and empty."""
         while True:
-            work = self.take_nowait()
-            if work is not None or self._closed:
-                return work
+            closed = self._closed  # Nothing is put any more: there is what is there now.
+            try:
+                return self._waiting.popleft()
+            except IndexError:
+                if closed:
+                    return None
             self._parked.wait(unless=lambda: self._waiting or self._closed)
 
     def discard(self, work: T) -> bool:

@@ -28,28 +28,20 @@ from triglot.engine.deadline import (
     is_cancelled,
     seen_late,
 )
-from triglot.engine.declarations import check_declarations, function_of, looks_at_call
+from triglot.engine.declarations import check_declarations, looks_at_call
 from triglot.engine.hosted import HostedModel
+from triglot.engine.inline import guard_of, guarded_function, inline_of
 from triglot.engine.instances import Instances
 from triglot.engine.leases import Leases
 from triglot.engine.loop_batcher import LoopBatcher
+from triglot.engine.own_task import as_task
 from triglot.engine.queue import queue_full
 from triglot.engine.response_cache import ResponseCache, Shelf
 from triglot.engine.schedule import Schedule, schedule_for
 from triglot.engine.sequences import SequenceSchedule
 from triglot.engine.timing import ResponseTimes
 from triglot.engine.unloading import unload
-from triglot.engine.work import (
-    NOTHING,
-    Around,
-    Execution,
-    Explain,
-    Inputs,
-    Stream,
-    StreamEnd,
-    Work,
-    explained,
-)
+from triglot.engine.work import NOTHING, Around, Execution, Explain, Inputs, Stream, StreamEnd, Work, explained
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +58,8 @@ def _is_left(error: BaseException) -> bool:
 class Servable(Leases):
     """Runs one model. Made, used and closed on the event loop; the model is loaded already.
 
-    Blocking code runs on the threads of the instances, `async def` code on the loop, which `on_loop` says. Work
-    that nobody waits for any more is never started.
+    Blocking code runs on the threads of the instances, `async def` code, and what is to be "inline", on the loop,
+    which `on_loop` says. Work that nobody waits for any more is never started.
     """
 
     def __init__(self, name: str, version: int, model: Model, *, max_queue_size: int) -> None:
@@ -80,10 +72,11 @@ class Servable(Leases):
         self.signatures = signatures_of(model)
         self.default_signature = default_of(self.signatures)
         self.signature = self.signatures[self.default_signature]
-        infer = model.infer
-        self.function = function_of(model)
-        self.on_loop = is_async(infer)
-        self.decoupled = is_decoupled(infer)
+        self.guard = guard_of(model, f"{name} version {version}")
+        self._inline = inline_of(model, self.guard)
+        self.function = guarded_function(model, self.guard)
+        self.on_loop = is_async(model.infer) or self._inline is not None
+        self.decoupled = is_decoupled(model.infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
         self._loop = asyncio.get_running_loop()
         joins = model.dynamic_batching is not None and not self.decoupled
@@ -95,7 +88,7 @@ class Servable(Leases):
         self._explain: Explain = partial(explained, str(self))
         self._instances = Instances(f"{name}/{version}", model.instances, self.function, self._explain, self._loop)
         self._schedule: Schedule = (
-            LoopBatcher(model, self._limit, self._loop, self.function, self._explain)
+            LoopBatcher(model, self._limit, self._loop, self.function, self._explain, self.guard)
             if self.on_loop and joins
             else schedule_for(model, self._limit, self._loop.call_soon, self._instances.add)
         )
@@ -142,6 +135,7 @@ class Servable(Leases):
             yield from self._gate.readings()
         if self.answers is not None:
             yield from self.answers.readings()
+        yield from self.guard.readings()
 
     def bound(self, admission: Admission) -> None:
         """Count the requests that come from now on, and refuse those that are too many."""
@@ -167,8 +161,9 @@ class Servable(Leases):
             if self.direct:
                 if self._leases > self._limit:
                     self._refuse_on_loop()
-                if call.deadline is None:
-                    return await self._run_on_loop(inputs, call)
+                if self._inline is not None:
+                    return self._inline.one(inputs, call)
+                await as_task()
                 return await in_time(call, self._run_on_loop(inputs, call), WHILE_RUNNING)
             execution = Execution(inputs, call, self._loop.create_future())
             self._put(execution, call)

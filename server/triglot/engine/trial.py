@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import log, sqrt
 
 SETTLE_BATCHES = 2
-"""After a change of the setting; they are what the one before has left."""
+"""After a change of the setting, for each instance; they are what the one before has left."""
 SLOT_BATCHES = 8
+"""For each instance."""
 FEWEST_PAIRS, MOST_PAIRS = 4, 8
 SMALL, LARGE = 0.02, 0.25
 """Of differences, as logarithms: not worth a change; enough to give up early."""
@@ -18,43 +19,61 @@ SMALL, LARGE = 0.02, 0.25
 class Setting:
     """How an idle instance waits.
 
-    `wait` is a share of the longest delay that may pay, `company` a share of the rows that are in flight.
+    `wait` is a share of the longest delay that may pay, `company` a share of the rows that are in flight: half of
+    them or less are also the most that a batch takes.
     """
 
     wait: float
     company: float = 1.0
 
+    @property
+    def splits(self) -> bool:
+        """Whether those in flight are parts that take turns."""
+        return self.company <= 0.5
+
 
 class Lateness:
-    """Whether more than one in a hundred requests are later than allowed, beyond what chance does."""
+    """Whether more than one in a hundred requests are later than allowed."""
 
-    __slots__ = ("_late", "_limit", "_seen")
+    __slots__ = ("_batches", "_late", "_limit", "_seen")
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._seen = self._late = 0.0
+        self._batches = self._seen = self._late = 0.0
 
     def add(self, latencies: Sequence[float]) -> None:
-        """Count these."""
+        """Count those of a batch."""
+        self._batches += 1
         self._seen += len(latencies)
         if max(latencies) > self._limit:
             self._late += sum([latency > self._limit for latency in latencies])
         if self._seen > 4000:  # What is long ago counts less and less.
-            self._seen, self._late = self._seen / 2, self._late / 2
+            self._batches, self._seen, self._late = self._batches / 2, self._seen / 2, self._late / 2
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether they are, beyond what chance would do to requests that are late one by one."""
+        allowed = self._seen / 100
+        return self._late > allowed + 2 * sqrt(allowed) + 1
 
     @property
     def violated(self) -> bool:
-        allowed = self._seen / 100
-        return self._late > allowed + 2 * sqrt(allowed) + 1
+        """Whether they are, beyond what chance does: the requests of a batch are late together, and what holds up
+        the server holds up a batch that runs and one that waits."""
+        if not self._late:
+            return False
+        allowed, batch = self._seen / 100, self._seen / self._batches
+        return self._late > allowed + 2 * sqrt(allowed * batch) + 2 * batch
 
 
 class _Slot:
     """What one setting gave for a while."""
 
-    __slots__ = ("_batches", "_began", "_requests", "_rows", "_seconds", "latency", "rate")
+    __slots__ = ("_batches", "_began", "_last", "_requests", "_rows", "_seconds", "latency", "rate")
 
-    def __init__(self) -> None:
-        self._batches = -SETTLE_BATCHES
+    def __init__(self, instances: int) -> None:
+        self._batches = -SETTLE_BATCHES * instances
+        self._last = SLOT_BATCHES * instances
         self._began = self._seconds = 0.0
         self._rows = self._requests = 0
         self.rate = self.latency = 0.0
@@ -70,7 +89,7 @@ class _Slot:
         self._seconds += sum(latencies)
         self.rate = self._rows / max(now - self._began, 1e-9)
         self.latency = self._seconds / self._requests
-        return self._batches == SLOT_BATCHES
+        return self._batches == self._last
 
 
 class Trial:
@@ -83,12 +102,13 @@ class Trial:
     Pairs of neighbouring slots are compared, so a load that changes meanwhile touches both.
     """
 
-    def __init__(self, other: Setting, limit: float) -> None:
+    def __init__(self, other: Setting, limit: float, instances: int = 1) -> None:
         self.other = other
         self.lateness = Lateness(limit)
         """Of `other`."""
         self.on_other = False
-        self._slot = _Slot()
+        self._instances = instances
+        self._slot = _Slot(instances)
         self._first: _Slot | None = None
         self._slower: list[float] = []
         self._richer: list[float] = []
@@ -100,7 +120,7 @@ class Trial:
             self.lateness.add(latencies)
         if not ended:
             return
-        done, self._slot = self._slot, _Slot()
+        done, self._slot = self._slot, _Slot(self._instances)
         if self._first is None:
             self._first, self.on_other = done, not self.on_other
             return
@@ -115,7 +135,7 @@ class Trial:
         pairs = len(self._slower)
         if pairs < 2 or self._first is not None:
             return None
-        if min(self._slower) > LARGE and sum(self._richer) <= LARGE * pairs:
+        if max(self._richer) < -LARGE or (min(self._slower) > LARGE and sum(self._richer) <= LARGE * pairs):
             return -1.0
         if pairs < FEWEST_PAIRS:
             return None

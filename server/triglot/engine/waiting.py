@@ -12,7 +12,7 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
@@ -25,15 +25,18 @@ from triglot.engine.kinds import Kinds
 from triglot.engine.queue import RETRY_AFTER_SECONDS, queue_full
 from triglot.engine.work import Execution, InstanceExecution, Stream, Work
 
+REQUESTS = (Execution, Stream)
+"""What a request is as work; `Execution | Stream` would be made anew each time."""
 GONE_AT_MOST = 64
 """Requests that were given up, beside as many as wait, whose places are kept until somebody forms a batch."""
 
 
 class Tuner(Protocol):
-    """Finds the delay, in seconds, and the rows worth waiting for."""
+    """Finds the delay, in seconds, the rows worth waiting for, and the most rows of a batch."""
 
     delay: float
     size: int
+    most: int
 
     def readings(self) -> Iterator[Reading]:
         """What it chose."""
@@ -83,6 +86,7 @@ class WaitingRoom:
         most = max(1, self.kinds.max_rows)
         preferred = tuple(size for size in batching.preferred_sizes if size <= most)
         self._rules = Rules(most, () if tuner is not None else preferred, delay)
+        self._tuned = self._rules
         self._levels: dict[int, Level] = {}
         self._lanes: list[Level] = []
         self._arrivals: deque[tuple[Level, Waiting]] = deque()
@@ -119,16 +123,19 @@ class WaitingRoom:
             raise queue_full(f"{self.limit} requests wait")
         now = time.monotonic()
         work = pieces[0][0]
-        if isinstance(work, Execution | Stream) and not isinstance(work, InstanceExecution):
-            level, expires, hurry = self._policed(work, sum([rows for _, rows in pieces]), now)
+        if isinstance(work, REQUESTS) and not isinstance(work, InstanceExecution):
+            rows = pieces[0][1] if len(pieces) == 1 else sum([rows for _, rows in pieces])
+            level, expires, hurry = self._policed(work, rows, now)
         else:
             level, expires, hurry = self._level(0), inf, inf
-        added = [Waiting(piece, rows, key, now, expires, hurry) for piece, rows in pieces]
-        for one in added:
+        added = []
+        for piece, rows in pieces:
+            one = Waiting(piece, rows, key, now, expires, hurry)
+            added.append(one)
             level.came += 1
             self._rows_came += self._room_of(one)
-            self._there[one.work] = (level, one)
-            self._arrivals.append((level, one))
+            place = self._there[piece] = (level, one)
+            self._arrivals.append(place)
         return added
 
     def _room_of(self, one: Waiting) -> int:
@@ -188,7 +195,7 @@ class WaitingRoom:
             work = one.work
             if level.delays or one.expires > now:
                 nearest = nearest if level.delays else min(nearest, one.expires)
-            elif isinstance(work, Execution | Stream) and self.discard(work):
+            elif isinstance(work, REQUESTS) and self.discard(work):
                 refused.append(work)
         self._timeouts_on_loop += len(refused)
         return refused, nearest
@@ -202,6 +209,8 @@ class WaitingRoom:
 
     def take(self) -> Taken:
         """What is to be executed now."""
+        if not self._there:
+            return Taken()
         while True:
             self._sort_in()
             decision = form(self._lanes, time.monotonic(), self._rules_now(), draining=self.closed)
@@ -226,10 +235,14 @@ class WaitingRoom:
             level.waiting.append(one)
 
     def _rules_now(self) -> Rules:
-        if self._tuner is None:
+        tuner = self._tuner
+        if tuner is None:
             return self._rules
-        size = max(1, min(self._tuner.size, self._rules.max_rows))
-        return replace(self._rules, delay=max(0.0, self._tuner.delay), enough=size)
+        most = min(tuner.most, self._rules.max_rows)
+        rules, size = self._tuned, min(tuner.size, most)
+        if rules.delay != tuner.delay or rules.enough != size or rules.max_rows != most:
+            rules = self._tuned = Rules(most, (), tuner.delay, size)
+        return rules
 
     def _act(self, decision: Decision) -> Taken:
         taken = Taken()
@@ -239,7 +252,7 @@ class WaitingRoom:
             lane.late.append(one)
         for one in decision.refused:
             work = self._claim(one)
-            if isinstance(work, Execution | Stream):
+            if isinstance(work, REQUESTS):
                 taken.refused.append(work)
         self._timeouts += len(taken.refused)
         then = decision.then

@@ -86,14 +86,16 @@ class Execution:
 
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread: keep the result or the error."""
-        self.error = reason_to_skip(self.call)
-        if self.error is None:
-            self.call.started(self.queued)
-            try:
-                self.result = function(self.inputs, self.call)
-            except BaseException as error:  # A model that calls exit() fails this call, not the server.
-                self.error = explain(error)
-            self.seconds = self.call.ended()
+        call = self.call
+        if call.cancelled:
+            self.error = reason_to_skip(call)
+            return
+        call.started(self.queued)
+        try:
+            self.result = function(self.inputs, call)
+        except BaseException as error:  # A model that calls exit() fails this call, not the server.
+            self.error = explain(error)
+        self.seconds = call.ended()
 
     def skip(self) -> bool:
         """On the thread of a batch: whether it is not to run; then it has its error."""
@@ -118,6 +120,7 @@ class Execution:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self.result)
+            self.result = None  # The thread may hold this for longer than the answer lives.
 
 
 class InstanceExecution(Execution):

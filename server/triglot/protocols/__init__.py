@@ -15,6 +15,7 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.scattered import Scattered
 
 _PATTERN = re.compile(r":[^{}]*}")
 MAX_CONTROL_BYTES = 1024 * 1024
@@ -52,9 +53,11 @@ class Method:
     """One RPC: `decode` the request, `call`, `encode` each answer.
 
     UNARY: `call(request, call)` is awaited. SERVER_STREAM: it returns an async iterator of answers.
-    BIDI_STREAM: it is given an async iterator of requests and returns one of answers.
+    BIDI_STREAM: it is given an async iterator of requests, a `Duplex` where `decode` is `bytes`, and returns one
+    of answers.
     `answer_size` tells how many bytes `encode` has to work through one by one, about: it may run off the loop.
-    `decode_size` tells the same of `decode`, and is asked for large requests only. `details` makes of an error's
+    `decode_size` tells the same of `decode`, and is asked for large requests only. `scatter` does what `encode`
+    does, without a copy of large arrays, for transports that can send pieces. `details` makes of an error's
     text what the client is told. `told` makes an answer of an error, where a protocol tells it in its messages.
     """
 
@@ -66,6 +69,7 @@ class Method:
     encode: Callable[[Any], bytes]
     answer_size: Callable[[Any], int] = no_work
     decode_size: Callable[[bytes], int] = no_work
+    scatter: Callable[[Any], bytes | Scattered] | None = None
     details: Callable[[str], str] = str
     told: Callable[[ServingError], bytes | None] = _status_only
 

@@ -9,9 +9,11 @@ numbers, goes through orjson, and what that refuses through the standard parser,
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable
-from itertools import islice
+from array import array
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +21,7 @@ import orjson
 import simdjson
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.tensor import Array, bytes_elements, native
+from triglot.core.tensor import Array, Buffer, bytes_elements, native
 
 T = TypeVar("T")
 
@@ -75,6 +77,22 @@ class LargeArray:
             dims.append(len(item))
             item = item[0] if dims[-1] else None
         return tuple(dims)
+
+    def lists(self, most: int) -> int | None:
+        """How many lists there are, itself among them, when those of each level are as long as its first one.
+
+        None: they are not, or there are more than `most`. What is in the innermost ones is not looked at.
+        """
+        shape = self.shape
+        if sum(map(math.prod, (shape[:level] for level in range(len(shape))))) > most:
+            return None
+        count, level = 1, [self._array]
+        for size in shape[1:]:
+            level = [item for one in level for item in one]
+            if any(not isinstance(item, simdjson.Array) or len(item) != size for item in level):
+                return None
+            count += len(level)
+        return count
 
     def numbers(self, kind: str) -> Array:
         """All elements, nesting flattened: "d" as float64, "i" as int64, "u" as uint64.
@@ -202,7 +220,9 @@ def type_name(value: object) -> str:
 
 def flatten(values: list[Any]) -> list[Any]:
     """The elements of arbitrarily nested lists, in their order."""
-    if not any(isinstance(value, list) for value in values):
+    while (types := set(map(type, values))) == {list}:
+        values = list(chain.from_iterable(values))
+    if list not in types:
         return values
     flat: list[Any] = []
     stack = [iter(values)]
@@ -217,40 +237,55 @@ def flatten(values: list[Any]) -> list[Any]:
     return flat
 
 
-def print_array(array: Array) -> list[bytes]:
+def float32_array(values: list[Any]) -> Array:
+    """A flat FP32 array of ints and floats; one beyond FP32 becomes infinite.
+
+    Raises `OverflowError` for an int that is beyond FP64, too.
+    """
+    # Unlike numpy's, this conversion knows no warning that would have to be kept away, which takes longer than it.
+    return np.frombuffer(array("f", values), np.float32) if values else np.empty(0, np.float32)
+
+
+def print_array(array: Array) -> list[Buffer]:
     """A JSON array of the elements in row-major order, in pieces; NaN and Infinity are bare tokens.
 
     BYTES elements become strings. Raises `UnicodeDecodeError` for one that is not UTF-8.
     """
     flat = native(array).reshape(-1)
-    pieces: list[bytes] = [b"["]
-    for at in range(0, flat.size, CHUNK):
-        chunk = flat[at : at + CHUNK]
-        if at:
-            pieces.append(b",")
-        pieces.append(_print_chunk(chunk)[1:-1])
-    pieces.append(b"]")
-    return pieces
+    if flat.size <= CHUNK:
+        return [_print_chunk(flat)]
+    return _joined_lists(_print_chunk(flat[at : at + CHUNK]) for at in range(0, flat.size, CHUNK))
 
 
-def print_nested(array: Array) -> list[bytes]:
+def print_nested(array: Array) -> list[Buffer]:
     """A numeric array of at least one dim as nested JSON arrays, in pieces; NaN and Infinity are bare tokens."""
     if array.ndim == 1:
         return print_array(array)
-    pieces: list[bytes] = []
     items = max(1, CHUNK // max(1, array[:1].size))
-    for at in range(0, len(array), items):
+    if items >= len(array):
+        return [_print_chunk(native(array))]
+    if items > 1:
+        return _joined_lists(_print_chunk(native(array[at : at + items])) for at in range(0, len(array), items))
+    pieces: list[Buffer] = []
+    for at in range(len(array)):
         pieces.append(b"," if at else b"[")
-        if items == 1:
-            pieces += print_nested(array[at])
-        else:
-            pieces.append(_print_chunk(native(array[at : at + items]))[1:-1])
-    return [*pieces, b"]"] if pieces else [b"[]"]
+        pieces += print_nested(array[at])
+    return [*pieces, b"]"]
+
+
+def _joined_lists(texts: Iterable[bytes]) -> list[Buffer]:
+    """One list of the items of several, of which none is empty. Nothing is copied."""
+    pieces: list[Buffer] = []
+    for text in texts:
+        pieces += b"," if pieces else b"[", memoryview(text)[1:-1]
+    return [*pieces, b"]"]
 
 
 def _print_chunk(chunk: Array) -> bytes:
-    if chunk.dtype.kind in "OSUT":
+    kind = chunk.dtype.kind
+    if kind in "OSUT":
         return orjson.dumps([element.decode() for element in bytes_elements(chunk)])
-    if chunk.dtype.kind == "f" and not np.isfinite(chunk).all():
+    text = orjson.dumps(chunk, option=orjson.OPT_SERIALIZE_NUMPY)
+    if kind == "f" and b"n" in text:  # Of null, which stands for NaN and Infinity.
         return json.dumps(chunk.tolist(), separators=(",", ":")).encode()
-    return orjson.dumps(chunk, option=orjson.OPT_SERIALIZE_NUMPY)
+    return text

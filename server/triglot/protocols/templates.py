@@ -14,23 +14,25 @@ from typing import Generic, TypeVar
 R = TypeVar("R")
 
 MAX_TEMPLATES = 256
+MAX_OF_LENGTH = 8
+"""Templates of messages of one length: as many models or clients may take turns."""
+RARELY = 64
+"""Beyond these, one message in so many is made a template, in place of the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variables(Generic[R]):
     """Where a message may differ from others of its kind, in the order of the bytes.
 
-    `make` gives the request that has these bytes in the places, or None when they cannot stand there.
+    `make` gives the request of such a message, or None when what it has in these places cannot stand there.
     """
 
     places: Sequence[slice]
-    make: Callable[[list[bytes]], R | None]
+    make: Callable[[bytes], R | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Template(Generic[R]):
-    literals: tuple[tuple[slice, bytes], ...]
-    variables: Variables[R]
+_Template = tuple[Sequence[tuple[slice, bytes]], Callable[[bytes], R | None]]
+"""Literals and where they stand, and what makes a request of such a message."""
 
 
 class TemplateDecoder(Generic[R]):
@@ -45,27 +47,41 @@ class TemplateDecoder(Generic[R]):
         self._decode = decode
         self._find = find
         self._small = small
-        self._by_length: dict[int, _Template[R]] = {}
+        self._by_length: dict[int, list[_Template[R]]] = {}
+        self._count = 0
+        self._unlike = 0
 
     def __call__(self, data: bytes) -> R:
         """The request of `data`; raises as `decode`."""
-        template = self._by_length.get(len(data))
-        if template is not None and (request := _fill(template, data)) is not None:
-            return request
+        for literals, make in self._by_length.get(len(data), ()):
+            for place, literal in literals:
+                if data[place] != literal:
+                    break
+            else:
+                if (known := make(data)) is not None:
+                    return known
         request = self._decode(data)
-        if len(data) < self._small and (variables := self._find(data, request)) is not None:
-            if len(self._by_length) >= MAX_TEMPLATES:
-                self._by_length.clear()
-            self._by_length[len(data)] = _Template(_literals(data, variables.places), variables)
+        if len(data) < self._small:
+            self._learn(data, request)
         return request
 
-
-def _fill(template: _Template[R], data: bytes) -> R | None:
-    for place, literal in template.literals:
-        if data[place] != literal:
-            return None
-    variables = template.variables
-    return variables.make([data[place] for place in variables.places])
+    def _learn(self, data: bytes, request: R) -> None:
+        known = self._by_length.get(len(data), [])
+        if len(known) >= MAX_OF_LENGTH:
+            # Messages that differ each time are not to pay for it each time.
+            self._unlike += 1
+            if self._unlike % RARELY:
+                return
+        if (variables := self._find(data, request)) is None:
+            return
+        if len(known) >= MAX_OF_LENGTH:
+            del known[0]
+            self._count -= 1
+        elif self._count >= MAX_TEMPLATES:
+            self._by_length, self._count, known = {}, 0, []
+        known.append((_literals(data, variables.places), variables.make))
+        self._by_length[len(data)] = known
+        self._count += 1
 
 
 def _literals(data: bytes, places: Sequence[slice]) -> tuple[tuple[slice, bytes], ...]:

@@ -151,6 +151,12 @@ def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[i
         yield number, wire_type, start, at
 
 
+def rest_size(data: bytes, cut: int) -> int:
+    """The bytes of a message without those of one of its length-delimited fields. Raises `InvalidArgument`."""
+    found = [end - start for number, kind, start, end in fields(data) if number == cut and kind == LENGTH]
+    return len(data) - sum(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A field that was taken out: its number, where it begins, and where its payload does."""

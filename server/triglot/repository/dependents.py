@@ -167,6 +167,12 @@ class Dependents:
                 raise MissingDependency(text)
             raise ModelLoadError(text, Code.FAILED_PRECONDITION)
 
+    def asked_for(self, name: str) -> None:
+        """Somebody asks for an ensemble, and so for its parts: a load that runs may have begun without them."""
+        if name in self._names:
+            for version in self._registry.wanted_versions(name):
+                version.retry = version.retry or version.state is State.LOADING
+
     # --- when something has changed ---
 
     def wake(self) -> None:

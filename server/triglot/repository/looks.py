@@ -43,12 +43,14 @@ class Looks(Reconciler):
         more_looks: bool,
         explicit: Collection[str] | None,
         allow_symlinks: bool,
+        left_out: Collection[str] = (),
         **options: Any,
     ) -> None:
         super().__init__(load, warm, may_be_empty=explicit is not None, **options)
         self._roots = tuple(roots)
         self._more_looks = more_looks
         self._explicit = explicit
+        self._not_at_start = left_out
         self._settle_seconds = settle_seconds
         self._watch = Watch(settle_seconds, allow_symlinks=allow_symlinks)
         self._told = Told()
@@ -71,8 +73,9 @@ class Looks(Reconciler):
         """What is wanted at the start, and what is wrong with models of it."""
         if self._explicit is None or EVERY_MODEL in self._explicit:
             problems = wrong_models(look, self._roots, may_be_empty=self._more_may_come)
-            return self._wanted_of(look), problems
-        why = {name: why_not(name, look, self._roots) for name in self._explicit}
+            found = self._wanted_of(look)
+            return {name: found[name] for name in found if name not in self._not_at_start}, problems
+        why = {name: why_not(name, look, self._roots) for name in self._explicit if name not in self._not_at_start}
         wanted = {name: look.wanted[name] for name, text in why.items() if not text}
         return wanted, [ModelLoadError(text) for text in why.values() if text]
 

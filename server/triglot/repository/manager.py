@@ -49,6 +49,7 @@ class Manager(Looks):
 
     `poll_interval`: seconds between two looks at the disk; 0 looks once. `explicit`: the models to load at the
     start, "*" for all; others then come and go by `load_model` and `unload_model`. None: all that there are.
+    `left_out`: what of it is not loaded at the start.
     `allow_symlinks`: links may lead out of the root that they are found in. For the others see `Looks`,
     `Reconciler` and `Registry`.
     """
@@ -63,6 +64,7 @@ class Manager(Looks):
         warm: Warm | None = None,
         poll_interval: float = 0.0,
         explicit: Collection[str] | None = None,
+        left_out: Collection[str] = (),
         allow_symlinks: bool = False,
         labels_before_load: bool = False,
         load_timeout: float = 0.0,
@@ -76,6 +78,7 @@ class Manager(Looks):
             settle_seconds=min(poll_interval, SETTLE_SECONDS),
             more_looks=poll_interval > 0,
             explicit=explicit,
+            left_out=left_out,
             allow_symlinks=allow_symlinks,
             max_queue_size=max_queue_size,
             skip_missing_dependencies=skip_missing_dependencies,
@@ -235,6 +238,7 @@ class Manager(Looks):
                     f"a configuration is for a model's folder in a repository; model '{name}' is {without[0]}"
                 )
             self.retry(name)
+            self._dependents.asked_for(name)
             self._along.discard(name)
             self._asked.add(name)
             self.want({**self._wanted, name: chosen})
@@ -292,6 +296,10 @@ class Manager(Looks):
         # What was replaced before is not remembered with what was unloaded.
         last = self._unloaded.get(version.files.name, ())
         return version.state is not State.UNAVAILABLE or version.files.version in last
+
+    def settle(self) -> None:
+        """Nothing is going to be unloaded, as far as is known: keep the garbage collector from what is there."""
+        self._garbage.settle()
 
     async def close(self) -> None:
         """As `Reconciler.close`."""

@@ -54,6 +54,9 @@ class Registry:
                 self._known(name)
                 raise ModelNotFound(f"Request for unknown model: '{name}' has no available versions")
             return default
+        highest = self._default.get(name)
+        if highest is not None and version == str(highest.version):
+            return highest  # Most requests that name a version name this one.
         entry = self.version(name, version)
         if entry.state is not State.READY or entry.servable is None:
             raise Unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")

@@ -37,7 +37,7 @@ def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
     """What a configuration's parameters say to the server. Raises `ValueError`, which names the key."""
     execution = parameters.get("execution", "")
     if "execution" in parameters and execution not in EXECUTIONS:
-        raise _wrong("execution", " or ".join(EXECUTIONS), execution, EXECUTIONS)
+        raise _wrong("execution", f"{', '.join(EXECUTIONS[:-1])} or {EXECUTIONS[-1]}", execution, EXECUTIONS)
     hang_seconds, longest_run = (_seconds(parameters, name) for name in ("hang_seconds", "longest_run_seconds"))
     return ServerParameters(
         execution, _cpus(parameters), _latency_objective(parameters), hang_seconds, longest_run

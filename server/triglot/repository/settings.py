@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.model_config import LATEST, VersionPolicy
@@ -38,3 +39,25 @@ def check_names(names: Iterable[str]) -> None:
         if name in seen:
             raise InvalidArgument(f"Illegal to list model {name} multiple times in config list")
         seen.add(name)
+
+
+def settings_fields(settings: ModelSettings) -> dict[str, Any]:
+    """The settings as JSON's values."""
+    specific = settings.policy.specific
+    return {
+        "name": settings.name,
+        "base_path": str(settings.base_path),
+        "latest": settings.policy.latest,
+        "specific": None if specific is None else sorted(specific),
+        "labels": dict(settings.labels),
+        "platform": settings.platform,
+    }
+
+
+def settings_of(fields: Mapping[str, Any]) -> ModelSettings:
+    """The settings of `settings_fields`."""
+    specific = fields["specific"]
+    policy = VersionPolicy(fields["latest"], None if specific is None else frozenset(specific))
+    return ModelSettings(
+        fields["name"], Path(fields["base_path"]), policy, dict(fields["labels"]), fields["platform"]
+    )

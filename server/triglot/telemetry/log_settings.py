@@ -27,16 +27,19 @@ FORMATS = {DEFAULT: "%H:%M:%S", ISO8601: "%Y-%m-%dT%H:%M:%SZ"}
 Value = bool | int | str
 
 
-def formatter(name: str) -> logging.Formatter:
-    """The formatter of a `log_format`."""
-    made = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", FORMATS[name])
+def formatter(name: str, source: str = "") -> logging.Formatter:
+    """The formatter of a `log_format`; `source` stands before each message."""
+    made = logging.Formatter(f"%(asctime)s %(levelname).1s {source}%(message)s", FORMATS[name])
     if name == ISO8601:
         made.converter = time.gmtime
     return made
 
 
 class LogSettings:
-    """The settings at the moment. `handler` writes the log to `file`; None: that is the business of others."""
+    """The settings at the moment. `handler` writes the log to `file`; None: that is the business of others.
+
+    For `source` see `formatter`.
+    """
 
     def __init__(
         self,
@@ -44,11 +47,13 @@ class LogSettings:
         handler: logging.Handler | None = None,
         *,
         file: str = "",
+        source: str = "",
         log_format: str = DEFAULT,
         verbose_level: int = 0,
     ) -> None:
         self._access = access
         self._handler = handler
+        self._source = source
         self._logger = logging.getLogger(OURS)
         self._access_logger = logging.getLogger(ACCESS)
         self._level, self._access_level = self._logger.level, self._access_logger.level
@@ -82,7 +87,7 @@ class LogSettings:
             else:
                 self._values[key] = value
         if FORMAT in values and self._handler is not None:
-            self._handler.setFormatter(formatter(str(values[FORMAT])))
+            self._handler.setFormatter(formatter(str(values[FORMAT]), self._source))
         self._apply()
 
     def close(self) -> None:

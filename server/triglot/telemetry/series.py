@@ -75,10 +75,13 @@ class Trend:
             finer = [value for value in self._rings[at] if value is not None]
             self._rings[at + 1].append(COARSER[self.aggregation](finer) if finer else None)
 
-    def data(self) -> list[list[float]]:
+    def points(self) -> list[float | None]:
         """174 points: days, hours, minutes, seconds; the last one is the last finished second."""
-        points = (value for ring in reversed(self._rings) for value in ring)
-        return [[at, round(value or 0.0, 2)] for at, value in enumerate(points)]
+        return [value for ring in reversed(self._rings) for value in ring]
+
+    def data(self) -> list[list[float]]:
+        """The points as their page takes them."""
+        return [[at, round(value or 0.0, 2)] for at, value in enumerate(self.points())]
 
     def lines(self, name: str) -> Iterable[str]:
         """What the monitor log says of it."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from triglot.core.errors import Code
 from triglot.telemetry.histogram import Histogram, rank
+from triglot.telemetry.points import Points
 
 ENDED = -1
 """Stands for the versions of a model that have ended and are not told apart any more."""
@@ -118,9 +119,16 @@ class ModelStats(Traffic):
         return (self._ends[-1][0] - self._ends[0][0]) / passed if passed else 0.0
 
     @property
+    def recent_executions(self) -> tuple[int, float]:
+        """Recent calls that were executed, and their executions."""
+        before = self._ends[0]
+        return self.executed - before[2], self.executions - before[3]
+
+    @property
     def mean_batch_size(self) -> float | None:
         """Of the recent executions; None if there are none."""
-        return mean_batch_size(self._ends[0], self.sums())
+        executed, executions = self.recent_executions
+        return executed / executions if executions > 0 else None
 
     def recent_latencies(self) -> list[float]:
         """Of the recent calls, in seconds, ascending."""
@@ -128,18 +136,12 @@ class ModelStats(Traffic):
         return sorted(list(self.latencies)[-recent:]) if recent else []
 
 
-def mean_batch_size(before: tuple[int, int, int, float], after: tuple[int, int, int, float]) -> float | None:
-    """Of the executions between two `Traffic.sums`; None if there are none."""
-    executions = after[3] - before[3]
-    return (after[2] - before[2]) / executions if executions > 0 else None
-
-
 @dataclass(frozen=True, slots=True)
 class Second:
     """One second of all inference calls: requests that ended by protocol, and those that failed.
 
     Latencies and the longest lag of the event loop are in milliseconds. `queue_depth` and `in_flight` are at its
-    end. None: nothing to measure.
+    end. None: nothing to measure. `points`: of the latencies in seconds, where other workers have some, too.
     """
 
     requests: dict[str, int]
@@ -151,6 +153,7 @@ class Second:
     in_flight: int = 0
     mean_batch_size: float | None = None
     loop_lag: float | None = None
+    points: Points = field(default_factory=list)
 
 
 def milliseconds(ordered: list[float], share: int) -> float | None:

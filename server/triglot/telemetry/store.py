@@ -21,6 +21,7 @@ from triglot.telemetry.access_log import AccessLog
 from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.kinds import Kinds
 from triglot.telemetry.monitor_log import MonitorLog
+from triglot.telemetry.points import points_of
 from triglot.telemetry.process import ProcessUsage
 from triglot.telemetry.series import Metric, Metrics
 from triglot.telemetry.stats import ENDED, CallStats, Kind, ModelStats, Second, Traffic, milliseconds
@@ -163,6 +164,8 @@ class Telemetry:
         self.queue_depth: Callable[[], int] = lambda: 0
         self.loaded: Callable[[], Collection[tuple[str, int]] | None] = lambda: None
         self.log_file: Path | None = None
+        self.keeps_points = False
+        """Whether the seconds of the history are to be put together with those of other workers."""
         self.metrics = Metrics()
         self.access_log = AccessLog()
         self.loop_lag = Histogram()
@@ -311,6 +314,7 @@ class Telemetry:
                 in_flight=self.in_flight,
                 mean_batch_size=executed / executions if executions > 0 else None,
                 loop_lag=None if lag is None else lag * 1e3,
+                points=points_of(latencies) if self.keeps_points else [],
             )
         )
 

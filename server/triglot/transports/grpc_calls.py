@@ -12,10 +12,12 @@ from contextlib import aclosing
 from typing import Any, Protocol, cast
 
 from triglot.core.call import Call
+from triglot.core.duplex import Duplex
 from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
 from triglot.protocols import Method, Operation, Service
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.transports.iterated import Iterated
 from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
 from triglot.transports.shutdown import SHUTTING_DOWN
 
@@ -27,7 +29,7 @@ LAST_WORD_SECONDS = 1.0
 Trailing = tuple[tuple[str, str], ...]
 Unary = Callable[[bytes, Any], Awaitable[bytes]]
 ServerStream = Callable[[bytes, Any], Awaitable[None]]
-BidiStream = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
+BidiStream = Callable[[AsyncIterator[bytes] | Duplex, Any], Awaitable[None]]
 
 
 class Context(Protocol):
@@ -57,10 +59,12 @@ class SlowReader(DeadlineExceeded):
 class Calls:
     """The handlers of rows. `gone` is what the transport raises when nothing can be sent any more.
 
-    `stop` ends streams, which would go on for ever; other calls are the transport's to wait for.
+    `stop` ends streams, which would go on for ever; other calls are the transport's to wait for. `scatters`: the
+    transport sends `Scattered` answers, too.
     """
 
-    def __init__(self, abort: Abort, gone: type[Exception]) -> None:
+    def __init__(self, abort: Abort, gone: type[Exception], *, scatters: bool = False) -> None:
+        self._scatters = scatters
         self._abort = abort
         self._gone = gone
         self._streams: set[_OpenStream] = set()
@@ -78,7 +82,7 @@ class Calls:
 
     def unary(self, method: Method, endpoint: Endpoint) -> Unary:
         """One request, one answer."""
-        decode, encode, size_of = method.decode, method.encode, method.answer_size
+        decode, encode, size_of = method.decode, self._encode(method), method.answer_size
         run = cast("Callable[..., Awaitable[Any]]", method.call)
 
         async def handle(data: bytes, context: Context) -> bytes:
@@ -109,6 +113,11 @@ class Calls:
 
         return handle
 
+    def _encode(self, method: Method) -> Callable[[Any], bytes]:
+        # A transport that scatters is ready for both kinds.
+        scatter = cast("Callable[[Any], bytes] | None", method.scatter) if self._scatters else None
+        return scatter or method.encode
+
     def server_stream(self, method: Method, endpoint: Endpoint) -> ServerStream:
         """One request, any number of answers."""
 
@@ -130,10 +139,13 @@ class Calls:
     def bidi_stream(self, method: Method, _: Endpoint) -> BidiStream:
         """Any number of requests and of answers."""
 
-        async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
+        async def handle(requests: AsyncIterator[bytes] | Duplex, context: Context) -> None:
             call = _call(context)
-            # What wants them as they are is spared a generator.
-            decoded = requests if method.decode is bytes else (method.decode(data) async for data in requests)
+            decoded: AsyncIterator[Any] | Duplex
+            if method.decode is bytes:
+                decoded = requests if isinstance(requests, Duplex) else Iterated(requests)
+            else:
+                decoded = (method.decode(data) async for data in requests)
 
             async def run() -> Any:
                 return method.call(decoded, call)
@@ -154,7 +166,7 @@ class Calls:
         """Send the answers of a stream; when the server stops, the stream ends with UNAVAILABLE."""
         task = asyncio.current_task()
         assert task is not None  # Every handler runs in a task of its own.
-        encode, size_of = method.encode, method.answer_size
+        encode, size_of = self._encode(method), method.answer_size
         stream = _OpenStream(task)
         self._streams.add(stream)
         code = Code.OK

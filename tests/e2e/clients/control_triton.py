@@ -31,12 +31,13 @@ async def ask(t, version="", size=1):
 
 
 async def index(t, name):
-    """The model's lines: version, state, reason."""
-    answer = await t.json("get_model_repository_index")
-    rows = answer if t.http else answer["models"]
-    return [
-        tuple(row.get(key, "") for key in ("version", "state", "reason")) for row in rows if row["name"] == name
-    ]
+    """The model's lines: version, state, reason; once nothing of it is being unloaded."""
+    while True:
+        answer = await t.json("get_model_repository_index")
+        rows = [row for row in (answer if t.http else answer["models"]) if row["name"] == name]
+        found = [tuple(row.get(key, "") for key in ("version", "state", "reason")) for row in rows]
+        if all(state != "UNLOADING" for _, state, _ in found):
+            return found
 
 
 async def check_never_loaded(t):
@@ -66,6 +67,7 @@ async def check_config(t):
     await t.refused(too_many, "inference request batch-size must be <= 3", grpc="INVALID_ARGUMENT", http=400)
     await t.client.load_model("says", config=config(version_policy={"specific": {"versions": [1]}}))
     assert await ask(t) == 1
+    assert await index(t, "says") == [("1", "READY", "")]
     await t.refused(ask(t, "2"), "Request for unknown model: 'says' version 2 is not", grpc="NOT_FOUND", http=404)
     await t.client.load_model("says")
     assert [await ask(t, version) for version in ("1", "2")] == [1, 2]
@@ -94,8 +96,6 @@ async def check_unload(t):
     text = "Request for unknown model: 'says' "
     await t.refused(ask(t), text + "has no available versions", grpc="NOT_FOUND", http=404)
     await t.refused(ask(t, "2"), text + "version 2 is not at ready state", grpc="UNAVAILABLE", http=503)
-    while any(state == "UNLOADING" for _, state, _ in await index(t, "says")):
-        pass
     assert await index(t, "says") == [(version, "UNAVAILABLE", "unloaded") for version in ("1", "2")]
 
 

@@ -133,4 +133,4 @@ def flask_response(response: HttpResponse) -> flask.Response:
     from werkzeug.datastructures import Headers  # noqa: PLC0415
 
     headers = Headers(response.headers)
-    return Response(response.body, response.status, headers, content_type=response.content_type)
+    return Response(bytes(response.body), response.status, headers, content_type=response.content_type)

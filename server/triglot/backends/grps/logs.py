@@ -36,18 +36,25 @@ def log_folder(folder: Path, settings: ServerSettings) -> Path:
     return path
 
 
+def own_name(file: str, worker: int) -> str:
+    """The name of the file of a worker: several cannot put one file aside, or write it anew."""
+    return file if worker == 1 else file.replace(".", f"-worker{worker}.", 1)
+
+
 @contextmanager
-def log_files(folder: Path, settings: ServerSettings) -> Iterator[Path]:
+def log_files(folder: Path, settings: ServerSettings, worker: int = 1) -> Iterator[Path]:
     """Everything that is logged goes to the project's files, too, until the block ends; the folder of these.
 
     The project's own lines go to the user's file, all others to the server's. A file is put aside at midnight;
-    `log_backup_count` old ones are kept. Raises `ModelLoadError` when they cannot be written.
+    `log_backup_count` old ones are kept. Each `worker` has files of its own.
+    Raises `ModelLoadError` when they cannot be written.
     """
     path, count = log_folder(folder, settings), settings.log_backup_count
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(_attached(logging.getLogger(), path / SERVER_FILE, count))
-            stack.enter_context(_attached(logging.getLogger(USER_LOGGER), path / USER_FILE, count))
+            server_file, user_file = (path / own_name(file, worker) for file in (SERVER_FILE, USER_FILE))
+            server = stack.enter_context(_attached(logging.getLogger(), server_file, count))
+            stack.enter_context(_attached(logging.getLogger(USER_LOGGER), user_file, count))
         except OSError as error:
             raise ModelLoadError(f"log.log_dir: {error.filename} cannot be written: {error.strerror}") from None
         server.addFilter(lambda record: record.name != USER_LOGGER)

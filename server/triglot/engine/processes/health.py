@@ -27,7 +27,7 @@ class Pulse:
         self._page = page
         self._pid = pid
         self._beats = 0
-        self._computed = _cpu_seconds(pid)
+        self._computed = cpu_seconds(pid)
         self._looked = time.monotonic()
         self.silence = 0.0
         """Seconds for which there was no sign of life, as far as somebody looked."""
@@ -47,11 +47,11 @@ class Pulse:
             self.silence += elapsed
 
     def _works(self, elapsed: float) -> bool:
-        before, self._computed = self._computed, _cpu_seconds(self._pid)
-        return self._computed - before > _COMPUTING * elapsed or _has_something_to_do(self._pid)
+        before, self._computed = self._computed, cpu_seconds(self._pid)
+        return self._computed - before > _COMPUTING * elapsed or has_something_to_do(self._pid)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Processor time that a process has used; 0 where the system does not say."""
     # The clock of another process, as clock_getcpuclockid() names it on Linux.
     with suppress(OSError, AttributeError):
@@ -59,7 +59,8 @@ def _cpu_seconds(pid: int) -> float:
     return 0.0
 
 
-def _has_something_to_do(pid: int) -> bool:
+def has_something_to_do(pid: int) -> bool:
+    """Whether one of its threads runs, would run, or waits for a disk."""
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             # It may end in this moment.

@@ -230,7 +230,8 @@ class MultiplexedCalls:
                 self._on_loop(self._arrived, message)
                 del message
         owner.lost = owner.lost or owner.why_gone()
-        self._on_loop(self._gone)
+        # After what is being sent: a call that the process had must not be taken for one that it never got.
+        self._orders.put(partial(self._on_loop, self._gone))
 
     def _write(self) -> None:
         while (order := self._orders.get()) is not None:
@@ -295,9 +296,11 @@ class MultiplexedCalls:
 
     def close(self) -> None:
         """See `Calls`."""
-        self._orders.put(None)
-        for thread in self._threads:
-            thread.join()
+        if self._threads:
+            reader, writer = self._threads
+            reader.join()  # Its last order is for the writer.
+            self._orders.put(None)
+            writer.join()
         # They refer to this.
         self._threads.clear()
 

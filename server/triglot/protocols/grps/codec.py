@@ -7,20 +7,16 @@ merge them, so that tensors need not be parsed with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import byte_length
-from triglot.core.types import OutputTensor
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.generic_tensor import (
     ELEMENT_WORK,
     FEW_FIELDS,
-    LONGEST_KEPT,
     read_tensor,
     reading_size,
-    tensor_head,
     tensor_of_message,
     tensor_pieces,
     writing_size,
@@ -35,7 +31,7 @@ from triglot.protocols.grps.message import (
     NDArray,
     Status,
 )
-from triglot.protocols.grps.tensors import FLOATS, utf8
+from triglot.protocols.grps.tensors import utf8
 from triglot.protocols.wire import (
     LENGTH,
     MAX_FIELDS,
@@ -62,14 +58,14 @@ TENSORS_FROM_BYTES = 128 * 1024
 """Whatever a smaller message holds does not take much memory."""
 MAX_ENTRIES = Limit("entries in a map", SCAN_FROM_BYTES)
 """More than a message that is parsed at once can hold."""
-_STATUS, _MODEL, _BIN, _STR, _TENSORS, _NDARRAY, _MAP = range(1, 8)
-_TENSOR = 1
+_STATUS, _MODEL, _BIN, _STR, TENSORS, _NDARRAY, _MAP = range(1, 8)
+TENSOR = 1
 _MAPS = ("s_s", "s_b", "s_i32", "s_i64", "s_f", "s_d")
 
-_MEMBERS = MessageRules(cut=frozenset({_BIN, _STR, _TENSORS, _NDARRAY, _MAP}))
+_MEMBERS = MessageRules(cut=frozenset({_BIN, _STR, TENSORS, _NDARRAY, _MAP}))
 _ALL_FIELDS = MessageRules(cut=_MEMBERS.cut | {_STATUS, _MODEL})
-_TENSOR_DATA = MessageRules(cut=frozenset({_TENSOR}), repeats={_TENSOR: MAX_TENSORS})
-_ANY_TENSOR_DATA = MessageRules(cut=frozenset({_TENSOR}), repeats={_TENSOR: MOST_TENSORS})
+_TENSOR_DATA = MessageRules(cut=frozenset({TENSOR}), repeats={TENSOR: MAX_TENSORS})
+_ANY_TENSOR_DATA = MessageRules(cut=frozenset({TENSOR}), repeats={TENSOR: MOST_TENSORS})
 _MAP_DATA = MessageRules(repeats=dict.fromkeys(range(1, len(_MAPS) + 1), MAX_ENTRIES))
 
 
@@ -117,7 +113,7 @@ def check_tensors(data: bytes) -> None:
         return
     tensors = 0
     for number, payload in scan(data, _MEMBERS)[1]:
-        if number == _TENSORS:
+        if number == TENSORS:
             tensors += len(scan(payload, _ANY_TENSOR_DATA, MAX_FIELDS + 1)[1])
             if tensors > MOST_TENSORS.count:
                 raise limit_error(MOST_TENSORS)
@@ -191,7 +187,7 @@ def _merge(members: list[tuple[int, memoryview]]) -> Data:
     for number, payload in members:
         if number != last:
             data, last = None, number
-        if number == _TENSORS:
+        if number == TENSORS:
             read = _read_tensors(payload)
             tensors += len(read)
             if tensors > MAX_TENSORS.count:
@@ -239,7 +235,7 @@ def decoding_size(data: bytes) -> int:
 
 
 def _member_size(number: int, payload: memoryview) -> int:
-    if number == _TENSORS:
+    if number == TENSORS:
         return sum([reading_size(tensor) for _, tensor in scan(payload, _TENSOR_DATA, FEW_FIELDS)[1]])
     return len(payload) if number == _MAP else len(payload) // COPY_WORK
 
@@ -251,37 +247,11 @@ def encode_message(message: Message) -> bytes:
     """
     pieces: list[Any] = []
     if message.status is not None:
-        pieces.append(_SUCCESS if message.status == OK else _status_field(message.status))
+        pieces.append(SUCCESS_FIELD if message.status == OK else _status_field(message.status))
     if message.model:
         pieces += _field(_MODEL, [utf8(message.model, "model")])
     pieces += _member(message.data)
     return b"".join(pieces)
-
-
-def encode_outputs(outputs: Sequence[OutputTensor]) -> bytes | None:
-    """A serialized GrpsMessage with the status OK, for one output of floats, which is most of what models answer.
-
-    None for any others: `encode_message` knows them all, and takes several times as long.
-    """
-    if len(outputs) != 1:
-        return None
-    output = outputs[0]
-    array, row = output.array, FLOATS.get(output.datatype)
-    if row is None or array.dtype is not row.wire or len(output.name) > LONGEST_KEPT:
-        return None
-    if not (array.size and array.flags.c_contiguous):
-        return None
-    pieces: list[Any] = [_outputs_head(output.name, row.dtype, array.shape, array.nbytes), array]
-    return b"".join(pieces)
-
-
-@lru_cache(maxsize=1024)
-def _outputs_head(name: str, dtype: int, shape: tuple[int, ...], float_bytes: int) -> bytes:
-    """All that stands before the floats."""
-    head = tensor_head(name, dtype, shape, float_bytes)
-    size = len(head) + float_bytes
-    prefix = length_prefix(_TENSOR, size)
-    return b"".join([_SUCCESS, length_prefix(_TENSORS, len(prefix) + size), prefix, head])
 
 
 def _field(number: int, pieces: Sequence[Any]) -> list[Any]:
@@ -307,10 +277,10 @@ def _field_of_tensors(tensors: list[GrpsTensor]) -> list[Any]:
     for tensor in tensors:
         head, elements = tensor_pieces(tensor)
         tensor_size = len(head) + byte_length(elements)
-        prefix = length_prefix(_TENSOR, tensor_size)
+        prefix = length_prefix(TENSOR, tensor_size)
         size += len(prefix) + tensor_size
         pieces += prefix, head, elements
-    pieces[0] = length_prefix(_TENSORS, size)
+    pieces[0] = length_prefix(TENSORS, size)
     return pieces
 
 
@@ -337,7 +307,7 @@ def _status_field(status: Status) -> bytes:
     return serialize(pb.GrpsMessage(status=message))
 
 
-_SUCCESS = _status_field(OK)
+SUCCESS_FIELD = _status_field(OK)
 
 
 def with_success(data: bytes) -> bytes:
@@ -345,7 +315,7 @@ def with_success(data: bytes) -> bytes:
 
     Of several statuses the last one overrides what it sets, and this one sets all three fields.
     """
-    return data + _SUCCESS
+    return data + SUCCESS_FIELD
 
 
 def failure(code: int, msg: str) -> bytes:

@@ -15,6 +15,14 @@ def find_servable(dataplane: DataPlane, model_id: str, default_model: str) -> Se
     Without an id it is the default model, or the only one. A model that is no grps project's answers to its bare
     name, too. Raises `ModelNotFound`, and `Unavailable` for one that is not ready.
     """
+    if model_id:
+        # Most ids are these, and mean no other model.
+        model, _, version = model_id.rpartition("-")
+        if model and version.isdecimal():
+            try:
+                return dataplane.servable(model, version)
+            except (ModelNotFound, InvalidArgument):
+                pass
     name = model_id or default_model or _only_model(dataplane)
     if not model_id and dataplane.knows(name):
         return dataplane.servable(name)

@@ -197,17 +197,18 @@ def tensors_of(message: Message) -> list[InputTensor]:
     return []
 
 
-def answer_message(response: InferenceResponse, asked: Message) -> Message:
+def answer_message(response: InferenceResponse, asked: Message | None) -> Message:
     """The answer to `asked`: text or bytes if that was sent and one BYTES element came out, else gtensors.
 
-    Its status is OK. Raises as `tensors.tensor_of`.
+    `asked`: None for a message of gtensors. Its status is OK. Raises as `tensors.tensor_of`.
     """
     outputs = response.outputs
-    text = _single_text(outputs) if isinstance(asked.data, str | bytes) else None
+    data = None if asked is None else asked.data
+    text = _single_text(outputs) if isinstance(data, str | bytes) else None
     if text is None:
         tensors = [tensor_of(output.name, output.datatype, output.array) for output in outputs]
         return Message(data=tensors, status=OK)
-    if isinstance(asked.data, str):
+    if isinstance(data, str):
         try:
             return Message(data=text.decode(), status=OK)
         except UnicodeDecodeError:

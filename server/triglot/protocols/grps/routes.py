@@ -17,12 +17,14 @@ from triglot.core.errors import InvalidArgument, ServingError, as_serving_error,
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import HttpChunk
 from triglot.protocols import Operation, Route
+from triglot.protocols.grps.answers import Answer
 from triglot.protocols.grps.codec import decode_answer
 from triglot.protocols.grps.errors import BadRequest, failure_of
 from triglot.protocols.grps.json_printer import answer_size, print_message, print_ndarray
 from triglot.protocols.grps.json_reader import read_message, read_model_name
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
-from triglot.protocols.grps.service import PROTOCOL, Answer, Grps, Request
+from triglot.protocols.grps.request import Request
+from triglot.protocols.grps.service import PROTOCOL, Grps
 from triglot.protocols.json_text import read_body
 
 PREFIX = "/grps/v1"

@@ -10,36 +10,39 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
+from triglot.core.control import ONLINE, Arguments
 from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented
-from triglot.core.http import HttpRequest
-from triglot.core.types import Exchange, HttpChunk, InferenceRequest, InferenceResponse
+from triglot.core.types import Exchange, InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols.grps.answers import (
+    answer_size,
+    encode_answer,
+    encode_item,
+    encoded_answer,
+    scatter_answer,
+    scatter_item,
+)
 from triglot.protocols.grps.codec import (
     check_tensors,
     decode_message,
     decoding_size,
     encode_message,
-    encode_outputs,
-    encoding_size,
-    failure,
-    is_failure,
     model_of,
-    with_success,
 )
 from triglot.protocols.grps.errors import BadRequest, NoSuchModel, failure_of
 from triglot.protocols.grps.lookup import find_servable
 from triglot.protocols.grps.mapping import answer_message, bind_message, tensors_of
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.metadata import model_text
-from triglot.protocols.grps.templates import message_decoder
+from triglot.protocols.grps.request import Request
+from triglot.protocols.grps.templates import request_decoder
 from triglot.protocols.wire import parse_control
 
 log = logging.getLogger(__name__)
@@ -49,35 +52,12 @@ PROTOCOL = "grps"
 NOT_READY = Status(503, "Service Unavailable", FAILURE)
 
 
-@dataclass(slots=True)
-class Request:
-    """A Predict call: the `message`, decoded or `encoded`, or why there is none, and the model that it names.
-
-    `http`: the request of customised HTTP, which has no message (grps 3.6).
-    """
-
-    model: str = ""
-    message: Message | None = None
-    encoded: bytes | None = None
-    error: ServingError | None = None
-    http: HttpRequest | None = None
-
-
 class Undecodable(Internal):
     """The bytes are no message: an error of the call, not of the model (grps 4)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A serialized message that lacks nothing."""
-
-    data: bytes
-
-
-Answer = Message | bytes | None
-"""A message, or a serialized one; None: customised HTTP, see `Exchange.http_response`."""
-Convert = Callable[[InferenceResponse, Message], Any]
-"""What makes an answer of a model's outputs and the message that asked for them."""
+Convert = Callable[[InferenceResponse, Message | None], Any]
+"""What makes an answer of a model's outputs and the message that asked for them; None: one of gtensors."""
 
 
 class Grps:
@@ -90,21 +70,25 @@ class Grps:
         self._default_model = default_model
         self._server_text = server_text
         self.online = online
-        self._decode = message_decoder()
+        self._decode = request_decoder(self._decoded)
+        dataplane.control.does(ONLINE, self._turn)
 
     # --- health and metadata ---
 
     async def set_online(self, _: Any, __: Call) -> Status:
         """Health is ready from now on."""
-        log.info("online: grps' clients are told that the server is ready")
-        self.online = True
+        await self._dataplane.control.act(ONLINE, {"online": True})
         return OK
 
     async def set_offline(self, _: Any, __: Call) -> Status:
         """Health is not ready from now on; calls still run."""
-        log.info("offline: grps' clients are told that the server is not ready")
-        self.online = False
+        await self._dataplane.control.act(ONLINE, {"online": False})
         return OK
+
+    async def _turn(self, arguments: Arguments) -> None:
+        self.online = arguments["online"]
+        now = "online" if self.online else "offline"
+        log.info("%s: grps' clients are told that the server is %sready", now, "" if self.online else "not ")
 
     async def live(self, _: Any, __: Call) -> Status:
         """A server that answers is live."""
@@ -142,15 +126,20 @@ class Grps:
 
         Raises `Undecodable`.
         """
+        request = self._decode(encoded)
+        request.encoded = encoded
+        return request
+
+    def _decoded(self, encoded: bytes) -> Request:
         try:
-            request = Request(model_of(encoded), encoded=encoded)
+            request = Request(model_of(encoded))
         except InvalidArgument as error:
             raise Undecodable(error.message) from None
         try:
             if self._find(request).model.takes_messages:
                 check_tensors(encoded)
             else:
-                request.message = self._decode(encoded)
+                request.message = decode_message(encoded)
         except ServingError as error:
             request.error = error
         return request
@@ -176,14 +165,14 @@ class Grps:
                 call.exchange = Exchange(_encoded(request), http=request.http)
                 answer: bytes | None = await self._dataplane.exchange_on(servable, call)
                 return answer
-            asked = _message_for(servable, request)
+            inference = _inference(servable, request)
             try:
-                response = await self._dataplane.infer_on(servable, _inference(servable, asked), call)
+                response = await self._dataplane.infer_on(servable, inference, call)
             except Decoupled:
                 raise Unimplemented(
                     f"model '{servable.name}' answers with a stream: call PredictStreaming, or ask for streaming"
                 ) from None
-        return convert(response, asked)
+        return convert(response, request.message)
 
     async def predict_stream(
         self, request: Request, call: Call, convert: Convert = answer_message
@@ -196,11 +185,10 @@ class Grps:
                     async for answer in answers:
                         yield answer
                 return
-            asked = _message_for(servable, request)
-            inference = _inference(servable, asked)
+            inference = _inference(servable, request)
             async with aclosing(await self._dataplane.infer_stream_on(servable, inference, call)) as responses:
                 async for response in responses:
-                    yield convert(response, asked)
+                    yield convert(response, request.message)
 
     def _lease(self, request: Request, call: Call) -> Servable:
         """The version that a request goes to, for a `with` block; the call learns its name in any case.
@@ -240,6 +228,7 @@ class Grps:
                     encode_answer,
                     answer_size,
                     decoding_size,
+                    scatter_answer,
                     told=_told,
                 ),
                 Method(
@@ -251,6 +240,7 @@ class Grps:
                     encode_item,
                     answer_size,
                     decoding_size,
+                    scatter_item,
                     told=_told,
                 ),
                 _control("Online", Operation.ADMINISTER, self.set_online, _encode_status),
@@ -284,51 +274,32 @@ def _encoded(request: Request) -> bytes:
     return request.encoded or b""
 
 
+def _inference(servable: Servable, request: Request) -> InferenceRequest:
+    form, signature = request.form, servable.signature
+    if form is not None and form.signature is signature:
+        inputs = form.inputs(request.values)
+    else:
+        message = request.message = _message_for(servable, request)
+        inputs = tensors_of(message) if signature.any_tensors else bind_message(message, signature, servable.name)
+        if form is not None:
+            form.learn(signature, message, inputs)
+    return InferenceRequest(servable.name, str(servable.version), inputs=inputs)
+
+
 def _message_for(servable: Servable, request: Request) -> Message:
     if request.http is not None:
         raise Unimplemented(f"model '{servable.name}' takes tensors, and no HTTP requests as they are")
+    if request.form is not None:
+        return request.form.message(request.values)
     if request.message is None:
         # As in `_encoded`.
         return decode_message(request.encoded or b"")
     return request.message
 
 
-def _inference(servable: Servable, asked: Message) -> InferenceRequest:
-    signature = servable.signature
-    inputs = tensors_of(asked) if signature.any_tensors else bind_message(asked, signature, servable.name)
-    return InferenceRequest(servable.name, str(servable.version), inputs=inputs)
-
-
 def _told(error: ServingError) -> bytes | None:
     """An error as the message that tells it."""
     return None if isinstance(error, Undecodable) else encode_message(Message(status=failure_of(error)))
-
-
-def encoded_answer(response: InferenceResponse, asked: Message) -> Encoded | Message:
-    """As `answer_message`, encoded at once where that is quick."""
-    data = encode_outputs(response.outputs)
-    return answer_message(response, asked) if data is None else Encoded(data)
-
-
-def answer_size(answer: Encoded | Answer) -> int:
-    """What `encode_answer` has to work through, in bytes of text, about."""
-    return encoding_size(answer) if isinstance(answer, Message) else 0
-
-
-def encode_answer(answer: Encoded | Answer) -> bytes:
-    """A serialized GrpsMessage, with its status."""
-    if isinstance(answer, Encoded):
-        return answer.data
-    if isinstance(answer, Message):
-        return encode_message(answer)
-    return with_success(answer or b"")
-
-
-def encode_item(answer: Encoded | Message | bytes) -> bytes:
-    """As `encode_answer`, for one of a stream: a failure that a model sends stays one (grps 3.5)."""
-    if isinstance(answer, HttpChunk):
-        return failure(500, "customized_http_stream_respond is for customized HTTP only")
-    return answer if isinstance(answer, bytes) and is_failure(answer) else encode_answer(answer)
 
 
 def _encode_status(status: Status) -> bytes:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from triglot.core.tensor import array_over
 from triglot.grps_types import LISTS, PACKED_FLOATS
-from triglot.protocols.grps.codec import SCAN_FROM_BYTES, decode_message
-from triglot.protocols.grps.message import GrpsTensor, Message
+from triglot.protocols.grps.codec import SCAN_FROM_BYTES, TENSOR, TENSORS
+from triglot.protocols.grps.message import GrpsTensor
+from triglot.protocols.grps.request import Form, Request
 from triglot.protocols.templates import TemplateDecoder, Variables
 from triglot.protocols.wire import LENGTH, fields
 
-_GTENSORS, _TENSOR = 5, 1
+
+def request_decoder(decode: Callable[[bytes], Request]) -> TemplateDecoder[Request]:
+    """`decode`, with a memory for small messages: what is like an earlier one has a `form`, and no message."""
+    return TemplateDecoder(decode, _find, SCAN_FROM_BYTES)
 
 
-def message_decoder() -> TemplateDecoder[Message]:
-    """`codec.decode_message`, with a memory for small messages."""
-    return TemplateDecoder(decode_message, _find, SCAN_FROM_BYTES)
-
-
-def _find(data: bytes, message: Message) -> Variables[Message] | None:
-    tensors = message.data
-    if not isinstance(tensors, list) or message.status is not None:
+def _find(data: bytes, request: Request) -> Variables[Request] | None:
+    message = request.message
+    if message is None or message.status is not None or not isinstance(message.data, list):
         return None
+    tensors = message.data
     lists = [
         (number, slice(start, end))
-        for gtensors in _places(data, _GTENSORS, slice(0, len(data)))
-        for tensor in _places(data, _TENSOR, gtensors)
+        for gtensors in _places(data, TENSORS, slice(0, len(data)))
+        for tensor in _places(data, TENSOR, gtensors)
         for number, wire_type, start, end in fields(data, tensor.start, tensor.stop)
         if wire_type == LENGTH and number in PACKED_FLOATS
     ]
@@ -34,21 +33,13 @@ def _find(data: bytes, message: Message) -> Variables[Message] | None:
     expected = [(_number_of(tensor), tensor.elements.nbytes) for tensor in tensors]
     if [(number, place.stop - place.start) for number, place in lists] != expected:
         return None
-    model = message.model
-    # Copied out: whoever has the message may change it.
-    heads = [
-        (tensor.name, tensor.dtype, tensor.shape, tensor.elements.dtype, tensor.elements.shape)
-        for tensor in tensors
-    ]
+    form = Form(message, tensors)
+    places = [place for _, place in lists]
 
-    def make(values: list[bytes]) -> Message:
-        made = [
-            GrpsTensor(name, dtype, shape, array_over(value, wire, count))
-            for (name, dtype, shape, wire, count), value in zip(heads, values, strict=True)
-        ]
-        return Message(model, made)
+    def make(data: bytes) -> Request:
+        return Request(form.model, None, None, None, None, form, [data[place] for place in places])
 
-    return Variables([place for _, place in lists], make)
+    return Variables(places, make)
 
 
 def _places(data: bytes, wanted: int, within: slice) -> Iterator[slice]:

@@ -30,6 +30,7 @@ from triglot.protocols.kserve.parameters import (
     set_parameters,
     wish_of,
 )
+from triglot.protocols.kserve.small_answers import small_answer
 from triglot.protocols.wire import Limit, MessageRules, length_prefix, limit_error, parse, scan, serialize
 
 SCAN_FROM_BYTES = 32 * 1024
@@ -112,11 +113,6 @@ def decode_infer(data: bytes) -> InferenceRequest:
         raw = [payload for _, payload in cuts]
         message = parse(pb.ModelInferRequest, rest)
     return _request_of(message, raw)
-
-
-def decoding_size(data: bytes) -> int:
-    """What `decode_infer` has to work through besides raw tensors, in bytes. Raises `InvalidArgument`."""
-    return len(scan(data, _INFER_RULES)[0])
 
 
 def identify(data: bytes) -> InferenceRequest:
@@ -258,7 +254,7 @@ def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) 
 
 def encode_infer(response: InferenceResponse) -> bytes:
     """A serialized ModelInferResponse: every output is raw (spec 0.1), joined from the arrays' own memory."""
-    return b"".join(infer_pieces(response))
+    return small_answer(response) or b"".join(infer_pieces(response))
 
 
 def packing_size(response: InferenceResponse | StreamError) -> int:

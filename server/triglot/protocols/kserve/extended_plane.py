@@ -23,9 +23,9 @@ from triglot.engine.servable import Servable
 from triglot.protocols.kserve.classification import classify
 from triglot.protocols.kserve.regions import Region, Regions
 
-OFF_LOOP_BYTES = 512 * 1024
+OFF_LOOP_BYTES = 2 * 1024 * 1024
 """To copy more takes longer than the way to a thread and back."""
-ELEMENT_WORK = 256
+ELEMENT_WORK = 1024
 """An element that is looked at, or printed, for itself takes as long as so many bytes that are copied."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import orjson
 
 from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.signature import Signature, shape_text
+from triglot.core.tensor import Buffer
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, ParameterValue
 from triglot.protocols.json_text import LargeArray, read_body, type_name
 from triglot.protocols.kserve.codec import MAX_PARAMETERS
@@ -155,7 +156,7 @@ def encode_generate(response: InferenceResponse) -> bytes:
 
     Raises `InvalidArgument` for an output that has no JSON form.
     """
-    members: dict[str, list[bytes]] = {
+    members: dict[str, Sequence[Buffer]] = {
         "model_name": [_dumps(response.model_name)],
         "model_version": [_dumps(response.model_version)],
     }
@@ -163,13 +164,13 @@ def encode_generate(response: InferenceResponse) -> bytes:
         members[ID] = [_dumps(response.id)]
     members |= {key: [_dumps(value)] for key, value in response.parameters.items()}
     members |= {output.name: _value(output) for output in response.outputs}
-    pieces: list[bytes] = []
+    pieces: list[Buffer] = []
     for key, texts in members.items():
         pieces += b"," if pieces else b"{", _dumps(key), b":", *texts
     return b"".join([*pieces, b"}"])
 
 
-def _value(output: OutputTensor) -> list[bytes]:
+def _value(output: OutputTensor) -> Sequence[Buffer]:
     texts = json_of_elements(output)
     return [b"".join(texts)[1:-1]] if output.array.size == 1 else texts
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.tensor import DATATYPES, Array, DataType, element_count, object_array
+from triglot.core.tensor import DATATYPES, Array, Buffer, DataType, element_count, object_array
 from triglot.core.types import OutputTensor
-from triglot.protocols.json_text import LargeArray, flatten, print_array, type_name
+from triglot.protocols.json_text import LargeArray, flatten, float32_array, print_array, type_name
 
 NO_JSON = ("FP16", "BF16", "COMPLEX64", "COMPLEX128")
 """Datatypes whose elements have no JSON form."""
@@ -33,7 +33,7 @@ def elements_of_json(
     if isinstance(data, LargeArray):
         array = _convert_large(data, datatype, what)
     elif isinstance(data, list):
-        array = _convert(flatten(data), datatype, what)
+        array = _convert(data, datatype, what)
     else:
         raise InvalidArgument(f"{what} must be an array, got {type_name(data)}")
     if array.size != element_count(shape):
@@ -56,6 +56,9 @@ def _convert_large(data: LargeArray, datatype: DataType, what: str) -> Array:
 def _convert(values: list[Any], datatype: DataType, what: str) -> Array:
     kind = datatype.dtype.kind
     types = set(map(type, values))
+    if list in types:
+        values = flatten(values)
+        types = set(map(type, values))
     if kind == "O":
         if types - {str}:
             raise _element_error(values, (str,), datatype, "a string", what)
@@ -71,6 +74,8 @@ def _convert(values: list[Any], datatype: DataType, what: str) -> Array:
         if types - {int, float, type(None)}:
             raise _element_error(values, (int, float, type(None)), datatype, "a number", what)
         try:
+            if datatype.name == "FP32" and type(None) not in types:
+                return float32_array(values)
             return _narrowed_floats(np.array(values, dtype=np.float64), datatype)
         except OverflowError:
             raise InvalidArgument(f"{what} has an integer too large for {datatype.name}") from None
@@ -109,7 +114,7 @@ def _element_error(
     )
 
 
-def json_of_elements(output: OutputTensor) -> list[bytes]:
+def json_of_elements(output: OutputTensor) -> list[Buffer]:
     """The pieces of an output's JSON `data`, a flat array. Raises `InvalidArgument` for what has no JSON form."""
     if output.datatype in NO_JSON:
         raise InvalidArgument(f"output '{output.name}': {output.datatype} has no JSON form, ask for binary data")

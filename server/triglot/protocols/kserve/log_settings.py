@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from triglot.core.call import Call
+from triglot.core.control import LOG_SETTINGS, Arguments, Control
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.pb.kserve import inference_pb2 as pb
@@ -27,13 +28,19 @@ class LogSetting:
 
     names: Sequence[str] = ("logging",)
 
-    def __init__(self, logs: LogSettings) -> None:
+    def __init__(self, logs: LogSettings, control: Control) -> None:
         self._logs = logs
+        self._control = control
+        control.does(LOG_SETTINGS, self._change)
 
     async def change(self, changes: Changes, _: Call) -> dict[str, Value]:
         """All settings as they are then (spec 3.11). Raises as `LogSettings.update`."""
-        self._logs.update(changes)
+        if changes:
+            await self._control.act(LOG_SETTINGS, changes)
         return self._logs.settings()
+
+    async def _change(self, changes: Arguments) -> None:
+        self._logs.update(changes)
 
     def methods(self) -> list[Method]:
         """The row of GRPCInferenceService."""

@@ -1,8 +1,9 @@
 """Regions of system shared memory that clients have registered (spec 2.6, 3.10).
 
-Strategy: a region is a file that another process may make smaller at any time. To touch mapped memory that is gone
-ends a process, so it is the kernel that copies, and says when there is less than there was. A region stays open as
-long as anybody refers to it: those of requests that run outlive their unregistering.
+Strategy: a region is a file that another process may make smaller at any time. The kernel copies small tensors
+and says when there is less than there was. Large ones are copied through a mapping; where a part of that was
+gone, the kernel is asked after all, and knows why. A region stays open as long as anybody refers to it: those of
+requests that run outlive their unregistering.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RESERVED = ("/triton_python_backend_shm_region_", "/sem.")
 MAX_REGIONS = 512
 """Each is a file descriptor, of which many systems give a process 1024."""
 LONGEST_NAME = 255
-QUICK_BYTES = 64 * 1024
+QUICK_BYTES = 128 * 1024
 """From this size on copying through a mapping is quicker."""
 REUSED_BYTES = 64 * 1024 * 1024
 """Memory for larger tensors is not kept for the next request."""
@@ -48,9 +49,16 @@ class Region:
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         self._memory: GuardedMemory | None = None
-        # Where it cannot be had, it is quicker only.
-        with suppress(OSError):
-            self._memory = GuardedMemory(descriptor, offset + size)
+
+    def _quick(self, size: int) -> GuardedMemory | None:
+        """What copies so much sooner than a system call."""
+        if size < QUICK_BYTES:
+            return None
+        if self._memory is None or self._memory.lost:
+            self._memory = None
+            with suppress(OSError):
+                self._memory = GuardedMemory(self._descriptor, self.offset + self.size)
+        return self._memory
 
     def check(self, offset: int, size: int) -> None:
         """Raises `InvalidArgument` for a place that is not in the region."""
@@ -70,35 +78,41 @@ class Region:
 
         Raises `InvalidArgument` when the object has become too small.
         """
+        place = self.offset + offset
+        memory = self._quick(len(into))
+        if memory is None or not memory.read(into, place):
+            self._read_by_calls(into, offset)
+        # The rest of its last page is there, too, as zeros.
+        if place + len(into) > os.fstat(self._descriptor).st_size:
+            raise self._has_shrunk(offset + len(into))
+
+    def _read_by_calls(self, into: memoryview, offset: int) -> None:
         at = 0
         while at < len(into):
             # The system gives at most 2 GiB at a time.
-            if self._memory is not None and len(into) >= QUICK_BYTES:
-                count = self._memory.read(into[at:], self.offset + offset + at)
-            else:
-                count = os.preadv(self._descriptor, [into[at:]], self.offset + offset + at)
+            count = os.preadv(self._descriptor, [into[at:]], self.offset + offset + at)
             if not count:
                 raise self._has_shrunk(offset + len(into))
             at += count
-        # The rest of its last page is there, too, as zeros.
-        if self.offset + offset + len(into) > os.fstat(self._descriptor).st_size:
-            raise self._has_shrunk(offset + len(into))
 
     def write(self, data: memoryview, offset: int) -> None:
         """Put `data` at `offset`, which was checked. Raises `ServingError` when it has no room there any more."""
+        self._check_room(data, offset)
+        memory = self._quick(len(data))
+        if memory is None or not memory.write(data, self.offset + offset):
+            self._check_room(data, offset)
+            self._write_by_calls(data, offset)
+
+    def _check_room(self, data: memoryview, offset: int) -> None:
         # Who makes it smaller from now on gets back what it had, at most.
         if self.offset + offset + len(data) > os.fstat(self._descriptor).st_size:
             raise self._has_shrunk(offset + len(data))
+
+    def _write_by_calls(self, data: memoryview, offset: int) -> None:
         at = 0
         try:
             while at < len(data):
-                if self._memory is not None and len(data) >= QUICK_BYTES:
-                    count = self._memory.write(data[at:], self.offset + offset + at)
-                else:
-                    count = os.pwrite(self._descriptor, data[at:], self.offset + offset + at)
-                if not count:
-                    raise self._has_shrunk(offset + len(data))
-                at += count
+                at += os.pwrite(self._descriptor, data[at:], self.offset + offset + at)
         except OSError as error:  # There may be less memory than objects promise.
             raise ServingError(
                 f"shared memory region '{self.name}' cannot be written: {error.strerror}",
@@ -141,17 +155,12 @@ class Regions:
         except (OSError, ValueError):
             # No more is said: who asks may not be allowed to know what there is.
             raise _refusal(name, f"Unable to open shared memory region: '{key}'") from None
-        region = Region(name, key, offset, size, descriptor)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise _refusal(name, f"Unable to open shared memory region: '{key}'")
-        if offset + size > status.st_size:
-            raise _refusal(
-                name,
-                f"invalid args: byte_size {size} at offset {offset} leads beyond the end of '{key}', which has "
-                f"{status.st_size} bytes",
-            )
-        self._regions[name] = region
+        try:
+            _check(descriptor, name, key, offset, size)
+        except ServingError:
+            os.close(descriptor)
+            raise
+        self._regions[name] = Region(name, key, offset, size, descriptor)
 
     def _path(self, name: str, key: str) -> Path:
         # glibc's shm_open does the same: many clients leave the slash out.
@@ -203,6 +212,19 @@ class Regions:
         if LONG_BYTES <= size <= REUSED_BYTES:
             return self._buffers.empty((size,), _BYTE).data
         return np.empty(size, _BYTE).data
+
+
+def _check(descriptor: int, name: str, key: str, offset: int, size: int) -> None:
+    """Raises `ServingError` for what is no memory, or too little."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise _refusal(name, f"Unable to open shared memory region: '{key}'")
+    if offset + size > status.st_size:
+        raise _refusal(
+            name,
+            f"invalid args: byte_size {size} at offset {offset} leads beyond the end of '{key}', which has "
+            f"{status.st_size} bytes",
+        )
 
 
 def _refusal(name: str, why: str, code: Code = Code.INVALID_ARGUMENT) -> ServingError:

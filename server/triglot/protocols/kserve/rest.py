@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,24 +13,27 @@ import orjson
 
 from triglot.core.errors import Internal, InvalidArgument, PayloadTooLarge
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.tensor import Array, Buffer, byte_length, is_addressable, raw_buffer
+from triglot.core.scattered import SCATTER_BYTES, Scattered, may_scatter
+from triglot.core.tensor import MAX_ARRAY_BYTES, Array, Buffer, byte_length, is_addressable, raw_buffer
 from triglot.core.types import (
     InferenceRequest,
     InferenceResponse,
     InputTensor,
-    OutputTensor,
     OutputWish,
     ParameterValue,
     RegionSlice,
     TensorOptions,
 )
 from triglot.protocols.json_text import read_body, type_name
-from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS
+from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS, packing_size
 from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements
 from triglot.protocols.kserve.parameters import REGION, region_of, set_parameters, wish_of
 from triglot.protocols.wire import Limit, limit_error
 
-HEADER_LENGTH = "inference-header-content-length"
+HEADER_NAME, BINARY = "Inference-Header-Content-Length", "application/octet-stream"
+HEADER_LENGTH = HEADER_NAME.lower()
+_SCALARS = (int, float, str)
+"""What a parameter can be; Python's booleans are ints."""
 MAX_JSON_BYTES = 64 * 1024 * 1024
 """The largest JSON part of a request; binary tensors are bounded by the message size alone."""
 
@@ -84,17 +89,15 @@ class _Reader:
     def __init__(self, http: HttpRequest, json_length: int) -> None:
         self._model = http.path["model"]
         self._version = http.path.get("version", "")
-        self._body = memoryview(http.body)
+        self._body = http.body
         self._at = json_length
         self._regions: dict[int, RegionSlice] = {}
         self._wishes: dict[str, OutputWish] = {}
-        self._binary_outputs: set[str] = set()
+        self._binary_outputs: list[str] = []
 
     def read(self, body: dict[str, Any]) -> RestInfer:
         request = InferenceRequest(self._model, self._version, _string(body, "id", "the request", default=""))
-        set_parameters(request, _parameters(body, "the request"))
-        if "triton_enable_empty_final_response" in request.parameters:
-            raise InvalidArgument("parameter 'triton_enable_empty_final_response' is not allowed over HTTP")
+        default = self._parameters(request, body) if "parameters" in body else False
         tensors = _objects(body, "inputs", MAX_INPUTS, required=True)
         request.inputs = [self._input(at, tensor) for at, tensor in enumerate(tensors)]
         if self._at != len(self._body):
@@ -105,8 +108,14 @@ class _Reader:
         request.outputs = [self._requested_output(output) for output in _objects(body, "outputs", MAX_OUTPUTS)]
         if self._regions or self._wishes:
             request.options = TensorOptions(self._regions, self._wishes)
-        default = bool(request.parameters.pop("binary_data_output", False))
         return RestInfer(request, frozenset(self._binary_outputs), default)
+
+    def _parameters(self, request: InferenceRequest, body: dict[str, Any]) -> bool:
+        """Gives the request its parameters; whether outputs are wanted as binary."""
+        set_parameters(request, _parameters(body, "the request"))
+        if "triton_enable_empty_final_response" in request.parameters:
+            raise InvalidArgument("parameter 'triton_enable_empty_final_response' is not allowed over HTTP")
+        return bool(request.parameters.pop("binary_data_output", False))
 
     def _input(self, at: int, tensor: dict[str, Any]) -> InputTensor:
         name = _string(tensor, "name", "an input")
@@ -114,6 +123,8 @@ class _Reader:
         datatype = _string(tensor, "datatype", what)
         shape = _shape(tensor, what)
         parameters = _parameters(tensor, what)
+        if not parameters and tensor.get("data") is not None:
+            return InputTensor(name, datatype, shape, elements_of_json(tensor["data"], datatype, shape, what))
         given: list[str] = [key for key in (REGION, "binary_data_size") if key in parameters]
         # KServe's client sends a null beside the size of an empty binary tensor.
         given += ["data"] if tensor.get("data") is not None else []
@@ -142,7 +153,7 @@ class _Reader:
                 f"model '{self._model}'"
             )
         start, self._at = self._at, end
-        return self._body[start:end]
+        return memoryview(self._body)[start:end]
 
     def _requested_output(self, output: dict[str, Any]) -> str:
         name = _string(output, "name", "an output")
@@ -156,7 +167,7 @@ class _Reader:
                 raise InvalidArgument(f"{what}: binary_data true and '{REGION}' exclude each other, got both")
             self._wishes[name] = wish
         if wanted:
-            self._binary_outputs.add(name)
+            self._binary_outputs.append(name)
         return name
 
 
@@ -193,11 +204,11 @@ def _objects(body: Mapping[str, Any], key: str, limit: Limit, *, required: bool 
 
 def _shape(tensor: Mapping[str, Any], what: str) -> tuple[int, ...]:
     shape = tensor.get("shape")
-    if not isinstance(shape, list) or not all(_is_unsigned(dim) for dim in shape):
+    if not isinstance(shape, list) or not all(map(_is_unsigned, shape)):
         raise InvalidArgument(f"'shape' of {what} must be an array of unsigned integers, got {shape!r:.200}")
     if len(shape) > MAX_DIMS.count:
         raise limit_error(MAX_DIMS)
-    if not is_addressable(shape, np.dtype(np.uint8)):
+    if not 0 < prod(shape) <= MAX_ARRAY_BYTES and not is_addressable(shape, np.dtype(np.uint8)):
         raise InvalidArgument(f"'shape' of {what} has too many elements: {shape!r:.200}")
     return tuple(shape)
 
@@ -211,52 +222,69 @@ def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, ParameterValue
     if len(parameters) > MAX_PARAMETERS.count:
         raise limit_error(MAX_PARAMETERS)
     for key, value in parameters.items():
-        if not isinstance(value, bool | int | float | str):
+        if not isinstance(value, _SCALARS):
             raise InvalidArgument(
                 f"parameter '{key}' of {what} must be a string, number or boolean, got {type_name(value)}"
             )
     return parameters
 
 
+def text_size(response: InferenceResponse, wanted: RestInfer) -> int:
+    """How many bytes of the outputs have to be printed, or packed."""
+    printed = [
+        output.array.nbytes
+        for output in response.outputs
+        if output.name not in response.placed and not wanted.wants_binary(output.name)
+    ]
+    return sum(printed) + packing_size(response)
+
+
 def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse:
-    """The answer: JSON, followed by the outputs that were asked for as binary (spec 3.3).
+    """The answer: JSON, followed by the outputs that were asked for as binary (spec 3.3). Large parts stay apart.
 
     Raises `InvalidArgument` for an output that has no JSON form.
     """
-    head: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    scatters = may_scatter(response)
+    pieces: list[Buffer] = [_response_head(response.model_name, response.model_version)]
     if response.id:
-        head["id"] = response.id
+        pieces += b',"id":', _dumps(response.id)
     if response.parameters:
-        head["parameters"] = response.parameters
-    pieces = [_dumps(head)[:-1], b',"outputs":[']
+        pieces += b',"parameters":', _dumps(response.parameters)
+    pieces.append(b',"outputs":[')
     tail: list[Any] = []
     for at, output in enumerate(response.outputs):
         pieces.append(b"," if at else b"")
+        pieces.append(_output_head(output.name, output.datatype, output.array.shape))
         if output.name in response.placed:
-            pieces.append(_output_head(output))
+            pieces.append(b"}")
         elif wanted.wants_binary(output.name):
             buffer = raw_buffer(output.array)
-            pieces.append(_output_head(output, binary_data_size=byte_length(buffer)))
+            pieces.append(b',"parameters":{"binary_data_size":%d}}' % byte_length(buffer))
             tail.append(buffer)
         else:
-            pieces += [_output_head(output)[:-1], b',"data":', *json_of_elements(output), b"}"]
+            pieces += [b',"data":', *json_of_elements(output), b"}"]
     pieces.append(b"]}")
-    json_length = sum(map(len, pieces))
-    body = b"".join([*pieces, *tail])
-    if len(body) == json_length:
+    length = sum(map(len, pieces))
+    size = sum(map(byte_length, tail))
+    if length + size < SCATTER_BYTES or (size and not scatters):
+        body: bytes | Scattered = b"".join([*pieces, *tail])
+    else:
+        body = Scattered([*pieces, *tail])
+    if not size:
         return HttpResponse(body)
-    return HttpResponse(
-        body,
-        content_type="application/octet-stream",
-        headers={"Inference-Header-Content-Length": str(json_length)},
-    )
+    return HttpResponse(body, content_type=BINARY, headers={HEADER_NAME: str(length)})
 
 
-def _output_head(output: OutputTensor, **parameters: int) -> bytes:
-    head: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.array.shape}
-    if parameters:
-        head["parameters"] = parameters
-    return _dumps(head)
+@lru_cache(maxsize=256)
+def _response_head(model_name: str, model_version: str) -> bytes:
+    """The answer's first members, without what closes it."""
+    return _dumps({"model_name": model_name, "model_version": model_version})[:-1]
+
+
+@lru_cache(maxsize=1024)
+def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """An output's first members, without what closes it."""
+    return _dumps({"name": name, "datatype": datatype, "shape": shape})[:-1]
 
 
 def _dumps(value: object) -> bytes:

@@ -15,10 +15,9 @@ from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Operation, Route
 from triglot.protocols.json_text import read_body, type_name
-from triglot.protocols.kserve.codec import packing_size
 from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.kserve.raw_request import decode_raw, is_raw
-from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length
+from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length, text_size
 from triglot.protocols.kserve.service import KServe, check_change_size
 
 REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
@@ -26,6 +25,8 @@ REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
 HTTP_DOOR = "HTTP end point"
 COMPRESS_FROM_BYTES = 1024
 """Below this, an answer fits the packet that it needs anyway."""
+_Answered = tuple[InferenceResponse, RestInfer]
+"""An answer, and how it is wanted."""
 
 
 def kserve_routes(service: KServe) -> list[Route]:
@@ -36,8 +37,8 @@ def kserve_routes(service: KServe) -> list[Route]:
         signature = service.require_model(http.path["model"], http.path.get("version", ""))
         return decode_raw(http, signature) if is_raw(http) else decode_infer(http)
 
-    async def infer(rest: RestInfer, call: Call) -> InferenceResponse:
-        return await service.infer(HTTP_DOOR, rest.request, call)
+    async def infer(rest: RestInfer, call: Call) -> _Answered:
+        return await service.infer(HTTP_DOOR, rest.request, call), rest
 
     health, inspect = Operation.HEALTH, Operation.INSPECT
     live, ready = pb.ServerLiveRequest(), pb.ServerReadyRequest()
@@ -85,9 +86,9 @@ def kserve_routes(service: KServe) -> list[Route]:
                 Operation.INFER,
                 decode,
                 infer,
-                encode_infer,
+                _encode_infer,
                 text_size=json_length,
-                answer_size=_array_bytes,
+                answer_size=_text_size,
                 body_limit=body_limit,
                 compress_from=COMPRESS_FROM_BYTES,
                 name="infer",
@@ -97,9 +98,12 @@ def kserve_routes(service: KServe) -> list[Route]:
     return [route for extension in service.extensions for route in extension.routes()] + rows
 
 
-def _array_bytes(response: InferenceResponse) -> int:
-    sizes = [output.array.nbytes for output in response.outputs if output.name not in response.placed]
-    return sum(sizes) + packing_size(response)
+def _encode_infer(answered: _Answered, _: RestInfer) -> HttpResponse:
+    return encode_infer(*answered)
+
+
+def _text_size(answered: _Answered) -> int:
+    return text_size(*answered)
 
 
 def _fixed(request: Any) -> Callable[[HttpRequest], Any]:

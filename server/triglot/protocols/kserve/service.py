@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
+from triglot.core.duplex import Duplex
 from triglot.core.errors import InvalidArgument, ModelNotFound, ServingError, Unavailable, Unimplemented
+from triglot.core.scattered import Scattered, may_scatter
 from triglot.core.signature import Signature
 from triglot.core.types import InferenceRequest, InferenceResponse, TensorSpec
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
-from triglot.protocols.kserve.codec import decoding_size, encode_infer, packing_size
+from triglot.protocols.kserve.codec import RAW_INPUTS, encode_infer, infer_pieces, packing_size
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.extension import Extension
 from triglot.protocols.kserve.regions import Regions
+from triglot.protocols.kserve.small_answers import small_answer
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.templates import infer_decoder
-from triglot.protocols.wire import length_prefix, parse_control, serialize
+from triglot.protocols.wire import length_prefix, parse_control, rest_size, serialize
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
 
@@ -116,7 +119,7 @@ class KServe:
         except ServingError as error:
             raise name_request(error, request.id) from None
 
-    def infer_stream(self, requests: AsyncIterator[bytes], call: Call) -> AsyncGenerator[bytes, None]:
+    def infer_stream(self, requests: Duplex, call: Call) -> AsyncGenerator[bytes, None]:
         """ModelStreamInfer; requests come undecoded, since one that cannot be decoded is answered in band.
 
         The answers are encoded, and counted with their requests.
@@ -156,7 +159,7 @@ class KServe:
         """The model's name, when it takes no calls any more (spec 3.9). Raises as `Manager.unload_model`."""
         name = _model_to_change(request)
         dependents = _parameter(request.parameters, UNLOAD_DEPENDENTS, "bool_param")
-        self._dataplane.unload_model(name, dependents=bool(dependents))
+        await self._dataplane.unload_model(name, dependents=bool(dependents))
         return name
 
     def grpc_service(self) -> Service:
@@ -179,7 +182,8 @@ class KServe:
                     unary_infer,
                     encode_infer,
                     packing_size,
-                    decoding_size,
+                    partial(rest_size, cut=RAW_INPUTS),
+                    scatter_infer,
                 ),
                 Method(
                     "ModelStreamInfer",
@@ -196,6 +200,13 @@ class KServe:
             ),
             PROTOCOL,
         )
+
+
+def scatter_infer(response: InferenceResponse) -> bytes | Scattered:
+    """As `encode_infer`; large arrays stay where they are."""
+    if (small := small_answer(response)) is not None:
+        return small
+    return Scattered(infer_pieces(response)) if may_scatter(response) else encode_infer(response)
 
 
 def _model_to_change(request: RepositoryChange) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import orjson
 
 from triglot.core.call import Call
+from triglot.core.control import REGISTER, UNREGISTER, Arguments, Control
 from triglot.core.errors import InvalidArgument, NotFound, Unimplemented
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.pb.kserve import inference_pb2 as pb
@@ -34,8 +35,11 @@ class Registration:
 class SystemSharedMemory:
     """Registers regions, where the server's configuration opens shared memory."""
 
-    def __init__(self, regions: Regions) -> None:
+    def __init__(self, regions: Regions, control: Control) -> None:
         self._regions = regions
+        self._control = control
+        control.does(REGISTER, self._register)
+        control.does(UNREGISTER, self._unregister)
         self.names: Sequence[str] = ("system_shared_memory",) if regions.prefix else ()
 
     async def status(self, name: str, _: Call) -> list[Region]:
@@ -45,12 +49,18 @@ class SystemSharedMemory:
     async def register(self, region: Registration, _: Call) -> None:
         """Raises `Unimplemented` where shared memory is not open, and as `Regions.register`."""
         self._require_open()
-        self._regions.register(region.name, region.key, region.offset, region.byte_size)
+        await self._control.act(REGISTER, asdict(region))
+
+    async def _register(self, region: Arguments) -> None:
+        self._regions.register(region["name"], region["key"], region["offset"], region["byte_size"])
 
     async def unregister(self, name: str, _: Call) -> None:
         """Forget the region of this name, or all of them; one that is not there is no error."""
         self._require_open()
-        self._regions.unregister(name)
+        await self._control.act(UNREGISTER, {"name": name})
+
+    async def _unregister(self, arguments: Arguments) -> None:
+        self._regions.unregister(arguments["name"])
 
     def _require_open(self) -> None:
         if not self._regions.prefix:

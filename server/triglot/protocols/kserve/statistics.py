@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import orjson
 
 from triglot.core.call import Call
-from triglot.core.errors import InvalidArgument
+from triglot.core.control import STATISTICS, Arguments
+from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.statistics import Duration, Responses, Statistics
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Route
+from triglot.protocols.kserve.added_statistics import merged
 from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.wire import parse_control, serialize
 from triglot.repository.config_json import json_object
@@ -31,28 +34,42 @@ class ModelStatistics:
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
+        dataplane.control.tells(STATISTICS, self._report)
 
     async def statistics(self, request: pb.ModelStatisticsRequest, _: Call) -> pb.ModelStatisticsResponse:
         """Of one version, or without a version of all, or without a name of all models.
 
-        Raises `ModelNotFound`, `InvalidArgument` for a version that is no integer, and `Unavailable` for one that
-        does not serve.
+        Raises `ModelNotFound`, `InvalidArgument` for a version that is no integer and for a model of which none
+        serves, and `Unavailable` for a version that does not serve beside others.
         """
-        return pb.ModelStatisticsResponse(
-            model_stats=map(_message, self._servables(request.name, request.version))
-        )
+        own = pb.ModelStatisticsResponse(model_stats=map(_message, self._servables(request.name, request.version)))
+        if self._dataplane.control.alone:
+            return own
+        arguments = {"name": request.name, "version": request.version}
+        reports = await self._dataplane.control.reports(STATISTICS, arguments)
+        return merged([pb.ModelStatisticsResponse.FromString(b64decode(text)) for text in reports.each])
 
-    def _servables(self, name: str, version: str) -> Iterator[Servable]:
+    async def _report(self, arguments: Arguments) -> str:
+        """What this process has counted; of a model that it does not have, nothing."""
+        try:
+            servables = self._servables(arguments["name"], arguments["version"])
+        except ServingError:
+            servables = []
+        reply = pb.ModelStatisticsResponse(model_stats=map(_message, servables))
+        return b64encode(reply.SerializeToString()).decode()
+
+    def _servables(self, name: str, version: str) -> Sequence[Servable]:
+        known = [one for one in self._dataplane.versions() if name in ("", one.files.name)]
+        serving = [one.servable for one in known if one.state is State.READY and one.servable is not None]
         if name:
+            if known and not serving:
+                raise InvalidArgument(f"requested model '{name}' is not available")  # The words of spec 1.5.
             servable = self._dataplane.servable(name, version)
             if version:
-                yield servable
-                return
+                return [servable]
         elif version and not version.isdecimal():
             raise InvalidArgument(f"'version': expected an integer, got '{version}'")
-        for one in self._dataplane.versions():
-            if one.state is State.READY and one.servable is not None and name in ("", one.files.name):
-                yield one.servable
+        return serving
 
     def methods(self) -> Sequence[Method]:
         """The row of GRPCInferenceService."""

@@ -1,21 +1,25 @@
 """ModelStreamInfer: many requests and their answers on one call (spec 2.8).
 
-Strategy: the next request is read while earlier ones run, each in a task of its own. Their answers meet in one
-bounded queue, which holds the models up when the client reads slowly. Answers of ordinary models leave in the
-order of the requests; those of decoupled models leave as they come.
+Strategy: requests begin as they come, so many at the same time. Answers of ordinary models stand in a line, in
+the order of the requests, until it is their turn; those of decoupled models stand in none. What may leave is
+offered to the transport, all that a burst of requests makes together. What the transport does not take waits for
+it, and holds the models up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 
 from triglot.core.call import Call
+from triglot.core.duplex import Duplex, Running
 from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane
+from triglot.engine.own_task import as_task
 from triglot.protocols.kserve.codec import (
     StreamError,
     encode_stream_infer,
@@ -24,16 +28,25 @@ from triglot.protocols.kserve.codec import (
 )
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
+from triglot.protocols.kserve.small_answers import FINAL, small_answer
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint
 
 MAX_IN_FLIGHT = 64
 """Requests of one stream that may run at the same time; the next is not read before one has ended."""
 MAX_UNSENT = 16
-"""Answers of one stream that may wait for the client."""
-FINAL = "triton_final_response"
+"""Answers of one stream that may wait for the client before decoupled models are held up."""
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 _VALIDATION = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
+
+
+class _Place:
+    """A request's place in the line, with its answer once that is there; an error ends the call."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        self.answer: bytes | ServingError | None = None
 
 
 class InferStream:
@@ -59,121 +72,267 @@ class InferStream:
         self._call = call
         self._endpoint = endpoint
         self._end_on_error = end_on_error
-        self._answers: asyncio.Queue[bytes | ServingError | None] = asyncio.Queue(MAX_UNSENT)
-        self._running: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._running: set[Running] = set()
+        self._line: deque[_Place] = deque()
+        self._apart = 0
+        """Requests to decoupled models that run."""
+        self._ready: deque[bytes] = deque()
+        self._room = asyncio.Event()
+        """Set when there was room for answers of decoupled models."""
+        self._failure: ServingError | None = None
+        """What ends the call, after the answers that are ready."""
+        self._taking = self._full = self._due = self._yielded = self._closed = False
+        self._woken: asyncio.Future[None] | None = None
+        self._rest: asyncio.Future[None] | None = None
 
-    async def run(self, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """The answers, encoded. Closing the generator cancels every request that still runs."""
-        reader = asyncio.ensure_future(self._read(requests))
+    async def run(self, requests: Duplex) -> AsyncGenerator[bytes, None]:
+        """The answers that `requests` does not take, encoded. Closing it cancels every request that still runs."""
+        self._requests = requests
         try:
-            while (answer := await self._answers.get()) is not None:
-                if isinstance(answer, ServingError):
-                    try:
-                        raise answer
-                    finally:
-                        del answer  # Its traceback has this frame.
-                yield answer
+            requests.listen(self._take)
+            while not self._is_over:
+                if self._ready:
+                    self._yielded = True
+                    yield self._ready.popleft()
+                    self._yielded = False
+                    self._send()
+                elif self._failure is not None:
+                    self._raise()
+                else:
+                    self._woken = self._loop.create_future()
+                    await self._woken
         finally:
-            tasks = [reader, *self._running]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._close()
 
-    async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        turn.set_result(None)
+    @property
+    def _is_over(self) -> bool:
+        """Whether the client has sent everything, and all of it is answered (spec 0.12)."""
+        return not (self._line or self._apart or self._ready or self._failure) and self._requests.ended
+
+    def _raise(self) -> None:
+        failure, self._failure = self._failure, None
+        assert failure is not None
         try:
-            async for data in requests:
-                while len(self._running) >= MAX_IN_FLIGHT:
-                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                my_turn, turn = turn, loop.create_future()
-                task = loop.create_task(self._answer(data, my_turn, turn))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
-            # The client has sent everything: what runs is finished, then the call ends (spec 0.12).
-            while self._running:
-                await asyncio.wait(tuple(self._running))
-            await self._answers.put(None)
-        except Exception as error:
-            await self._answers.put(as_serving_error(error, "reading a stream"))
+            raise failure
+        finally:
+            del failure  # Its traceback has this frame.
 
-    async def _answer(self, data: bytes, my_turn: asyncio.Future[None], next_turn: asyncio.Future[None]) -> None:
-        request, in_order = None, True
+    async def _close(self) -> None:
+        """Cancel what runs, and wait for its end; it is cancelled again when this is."""
+        self._closed = True
+        self._failure = None
+        cancelled = False
+        try:
+            await self._requests.close()
+        except asyncio.CancelledError:
+            cancelled = True
+        while self._running:
+            for one in tuple(self._running):
+                one.cancel()
+            self._rest = self._loop.create_future()
+            try:
+                await self._rest
+            except asyncio.CancelledError:
+                cancelled = True
+        for place in self._line:
+            place.answer = None
+        if cancelled:
+            raise asyncio.CancelledError
+
+    def _ended(self, one: Running) -> None:
+        self._running.discard(one)
+        if self._rest is not None and not self._running and not self._rest.done():
+            self._rest.set_result(None)
+
+    # --- requests ---
+
+    def _take(self) -> None:
+        """Begin the requests that are there, as many as may run."""
+        if self._taking or self._closed:
+            return
+        if asyncio.current_task() is not None:
+            # What a task begins runs a little later, and would be overtaken by what comes until then.
+            self._loop.call_soon(self._take)
+            return
+        self._taking = True
+        line, ready, requests = self._line, self._ready, self._requests
+        try:
+            while len(line) + self._apart < MAX_IN_FLIGHT and (data := requests.take()) is not None:
+                place = _Place()
+                line.append(place)
+                requests.begin(self._answer(data, place), self._running, self._ended)
+                if len(ready) >= MAX_IN_FLIGHT:
+                    self._offer()
+                    if len(ready) >= MAX_IN_FLIGHT:
+                        break
+            self._full = not self._has_room
+        except Exception as error:
+            self._fail(as_serving_error(error, "reading a stream"))
+        finally:
+            self._taking = False
+        self._send()
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more request may run."""
+        return len(self._line) + self._apart < MAX_IN_FLIGHT and len(self._ready) < MAX_IN_FLIGHT
+
+    async def _answer(self, data: bytes, place: _Place) -> None:
+        request = encoded = None
         call = self._call.child()
         call.size = len(data)
-        observed = Observation(self._endpoint, call, len(data))
-        code = Code.OK
+        observed = Observation(self._endpoint, call, call.size)
         try:
             request = self._decode(data)
             observed.decoded()
             servable = self._dataplane.servable_of(request)
             if servable.decoupled:
-                # It keeps no order, but what comes after it must not overtake what came before it.
-                in_order = False
-                my_turn.add_done_callback(lambda _: _pass_on(next_turn))
-                await self._answer_decoupled(request, call, observed)
-                return
-            if request.options is None:
-                with servable:
-                    response = await self._dataplane.infer_on(servable, request, call)
+                self._step_out(place)
+                await self._answer_apart(request, call, observed)
             else:
-                response = await self._extended.infer(request, call)
-            response.parameters[FINAL] = True
-            if not my_turn.done():
-                await asyncio.shield(my_turn)
-            await self._send(response, observed)
+                if request.options is None:
+                    with servable:
+                        response = await self._dataplane.infer_on(servable, request, call)
+                else:
+                    response = await self._extended.infer(request, call)
+                observed.answered()
+                encoded = small_answer(response, final=True) or await _encoded(response, final=True)
+                observed.encoded(len(encoded))
+                # Before the client hears of it, so that who asks next finds it counted.
+                observed.end(Code.OK)
         except Exception as error:
-            request = request or identify(data)
-            call.model_name = request.model_name
-            code = outcome(error)
-            if in_order:
-                await asyncio.shield(my_turn)
-            await self._tell(error, request, call, observed)
-        except BaseException as error:
-            code = outcome(error)
-            raise
-        finally:
-            observed.end(code)
-        if in_order:
-            _pass_on(next_turn)
+            self._say(place, self._told(error, request or identify(data), call, observed))
+        except asyncio.CancelledError as error:
+            observed.end(outcome(error))
+        if encoded is not None:
+            self._say(place, encoded)
 
-    async def _tell(self, error: Exception, request: InferenceRequest, call: Call, observed: Observation) -> None:
-        # A function of its own: a frame that the error came through would keep it, and it the frame.
-        failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
-        # What is wrong with a request stays in band; a model may raise the same codes (spec 2.8).
-        if not self._end_on_error or (failure.code in _VALIDATION and not call.began):
-            await self._send(StreamError(request, failure), observed)
+    async def _answer_apart(self, request: InferenceRequest, call: Call, observed: Observation) -> None:
+        """Of a decoupled model. Raises `CancelledError` only."""
+        try:
+            await as_task()
+            await self._answer_each(request, call, observed)
+        except Exception as error:
+            with suppress(asyncio.CancelledError):
+                await self._put(self._told(error, request, call, observed))
         else:
-            await self._answers.put(failure)
+            observed.end(Code.OK)
+        finally:
+            self._apart -= 1
+            self._soon()
 
-    async def _answer_decoupled(self, request: InferenceRequest, call: Call, observed: Observation) -> None:
+    async def _answer_each(self, request: InferenceRequest, call: Call, observed: Observation) -> None:
         ended = False
         plane = self._dataplane if request.options is None else self._extended
         async with aclosing(plane.infer_stream(request, call)) as responses:
             async for response in responses:
                 if ended:
                     raise Internal(f"model '{response.model_name}' has answered after its final answer")
-                response.parameters[FINAL] = ended = response.final
-                await self._send(response, observed)
+                ended = response.final
+                await self._put(await _observed(response, observed, final=ended))
         if not ended and request.parameters.get(WANTS_EMPTY_FINAL):
-            end = InferenceResponse(request.model_name, request.model_version, request.id, [], {FINAL: True})
-            await self._send(end, observed)
+            end = InferenceResponse(request.model_name, request.model_version, request.id, [])
+            await self._put(await _observed(end, observed, final=True))
 
-    async def _send(self, answer: InferenceResponse | StreamError, observed: Observation) -> None:
-        """Encoded here, where it is known whose answer it is."""
+    def _told(
+        self, error: Exception, request: InferenceRequest, call: Call, observed: Observation
+    ) -> bytes | ServingError:
+        """The answer that tells of an error, or what ends the call."""
+        # A function of its own: a frame that the error came through would keep it, and it the frame.
+        code = outcome(error)
+        call.model_name = request.model_name
+        failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
         observed.answered()
-        if packing_size(answer) > LONG_BYTES:
-            encoded = await asyncio.to_thread(encode_stream_infer, answer)
-        else:
-            encoded = encode_stream_infer(answer)
+        # What is wrong with a request stays in band; a model may raise the same codes (spec 2.8).
+        if self._end_on_error and (failure.code not in _VALIDATION or call.began):
+            observed.end(code)
+            return failure
+        encoded = encode_stream_infer(StreamError(request, failure))
         observed.encoded(len(encoded))
-        if self._answers.full():
-            await self._answers.put(encoded)
+        observed.end(code)
+        return encoded
+
+    # --- answers ---
+
+    def _step_out(self, place: _Place) -> None:
+        """It keeps no order, but what comes after it must not overtake what came before it."""
+        self._apart += 1
+        self._line.remove(place)
+        self._advance()
+
+    def _say(self, place: _Place, answer: bytes | ServingError) -> None:
+        place.answer = answer
+        if self._line and self._line[0] is place:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Those at the head of the line that have their answers leave it."""
+        line = self._line
+        while line and (answer := line[0].answer) is not None:
+            line.popleft().answer = None  # An error's frames have the place.
+            if not isinstance(answer, bytes):
+                self._fail(answer)
+            elif self._failure is None:
+                self._ready.append(answer)
+        if len(self._running) == 1 and not self._taking:
+            self._send()
         else:
-            self._answers.put_nowait(encoded)
+            self._soon()
+
+    async def _put(self, answer: bytes | ServingError) -> None:
+        """One that stands in no line; waits until there is room."""
+        while len(self._ready) >= MAX_UNSENT:
+            self._room.clear()
+            await self._room.wait()
+        if not isinstance(answer, bytes):
+            self._fail(answer)
+        elif self._failure is None:
+            self._ready.append(answer)
+        self._soon()
+
+    def _fail(self, failure: ServingError) -> None:
+        if self._failure is None and not self._closed:
+            self._failure = failure
+
+    def _soon(self) -> None:
+        """Send what is ready, together with what else there is by then."""
+        if not self._taking and not self._due:
+            self._due = True
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        """What is ready leaves, or is yielded; then there may be room for more."""
+        self._due = False
+        if self._closed:
+            return
+        self._offer()
+        if self._full and self._has_room:
+            self._take()
+        elif self._ready or self._failure is not None or self._is_over:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def _offer(self) -> None:
+        if self._ready and not self._yielded:
+            self._requests.offer(self._ready)
+        if len(self._ready) < MAX_UNSENT:
+            self._room.set()
 
 
-def _pass_on(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
+async def _encoded(response: InferenceResponse, *, final: bool) -> bytes:
+    response.parameters[FINAL] = final
+    if packing_size(response) > LONG_BYTES:
+        return await asyncio.to_thread(encode_stream_infer, response)
+    return encode_stream_infer(response)
+
+
+async def _observed(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
+    """Encoded as soon as it is there, while it is known whose answer it is."""
+    observed.answered()
+    encoded = small_answer(response, final=final) or await _encoded(response, final=final)
+    observed.encoded(len(encoded))
+    return encoded

@@ -24,22 +24,26 @@ def _find(data: bytes, request: InferenceRequest) -> Variables[InferenceRequest]
         for number, wire_type, start, end in fields(data)
         if wire_type == LENGTH and number in (ID, RAW_INPUTS)
     ]
-    numbers = [number for number, _ in found]
-    if numbers.count(RAW_INPUTS) != len(request.inputs) or numbers.count(ID) > 1:
+    ids = [place for number, place in found if number == ID]
+    raw = [place for number, place in found if number == RAW_INPUTS]
+    if len(raw) != len(request.inputs) or len(ids) > 1:
         return None
-    id_at = numbers.index(ID) if ID in numbers else None
+    id_place = ids[0] if ids else None
     # Copied out: whoever has the request may change it.
     model_name, model_version, outputs = request.model_name, request.model_version, tuple(request.outputs)
-    inputs = [(tensor.name, tensor.datatype, tensor.shape) for tensor in request.inputs]
+    inputs = [
+        (tensor.name, tensor.datatype, tensor.shape, place)
+        for tensor, place in zip(request.inputs, raw, strict=True)
+    ]
 
-    def make(values: list[bytes]) -> InferenceRequest | None:
+    def make(data: bytes) -> InferenceRequest | None:
         request_id = ""
-        if id_at is not None:
+        if id_place is not None:
             try:
-                request_id = values.pop(id_at).decode()
+                request_id = data[id_place].decode()
             except UnicodeDecodeError:
                 return None
-        tensors = [InputTensor(*one, value) for one, value in zip(inputs, values, strict=True)]
+        tensors = [InputTensor(name, datatype, shape, data[place]) for name, datatype, shape, place in inputs]
         return InferenceRequest(model_name, model_version, request_id, tensors, outputs)
 
     return Variables([place for _, place in found], make)

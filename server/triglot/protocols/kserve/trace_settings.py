@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from triglot.core.call import Call
+from triglot.core.control import TRACE_SETTINGS, Arguments
 from triglot.core.errors import InvalidArgument, ModelNotFound
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.dataplane import DataPlane
@@ -39,6 +40,7 @@ class TraceSetting:
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
+        dataplane.control.does(TRACE_SETTINGS, self._change)
 
     async def change(self, change: TraceChange, _: Call) -> Settings:
         """All settings as they are then (spec 3.11).
@@ -47,8 +49,13 @@ class TraceSetting:
         """
         if change.model and not self._dataplane.knows(change.model):
             raise ModelNotFound(f"Request for unknown model: '{change.model}' is not found")
-        self._dataplane.tracer.update(change.settings, change.model)
+        if change.settings:
+            arguments = {"model": change.model, "settings": change.settings}
+            await self._dataplane.control.act(TRACE_SETTINGS, arguments)
         return self._dataplane.tracer.settings(change.model)
+
+    async def _change(self, arguments: Arguments) -> None:
+        self._dataplane.tracer.update(arguments["settings"], arguments["model"])
 
     def methods(self) -> list[Method]:
         """The row of GRPCInferenceService."""

@@ -1,4 +1,8 @@
-"""What the page shows: one document with the models, the totals and the last minutes."""
+"""What the page shows: one document with the models, the totals and the last minutes.
+
+Strategy: what was counted is collected in a form that can be added up, and finished afterwards; so the numbers of
+several workers become one document as those of one do.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,28 @@ from typing import Any
 
 from triglot.protocols.monitor.triton_metrics import printable
 from triglot.repository.plan import Version
-from triglot.telemetry.stats import CallStats, ModelStats, milliseconds
+from triglot.telemetry.points import Points, point
+from triglot.telemetry.stats import CallStats, ModelStats, Second
 from triglot.telemetry.store import Telemetry
 
 SHARES = {"p50": 5000, "p90": 9000, "p99": 9900}
+Document = dict[str, Any]
 
 
-def overview(telemetry: Telemetry, versions: Sequence[Version]) -> dict[str, Any]:
+def overview(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
     """All of it but what is said of the server. Numbers are None where nothing was measured.
 
     May be made on another thread.
     """
+    values = {name: metric.value for name, metric in list(telemetry.metrics.by_name.items())}
+    counted = collect(telemetry, versions)
+    return finished(counted, values, list(telemetry.history))
+
+
+def collect(telemetry: Telemetry, versions: Sequence[Version]) -> Document:
+    """What can be added up: the totals, the protocols, and a row for each version."""
     traffic = telemetry.traffic()
     return {
-        "metrics": [
-            {"name": printable(name), "value": _rounded(metric.value)}
-            for name, metric in list(telemetry.metrics.by_name.items())
-        ],
         "totals": {
             "requests": sum(one.requests for one in traffic.values()),
             "failures": sum(one.failures for one in traffic.values()),
@@ -34,11 +43,21 @@ def overview(telemetry: Telemetry, versions: Sequence[Version]) -> dict[str, Any
             protocol: {"requests": one.requests, "failures": one.failures} for protocol, one in traffic.items()
         },
         "models": _models(telemetry, versions),
-        "history": _history(telemetry),
     }
 
 
-def _models(telemetry: Telemetry, versions: Iterable[Version]) -> list[dict[str, Any]]:
+def finished(counted: Document, values: dict[str, float | None], seconds: Sequence[Second]) -> Document:
+    """The document, with the last values of the metrics and the last minutes."""
+    return {
+        "metrics": [{"name": printable(name), "value": _rounded(value)} for name, value in values.items()],
+        "totals": counted["totals"],
+        "protocols": counted["protocols"],
+        "models": [_finished_row(row) for row in counted["models"]],
+        "history": _history(list(counted["protocols"]), seconds),
+    }
+
+
+def _models(telemetry: Telemetry, versions: Iterable[Version]) -> list[Document]:
     by_model: dict[int, list[tuple[str, CallStats]]] = {}
     for endpoint, _, stats in telemetry.calls():
         if endpoint.inference:
@@ -51,7 +70,7 @@ def _models(telemetry: Telemetry, versions: Iterable[Version]) -> list[dict[str,
     return rows
 
 
-def _state(version: Version) -> dict[str, Any]:
+def _state(version: Version) -> Document:
     servable = version.servable
     return {
         "name": printable(version.files.name),
@@ -65,36 +84,55 @@ def _state(version: Version) -> dict[str, Any]:
     }
 
 
-def _calls(model: ModelStats, calls: Iterable[tuple[str, CallStats]]) -> dict[str, Any]:
+def _calls(model: ModelStats, calls: Iterable[tuple[str, CallStats]]) -> Document:
     protocols: dict[str, int] = {}
-    executed, queue, compute = 0, 0.0, 0.0
+    waited, queue, compute = 0, 0.0, 0.0
     for protocol, stats in calls:
         protocols[protocol] = protocols.get(protocol, 0) + stats.latency.count
         if stats.queue is not None and stats.compute is not None:
-            executed += stats.queue.count
+            waited += stats.queue.count
             queue += stats.queue.sum
             compute += stats.compute.sum
-    recent = model.recent_latencies()
+    executed, executions = model.recent_executions
     return {
         "requests": model.requests,
         "failures": model.failures,
         "protocols": protocols,
-        "request_rate": _rounded(model.request_rate),
-        "latency_ms": {name: _rounded(milliseconds(recent, share)) for name, share in SHARES.items()},
-        "queue_ms": _rounded(queue / executed / 1e3) if executed else None,
-        "compute_ms": _rounded(compute / executed / 1e3) if executed else None,
-        "mean_batch_size": _rounded(model.mean_batch_size),
-        "last_inference": model.used or None,
+        "request_rate": model.request_rate,
+        "latencies": [(seconds, 1) for seconds in model.recent_latencies()],
+        "waited": waited,
+        "queue": queue,
+        "compute": compute,
+        "executed": executed,
+        "executions": executions,
+        "last_inference": model.used,
     }
 
 
-def _history(telemetry: Telemetry) -> dict[str, Any]:
-    seconds = list(telemetry.history)
+def _finished_row(row: Document) -> Document:
+    waited, executions = row["waited"], row["executions"]
+    return {
+        **{key: row[key] for key in ("name", "version", "state", "ready", "reason", "platform")},
+        **{key: row[key] for key in ("queue_depth", "in_flight", "requests", "failures", "protocols")},
+        "request_rate": _rounded(row["request_rate"]),
+        "latency_ms": {name: _rounded(milliseconds(row["latencies"], share)) for name, share in SHARES.items()},
+        "queue_ms": _rounded(row["queue"] / waited / 1e3) if waited else None,
+        "compute_ms": _rounded(row["compute"] / waited / 1e3) if waited else None,
+        "mean_batch_size": _rounded(row["executed"] / executions) if executions > 0 else None,
+        "last_inference": row["last_inference"] or None,
+    }
+
+
+def milliseconds(points: Points, share: int) -> float | None:
+    """What `share` ten-thousandths of seconds do not exceed."""
+    seconds = point(points, share)
+    return None if seconds is None else seconds * 1e3
+
+
+def _history(protocols: Sequence[str], seconds: Sequence[Second]) -> Document:
     return {
         "seconds": len(seconds),
-        "requests": {
-            protocol: [second.requests.get(protocol, 0) for second in seconds] for protocol in telemetry.traffic()
-        },
+        "requests": {protocol: [second.requests.get(protocol, 0) for second in seconds] for protocol in protocols},
         "failures": [second.failures for second in seconds],
         "p50_ms": [_rounded(second.p50) for second in seconds],
         "p90_ms": [_rounded(second.p90) for second in seconds],

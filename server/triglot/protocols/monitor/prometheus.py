@@ -12,12 +12,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
+from triglot.core.control import Reports
 from triglot.core.errors import Code
 from triglot.core.model_metrics import Family
 from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed
 from triglot.protocols.monitor.triton_metrics import counters, printable, triton_metrics
 from triglot.repository.plan import Version
 from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
+from triglot.telemetry.merging import WORKER, Page, merged_pages
 from triglot.telemetry.process import MachineUsage
 from triglot.telemetry.series import BUILT_IN, Distribution, Trend
 from triglot.telemetry.stats import ENDED, CallStats, Kind
@@ -57,6 +59,55 @@ class PrometheusText:
         own = own_families(versions)
         text = encode(_Everything(self._telemetry, versions, self._process, self._machine, own))
         return text if content_type.startswith(OPEN_METRICS) else counters(text, plain_counters(own)), content_type
+
+    def page(self, versions: Sequence[Version]) -> Page:
+        """All of it as JSON's values, to be added to that of other workers."""
+        own = own_families(versions)
+        everything = _Everything(self._telemetry, versions, self._process, self._machine, own)
+        families = [
+            {
+                "name": metric.name,
+                "help": metric.documentation,
+                "type": metric.type,
+                "samples": [[sample.name, sample.labels, sample.value] for sample in metric.samples],
+            }
+            for metric in everything.collect()
+        ]
+        return {"families": families, "plain": plain_counters(own)}
+
+
+def render_reports(reports: Reports, accept: str) -> tuple[bytes, str]:
+    """The pages of all workers as one, and how the workers are; see `PrometheusText.render`."""
+    page = merged_pages(reports.workers, reports.past)
+    encode, content_type = choose_encoder(accept)
+    text = encode(_Added(page, reports))
+    return text if content_type.startswith(OPEN_METRICS) else counters(text, page["plain"]), content_type
+
+
+class _Added(CollectorRegistry):
+    """The metrics of a page of several workers, and which workers there are."""
+
+    def __init__(self, page: Page, reports: Reports) -> None:
+        super().__init__()
+        self._page = page
+        self._reports = reports
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of metrics."""
+        for family in self._page["families"]:
+            metric = Metric(family["name"], family["help"], family["type"])
+            for name, labels, value in family["samples"]:
+                metric.add_sample(name, labels, value)
+            yield metric
+        up = GaugeMetricFamily("triglot_worker_up", "Whether the worker serves.", labels=(WORKER,))
+        restarts = CounterMetricFamily(
+            "triglot_worker_restarts", "Times that the worker was replaced.", labels=(WORKER,)
+        )
+        for number, count in self._reports.restarts.items():
+            up.add_metric((str(number),), int(number in self._reports.up))
+            restarts.add_metric((str(number),), count)
+        yield up
+        yield restarts
 
 
 class _Everything(CollectorRegistry):

@@ -14,13 +14,19 @@ from urllib.parse import parse_qs
 import orjson
 
 from triglot.core.call import Call
+from triglot.core.control import METRICS as METRICS_REPORT
+from triglot.core.control import NAMES, Arguments, Control, Reports
+from triglot.core.control import OVERVIEW as OVERVIEW_REPORT
+from triglot.core.control import SERIES as SERIES_REPORT
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.dataplane import DataPlane
 from triglot.protocols import Operation, Route, no_work
+from triglot.protocols.monitor.added_overview import added_overview, overview_report
 from triglot.protocols.monitor.overview import overview
-from triglot.protocols.monitor.prometheus import PrometheusText
+from triglot.protocols.monitor.prometheus import PrometheusText, render_reports
 from triglot.protocols.monitor.scripts import script_routes, takes_gzip
 from triglot.repository.plan import Version
+from triglot.telemetry.added_series import added_series, series_report
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
 
@@ -34,18 +40,34 @@ NAMES_MARKER = "<!-- metric names -->"
 """Where the page lists the names of the metrics, for readers without JavaScript too."""
 KIND_BYTES = 64
 """What one kind of call adds to the work of the overview, in bytes of text."""
+TEXT = "text/plain; charset=utf-8"
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
 def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, server_name: str) -> list[Route]:
     """`/metrics`, and grps' routes below `/grps/v1/monitor` and `/grps/v1/js`."""
-    text = PrometheusText(telemetry)
+    text, control = PrometheusText(telemetry), dataplane.control
 
     async def look(_: HttpRequest, __: Call) -> _State:
         return _State(dataplane.versions(), dataplane.ready)
 
+    def look_at_all(what: str) -> Callable[[HttpRequest, Call], Awaitable[_State]]:
+        if control.alone:
+            return look
+
+        async def look_around(_: HttpRequest, __: Call) -> _State:
+            return _State([], dataplane.ready, await control.reports(what, {}))
+
+        return look_around
+
+    _tell(telemetry, dataplane, text)
+
     def encode_metrics(state: _State, http: HttpRequest) -> HttpResponse:
-        body, content_type = text.render(state.versions, http.headers.get("accept", ""))
+        accept = http.headers.get("accept", "")
+        if state.reports is None:
+            body, content_type = text.render(state.versions, accept)
+        else:
+            body, content_type = render_reports(state.reports, accept)
         headers = {"Vary": "Accept, Accept-Encoding"}
         if takes_gzip(http):
             headers["Content-Encoding"] = "gzip"
@@ -59,30 +81,76 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, server_name: str)
             "uptime_seconds": round(telemetry.uptime, 3),
             "ready": state.ready,
         }
-        document = {"server": server, **overview(telemetry, state.versions)}
+        reports = state.reports
+        shown = overview(telemetry, state.versions) if reports is None else added_overview(reports.each)
+        document = {"server": server, **shown}
         return HttpResponse(orjson.dumps(document), headers=_NO_STORE)
 
     routes = [
-        _route(METRICS, look, encode_metrics, lambda _: text.size),
-        _route(SERIES, _nothing, partial(_encode_series, telemetry)),
-        page_route(telemetry, PAGE),
-        _route(OVERVIEW, look, encode_overview, lambda _: telemetry.kinds * KIND_BYTES),
+        _route(METRICS, look_at_all(METRICS_REPORT), encode_metrics, lambda _: text.size),
+        _series_route(telemetry, control),
+        page_route(telemetry, control, PAGE),
+        _route(OVERVIEW, look_at_all(OVERVIEW_REPORT), encode_overview, lambda _: telemetry.kinds * KIND_BYTES),
         *script_routes(),
     ]
-    return [replace(route, verb=verb) for route in routes for verb in ("GET", "HEAD")]
+    return [row for route in routes for row in readable(route)]
 
 
-def page_route(telemetry: Telemetry, path: str) -> Route:
+def readable(route: Route) -> list[Route]:
+    """The rows of a path: GET, HEAD, and what may be asked there (grps 3.1)."""
+    allowed = HttpResponse(b"", content_type=TEXT, headers={"Allow": "GET, HEAD, OPTIONS"})
+
+    async def allow(*_: object) -> None:
+        pass
+
+    options = Route(
+        "OPTIONS", route.path, Operation.INSPECT, lambda _: None, allow, lambda *_: allowed, protocol=PROTOCOL
+    )
+    return [route, replace(route, verb="HEAD"), options]
+
+
+def page_route(telemetry: Telemetry, control: Control, path: str) -> Route:
     """The page at `path`."""
     before, _, after = PAGE_FILE.read_text(encoding="utf-8").partition(NAMES_MARKER)
 
-    def encode(_: object, __: HttpRequest) -> HttpResponse:
-        names = [html.escape(name) for name in telemetry.metrics.by_name]
+    async def look(_: HttpRequest, __: Call) -> list[str]:
+        if control.alone:
+            return list(telemetry.metrics.by_name)
+        reports = await control.reports(NAMES, {})
+        return list(dict.fromkeys(name for names in reports.each for name in names))
+
+    def encode(found: list[str], __: HttpRequest) -> HttpResponse:
+        names = [html.escape(name) for name in found]
         items = "\n".join([f'<li data-name="{name}">{name}</li>' for name in names])
         page = f"{before}{items}{after}".encode(errors="replace")
         return HttpResponse(page, content_type="text/html; charset=utf-8", headers=_NO_STORE)
 
-    return _route(path, _nothing, encode)
+    return _route(path, look, encode)
+
+
+def _tell(telemetry: Telemetry, dataplane: DataPlane, text: PrometheusText) -> None:
+    """What this process says when another worker is asked."""
+    control = dataplane.control
+
+    async def metrics(_: Arguments) -> Any:
+        return await dataplane.off_loop(partial(text.page, dataplane.versions()))
+
+    async def document(_: Arguments) -> Any:
+        return await dataplane.off_loop(partial(overview_report, telemetry, dataplane.versions()))
+
+    async def series(arguments: Arguments) -> Any:
+        return series_report(telemetry.metrics, arguments["name"])
+
+    async def names(_: Arguments) -> Any:
+        return list(telemetry.metrics.by_name)
+
+    for name, report in (
+        (METRICS_REPORT, metrics),
+        (OVERVIEW_REPORT, document),
+        (SERIES_REPORT, series),
+        (NAMES, names),
+    ):
+        control.tells(name, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +159,8 @@ class _State:
 
     versions: list[Version]
     ready: bool
+    reports: Reports | None = None
+    """Of all workers, where there are several."""
 
 
 def _route(
@@ -105,14 +175,21 @@ def _route(
     )
 
 
-async def _nothing(_: HttpRequest, __: Call) -> None:
-    return
-
-
-def _encode_series(telemetry: Telemetry, _: None, http: HttpRequest) -> HttpResponse:
+def _series_route(telemetry: Telemetry, control: Control) -> Route:
     """The points of one metric (grps 7)."""
-    query = parse_qs(http.target.partition("?")[2])
-    metric = telemetry.metric(query.get("name", [""])[0])
-    if metric is None:
-        return HttpResponse(b"key not found", content_type="text/plain; charset=utf-8")
-    return HttpResponse(orjson.dumps({"label": metric.label, "data": metric.data()}), headers=_NO_STORE)
+
+    async def look(http: HttpRequest, _: Call) -> dict[str, Any] | None:
+        query = parse_qs(http.target.partition("?")[2])
+        name = query.get("name", [""])[0]
+        if not control.alone:
+            reports = await control.reports(SERIES_REPORT, {"name": name})
+            return added_series(name, reports.each)
+        metric = telemetry.metric(name)
+        return None if metric is None else {"label": metric.label, "data": metric.data()}
+
+    def encode(found: dict[str, Any] | None, _: HttpRequest) -> HttpResponse:
+        if found is None:
+            return HttpResponse(b"key not found", content_type=TEXT)
+        return HttpResponse(orjson.dumps(found), headers=_NO_STORE)
+
+    return _route(SERIES, look, encode)

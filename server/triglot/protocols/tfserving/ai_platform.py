@@ -34,8 +34,8 @@ from triglot.protocols.tfserving.json_models import (
     read_object,
     split_keywords,
 )
-from triglot.protocols.tfserving.rest_predict import decode_predict, encode_predict
-from triglot.protocols.tfserving.routes import no_limit, status_of, text_size
+from triglot.protocols.tfserving.rest_predict import decode_predict, encode_predict, text_size
+from triglot.protocols.tfserving.routes import no_limit, status_of
 
 PROJECT_MODEL = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}"
 BARE_PLATFORMS = ("sklearn", "xgboost")
@@ -255,7 +255,7 @@ def _route(
         decode,
         platform.predict,
         _encode,
-        answer_size=lambda predicted: text_size(predicted.response),
+        answer_size=lambda predicted: text_size(predicted.response.outputs),
         body_limit=no_limit,
         encode_error=encode_error,
         name=name,

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from triglot.core.errors import InvalidArgument
+from triglot.core.scattered import Scattered, may_scatter
 from triglot.core.tensor import DATATYPES, element_count, raw_buffer
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.tfserving import model_pb2, predict_pb2
@@ -16,6 +17,7 @@ from triglot.protocols.tfserving.tensor import (
     DOUBLE_VAL,
     FEW_FIELDS,
     FLOAT_VAL,
+    JOINED,
     MAX_FILLED_BYTES,
     TENSOR_CONTENT,
     BadTensor,
@@ -163,7 +165,6 @@ def _find(data: bytes, request: PredictRequest) -> Variables[PredictRequest] | N
     """The tensors' bytes, when each input has all of its own in one piece."""
     if request.unreadable or not request.inputs:
         return None
-    places: list[slice] = []
     inputs = []
     by_name = {tensor.name: tensor for tensor in request.inputs}
     for number, wire_type, start, end in fields(data):
@@ -171,17 +172,16 @@ def _find(data: bytes, request: PredictRequest) -> Variables[PredictRequest] | N
             tensor, place = _variable_tensor(data, start, end, by_name)
             if tensor is None:
                 return None
-            inputs.append((tensor.name, tensor.datatype, tensor.shape))
-            places.append(place)
-    if len({name for name, _, _ in inputs}) != len(request.inputs) or len(inputs) != len(request.inputs):
+            inputs.append((tensor.name, tensor.datatype, tensor.shape, place))
+    if len({name for name, _, _, _ in inputs}) != len(request.inputs) or len(inputs) != len(request.inputs):
         return None
     spec, output_filter = request.spec, tuple(request.output_filter)
 
-    def make(values: list[bytes]) -> PredictRequest:
-        tensors = [InputTensor(*one, value) for one, value in zip(inputs, values, strict=True)]
+    def make(data: bytes) -> PredictRequest:
+        tensors = [InputTensor(name, datatype, shape, data[place]) for name, datatype, shape, place in inputs]
         return PredictRequest(spec, tensors, output_filter)
 
-    return Variables(places, make)
+    return Variables([place for _, _, _, place in inputs], make)
 
 
 _NOWHERE = slice(0, 0)
@@ -222,11 +222,24 @@ def _byte_size(tensor: InputTensor) -> int:
 
 def encode_predict(response: InferenceResponse, signature_name: str, *, as_content: bool = False) -> bytes:
     """A serialized PredictResponse, joined from the arrays' own memory where the field's bytes are theirs."""
+    return b"".join(_pieces(response, signature_name, as_content))
+
+
+def scatter_predict(
+    response: InferenceResponse, signature_name: str, *, as_content: bool = False
+) -> bytes | Scattered:
+    """As `encode_predict`; large arrays stay where they are."""
+    scatters = may_scatter(response)
+    pieces = _pieces(response, signature_name, as_content)
+    return Scattered(pieces) if scatters else b"".join(pieces)
+
+
+def _pieces(response: InferenceResponse, signature_name: str, as_content: bool) -> list[Any]:
     pieces: list[Any] = []
     for output in response.outputs:
         pieces += _output_pieces(output, as_content)
     pieces.append(_encoded_spec(response.model_name, int(response.model_version), signature_name))
-    return b"".join(pieces)
+    return pieces
 
 
 def _output_pieces(output: OutputTensor, as_content: bool) -> list[Any]:
@@ -265,5 +278,8 @@ def spec_message(name: str, version: int, signature_name: str = "") -> model_pb2
 
 def encoding_size(response: InferenceResponse) -> int:
     """What `encode_predict` has to work through element by element, in bytes of text, about."""
-    joined = ("FP32", "FP64", "BOOL", "COMPLEX64", "COMPLEX128")
-    return sum([output.array.size * ELEMENT_WORK for output in response.outputs if output.datatype not in joined])
+    size = 0
+    for output in response.outputs:
+        if output.datatype not in JOINED:
+            size += output.array.size * ELEMENT_WORK
+    return size

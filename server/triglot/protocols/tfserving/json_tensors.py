@@ -11,6 +11,7 @@ import numpy as np
 from triglot.core.errors import InvalidArgument, ServingError, Unimplemented
 from triglot.core.tensor import DATATYPES, Array, object_array
 from triglot.core.types import InputTensor, TensorSpec
+from triglot.protocols.json_text import float32_array
 from triglot.protocols.tfserving.json_values import (
     Object,
     Value,
@@ -74,6 +75,8 @@ def to_array(values: list[Any], datatype: str) -> Array:
     dtype = DATATYPES[datatype].dtype
     if datatype == "BYTES":
         return object_array(values, (len(values),))
+    if datatype == "FP32":
+        return float32_array(values)
     if dtype.kind == "f":
         return narrowed(np.array(values, np.float64), datatype)
     if dtype.kind in "iu":

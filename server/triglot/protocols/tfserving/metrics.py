@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from triglot.core.call import Call
+from triglot.core.control import TFSERVING_METRICS, Arguments, Control, Reports
 from triglot.core.errors import Code
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.protocols import Operation, Route
 from triglot.telemetry.histogram import Histogram
+from triglot.telemetry.merging import merged_texts
 from triglot.telemetry.stats import CallStats, Kind
 from triglot.telemetry.store import Endpoint, Telemetry
 
@@ -26,16 +28,25 @@ KIND_BYTES = 2048
 """What one kind of call takes on the page, about."""
 
 
-def metrics_route(telemetry: Telemetry, path: str) -> Route:
+def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
     """The route at `path`; with a query it is another path."""
 
-    async def read(http: HttpRequest, _: Call) -> HttpRequest:
-        return http
+    async def report(_: Arguments) -> str:
+        return print_metrics(telemetry)
 
-    def encode(http: HttpRequest, _: HttpRequest) -> HttpResponse:
+    control.tells(TFSERVING_METRICS, report)
+
+    async def read(http: HttpRequest, _: Call) -> Reports | None:
+        if control.alone or http.target != path:
+            return None
+        return await control.reports(TFSERVING_METRICS, {})
+
+    def encode(reports: Reports | None, http: HttpRequest) -> HttpResponse:
         if http.target != path:
             return _text(f"Unexpected path: {http.target}. Should be {path}", 400)
-        return _text(print_metrics(telemetry), 200)
+        if reports is None:
+            return _text(print_metrics(telemetry), 200)
+        return _text(merged_texts([*reports.each, *([] if reports.past is None else [reports.past])]), 200)
 
     return Route(
         "*",

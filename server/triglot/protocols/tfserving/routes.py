@@ -11,16 +11,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import orjson
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.scattered import Scattered
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
-from triglot.core.types import InferenceResponse
 from triglot.dataplane import DataPlane
+from triglot.engine.servable import Servable
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols import DamagedBody, InflatedTooLarge, Operation, Route
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
@@ -31,21 +31,27 @@ from triglot.protocols.tfserving.lookup import find_servable
 from triglot.protocols.tfserving.models import SIGNATURE_DEF, Models
 from triglot.protocols.tfserving.rest_examples import decode_examples, encode_classifications, encode_regressions
 from triglot.protocols.tfserving.rest_models import encode_metadata, encode_status
-from triglot.protocols.tfserving.rest_predict import decode_predict, encode_error, encode_predict
+from triglot.protocols.tfserving.rest_paths import (
+    CALLS,
+    VersionTooLarge,
+    call_in,
+    look_in,
+    model_in,
+    path_of,
+    spec_in,
+)
+from triglot.protocols.tfserving.rest_predict import (
+    ELEMENT_TEXT,
+    decode_predict,
+    encode_error,
+    scatter_predict,
+    text_size,
+)
 from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
 
 ANY_PATH = "/{path:(?s:.*)}"
 PREFIX = "/{v1:(?i:v1)}" + ANY_PATH
-CALLS = ("predict", "classify", "regress")
-MAX_INT64 = 2**63 - 1
 MAX_INFLATED = 100 * 1024 * 1024
-ELEMENT_TEXT = 16
-"""An element of an answer is printed in so many bytes of text, about."""
-_WHICH = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
-_POST = re.compile(rf"/v1/models/(?P<model>[^/:]+){_WHICH}:(?P<verb>classify|regress|predict)", re.IGNORECASE)
-_GET = re.compile(rf"/v1/models(?:/(?P<model>[^/:]+))?{_WHICH}(?:/(?P<metadata>metadata))?", re.IGNORECASE)
-_NAMED = re.compile(r"/v1/models/(?P<model>[^/:]+)", re.IGNORECASE)
-_SERVER = re.compile(r"^https?://[^/]*", re.IGNORECASE)
 _ORIGIN = re.compile(r"https?://.*", re.IGNORECASE)
 _CORS = {
     "Access-Control-Allow-Origin": "*",
@@ -70,16 +76,12 @@ STATUS = {
 NOT_FOUND_PAGE = b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H1>Not Found</H1>\n</BODY></HTML>\n"
 
 
-class VersionTooLarge(InvalidArgument):
-    """The version in the path is beyond 64 bits; the answer has no body (tfs 0.18)."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RestCall:
     """What a request asks for: `run` it, and `encode` its answer."""
 
     run: Callable[[Call], Awaitable[Any]]
-    encode: Callable[[Any], bytes]
+    encode: Callable[[Any], bytes | Scattered]
 
 
 class RestApi:
@@ -93,14 +95,14 @@ class RestApi:
 
     def decode_get(self, http: HttpRequest) -> RestCall:
         """Status or metadata of a model. Raises `InvalidArgument`."""
-        match = _GET.fullmatch(_path(http))
+        match = look_in(path_of(http))
         if match is None:
             raise _malformed(http)
         if match["model"] is None:
             if self._kserve_v1 and not (match["version"] or match["label"] or match["metadata"]):
                 return RestCall(self._list_models, orjson.dumps)
             raise InvalidArgument("Missing model name in request.")
-        spec = _spec_message(_spec(match))
+        spec = _spec_message(spec_in(match))
         if match["metadata"] == "metadata":
             request = metadata_pb2.GetModelMetadataRequest(model_spec=spec, metadata_field=[SIGNATURE_DEF])
             return RestCall(partial(self._models.metadata, request), encode_metadata)
@@ -112,20 +114,25 @@ class RestApi:
 
     def decode_post(self, http: HttpRequest) -> RestCall:
         """A call of a model. Raises `InvalidArgument`, and what the body's codec does."""
-        match = _POST.fullmatch(_path(http))
-        calls = dict(zip(CALLS, (self._predict, self._classify, self._regress), strict=True))
-        if match is None or match["verb"] not in calls:
+        found = call_in(path_of(http))
+        if found is None:
             raise _malformed(http)
-        return calls[match["verb"]](_spec(match), bytes(http.body))
+        verb, spec = found
+        calls = {"predict": self._predict, "classify": self._classify, "regress": self._regress}
+        return calls[verb](spec, bytes(http.body))
 
     def _predict(self, spec: ModelSpec, body: bytes) -> RestCall:
-        if self._speaks_json(spec):
+        try:
+            servable = find_servable(self._dataplane, spec)
+        except ServingError:
+            servable = None  # What is wrong with the body comes before what is wrong with the model.
+        if servable is not None and servable.model.speaks_json:
             request = PredictRequest(spec, json_inputs(*split_keywords(read_object(body))))
             return RestCall(partial(self._predictions.predict, request), _encode_json)
         asked: list[Signature] = []
 
         def signature_of(name: str) -> Signature:
-            asked.append(self._signature(spec, name))
+            asked.append(_signature(servable or find_servable(self._dataplane, spec), name))
             return asked[-1]
 
         decoded = decode_predict(body, signature_of)
@@ -140,21 +147,9 @@ class RestApi:
             if current is not None and _takes_other(current, signature):
                 # Another version takes the calls since the body was decoded.
                 decoded = await self._dataplane.off_loop(partial(decode_predict, body, lambda _: current))
-            spec = replace(spec, signature_name=decoded.signature_name)
+            if decoded.signature_name:
+                spec = replace(spec, signature_name=decoded.signature_name)
             return await self._predictions.predict_on(servable, PredictRequest(spec, decoded.inputs), call)
-
-    def _speaks_json(self, spec: ModelSpec) -> bool:
-        try:
-            return find_servable(self._dataplane, spec).model.speaks_json
-        except ServingError:
-            return False  # What is wrong with the body comes before what is wrong with the model.
-
-    def _signature(self, spec: ModelSpec, name: str) -> Signature:
-        servable = find_servable(self._dataplane, spec)
-        name = name or DEFAULT_SIGNATURE
-        if name not in servable.signatures:
-            raise InvalidArgument(f'Serving signature name: "{name}" not found in signature def')
-        return servable.signatures[name]
 
     def _classify(self, spec: ModelSpec, body: bytes) -> RestCall:
         request = self._examples(spec, body)
@@ -169,8 +164,17 @@ class RestApi:
         return ExamplesRequest(replace(spec, signature_name=decoded.signature_name), decoded.examples)
 
 
+def _signature(servable: Servable, name: str) -> Signature:
+    name = name or DEFAULT_SIGNATURE
+    if name not in servable.signatures:
+        raise InvalidArgument(f'Serving signature name: "{name}" not found in signature def')
+    return servable.signatures[name]
+
+
 def _takes_other(signature: Signature, than: Signature) -> bool:
     """Whether it takes other inputs."""
+    if signature is than:
+        return False
     return (signature.any_tensors, *signature.inputs) != (than.any_tensors, *than.inputs)
 
 
@@ -217,7 +221,7 @@ def not_found_route() -> Route:
     return Route("*", ANY_PATH, Operation.INSPECT, lambda _: True, _allow, _encode_not_found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Request:
     """What a request asks for, or why it cannot be done, and the model that it names."""
 
@@ -226,8 +230,7 @@ class _Request:
 
 
 def _understand(decode: Callable[[HttpRequest], RestCall], http: HttpRequest) -> _Request:
-    match = _NAMED.match(_path(http))
-    model = unquote(match["model"]) if match else ""
+    model = model_in(path_of(http))
     try:
         return _Request(model, decode(http))
     except Exception as error:
@@ -280,19 +283,6 @@ def _malformed(http: HttpRequest) -> InvalidArgument:
     return InvalidArgument(f"Malformed request: {http.verb} {http.target}")
 
 
-def _path(http: HttpRequest) -> str:
-    """The path as it was sent; unlike in TensorFlow Serving, a query does no harm (tfs 0.20)."""
-    return _SERVER.sub("", http.target.partition("?")[0])
-
-
-def _spec(match: re.Match[str]) -> ModelSpec:
-    version = None if match["version"] is None else int(match["version"].lstrip("0")[:20] or "0")
-    if version is not None and version > MAX_INT64:
-        raise VersionTooLarge(f"Failed to parse version: {version}")
-    label = None if match["label"] is None else unquote(match["label"])
-    return ModelSpec(unquote(match["model"]), version, label)
-
-
 def _spec_message(spec: ModelSpec) -> model_pb2.ModelSpec:
     message = model_pb2.ModelSpec(name=spec.name)
     if spec.version is not None:
@@ -302,8 +292,8 @@ def _spec_message(spec: ModelSpec) -> model_pb2.ModelSpec:
     return message
 
 
-def _encode_prediction(row: bool, prediction: Prediction) -> bytes:
-    return encode_predict(prediction.response.outputs, row)
+def _encode_prediction(row: bool, prediction: Prediction) -> bytes | Scattered:
+    return scatter_predict(prediction.response.outputs, row)
 
 
 def _encode_json(prediction: Prediction) -> bytes:
@@ -318,15 +308,10 @@ def _encode_regression(answer: Regression) -> bytes:
     return encode_regressions(answer.values)
 
 
-def text_size(response: InferenceResponse) -> int:
-    """How many bytes of text the outputs are, about."""
-    return sum([output.array.size for output in response.outputs]) * ELEMENT_TEXT
-
-
 def _answer_size(answered: tuple[RestCall, Any]) -> int:
     answer = answered[1]
     if isinstance(answer, Prediction):
-        return text_size(answer.response)
+        return text_size(answer.response.outputs)
     if isinstance(answer, Classification):
         return sum(map(len, answer.examples)) * ELEMENT_TEXT
     return 0

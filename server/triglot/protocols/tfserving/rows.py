@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from triglot.core.scattered import Scattered
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
 from triglot.protocols import Kind, Method, Operation, Service, no_work
 from triglot.protocols.tfserving.codec import (
@@ -14,6 +15,7 @@ from triglot.protocols.tfserving.codec import (
     encode_predict,
     encoding_size,
     predict_decoder,
+    scatter_predict,
 )
 from triglot.protocols.tfserving.inference import (
     classification_message,
@@ -41,16 +43,19 @@ def tfserving_services(predictions: Predictions, models: Models, *, tensor_conte
     status = partial(parse_control, management_pb2.GetModelStatusRequest)
     reload = partial(parse_control, management_pb2.ReloadConfigRequest)
 
-    def row(name: str, decode: Any, run: Any, encode: Any, answer_size: Any, decode_size: Any) -> Method:
-        return Method(name, Kind.UNARY, infer, decode, run, encode, answer_size, decode_size, _truncated)
+    def row(
+        name: str, decode: Any, run: Any, encode: Any, answer_size: Any, decode_size: Any, scatter: Any = None
+    ) -> Method:
+        return Method(name, Kind.UNARY, infer, decode, run, encode, answer_size, decode_size, scatter, _truncated)
 
-    encode_prediction = partial(_encode_prediction, tensor_content)
+    encode = partial(_encode_prediction, tensor_content)
+    scatter = partial(_scatter_prediction, tensor_content)
     run = predictions
     return [
         Service(
             PREDICTION_SERVICE,
             (
-                row("Predict", predict_decoder(), run.predict, encode_prediction, _prediction_size, decoding_size),
+                row("Predict", predict_decoder(), run.predict, encode, _prediction_size, decoding_size, scatter),
                 row("Classify", classify, run.classify, _encode_classification, _classes, len),
                 row("Regress", regress, run.regress, _encode_regression, _values, len),
                 row("MultiInference", decode_multi, run.multi_inference, serialize, no_work, len),
@@ -83,6 +88,10 @@ def _truncated(text: str) -> str:
 
 def _encode_prediction(tensor_content: bool, prediction: Prediction) -> bytes:
     return encode_predict(prediction.response, prediction.signature_name, as_content=tensor_content)
+
+
+def _scatter_prediction(tensor_content: bool, prediction: Prediction) -> bytes | Scattered:
+    return scatter_predict(prediction.response, prediction.signature_name, as_content=tensor_content)
 
 
 def _prediction_size(prediction: Prediction) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,7 +42,7 @@ from triglot.protocols.tfserving.lookup import define, find_servable
 from triglot.protocols.tfserving.signature_def import METHOD_NAMES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prediction:
     """What Predict gave, and the signature that was called."""
 
@@ -87,20 +87,22 @@ class Predictions:
             check_predict(request, signature, partial(define, servable, name))
         try:
             response = await self._run(servable, name, request.inputs, request.output_filter, call)
+        except Decoupled:
+            raise _streams(servable) from None
         except InvalidRequest:
             # What does not fit is looked for again in TensorFlow Serving's order, for its words.
             check_predict(request, signature, partial(define, servable, name))
             raise
         return Prediction(response, name)
 
-    async def _run(
+    def _run(
         self,
         servable: Servable,
         signature_name: str,
         inputs: list[InputTensor],
         outputs: Sequence[str],
         call: Call,
-    ) -> InferenceResponse:
+    ) -> Awaitable[InferenceResponse]:
         request = InferenceRequest(
             servable.name,
             inputs=inputs,
@@ -108,12 +110,7 @@ class Predictions:
             signature_name=signature_name,
             lenient_shapes=True,
         )
-        try:
-            return await self._dataplane.infer_on(servable, request, call)
-        except Decoupled:
-            raise Unimplemented(
-                f"model '{servable.name}' answers with a stream, which no call here takes"
-            ) from None
+        return self._dataplane.infer_on(servable, request, call)
 
     async def classify(self, request: ExamplesRequest, call: Call) -> Classification:
         """Raises `ServingError` with TensorFlow Serving's texts."""
@@ -151,7 +148,10 @@ class Predictions:
         count = len(request.examples)
         examples = InputTensor(INPUTS, "BYTES", (count,), object_array(request.examples, (count,)))
         check_datatypes([examples], signature)
-        response = await self._run(servable, name, [examples], outputs, call)
+        try:
+            response = await self._run(servable, name, [examples], outputs, call)
+        except Decoupled:
+            raise _streams(servable) from None
         return spec_message(servable.name, servable.version, name), response.outputs
 
     async def multi_inference(self, request: MultiRequest, call: Call) -> inference_pb2.MultiInferenceResponse:
@@ -179,6 +179,10 @@ class Predictions:
                 result.regression_result.CopyFrom(regression_message(regressed.values))
                 result.model_spec.CopyFrom(regressed.spec)
         return response
+
+
+def _streams(servable: Servable) -> Unimplemented:
+    return Unimplemented(f"model '{servable.name}' answers with a stream, which no call here takes")
 
 
 def _signature_name(spec: ModelSpec | None) -> str:

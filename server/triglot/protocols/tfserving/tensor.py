@@ -103,8 +103,8 @@ _FIELD_DTYPE = {
     "scomplex_val": "<f4",
     "dcomplex_val": "<f8",
 }
-# The packed form of these fields is the array's memory: field number by datatype.
-_JOINED = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL, "COMPLEX64": 9, "BOOL": 11, "COMPLEX128": 12}
+JOINED = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL, "COMPLEX64": 9, "BOOL": 11, "COMPLEX128": 12}
+"""The fields whose packed form is the array's memory, by datatype."""
 _PACKED_CUT = {"FP32": FLOAT_VAL, "FP64": DOUBLE_VAL}
 
 
@@ -298,7 +298,7 @@ def memory_field(datatype: str, *, as_content: bool) -> int | None:
 
     `as_content` asks for `tensor_content`. Clients cannot read strings from there (tfs 2.3).
     """
-    return TENSOR_CONTENT if as_content and datatype != "BYTES" else _JOINED.get(datatype)
+    return TENSOR_CONTENT if as_content and datatype != "BYTES" else JOINED.get(datatype)
 
 
 @lru_cache(maxsize=1024)

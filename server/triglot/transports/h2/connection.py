@@ -8,24 +8,31 @@ connection: `ConnectionEnded` is the last event then, and what is to be sent end
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from triglot.transports.h2 import frames
 from triglot.transports.h2.control import Control
-from triglot.transports.h2.events import ConnectionEnded, DataPlaced, DataReceived, Event
+from triglot.transports.h2.data_frames import DataFrame
+from triglot.transports.h2.events import (
+    ConnectionEnded,
+    DataPlaced,
+    DataReceived,
+    DataRun,
+    Event,
+)
 from triglot.transports.h2.frames import ErrorCode, Setting
 from triglot.transports.h2.header_frames import HeaderFrames
 from triglot.transports.h2.headers import Fields
-from triglot.transports.h2.limits import DEFAULTS, Limits
+from triglot.transports.h2.known_requests import KnownRequests
+from triglot.transports.h2.limits import DEFAULTS, MOST_HEADER_BYTES, Limits
 from triglot.transports.h2.streams import Broken, Sink, Stream, Streams
 
 T = TypeVar("T")
 
-BUFFER_BYTES = 256 * 1024
-_HEAD = struct.Struct(">LBL")
+BUFFER_BYTES = 64 * 1024
+"""For what is read from the socket at once, if it is not for a `Sink`; of that, so much may be copied."""
 
 
 class Connection(Generic[T]):
@@ -45,6 +52,7 @@ class Connection(Generic[T]):
         self._limits = limits
         self._streams = Streams(limits, clock)
         self._headers = HeaderFrames(self._streams, read)
+        self._requests = KnownRequests(self._streams, self._headers.known)
         self._control = Control(self._streams)
         self.out = self._streams.out
         self._buffer = bytearray(BUFFER_BYTES)
@@ -52,10 +60,7 @@ class Connection(Generic[T]):
         self._start = self._end = 0
         self._direct: Sink | None = None
         self._greeted = False
-        # The DATA frame that is being received.
-        self._data_stream: Stream | None = None
-        self._data_left = self._padding_left = 0
-        self._data_ends = self._in_data = False
+        self._data = DataFrame(self._streams)
         self._greet()
 
     @property
@@ -81,7 +86,7 @@ class Connection(Generic[T]):
                     Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
                     Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
                     Setting.MAX_FRAME_SIZE: limits.max_frame,
-                    Setting.MAX_HEADER_LIST_SIZE: limits.max_header_block,
+                    Setting.MAX_HEADER_LIST_SIZE: MOST_HEADER_BYTES,
                 }
             )
         )
@@ -93,13 +98,15 @@ class Connection(Generic[T]):
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes are to be received."""
-        stream = self._data_stream
-        if self._data_left and self._start == self._end and stream is not None and stream.sink is not None:
+        stream = self._data.stream
+        if self._data.left and self._start == self._end and stream is not None and stream.sink is not None:
             room = stream.sink.room()
             if room is not None and len(room):
                 self._direct = stream.sink
-                return room[: self._data_left]
-        if self._start == self._end:
+                # With the next frame's head, where more of the message follows: it goes to where that belongs.
+                more = 0 if self._data.padding or self._data.ends else frames.HEAD_BYTES
+                return room[: self._data.left + more]
+        if self._start == self._end or self.over:
             self._start = self._end = 0
         elif self._end == BUFFER_BYTES:
             rest = self._end - self._start
@@ -112,6 +119,7 @@ class Connection(Generic[T]):
         events: list[Event[T]] = []
         if self.over:
             return events
+        self._requests.clear()
         try:
             if self._direct is not None:
                 self._placed(count, events)
@@ -135,17 +143,25 @@ class Connection(Generic[T]):
             for event in self.received(count):
                 if isinstance(event, DataReceived):
                     event.data = memoryview(bytes(event.data))  # The buffer is used again at once.
+                elif isinstance(event, DataRun):
+                    event.parts = [memoryview(bytes(part)) for part in event.parts]
                 events.append(event)
         return events
 
     def _placed(self, count: int, events: list[Event[T]]) -> None:
-        stream, sink = self._data_stream, self._direct
+        stream, sink = self._data.stream, self._direct
         self._direct = None
         assert stream is not None
         assert sink is not None
+        if count > self._data.left:
+            room = sink.room()
+            assert room is not None
+            self._start, self._end = 0, count - self._data.left
+            self._view[: self._end] = room[self._data.left : count]
+            count = self._data.left
         sink.filled(count)
-        self._data_left -= count
-        self._in_data = bool(self._data_left or self._padding_left)
+        self._data.left -= count
+        self._data.busy = bool(self._data.left or self._data.padding)
         self._streams.passed(count)
         if stream.id in self._streams.open:
             events.append(DataPlaced(stream.id, count, self._data_over(stream)))
@@ -156,36 +172,56 @@ class Connection(Generic[T]):
         view = self._view
         while True:
             start, end = self._start, self._end
-            if self._in_data:
+            if self._data.busy:
                 if start == end:
                     return
                 self._read_data(events)
                 continue
             if end - start < frames.HEAD_BYTES:
                 return
-            word, flags, number = _HEAD.unpack_from(view, start)
+            word, flags, number = frames.HEAD.unpack_from(view, start)
             length, kind = word >> 8, word & 0xFF
             number &= frames.LARGEST_WINDOW
             self._check(kind, number, length)
+            if kind == frames.HEADERS and flags == frames.END_HEADERS:
+                after = self._requests.head(view, start + frames.HEAD_BYTES, length, end, number, events)
+                if after:
+                    self._start = after
+                    continue
             start += frames.HEAD_BYTES
             if kind == frames.DATA:
+                if self._whole_data(number, flags, start, length, events):
+                    continue
                 if flags & frames.PADDED and length and start == end:
                     return  # How much padding there is decides.
                 self._start = start
                 self._begin_data(number, length, flags, events)
-                if not self._data_left and not self._padding_left:
+                if not self._data.left and not self._data.padding:
                     self._read_data(events)
                 continue
             if end - start < length:
                 return
             self._start = start + length
             payload = view[start : start + length]
-            if kind == frames.HEADERS:
-                self._headers.headers(flags, number, payload, events)
-            elif kind == frames.CONTINUATION:
-                self._headers.continuation(flags, number, payload, events)
-            else:
-                self._control.read(kind, flags, number, payload, events)
+            self._read_frame(kind, flags, number, payload, events)
+
+    def _read_frame(self, kind: int, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
+        """A frame that is not DATA."""
+        if kind == frames.HEADERS:
+            self._headers.headers(flags, number, payload, events)
+        elif kind == frames.CONTINUATION:
+            self._headers.continuation(flags, number, payload, events)
+        else:
+            self._control.read(kind, flags, number, payload, events)
+
+    def _whole_data(self, number: int, flags: int, start: int, length: int, events: list[Event[T]]) -> bool:
+        """Whether all of the frame is there, maybe with more of the kind, and was simple enough to be read."""
+        view = self._view[: self._end]
+        after = self._requests.body(view, start, length, flags, number, events)
+        if not after and not flags:
+            after = self._data.run(number, start, length, view, events)
+        self._start = after or self._start
+        return after > 0
 
     def _check(self, kind: int, number: int, length: int) -> None:
         """Whether such a frame may come now."""
@@ -212,65 +248,36 @@ class Connection(Generic[T]):
 
     def _begin_data(self, number: int, length: int, flags: int, events: list[Event[T]]) -> None:
         """A DATA frame begins; the length of its padding, if it has one, is at the start of the buffer."""
-        streams = self._streams
-        if not number & 1 or number > streams.last:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is idle")
-        if length > streams.window.left:
-            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
-        streams.window.left -= length
-        stream = streams.open.get(number)
-        if stream is None:
-            if number <= streams.refuse_after and not streams.was_reset(number):
-                streams.wrong(number, ErrorCode.STREAM_CLOSED, events)
-        elif stream.ended or length > stream.window.left:
-            code = ErrorCode.STREAM_CLOSED if stream.ended else ErrorCode.FLOW_CONTROL_ERROR
-            streams.wrong(number, code, events)
-            stream = None
-        else:
-            stream.window.left -= length
         padding = 0
-        if flags & frames.PADDED:
-            if not length:
-                raise Broken(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the padding's length")
+        if flags & frames.PADDED and length:
             padding = self._buffer[self._start]
             self._start += 1
-            length -= 1
-            if padding > length:
-                raise Broken(ErrorCode.PROTOCOL_ERROR, "more padding than the frame is long")
-            length -= padding
-            streams.passed(padding + 1)
-            streams.consumed(stream, padding + 1)
-        if not length and not flags & frames.END_STREAM:
-            streams.nuisance("empty DATA frames")
-        self._data_stream = stream
-        self._data_left, self._padding_left = length, padding
-        self._data_ends = bool(flags & frames.END_STREAM)
-        self._in_data = True
+        self._data.begin(number, length, flags, padding, events)
 
     def _read_data(self, events: list[Event[T]]) -> None:
         """What the buffer has of the DATA frame that is being received."""
-        stream = self._data_stream
+        stream = self._data.stream
         if stream is not None and stream.id not in self._streams.open:
-            stream = self._data_stream = None  # It was reset meanwhile.
-        if self._data_left:
-            count = min(self._end - self._start, self._data_left)
+            stream = self._data.stream = None  # It was reset meanwhile.
+        if self._data.left:
+            count = min(self._end - self._start, self._data.left)
             data = self._view[self._start : self._start + count]
             self._start += count
-            self._data_left -= count
+            self._data.left -= count
             self._streams.passed(count)
             if stream is not None:
                 events.append(DataReceived(stream.id, data, self._data_over(stream)))
-        elif stream is not None and not self._padding_left and self._data_ends and not stream.ended:
+        elif stream is not None and self._data.ends and not stream.ended:
             events.append(DataReceived(stream.id, self._view[:0], self._data_over(stream)))
-        if self._padding_left and not self._data_left:
-            count = min(self._end - self._start, self._padding_left)
+        if self._data.padding and not self._data.left:
+            count = min(self._end - self._start, self._data.padding)
             self._start += count
-            self._padding_left -= count
-        self._in_data = bool(self._data_left or self._padding_left)
+            self._data.padding -= count
+        self._data.busy = bool(self._data.left or self._data.padding)
 
     def _data_over(self, stream: Stream) -> bool:
         """Whether the body ends with what has been received of this frame; its padding says nothing."""
-        if self._data_left or not self._data_ends:
+        if self._data.left or not self._data.ends:
             return False
         self._streams.end(stream)
         return True
@@ -284,8 +291,18 @@ class Connection(Generic[T]):
             stream.sink = sink
 
     def consumed(self, number: int, count: int) -> None:
-        """So many bytes of a body are not needed any more: as many may come again."""
-        self._streams.consumed(self._streams.open.get(number), count)
+        """So many bytes of a body are not needed any more: as many may come again.
+
+        And as many as its `Sink` has room for: a large message is not to wait for its windows.
+        """
+        stream = self._streams.open.get(number)
+        self._streams.consumed(stream, count)
+        if stream is None or stream.ended or stream.sink is None or (room := stream.sink.room()) is None:
+            return
+        on_the_way = stream.window.left + (self._data.left if stream is self._data.stream else 0)
+        if len(room) > on_the_way:
+            stream.window.ahead(len(room) - on_the_way)
+            self.out.write(frames.window_update(number, len(room) - on_the_way))
 
     def reset(self, number: int, code: ErrorCode) -> None:
         """End a stream before its time, if it is not over."""
@@ -311,11 +328,12 @@ class Connection(Generic[T]):
         """Say that it is over; nothing is read any more."""
         if not self.over:
             self.over = True
-            self.out.write(frames.goaway(self._streams.last, code, text))
+            last = min(self._streams.last, self._streams.refuse_after)  # What was refused may be sent again.
+            self.out.write(frames.goaway(last, code, text))
 
     def release(self) -> None:
         """The socket is closed: give back what holds memory."""
         self.over = True
-        self._direct = self._data_stream = None
+        self._direct = self._data.stream = None
         self._view = memoryview(b"")
         self._buffer = bytearray()

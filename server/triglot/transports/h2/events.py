@@ -20,6 +20,15 @@ class RequestReceived(Generic[T]):
 
 
 @dataclass(slots=True)
+class WholeRequest(Generic[T]):
+    """A stream begins, and all of its body is there: what most requests are. `headers` as of `RequestReceived`."""
+
+    stream: int
+    headers: T
+    body: bytes
+
+
+@dataclass(slots=True)
 class DataReceived:
     """A part of a request's body, a view that is good until the next bytes are received.
 
@@ -29,6 +38,14 @@ class DataReceived:
     stream: int
     data: memoryview
     ended: bool
+
+
+@dataclass(slots=True)
+class DataRun:
+    """As several `DataReceived` of one stream after another; more follows."""
+
+    stream: int
+    parts: list[memoryview]
 
 
 @dataclass(slots=True)
@@ -88,7 +105,9 @@ class ConnectionEnded:
 
 Event = (
     RequestReceived[T]
+    | WholeRequest[T]
     | DataReceived
+    | DataRun
     | DataPlaced
     | RequestEnded
     | StreamReset

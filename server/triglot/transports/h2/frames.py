@@ -49,7 +49,8 @@ class Setting(enum.IntEnum):
     MAX_HEADER_LIST_SIZE = 0x6
 
 
-_HEAD = struct.Struct(">HBBBL")
+HEAD = struct.Struct(">LBL")
+"""Of a frame: its length, 24 bits, and kind; flags; stream."""
 _SETTING = struct.Struct(">HL")
 _WORD = struct.Struct(">L")
 _GOAWAY = struct.Struct(">LL")
@@ -57,7 +58,7 @@ _GOAWAY = struct.Struct(">LL")
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
     """The nine bytes before a payload of `length` bytes."""
-    return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
+    return HEAD.pack(length << 8 | kind, flags, stream)
 
 
 def settings(values: Mapping[Setting, int]) -> bytes:

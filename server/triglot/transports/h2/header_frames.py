@@ -24,6 +24,7 @@ class HeaderFrames(Generic[T]):
         """The stream whose CONTINUATION, and nothing else, has to come next; 0: none."""
         self._streams = streams
         self._blocks = HeaderBlocks(read, streams.limits.max_header_block)
+        self.known = self._blocks.known
         self._block = bytearray()
         self._ends = False
         self._continuations = 0

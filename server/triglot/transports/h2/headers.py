@@ -32,6 +32,8 @@ class HeaderBlocks(Generic[T]):
         self._read = read
         self._decoder = hpack.Decoder(most_bytes)
         self._remembered: dict[bytes, T] = {}
+        self.known: Callable[[bytes], T | None] = self._remembered.get
+        """What a block means that was decoded before and still means the same; None: it is to be decoded."""
 
     def decode(self, block: bytes, *, trailers: bool = False) -> T | None:
         """What `read` makes of a block's fields; None of `trailers`."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MIB = 1024 * 1024
+MOST_HEADER_BYTES = 16 * 1024
+"""Of one request's fields, as HTTP/2 counts them (RFC 9113, 6.5.2): with more, the call is refused, as by grpc."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,16 +15,20 @@ class Limits:
     """Sizes in bytes, times in seconds."""
 
     max_streams: int = 1024
-    max_frame: int = MIB
+    max_frame: int = 4 * MIB
     stream_window: int = MIB
-    connection_window: int = 16 * MIB
-    max_header_block: int = 64 * 1024
-    """Of one request, compressed or not."""
+    connection_window: int = 64 * MIB
+    """Opened as soon as something comes: `Config.max_total_queue_bytes` bounds what calls hold."""
+    max_header_block: int = 48 * 1024
+    """Of one request, compressed or not: with more, the connection ends. A frame of it has to fit the buffer."""
     max_continuations: int = 16
     max_settings: int = 64
     """In one frame."""
     max_unsent: int = 256 * MIB
     """Of answers that the other side has not taken; with more, its new calls are refused."""
+    max_unsent_in_all: int = 1024 * MIB
+    """Of all connections: with more, calls on those are refused that have more unsent than is fair."""
+    fair_unsent: int = MIB
     max_unread: int = 8 * MIB
     """Of what needs no window, statuses and acknowledgements, while the socket takes nothing.
 
@@ -35,6 +42,10 @@ class Limits:
     idle: float = 120.0
     """Without a byte from it, until it is asked with a PING whether it is still there."""
     answer_to_ping: float = 20.0
+    max_age: float = math.inf
+    """After which it is asked to connect anew."""
+    max_age_grace: float = math.inf
+    """For what runs then."""
     stall: float = 120.0
     """For which it may take nothing of what waits for it."""
     linger: float = 1.0

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 
-import numpy as np
-
-from triglot.core.errors import Internal, PayloadTooLarge, Unimplemented
+from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, Unimplemented
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS
 from triglot.transports.off_loop import run_sized
 
-PREFIX_BYTES = 5
 IN_PLACE_BYTES = 64 * 1024
 """From this size on a message is received straight into a buffer of its own."""
 RESERVED_BYTES = 64 * 1024 * 1024
 """So much room is taken for a message that says it is large; more, when as much of it has come."""
-_PREFIX = struct.Struct(">BL")
+PREFIX = struct.Struct(">BL")
+"""Whether a message is compressed, and its size."""
+PREFIX_BYTES = PREFIX.size
 
 
 class Packed:
@@ -32,27 +32,33 @@ class Packed:
 
 
 Message = bytes | memoryview | Packed
+Take = Callable[[int, int], tuple[memoryview, memoryview]]
 
 
-def prefix(size: int) -> bytes:
-    """What goes before a message of `size` bytes that is not compressed."""
-    return _PREFIX.pack(False, size)
+def prefix(size: int, packed: bool = False) -> bytes:
+    """What goes before a message of `size` bytes; `packed`: it is compressed."""
+    return PREFIX.pack(packed, size)
 
 
 class MessageReader:
-    """Cuts one stream's body into messages; a `Sink` for the large ones. `most`: bytes of one message."""
+    """Cuts one stream's body into messages; a `Sink` for the large ones.
 
-    __slots__ = ("_at", "_head", "_left", "_message", "_most", "_packed", "_small", "messages")
+    `most`: bytes of one message. `take`: where the memory of large ones comes from, see `BufferPool.take`.
+    """
 
-    def __init__(self, most: int) -> None:
+    __slots__ = ("_at", "_head", "_kept", "_left", "_message", "_most", "_packed", "_small", "_take", "messages")
+
+    def __init__(self, most: int, take: Take) -> None:
         self.messages: list[Message] = []
         """Those that are complete, in their order; whoever takes them empties it."""
         self._most = most
+        self._take = take
         self._head = b""
         self._left = 0
         self._packed = False
         self._small = bytearray()
         self._message: memoryview | None = None
+        self._kept = memoryview(b"")
         self._at = 0
 
     @property
@@ -61,10 +67,13 @@ class MessageReader:
         return not self._head
 
     def feed(self, data: memoryview) -> None:
-        """A part of the body. Raises `PayloadTooLarge`, and `Internal` for a flag that does not exist."""
+        """A part of the body.
+
+        Raises `PayloadTooLarge`, `Internal` for a flag that does not exist, and `QueueFull` when memory is short.
+        """
         size = len(data)
         if not self._head and size >= PREFIX_BYTES:
-            packed, length = _PREFIX.unpack_from(data)
+            packed, length = PREFIX.unpack_from(data)
             if size == PREFIX_BYTES + length and not packed and length <= self._most:
                 self.messages.append(bytes(data[PREFIX_BYTES:]))  # The one whole message that most bodies are.
                 return
@@ -78,6 +87,8 @@ class MessageReader:
                 continue
             count = min(self._left, len(data))
             if self._message is not None:
+                if self._at == len(self._message):
+                    self._grow()
                 count = min(count, len(self._message) - self._at)
                 self._message[self._at : self._at + count] = data[:count]
                 self.filled(count)
@@ -89,7 +100,7 @@ class MessageReader:
             data = data[count:]
 
     def _begin(self) -> None:
-        packed, length = _PREFIX.unpack(self._head)
+        packed, length = PREFIX.unpack(self._head)
         if packed > 1:
             raise Internal(f"a message's compressed flag is {packed}, expected 0 or 1")
         if length > self._most:
@@ -98,11 +109,25 @@ class MessageReader:
         if not length:
             self._complete(b"")
         elif length >= IN_PLACE_BYTES:
-            self._message = _room(min(length, RESERVED_BYTES))
+            self._message, self._kept = self._memory(min(length, RESERVED_BYTES), length)
+
+    def _grow(self) -> None:
+        whole = self._at + self._left
+        more, kept = self._memory(min(2 * self._at, whole), whole)
+        more[: self._at] = self._kept
+        self._message, self._kept = more, kept
+
+    def _memory(self, size: int, whole: int) -> tuple[memoryview, memoryview]:
+        try:
+            return self._take(size, whole)
+        except MemoryError:
+            raise QueueFull(f"there is no memory for a message of {whole} bytes") from None
 
     def room(self) -> memoryview | None:
-        """Where the rest of a large message goes, or the next part of it."""
-        return None if self._message is None else self._message[self._at :]
+        """Where the rest of a large message goes, or the next part of it; None: it has to be fed."""
+        if self._message is None or self._at == len(self._message):
+            return None
+        return self._message[self._at :]
 
     def filled(self, count: int) -> None:
         """So much of it is there."""
@@ -110,21 +135,12 @@ class MessageReader:
         self._at += count
         self._left -= count
         if not self._left:
-            self._complete(self._message.toreadonly())
-        elif self._at == len(self._message):
-            more = _room(min(2 * self._at, self._at + self._left))
-            more[: self._at] = self._message
-            self._message = more
+            self._complete(self._kept)
 
     def _complete(self, message: bytes | memoryview) -> None:
-        self._head, self._message = b"", None
+        self._head, self._message, self._kept = b"", None, memoryview(b"")
         self._small.clear()
         self.messages.append(Packed(message) if self._packed else message)
-
-
-def _room(size: int) -> memoryview:
-    # Unlike a bytearray it is not filled with zeros first, so what does not come takes no memory.
-    return np.empty(size, np.uint8).data
 
 
 async def unpacked(message: Message, encoding: str, most: int) -> bytes | memoryview:

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
-from triglot.core.errors import Code, Internal, QueueFull, ServingError, Unimplemented
+from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, ServingError, Unimplemented
 from triglot.protocols import Kind
-from triglot.transports.grpc_calls import fitting
+from triglot.transports.h2.body import Body
 from triglot.transports.h2.connection import Connection
 from triglot.transports.h2.events import (
     ConnectionEnded,
     DataPlaced,
     DataReceived,
+    DataRun,
     Drained,
     Event,
     RequestEnded,
     RequestReceived,
     StreamReset,
+    WholeRequest,
 )
 from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.messages import Message
-from triglot.transports.h2.requests import RpcHead, http_error, read_head
-from triglot.transports.h2.rpc import Rpc, StreamGone
+from triglot.transports.h2.messages import PREFIX, PREFIX_BYTES
+from triglot.transports.h2.requests import RpcHead, read_head
+from triglot.transports.h2.rest import begin_rest
+from triglot.transports.h2.rpc import Rpc
+from triglot.transports.h2.running import run_stream, run_unary
 from triglot.transports.h2.watch import Watch
-from triglot.transports.shutdown import SHUTTING_DOWN
 
 if TYPE_CHECKING:
     from triglot.transports.h2.server import H2Server
@@ -49,7 +53,9 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._watch = Watch(self, server.limits)
         self._transport: asyncio.Transport | None = None
         self._awake = False
-        self._draining = False
+        self._after_burst: list[Callable[[], None]] = []
+        self.draining = False
+        """Whether its end has been announced."""
         self._ending = False
         self._paused = False
         self._unread = 0
@@ -59,10 +65,9 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See the base class."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
         self.server.connections.add(self)
-        self._watch.start(transport)
+        self._watch.start(self._transport)
         if self.server.stopping:
             self.drain()
         self._flush()
@@ -76,8 +81,21 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._watch.heard()
         self._awake = True  # What is answered at once is written below.
         for event in self.connection.received(nbytes):
-            self._act(event)
+            if type(event) is WholeRequest:
+                self._begin_whole(event)
+            elif type(event) is DataRun:
+                if (rpc := self.rpcs.get(event.stream)) is not None:
+                    self._data(rpc, event.parts, 0, ended=False)
+            else:
+                self._act(event)
+        while self._after_burst:
+            self._after_burst.pop()()
         self._flush()
+
+    def after_burst(self, tell: Callable[[], None]) -> None:
+        """Have it called, once, when all that was received together has been acted on."""
+        if tell not in self._after_burst:
+            self._after_burst.append(tell)
 
     def pause_writing(self) -> None:
         """See the base class."""
@@ -116,7 +134,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         connection = self.connection
         if transport is None:
             return
-        if self._draining and connection.said_last and not self.rpcs and not connection.out.waits:
+        if self.draining and connection.said_last and not self.rpcs and not connection.out.waits:
             connection.close()
         out = connection.out.take()
         if self._ending:
@@ -139,10 +157,10 @@ class H2Protocol(asyncio.BufferedProtocol):
         return False
 
     def _end(self, transport: asyncio.Transport) -> None:
-        if not transport.can_write_eof():
-            transport.close()
-            return
         # Closed at once, with bytes that nobody read, the socket would take our last word with it.
+        if not transport.can_write_eof():
+            self._watch.linger()  # TLS has no end in one direction: the other side knows from our last word.
+            return
         try:
             transport.write_eof()
         except OSError:
@@ -152,8 +170,8 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         """Take no new calls, and close when the running ones have ended."""
-        if not self._draining:
-            self._draining = True
+        if not self.draining:
+            self.draining = True
             self.connection.drain()
             self.loop.call_later(LAST_STREAM_SECONDS, self._say_last)
             self.wake()
@@ -183,12 +201,12 @@ class H2Protocol(asyncio.BufferedProtocol):
     def _act(self, event: Event[RpcHead]) -> None:
         if isinstance(event, DataReceived):
             if (rpc := self.rpcs.get(event.stream)) is not None:
-                self._body(rpc, event.data, 0, event.ended)
+                self._data(rpc, event.data, 0, event.ended)
         elif isinstance(event, RequestReceived):
             self._begin(event)
         elif isinstance(event, DataPlaced):
             if (rpc := self.rpcs.get(event.stream)) is not None:
-                self._body(rpc, None, event.size, event.ended)
+                self._data(rpc, None, event.size, event.ended)
         elif isinstance(event, Drained):
             if (rpc := self.rpcs.get(event.stream)) is not None:
                 rpc.drained()
@@ -198,7 +216,7 @@ class H2Protocol(asyncio.BufferedProtocol):
                 rpc.cancel()
         elif isinstance(event, RequestEnded):
             if (rpc := self.rpcs.get(event.stream)) is not None:
-                self._ended(rpc)
+                self.ended(rpc)
         elif isinstance(event, ConnectionEnded):
             log.info("a connection ends with %s: %s", event.code.name, event.text)
             self._stop_calls()
@@ -206,112 +224,110 @@ class H2Protocol(asyncio.BufferedProtocol):
     def _begin(self, event: RequestReceived[RpcHead]) -> None:
         head, number = event.headers, event.stream
         if head.status:
-            self.connection.out.headers(number, http_error(head.status), end=True)
-            self.connection.reset_when_sent(number, ErrorCode.NO_ERROR)
+            begin_rest(self, event, self._transport)
             return
         kind, handle = self.server.rows.get(head.path, (None, None))
-        rpc = Rpc(self, number, head, kind, handle)
+        rpc = self.server.make_rpc(self, number, head, kind, handle)
+        refusal = self._refusal(rpc)
         self.rpcs[number] = rpc
         self.server.open_calls += 1
-        refusal = self._refusal(rpc)
         if refusal is not None:
             rpc.fail(refusal)
             return
-        self.connection.receive_into(number, rpc.reader)
+        body = rpc.body = Body(rpc)
+        self.connection.receive_into(number, body.reader)
         if kind is Kind.BIDI_STREAM:
-            self._start(rpc, self._stream(rpc))
+            run_stream(rpc, body.requests())
         if event.ended:
-            self._ended(rpc)
+            self.ended(rpc)
 
     def _refusal(self, rpc: Rpc) -> ServingError | None:
         """Why a call is not begun."""
         if rpc.handle is None:
             return Unimplemented("Method not found!")
         if rpc.head.problem:
-            return Internal(rpc.head.problem)
-        if self.server.is_full:
+            return (PayloadTooLarge if rpc.head.too_large else Internal)(rpc.head.problem)
+        if self.server.open_calls >= self.server.most_calls:
             return QueueFull("Concurrent RPC limit exceeded!")
-        unsent = self.connection.out.unsent
-        if unsent > self.server.limits.max_unsent:
+        return None if self.connection.out.unsent <= self.server.limits.fair_unsent else self._backlog()
+
+    def _backlog(self) -> ServingError | None:
+        """Why no more answers are made for a client that has not read those that it has."""
+        limits = self.server.limits
+        if (unsent := self.unsent) > limits.max_unsent:
             return QueueFull(f"the connection has {unsent} bytes of answers that its client has not read")
+        if (unsent := self.server.unsent) > limits.max_unsent_in_all:
+            return QueueFull(f"there are {unsent} bytes of answers that clients, this one too, have not read")
         return None
 
-    def _body(self, rpc: Rpc, data: memoryview | None, placed: int, ended: bool) -> None:
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that wait for the client."""
+        buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self.connection.out.unsent + buffered
+
+    def _begin_whole(self, event: WholeRequest[RpcHead]) -> None:
+        """A call whose one message is there begins without more ado."""
+        head, body = event.headers, event.body
+        size = len(body) - PREFIX_BYTES
+        kind, handle = self.server.rows.get(head.path, (None, None))
+        server = self.server
+        if (
+            kind is Kind.UNARY
+            and head.simple
+            and (head.length is None or head.length == len(body))
+            and size >= 0
+            and body.startswith(PREFIX.pack(False, size))
+            and size <= server.most_bytes
+            and server.open_calls < server.most_calls
+            and self.connection.out.unsent <= server.limits.fair_unsent
+        ):
+            rpc = server.make_rpc(self, event.stream, head, kind, handle)
+            self.rpcs[event.stream] = rpc
+            server.open_calls += 1
+            run_unary(rpc, body[PREFIX_BYTES:])
+        else:
+            self._begin(RequestReceived(event.stream, head, ended=False))
+            self._act(DataReceived(event.stream, memoryview(body), ended=True))
+
+    def _data(self, rpc: Rpc, data: memoryview | list[memoryview] | None, placed: int, ended: bool) -> None:
+        body = rpc.body
+        assert body is not None
         try:
             if data is None:
-                rpc.came(placed)
+                body.came(placed)
+            elif isinstance(data, list):
+                body.feed_all(data)
             else:
-                rpc.feed(data)
+                body.feed(data)
         except ServingError as error:
             rpc.fail(error)
         else:
             if ended:
-                self._ended(rpc)
+                self.ended(rpc)
 
-    def _ended(self, rpc: Rpc) -> None:
+    def ended(self, rpc: Rpc) -> None:
         """The client has sent all: calls that take one request begin."""
-        if not rpc.is_whole:
+        body = rpc.body
+        assert body is not None
+        if not body.is_whole:
             self.connection.reset(rpc.number, ErrorCode.PROTOCOL_ERROR)
             rpc.gone()
             rpc.cancel()
             return
-        if not rpc.reader.between:
+        if not body.reader.between:
             rpc.fail(Internal("the request ends within a message"))
             return
-        rpc.all_came()
+        body.all_came()
         if rpc.kind is Kind.BIDI_STREAM:
             return
-        message = rpc.take()
+        message = body.take()
         if message is None:
             rpc.fail(Unimplemented("the call takes one request, got none"))
         elif rpc.kind is Kind.UNARY:
-            self._start(rpc, self._unary(rpc, message))
+            run_unary(rpc, message)
         else:
-            self._start(rpc, self._stream(rpc, message))
-
-    def _start(self, rpc: Rpc, run: Any) -> None:
-        rpc.task = self.loop.create_task(run)
-        self.server.tasks.add(rpc.task)
-        rpc.task.add_done_callback(self.server.tasks.discard)
-
-    # A cancellation ends here: a task that is cancelled keeps the error, whose frames hold the call, which has
-    # the task: a circle that only the garbage collector would open.
-
-    async def _unary(self, rpc: Rpc, message: Message) -> None:
-        try:
-            data = message if type(message) is bytes else await rpc.unpacked(message)
-            del message
-            rpc.respond(await rpc.handle(data, rpc))
-        except asyncio.CancelledError:
-            self._cancelled(rpc)
-        except Exception as error:
-            self._failed(rpc, error)
-
-    async def _stream(self, rpc: Rpc, message: Message | None = None) -> None:
-        try:
-            await rpc.handle(rpc.requests() if message is None else await rpc.unpacked(message), rpc)
-            rpc.finish()
-        except StreamGone:
-            return
-        except asyncio.CancelledError:
-            self._cancelled(rpc)
-        except Exception as error:
-            self._failed(rpc, error)
-
-    def _cancelled(self, rpc: Rpc) -> None:
-        if self.server.stopping:
-            rpc.finish(int(Code.UNAVAILABLE), SHUTTING_DOWN)
-        else:
-            rpc.finish(int(Code.CANCELLED), "the call was cancelled")
-
-    @staticmethod
-    def _failed(rpc: Rpc, error: Exception) -> None:
-        """An error before the handler, which tells its own ones."""
-        if isinstance(error, ServingError):
-            rpc.finish(int(error.code), fitting(error.message))
-        else:
-            log.error("%s: an error that no handler told", rpc.head.path, exc_info=error)
-            rpc.finish(int(Code.INTERNAL), "internal error")
+            run_stream(rpc, message)
 
     def forget(self, number: int) -> None:
         """The call is over."""

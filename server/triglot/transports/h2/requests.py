@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from triglot.transports.h2.headers import Fields, MalformedRequest
+from triglot.transports.h2.limits import MOST_HEADER_BYTES
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
+FIELD_BYTES = 32
+"""What HTTP/2 counts for each field beside its name and its value."""
 CODINGS = ("identity", "deflate", "gzip")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _OF_THE_CONNECTION = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -39,7 +42,9 @@ class RpcHead:
     """What the fields of a request say.
 
     `timeout` in seconds, None without one. `status`: the HTTP status of a request that is no gRPC call, or 0.
-    `problem`: what is wrong with one that is, or nothing. `length`: bytes of the body, where it says so.
+    `problem`: what is wrong with one that is, or nothing; `too_large`: it is that. `length`: bytes of the body,
+    where it says so. `simple`: nothing is wrong. `accepts`: how answers may be compressed.
+    `fields`: all of them, for what is no gRPC call.
     """
 
     path: str
@@ -49,11 +54,15 @@ class RpcHead:
     status: int = 0
     problem: str = ""
     length: int | None = None
+    simple: bool = False
+    too_large: bool = False
+    accepts: str = ""
+    fields: Sequence[tuple[bytes, bytes]] = ()
 
 
 def read_head(fields: Fields) -> RpcHead:
     """Raises `MalformedRequest` for fields that HTTP/2 does not allow (RFC 9113, 8)."""
-    pseudo, own, others = _sorted(fields)
+    pseudo, own, others, size = _sorted(fields)
     if own.get(b"te", b"trailers") != b"trailers":
         raise MalformedRequest("te is not 'trailers'")
     if not pseudo.get(b":path") or b":method" not in pseudo or not pseudo.get(b":scheme"):
@@ -74,17 +83,35 @@ def read_head(fields: Fields) -> RpcHead:
         metadata = tuple(pair for name, value in others for pair in _metadata(name, value))
     except ValueError as error:
         problem = str(error)
+    too_large = size > MOST_HEADER_BYTES
+    if too_large:
+        problem = f"received metadata size exceeds the limit ({size} vs. {MOST_HEADER_BYTES})"
     path = pseudo[b":path"].decode("latin-1")
     encoding = own.get(b"grpc-encoding", b"identity").decode("latin-1")
-    return RpcHead(path, timeout, encoding, metadata, status, problem, None if length is None else int(length))
+    simple = not status and not problem
+    return RpcHead(
+        path,
+        timeout,
+        encoding,
+        metadata,
+        status,
+        problem,
+        None if length is None else int(length),
+        simple,
+        too_large,
+        own.get(b"grpc-accept-encoding", b"").decode("latin-1"),
+        fields if status else (),
+    )
 
 
-def _sorted(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes], Fields]:
-    """Pseudo-headers, those that HTTP/2 and gRPC know, and metadata. Raises `MalformedRequest`."""
+def _sorted(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes], Fields, int]:
+    """Pseudo-headers, those that HTTP/2 and gRPC know, metadata, and the size. Raises `MalformedRequest`."""
     pseudo: dict[bytes, bytes] = {}
     own: dict[bytes, bytes] = {}
     others: Fields = []
+    size = FIELD_BYTES * len(fields)
     for name, value in fields:
+        size += len(name) + len(value)
         if _BAD_VALUE.search(value):
             raise MalformedRequest(f"the value of {name!r}")
         if name[:1] == b":":
@@ -97,7 +124,7 @@ def _sorted(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes], Fie
             own[name] = value
         else:
             others.append((name, value))
-    return pseudo, own, others
+    return pseudo, own, others, size
 
 
 def _timeout(text: bytes | None) -> float | None:
@@ -154,6 +181,11 @@ def answer_head() -> bytes:
     return _HEAD
 
 
+def compressed_head(coding: str) -> bytes:
+    """As `answer_head`, where messages may be compressed."""
+    return _HEAD + _literal(b"grpc-encoding", coding.encode())
+
+
 def trailers(code: int, message: str = "", metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
     """The header block that ends an answer."""
     if not code and not metadata:
@@ -174,4 +206,9 @@ def only_trailers(code: int, message: str, metadata: Iterable[tuple[str, str | b
 
 def http_error(status: int) -> bytes:
     """The header block of the answer to what is no gRPC call."""
-    return _literal(b":status", str(status).encode()) + _literal(b"content-type", b"text/plain")
+    return block_of(status, [(b"content-type", b"text/plain")])
+
+
+def block_of(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The header block of any answer; names in lower case."""
+    return _literal(b":status", str(status).encode()) + b"".join(_literal(*field) for field in fields)

@@ -16,6 +16,8 @@ WORTH_BYTES = 1024
 """A smaller frame earns the other side nothing, unless it is the last of what was there."""
 FRAME_EARNS = 2
 """Room is made again in two windows."""
+BEGUN_EARNS = 1
+"""Who has had some of an answer may have had enough, and resets the stream."""
 
 
 class _Outgoing:
@@ -52,7 +54,8 @@ class Sender:
         self._paused = False
         self._left = frames.DEFAULT_WINDOW
         self._initial = frames.DEFAULT_WINDOW
-        self._streams: dict[int, _Outgoing] = {}
+        self._streams: dict[int, _Outgoing | None] = {}
+        """None: nothing of its answer has left, and no room was made; most never need more."""
         self._waiting: dict[int, _Outgoing] = {}
         self._out: list[Any] = []
 
@@ -64,7 +67,7 @@ class Sender:
     @property
     def waits_finished(self) -> bool:
         """Whether a whole answer waits: its call is over, and only it takes memory."""
-        return self.unsent > 0 and any(stream.trailers for stream in self._streams.values())
+        return self.unsent > 0 and any(stream and stream.trailers for stream in self._streams.values())
 
     def take(self) -> list[Any]:
         """What is to be written to the socket now, buffers in their order."""
@@ -77,7 +80,13 @@ class Sender:
 
     def begin(self, number: int) -> None:
         """A stream on which an answer is to be sent."""
-        self._streams[number] = _Outgoing(self._initial)
+        self._streams[number] = None
+
+    def _stream(self, number: int) -> _Outgoing:
+        stream = self._streams[number]
+        if stream is None:
+            stream = self._streams[number] = _Outgoing(self._initial)
+        return stream
 
     def has(self, number: int) -> bool:
         """Whether more is to be sent on the stream."""
@@ -99,9 +108,13 @@ class Sender:
 
     def headers(self, number: int, block: bytes, *, end: bool = False) -> None:
         """A header block; `end`: it is all that is said."""
+        if number not in self._streams:
+            return  # The stream was reset; that came together with what is answered.
         self._out.append(self._headers(number, block, frames.END_STREAM if end else 0))
         if end:
             self._end(number)
+        else:
+            self._earned(BEGUN_EARNS)
 
     def _headers(self, number: int, block: bytes, flags: int) -> bytes:
         most = frames.SMALLEST_MAX_FRAME  # The other side takes it, whatever it says later.
@@ -116,7 +129,9 @@ class Sender:
 
     def data(self, number: int, pieces: Iterable[Piece]) -> bool:
         """A part of the body; whether all of it has left. The pieces must stay as they are until then."""
-        stream = self._streams[number]
+        if number not in self._streams:
+            return True
+        stream = self._stream(number)
         for piece in pieces:
             if len(piece):
                 view = memoryview(piece).cast("B")
@@ -128,9 +143,17 @@ class Sender:
 
     def trailers(self, number: int, block: bytes) -> None:
         """The end of the answer, after all of its data."""
+        self._last(number, self._headers(number, block, frames.END_STREAM))
+
+    def end(self, number: int) -> None:
+        """The end of an answer without trailers, after all of its data."""
+        self._last(number, frames.head(0, frames.DATA, frames.END_STREAM, number))
+
+    def _last(self, number: int, frame: bytes) -> None:
+        if number not in self._streams:
+            return
         stream = self._streams[number]
-        frame = self._headers(number, block, frames.END_STREAM)
-        if stream.pieces:
+        if stream is not None and stream.pieces:
             stream.trailers = frame
         else:
             self._out.append(frame)
@@ -138,28 +161,41 @@ class Sender:
 
     def respond(self, number: int, headers: bytes, body: list[Any], size: int, trailers: bytes) -> None:
         """A whole answer of `size` bytes in pieces, in one go where the windows allow."""
+        if number not in self._streams:
+            return
         stream = self._streams[number]
-        least_room = min(self._left, stream.left, JOIN_BYTES)
-        if size > least_room or self._paused or len(headers) + len(trailers) > JOIN_BYTES:
+        room = self._initial if stream is None else stream.left
+        if (
+            size > room
+            or size > self._left
+            or size > JOIN_BYTES
+            or self._paused
+            or len(headers) + len(trailers) > JOIN_BYTES
+        ):
             self.headers(number, headers)
             self.data(number, body)
             self.trailers(number, trailers)
             return
         self._left -= size
         self.moved += size
+        pack = frames.HEAD.pack
         self._out.append(
             b"".join(
                 [
-                    frames.head(len(headers), frames.HEADERS, frames.END_HEADERS, number),
+                    pack(len(headers) << 8 | frames.HEADERS, frames.END_HEADERS, number),
                     headers,
-                    frames.head(size, frames.DATA, 0, number),
+                    pack(size << 8 | frames.DATA, 0, number),
                     *body,
-                    frames.head(len(trailers), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number),
+                    pack(len(trailers) << 8 | frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number),
                     trailers,
                 ]
             )
         )
-        self._end(number)
+        if stream is None:
+            del self._streams[number]
+            self._done(number)
+        else:
+            self._end(number)
 
     def _end(self, number: int) -> None:
         self.drop(number)
@@ -172,9 +208,9 @@ class Sender:
         if number == 0:
             self._left += by
             return self.flush() if self._left <= frames.LARGEST_WINDOW else None
-        stream = self._streams.get(number)
-        if stream is None:
+        if number not in self._streams:
             return []
+        stream = self._stream(number)
         stream.left += by
         if stream.left > frames.LARGEST_WINDOW:
             return None
@@ -186,6 +222,8 @@ class Sender:
         """The room that every stream begins with is another now; False: more than there can be."""
         more, self._initial = initial - self._initial, initial
         for number, stream in self._streams.items():
+            if stream is None:
+                continue
             stream.left += more
             if stream.left > frames.LARGEST_WINDOW:
                 return False
@@ -222,11 +260,35 @@ class Sender:
                 if stream.left > 0:
                     self._waiting[number] = stream
                 return False
-            self._send_frame(number, stream, room)
+            if len(pieces[0]) > room == self.max_frame:
+                self._send_frames(number, stream)
+            else:
+                self._send_frame(number, stream, room)
         if stream.trailers is not None:
             self._out.append(stream.trailers)
             self._end(number)
         return True
+
+    def _send_frames(self, number: int, stream: _Outgoing) -> None:
+        """Of a large piece, as many frames of the largest size as the windows allow; there is room for one."""
+        pieces, size = stream.pieces, self.max_frame
+        piece = pieces[0]
+        count = min(self._left, stream.left, len(piece)) // size
+        head = frames.head(size, frames.DATA, 0, number)
+        for at in range(0, count * size, size):
+            self._out += head, piece[at : at + size]
+        if count * size == len(piece):
+            pieces.popleft()
+        else:
+            pieces[0] = piece[count * size :]
+        self._leaves(stream, count * size)
+        self._earned(count * FRAME_EARNS)
+
+    def _leaves(self, stream: _Outgoing, size: int) -> None:
+        self._left -= size
+        self.unsent -= size
+        self.moved += size
+        stream.left -= size
 
     def _send_frame(self, number: int, stream: _Outgoing, room: int) -> None:
         pieces = stream.pieces
@@ -241,10 +303,7 @@ class Sender:
             else:
                 taken.append(pieces.popleft())
                 size += len(piece)
-        self._left -= size
-        self.unsent -= size
-        self.moved += size
-        stream.left -= size
+        self._leaves(stream, size)
         if size >= WORTH_BYTES or not pieces:
             self._earned(FRAME_EARNS)
         head = frames.head(size, frames.DATA, 0, number)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import math
+import socket
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +13,63 @@ from triglot.config import NO_PORT, Config
 from triglot.core.errors import Code
 from triglot.protocols import Kind, Service
 from triglot.telemetry.store import Telemetry
+from triglot.transports.call_task import CallTask
 from triglot.transports.grpc_calls import Calls, Trailing, endpoint_of
-from triglot.transports.h2.limits import DEFAULTS, Limits
-from triglot.transports.h2.listening import bind
+from triglot.transports.h2.body import StreamGone
+from triglot.transports.h2.buffers import BufferPool
+from triglot.transports.h2.compressing import CompressingRpc
+from triglot.transports.h2.front import HTTP1, HTTP2, Front, MakeRest
+from triglot.transports.h2.limits import Limits
 from triglot.transports.h2.protocol import H2Protocol
-from triglot.transports.h2.rpc import Rpc, StreamGone
+from triglot.transports.h2.rpc import Rpc
+from triglot.transports.listening import Listener, bind, bind_file, take_over
+from triglot.transports.tls import Tls
 
+REST_SECONDS = 10.0
+"""Without a large message, until the memory of such messages is given back."""
 LATE_SECONDS = 1.0
 """For what is cancelled at the end of the grace period to say so."""
 UNBOUNDED = 2**63
 
 
 class H2Server:
-    """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls."""
+    """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls.
+
+    `limits`: in place of the configuration's. `rest` takes the connections that speak HTTP/1.1, of which
+    `count_rest` are open. `bound`: the port's sockets, where somebody else has bound them. Raises `ConfigError`
+    for a certificate that cannot be used.
+    """
 
     def __init__(
-        self, services: Iterable[Service], config: Config, telemetry: Telemetry, limits: Limits = DEFAULTS
+        self,
+        services: Iterable[Service],
+        config: Config,
+        telemetry: Telemetry,
+        limits: Limits | None = None,
+        *,
+        rest: MakeRest | None = None,
+        count_rest: Callable[[], int] = lambda: 0,
+        bound: Sequence[socket.socket] = (),
     ) -> None:
-        self.limits = limits
+        self.limits = limits or _limits(config)
         self.most_bytes = config.max_message_size
         self.most_held_bytes = config.max_total_queue_bytes or UNBOUNDED
         self.held_bytes = 0
         """Of requests that have not come as a whole, or wait for a stream's handler."""
+        self.buffers = BufferPool()
+        self._releasing: asyncio.TimerHandle | None = None
         self.open_calls = 0
+        self.most_calls = config.max_connections or UNBOUNDED
+        """As many may be open."""
         self.stopping = False
         self.connections: set[H2Protocol] = set()
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.fronts: set[Front] = set()
+        """Connections that have not said yet what they speak."""
+        self.tasks: set[asyncio.Task[Any] | CallTask] = set()
         self._config = config
-        self._calls = calls = Calls(_abort, StreamGone)
+        self.compression = config.grpc_compression
+        self.make_rpc = Rpc if self.compression == "none" else CompressingRpc
+        self._calls = calls = Calls(_abort, StreamGone, scatters=True)
         makers: dict[Kind, Any] = {
             Kind.UNARY: calls.unary,
             Kind.SERVER_STREAM: calls.server_stream,
@@ -52,35 +83,70 @@ class H2Server:
             for service in services
             for method in service.methods
         }
-        self._listening: list[asyncio.Server] = []
+        self.rest = rest
+        self._count_rest = count_rest
+        self._bound = bound
+        protocols = [HTTP2] if rest is None else [HTTP2, HTTP1]
+        self._tls = Tls(config, *protocols) if config.tls_certificate else None
+        self._listener: Listener | None = None
         self._socket_file: tuple[Path, int] | None = None
 
     @property
-    def is_full(self) -> bool:
-        """Whether more calls are open than may be."""
-        return 0 < self._config.max_connections < self.open_calls
+    def unsent(self) -> int:
+        """Bytes of answers that wait for their clients."""
+        return sum(connection.unsent for connection in self.connections)
 
     async def start(self) -> int:
         """Bind and serve; the port, if there is one. Raises `OSError` when an address cannot be bound."""
-        loop = asyncio.get_running_loop()
         config, port = self._config, 0
+        sockets: list[socket.socket] = []
         if config.grpc_port != NO_PORT:
-            sockets = await bind(config.host, config.grpc_port)
+            sockets += take_over(self._bound) or await bind(config.host, config.grpc_port)
             port = sockets[0].getsockname()[1]
-            for one in sockets:
-                self._listening.append(await loop.create_server(lambda: H2Protocol(self), sock=one))
         if config.grpc_socket:
             path = Path(config.grpc_socket)
-            self._listening.append(await loop.create_unix_server(lambda: H2Protocol(self), path))
+            sockets.append(bind_file(path))
             self._socket_file = path, path.stat().st_ino  # noqa: ASYNC240 - it is there, and local.
+        self._listener = Listener(
+            sockets,
+            lambda: Front(self, self.rest),
+            most=config.max_sockets,
+            count=self._count,
+            tls=self._tls,
+            greeting=self.limits.greeting,
+        )
+        self._listener.start()
+        self._release_buffers()
         return port
+
+    def _release_buffers(self) -> None:
+        """Every now and then, so that a burst of large messages does not take memory for ever."""
+        self.buffers.rest()
+        self._releasing = asyncio.get_running_loop().call_later(REST_SECONDS, self._release_buffers)
+
+    def _count(self) -> int:
+        return len(self.connections) + len(self.fronts) + self._count_rest()
+
+    async def retire(self) -> None:
+        """Take no more connections, since another process does; calls, streams too, have the grace period."""
+        self.stopping = True
+        if self._listener is not None:
+            self._listener.stop()
+            await self._listener.settle(LATE_SECONDS)
+        for connection in self.connections:
+            connection.drain()
+        await self._lost(self._config.grace)
 
     async def stop(self) -> None:
         """Take no new connections, end streams with UNAVAILABLE, wait for other calls for the grace period."""
         self.stopping = True
-        for server in self._listening:
-            server.close()
+        if self._releasing is not None:
+            self._releasing.cancel()
+        if self._listener is not None:
+            self._listener.stop()
         self._remove_socket_file()
+        for front in self.fronts:
+            front.hurry()
         for connection in self.connections:
             connection.drain()
         await self._calls.stop(asyncio.ensure_future(self._finish()))
@@ -93,28 +159,41 @@ class H2Server:
             if path.stat().st_ino == number:  # Not another server's, which has taken its place.
                 path.unlink()
         except FileNotFoundError:
-            pass  # From Python 3.13 on, asyncio has removed it.
+            pass  # Somebody was quicker.
 
     async def _finish(self) -> None:
+        if self._listener is not None:
+            await self._listener.settle(LATE_SECONDS)
         await self._lost(self._config.grace)
-        late = [task for task in self.tasks if not task.cancelling()]
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late, timeout=LATE_SECONDS)
+        for task in list(self.tasks):
+            if not task.cancelling():
+                task.cancel()
+        await self._lost(LATE_SECONDS)
         for connection in list(self.connections):
             connection.close()
         await self._lost(LATE_SECONDS)
-        for connection in list(self.connections):
-            connection.abort()
+        for left in self._open():
+            left.abort()
         await self._lost(LATE_SECONDS)
 
     async def _lost(self, seconds: float) -> None:
         """Wait until there is no connection any more, but no longer than that."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while self.connections and (left := end - loop.time()) > 0:
-            await asyncio.wait([connection.lost for connection in self.connections], timeout=left)
+        while (connections := self._open()) and (left := end - loop.time()) > 0:
+            await asyncio.wait([connection.lost for connection in connections], timeout=left)
+
+    def _open(self) -> list[H2Protocol | Front]:
+        return [*self.connections, *self.fronts]
+
+
+def _limits(config: Config) -> Limits:
+    return Limits(
+        idle=config.keepalive_time or math.inf,
+        answer_to_ping=config.keepalive_timeout,
+        max_age=config.max_connection_age or math.inf,
+        max_age_grace=config.max_connection_age_grace or math.inf,
+    )
 
 
 async def _abort(context: Rpc, code: Code, details: str, trailing: Trailing) -> None:

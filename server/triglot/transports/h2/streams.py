@@ -63,17 +63,48 @@ class Streams:
         self._patience = Patience(limits.patience, limits.patience_per_second, clock)
         self.out = Sender(self._answered, self._patience.reward)
         self._reset_lately: dict[int, None] = {}
+        self._whole = Stream(0, 0)
+        """Stands for each request that has come as a whole: it has nothing that a later byte could change."""
+        self._whole.ended = True
 
     def nuisance(self, what: str) -> None:
         """Raises `Broken` when the other side has done too much of it."""
         if not self._patience.spend():
             raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
 
+    def may_begin(self, number: int) -> bool:
+        """Whether a request may begin on this stream as most do."""
+        fits = self.last < number <= self.refuse_after and number & 1 == 1
+        return fits and len(self.open) < self.limits.max_streams
+
     def begin(self, number: int, *, ended: bool) -> None:
         """A request; `ended` when it has no body."""
+        self.last = number
         stream = self.open[number] = Stream(number, self.limits.stream_window)
         stream.ended = ended
         self.out.begin(number)
+
+    def begin_whole(self, number: int, size: int) -> bool:
+        """A request with a body of `size` bytes that is there; False where that is not as simple."""
+        window = self.window
+        if size > window.left or size > self.limits.stream_window or not self.may_begin(number):
+            return False
+        window.left -= size
+        self.last = number
+        self.open[number] = self._whole
+        self.out.begin(number)
+        self.passed(size)
+        return True
+
+    def end_whole(self, number: int, size: int) -> bool:
+        """All of a body, `size` bytes, is there; False where that is not as simple."""
+        stream = self.open.get(number)
+        if stream is None or stream.ended or size > stream.window.left or size > self.window.left:
+            return False
+        self.window.left -= size
+        self.open[number] = self._whole
+        self.passed(size)
+        return True
 
     def not_idle(self, number: int, what: str) -> None:
         """Raises `Broken` for a stream that nobody has begun."""
@@ -151,7 +182,7 @@ class Streams:
     def reset_when_sent(self, number: int, code: ErrorCode) -> None:
         """Our side has said all: a stream on which the other side has not is reset once that has left."""
         stream = self.open.get(number)
-        if stream is None:
+        if stream is None or stream.ended:
             return
         stream.sink = None
         stream.reset_with = code

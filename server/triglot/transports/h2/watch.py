@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import random
+import sys
+import termios
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from triglot.transports.h2.frames import ErrorCode
@@ -16,6 +21,8 @@ log = logging.getLogger(__name__)
 
 LOOKS_PER_LIMIT = 4
 LONGEST_SECONDS = 5.0
+AGE_SPREAD = 0.1
+"""So that those who connected at the same time do not all come again at the same time."""
 _STILL_THERE = b"triglot2"
 
 
@@ -26,9 +33,17 @@ class Watch:
         self._protocol = protocol
         self._limits = limits
         self._loop = protocol.loop
-        shortest = min(limits.greeting, limits.idle, limits.answer_to_ping, limits.stall)
+        shortest = min(
+            limits.greeting,
+            limits.idle,
+            limits.answer_to_ping,
+            limits.stall,
+            limits.max_age,
+            limits.max_age_grace,
+        )
         self._pause = min(LONGEST_SECONDS, shortest / LOOKS_PER_LIMIT)
-        self._made = self._heard = self._moved = 0.0
+        self._made = self._heard = self._moved = self._waited = 0.0
+        self._age = limits.max_age * random.uniform(1 - AGE_SPREAD, 1 + AGE_SPREAD)
         self._asked: float | None = None
         self._seen = (0, 0)
         self._transport: asyncio.Transport | None = None
@@ -52,17 +67,29 @@ class Watch:
 
     def linger(self) -> None:
         """The last word has been said; the socket is closed when it has had its time to arrive."""
+        self._waited = self._loop.time()
+        self._look_later(self._let_go, self._limits.linger / LOOKS_PER_LIMIT)
+
+    def _look_later(self, look: Callable[[], None], seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(self._limits.linger, self._let_go)
+        self._timer = self._loop.call_later(seconds, look)
 
     def _let_go(self) -> None:
+        transport, now = self._transport, self._loop.time()
+        assert transport is not None
         # Who still takes his answers is given the time for it.
-        now = self._loop.time()
-        if self._transport is not None and self._transport.get_write_buffer_size() and not self._stalls(now):
-            self.linger()
-        else:
+        if buffered(transport):
+            self._waited = now
+        if self._stalls(now):
             self._protocol.abort()
+        elif now - self._waited < self._limits.linger:
+            self._look_later(self._let_go, self._limits.linger / LOOKS_PER_LIMIT)
+        elif transport.is_closing():
+            self._protocol.abort()
+        else:
+            transport.close()  # TLS says goodbye, and would wait for long for the other side to say it, too.
+            self.linger()
 
     def _look(self) -> None:
         now = self._loop.time()
@@ -71,10 +98,14 @@ class Watch:
         if not protocol.connection.settled:
             if now - self._made >= limits.greeting:
                 protocol.close(ErrorCode.SETTINGS_TIMEOUT, f"no SETTINGS in {limits.greeting:.0f} s")
+        elif now - self._made >= self._age + limits.max_age_grace:
+            protocol.close(text="the connection is old, and so are its calls")
         elif self._stalls(now):
             log.info("a connection ends: for %.0f s its client took nothing of what waits for it", limits.stall)
             protocol.close(ErrorCode.ENHANCE_YOUR_CALM, f"nothing was taken for {limits.stall:.0f} s")
-        elif self._asked is not None and self._heard > self._asked:
+        elif now - self._made >= self._age and not protocol.draining:
+            protocol.drain()
+        elif self._asked is not None and self._heard >= self._asked:  # uvloop's clock goes by milliseconds.
             self._asked = None
         elif self._asked is not None and now - self._asked >= limits.answer_to_ping:
             log.info("a connection ends: its client does not answer a PING")
@@ -87,8 +118,22 @@ class Watch:
     def _stalls(self, now: float) -> bool:
         """Whether answers wait, and none has moved for long."""
         assert self._transport is not None
-        out, buffered = self._protocol.connection.out, self._transport.get_write_buffer_size()
-        seen = (out.moved, buffered)
-        if seen != self._seen or not (buffered or out.waits_finished):
+        out, waiting = self._protocol.connection.out, buffered(self._transport)
+        seen = (out.moved, waiting)
+        if seen != self._seen or not (waiting or out.waits_finished):
             self._seen, self._moved = seen, now
         return now - self._moved >= self._limits.stall
+
+
+def buffered(transport: asyncio.Transport) -> int:
+    """Bytes that wait for the other side to take them, or of TLS some that tell whether any wait."""
+    size = transport.get_write_buffer_size()
+    if transport.can_write_eof():
+        return size
+    # TLS does not count what it has handed on to the socket's own transport. The system is asked what the other
+    # side has not confirmed: while more waits here, there is some of that, but for moments.
+    try:
+        sent = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):
+        return 0  # It is closed.
+    return size + int.from_bytes(sent, sys.byteorder)

@@ -15,6 +15,11 @@ class ReceiveWindow:
         self.left = size
         self._gone = 0
 
+    def ahead(self, count: int) -> None:
+        """So many bytes may come before as many are gone: what is gone next opens nothing."""
+        self.left += count
+        self._gone -= count
+
     def consumed(self, count: int) -> int:
         """So many bytes are gone; by how much the window is to be opened again now, seldom and much at a time."""
         self._gone += count

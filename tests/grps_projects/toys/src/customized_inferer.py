@@ -19,7 +19,7 @@ from grps_framework.logger.logger import clogger
 from grps_framework.model_infer.inferer import ModelInferer, inferer_register
 from grps_framework.monitor.monitor import app_monitor
 
-PAUSE = 0.1
+PAUSE = 0.1  # A client sees two chunks then, not one.
 SLOW = 1.0
 FIRST_BYTES, MORE_BYTES = b"\x00\xffab", b"cd"
 

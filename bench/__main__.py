@@ -1,0 +1,72 @@
+"""Every bench, one after the other: `python -m bench`, from the repository's root, takes some minutes.
+
+What each of them prints is kept beside it, as NAME.txt; the load bench comes last and writes the page of them all.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.servers import ROOT
+
+HERE = Path(__file__).parent
+PAGE = "load"
+# Shorter than each by itself, so that all of them take some minutes.
+BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
+    ("micro", ()),
+    ("lifecycle", ()),
+    ("leaks", ()),
+    ("batching", ("--in-flight", "1", "64", "256", "--seconds", "0.6", "--learn", "5")),
+    ("overload", ()),
+    ("process", ("--rounds", "3", "--seconds", "0.5")),
+    ("shared_memory", ()),
+)
+
+
+def keep(name: str, words: Sequence[str], folder: Path = HERE) -> bool:
+    """Run a bench, show what it prints and keep that; whether it ended well."""
+    printed = []
+    with subprocess.Popen(
+        [sys.executable, "-m", f"bench.{name}", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            printed.append(line)
+    if process.returncode:
+        printed.append(f"ended with {process.returncode}\n")
+    (folder / f"{name}.txt").write_text("".join(printed), encoding="utf-8")
+    return process.returncode == 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run them; 1 when one has failed."""
+    names = [*dict(BENCHES), PAGE]
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
+    parser.add_argument("name", nargs="*", help=f"benches to run: {', '.join(names)} (default: all)")
+    chosen = parser.parse_args(words).name or names
+    if unknown := [name for name in chosen if name not in names]:
+        parser.error(f"unknown bench {unknown[0]!r}; there are {', '.join(names)}")
+    began, failed = time.monotonic(), []
+    for name in names:
+        if name not in chosen:
+            continue
+        print(f"\n=== {name}, after {(time.monotonic() - began) / 60:.1f} minutes\n", flush=True)
+        # The page is what the load bench keeps.
+        good = show(name) if name == PAGE else keep(name, dict(BENCHES)[name])
+        if not good:
+            failed.append(name)
+    print(f"\n{(time.monotonic() - began) / 60:.1f} minutes" + "".join(f"; {name} failed" for name in failed))
+    return 1 if failed else 0
+
+
+def show(name: str) -> bool:
+    """Run a bench; whether it ended well."""
+    return subprocess.run([sys.executable, "-m", f"bench.{name}"], cwd=ROOT, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

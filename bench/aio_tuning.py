@@ -1,0 +1,181 @@
+"""What each way to tune a grpc.aio server gives, against the same server without it.
+
+From the repository's root: `python -m bench.aio_tuning --help`. Bare servers, a process for each setting, all of
+them loaded in turn, round by round; they are started anew again and again, as two equal ones differ from start to
+start with large messages.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import uvloop
+
+from bench import report, rounds, servers
+from bench.measure import Subject, call_once, load
+from bench.payloads import grpc_exchange, tensor
+from bench.rounds import Measured, Plan
+from bench.scenarios import KEEP_MEMORY, MIB, Scenario
+from bench.tally import BenchError
+
+MODEL = "bare"
+LOADS = (
+    Scenario("1x16-c1", 16, 1, grpc_exchange, native=True),
+    Scenario("1x16-c64", 16, 64, grpc_exchange, native=True),
+    Scenario("1MiB-c8", MIB, 8, grpc_exchange),
+    Scenario("16MiB-c1", 16 * MIB, 1, grpc_exchange),
+)
+COLUMNS = (
+    "setting",
+    "calls/s",
+    "x {first}",
+    "(min-max)",
+    "p50 ms",
+    "p99 ms",
+    "CPU µs/call",
+    "x {first}",
+    "client busy",
+)
+LEGEND = """\
+Medians over rounds; the settings are loaded in turn, one at a time, round by round. "x" is the median of the
+rounds' own ratios to the first line (and, in brackets, their range): 1.00 gives nothing. "the same again" has no
+setting of its own: its ratio is this machine's noise. CPU is user and kernel time of the server for one call."""
+FRAME, READ, THROUGHPUT = (
+    "grpc.http2.max_frame_size",
+    "grpc.experimental.tcp",
+    "grpc.optimization_target=throughput",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run the bare server."""
+
+    name: str
+    channel: Sequence[str] = ()
+    """Arguments of grpc's server, NAME=VALUE."""
+    uvloop: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def flags(self) -> tuple[str, ...]:
+        """Of `bench.bare`."""
+        words = [word for argument in self.channel for word in ("--channel", argument)]
+        return (*words, "--loop", "uvloop" if self.uvloop else "asyncio")
+
+
+def _chunks(size: int) -> tuple[str, ...]:
+    return f"{READ}_min_read_chunk_size={size}", f"{READ}_max_read_chunk_size={size}"
+
+
+def _with(base: Setting, name: str, channel: Sequence[str]) -> Setting:
+    return Setting(name, (*base.channel, *channel), base.uvloop, base.environment)
+
+
+def settings(base: Setting) -> list[Setting]:
+    """The base, the same again, and one thing more each; at last, all that does not exclude each other."""
+    small, large = 2**20, 2**22
+    both = [
+        _with(base, "max_frame_size 1 MiB", [f"{FRAME}={small}"]),
+        _with(base, "max_frame_size 4 MiB", [f"{FRAME}={large}"]),
+        _with(base, "max_frame_size 16 MiB", [f"{FRAME}={2**24 - 1}"]),
+        _with(base, "read chunks of 1 MiB", _chunks(small)),
+        _with(base, "read chunks of 4 MiB", _chunks(large)),
+        _with(base, "optimised for throughput", [THROUGHPUT]),
+        _with(base, "lookahead 16 MiB", [f"grpc.http2.lookahead_bytes={2**24}"]),
+        _with(base, "no window probes", ["grpc.http2.bdp_probe=0"]),
+        _with(base, "write buffer of 1 MiB", [f"grpc.http2.write_buffer_size={small}"]),
+        _with(base, "frames, chunks, throughput", [f"{FRAME}={large}", *_chunks(large), THROUGHPUT]),
+    ]
+    alone = []
+    if not base.uvloop:
+        alone.append(Setting("uvloop", base.channel, True, base.environment))
+    if not base.environment:
+        alone.append(Setting("memory kept", base.channel, base.uvloop, KEEP_MEMORY))
+    older = {**base.environment, "GRPC_EXPERIMENTS": "-event_engine_listener"}
+    alone.append(Setting("listener of old", base.channel, base.uvloop, older))
+    return [base, Setting("the same again", base.channel, base.uvloop, base.environment), *alone, *both]
+
+
+STOCK = Setting("stock")
+KEPT = Setting("uvloop and memory kept", uvloop=True, environment=KEEP_MEMORY)
+BASES = {"stock": STOCK, "tuned": KEPT}
+
+
+def measure(
+    scenario: Scenario, compared: Sequence[Setting], plan: Plan, core: int | None, starts: int = 1
+) -> list[Measured[str]]:
+    """The settings under one load, with new servers so many times."""
+    whole: list[Measured[str]] = [Measured(one.name) for one in compared]
+    for _ in range(starts):
+        with ExitStack() as stack:
+            subjects = list(_start(stack, scenario, compared, core))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                taken = runner.run(
+                    rounds.interleaved(subjects, plan, lambda subject, *times: load(scenario, subject, *times))
+                )
+        for one, more in zip(whole, taken, strict=True):
+            one.rounds += more.rounds
+    return whole
+
+
+def _start(
+    stack: ExitStack, scenario: Scenario, compared: Sequence[Setting], core: int | None
+) -> Iterator[Subject]:
+    exchange = grpc_exchange(MODEL, tensor(scenario.rows, scenario.elements))
+    for one in compared:
+        server, port, _ = stack.enter_context(servers.bare("grpc", exchange, core, one.flags(), one.environment))
+        subject = Subject(one.name, server, port, exchange)
+        subject.expected = call_once(subject)
+        yield subject
+
+
+def lines(measured: Sequence[Measured[str]]) -> str:
+    """The table of one load."""
+    header = [column.format(first=measured[0].setting) for column in COLUMNS]
+    return report.plain(header, [rounds.row(one, measured[0]) for one in measured])
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.aio_tuning", description=__doc__.splitlines()[0])
+    rounds.add_arguments(parser, 2, seconds=0.7)
+    parser.add_argument(
+        "--starts", type=int, default=3, help="how often servers are started (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--base", choices=BASES, default="stock", help="what every setting is added to (default: %(default)s)"
+    )
+    parser.add_argument("--only", action="append", metavar="NAME", help="settings whose name holds NAME")
+    parser.add_argument(
+        "--load", action="append", choices=[one.name for one in LOADS], help="one of the loads; may be repeated"
+    )
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 when something went wrong."""
+    arguments = parse(words)
+    cores = servers.choose_cores()
+    servers.pin(cores.client)
+    base, *others = settings(BASES[arguments.base])
+    chosen = [one for one in others if not arguments.only or any(name in one.name for name in arguments.only)]
+    plan = Plan(arguments.rounds, arguments.seconds)
+    described = f"{arguments.starts} starts with {plan.rounds} rounds of {plan.seconds:g} s; {cores.note}"
+    print(*report.machine(), described, sep="\n", flush=True)
+    try:
+        for scenario in LOADS:
+            if not arguments.load or scenario.name in arguments.load:
+                measured = measure(scenario, [base, *chosen], plan, cores.server, arguments.starts)
+                print(f"\n{scenario.title}", lines(measured), sep="\n", flush=True)
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"\n{LEGEND}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What the other benches have said, from their texts: the aims that they measure, and their lines with a goal."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+READY_SECONDS, RESTING_MEBIBYTES = 1.0, 90
+_START = re.compile(
+    r"\s*start over +(?P<transport>\w+): ready after (?P<seconds>[\d.]+) s .*, (?P<resting>\d+) MiB at rest"
+)
+_TRANSPORT = re.compile(r"\w+")
+_SLOPE = re.compile(r"\s*(?P<shape>.+): +(?P<bytes>-?\d+) bytes a call, \d+ calls, .*")
+_LIMITS = re.compile(r"less than (\d+) bytes a call wanted, more than (\d+) of what keeps (\d+)")
+
+
+def said(folder: Path) -> Iterator[tuple[str, str]]:
+    """The lines with a goal, and the names of their files."""
+    for file in sorted(folder.glob("*.txt")):
+        yield from ((file.name, line.strip()) for line in _lines(file) if ", goal" in line)
+
+
+def rows(folder: Path) -> list[list[str]]:
+    """As `aims.rows`: what, the aim, what was measured, whether it was met."""
+    return [*_starts(_lines(folder / "lifecycle.txt")), *_leaks(_lines(folder / "leaks.txt"))]
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
+def _starts(lines: list[str]) -> Iterator[list[str]]:
+    """Of the demo repository, over each transport."""
+    for found in filter(None, map(_START.fullmatch, lines)):
+        over, seconds, resting = found["transport"], float(found["seconds"]), int(found["resting"])
+        met = _yes(seconds <= READY_SECONDS)
+        yield [f"start to ready, over {over}", f"at most {READY_SECONDS:g} s", f"{seconds:.2f} s", met]
+        met = _yes(resting <= RESTING_MEBIBYTES)
+        yield [f"resident at rest, over {over}", f"at most {RESTING_MEBIBYTES} MiB", f"{resting} MiB", met]
+
+
+def _leaks(lines: list[str]) -> Iterator[list[str]]:
+    """The shape of calls whose memory grows fastest, and what is kept on purpose, over each transport."""
+    limits = next(filter(None, map(_LIMITS.fullmatch, lines)), None)
+    if limits is None:
+        return
+    most, seen, kept = map(int, limits.groups())
+    slopes: dict[str, list[tuple[int, str]]] = {}
+    transport = ""
+    for line in lines:
+        if (found := _SLOPE.fullmatch(line)) is not None:
+            slopes.setdefault(transport, []).append((int(found["bytes"]), found["shape"].strip()))
+        elif _TRANSPORT.fullmatch(line):
+            transport = line
+    for transport, (*shapes, control) in slopes.items():
+        if shapes:
+            worst, shape = max(shapes)
+            what = f"memory that a call leaves over {transport}, worst of {len(shapes)} shapes: {shape}"
+            yield [what, f"less than {most} bytes", f"{worst} bytes", _yes(worst < most)]
+        what = f"the same where {kept} bytes are kept on purpose"
+        yield [what, f"more than {seen} bytes", f"{control[0]} bytes", _yes(control[0] > seen)]
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "no"

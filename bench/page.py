@@ -1,0 +1,113 @@
+"""What was measured, as tables for a terminal and as the results page."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import aims, chart, elsewhere, native, report
+from bench.aims import Results
+from bench.measure import Round
+from bench.report import CLIENT_BOUND
+from bench.rounds import Measured, costs, middle, ratios, span
+from bench.scenarios import Scenario
+
+HERE = Path(__file__).parent
+COLUMNS = ("line", "{what}s/s", "x first", "(min-max)", "p50 ms", "p99 ms", "CPU µs/{what}", "x first")
+GOAL_COLUMNS = ("work", "aim", "measured", "met")
+LAST_COLUMNS = ("peak MiB", "client busy")
+LEGEND = f"""\
+Medians over rounds; the lines of a scenario are loaded in turn, one at a time, round by round. "x first" is the
+median of the rounds' own ratios to the first line (and, in brackets, their range), so a machine that speeds up or
+slows down between rounds does not enter. Calls/s: more is better; CPU per call: less is better. "First ms" is the
+median time to the first bytes of a stream, p50 and p99 are of whole streams. CPU covers user and kernel time of
+the server's threads and child processes. Peak memory is the server's since its start, all lines that share the
+server together. "Client busy" is the share of one core that the load client used; above {CLIENT_BOUND:.0%}, marked
+with !, the client was the limit: calls/s and latency are then the client's, and CPU per call is what to compare.
+
+"h2" and "aio" are ours, over HTTP/2 of our own and over grpc.aio; "thread", "async" and "inline" say how the model
+runs: on an instance's thread, as a coroutine, or as a plain function on the event loop. "Bare" servers do nothing
+but receive a request and send ready-made bytes; "+ json" reads and writes them with json and numpy. They are
+stock; "tuned" ones run on uvloop and keep freed memory, as ours do. A stock one with large messages may differ by
+a factor of two from start to start, as glibc's malloc happens to give memory back to the kernel or not: there, the
+servers are started several times, as the title says."""
+
+
+def client_of(scenario: Scenario) -> str:
+    """What loads it."""
+    return native.NAME if scenario.native and native.found() else "our own client"
+
+
+def columns(scenario: Scenario) -> list[str]:
+    """The header: of calls, or of a stream's messages."""
+    what = "message" if scenario.messages > 1 else "call"
+    first = ("first ms",) if scenario.messages > 1 else ()
+    return [column.format(what=what) for column in (*COLUMNS, *first, *LAST_COLUMNS)]
+
+
+def rows(scenario: Scenario, measured: Sequence[Measured[str]]) -> list[list[str]]:
+    """One line each, the first one being the baseline."""
+    return [_row(one, measured[0], scenario.messages) for one in measured]
+
+
+def _row(one: Measured[str], first: Measured[str], messages: int) -> list[str]:
+    rates, busy = ratios(one, first), one.median(lambda mine: mine.client_busy)
+    cpu = [mine.cpu for mine in one.rounds if mine.cpu is not None]
+    rate = one.median(lambda mine: mine.rate) * messages
+    return [
+        one.setting,
+        f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
+        middle(rates),
+        span(rates),
+        f"{one.median(lambda mine: mine.p50) * 1e3:.3g}",
+        f"{one.median(lambda mine: mine.p99) * 1e3:.3g}",
+        f"{statistics.median(cpu) / messages * 1e6:,.0f}" if cpu else "n/a",
+        middle(costs(one, first)),
+        *([f"{one.median(_first) * 1e3:.3g}"] if messages > 1 else []),
+        f"{one.peak / 2**20:,.0f}" if one.peak is not None else "n/a",
+        f"{busy:.0%}{' !' if busy > CLIENT_BOUND else ''}",
+    ]
+
+
+def _first(one: Round) -> float:
+    return one.first or 0.0
+
+
+def drawn(measured: Sequence[tuple[Scenario, Sequence[Measured[str]]]]) -> str:
+    """The ratios to the first lines, as a chart, of what has an aim."""
+    aimed = {aim.scenario for aim in aims.AIMS}
+    groups = [
+        chart.Group(
+            f"{scenario.name}: calls/s, times {lines[0].setting}",
+            [(one.setting, statistics.median(ratios(one, lines[0]))) for one in lines],
+        )
+        for scenario, lines in measured
+        if scenario.name in aimed
+    ]
+    return chart.svg("Calls a second, as a multiple of the first line's", groups, "×")
+
+
+def page(
+    results: Sequence[tuple[Scenario, Sequence[Measured[str]]]],
+    settings: Sequence[str],
+    picture: str,
+    folder: Path = HERE,
+) -> str:
+    """The results page; `picture` is the chart's file, `folder` that of the other benches' texts."""
+    by_name: Results = {scenario.name: measured for scenario, measured in results}
+    goals = [*aims.rows(by_name), *elsewhere.rows(folder)]
+    parts = [
+        "# Speed",
+        "\n".join(f"- {line}" for line in (*report.machine(), *settings)),
+        "## What we aim at",
+        report.markdown(GOAL_COLUMNS, goals),
+        f"![each line's calls a second, as a multiple of the first line's]({picture})",
+        "## How it is measured",
+        LEGEND,
+    ]
+    for scenario, measured in results:
+        title = f"{scenario.title}; loaded by {client_of(scenario)}"
+        parts += [f"## {scenario.name}", title, report.markdown(columns(scenario), rows(scenario, measured))]
+    said = [f"- [{name}]({name}): {line}" for name, line in elsewhere.said(folder)]
+    if said:
+        parts += ["## Other benches", "\n".join(said)]
+    return "\n\n".join(parts) + "\n"

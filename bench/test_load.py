@@ -1,0 +1,248 @@
+"""The load bench runs each kind of scenario, and says of known rounds what they come to."""
+
+import argparse
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as every
+from bench import aims, aio_tuning, bare, chart, elsewhere, leaks, lifecycle, load, page, report, servers
+from bench.aims import Aim
+from bench.comparing import Settings, compare
+from bench.lifecycle import Started
+from bench.measure import Round
+from bench.payloads import grpc_exchange, tensor
+from bench.rounds import Measured, Plan
+from bench.scenarios import AIO, H2, KEEP_MEMORY, SCENARIOS, TWO_WORKERS, Line
+from bench.tally import BenchError
+
+SETTINGS = Settings(rounds=1, seconds=0.05, core=None)
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def known(name: str, *rates: float, p50: float = 0.002) -> Measured[str]:
+    return Measured(name, [Round(rate, p50, 2 * p50, 1 / rate, 0.5, 0.001) for rate in rates], peak=2**26)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "infer-1x16-c8",
+        "protocols-1x16-c64",
+        "stream-1x16-c16",
+        "grps-stream-1x16-c1",
+        "rest-binary-1x150528-c4",
+    ],
+)
+def test_every_line_is_loaded(name: str) -> None:
+    scenario = BY_NAME[name]
+    measured = compare(scenario, SETTINGS)
+    assert [one.setting for one in measured] == [line.name for line in scenario.lines]
+    assert all(len(one.rounds) == 1 and one.rounds[0].rate > 0 for one in measured)
+    assert all(0 < one.rounds[0].p50 <= one.rounds[0].p99 for one in measured)
+    assert all((one.rounds[0].cpu or 0) > 0 and (one.peak or 0) > 2**20 for one in measured)
+    table = page.rows(scenario, measured)
+    assert [line[0] for line in table] == [line.name for line in scenario.lines]
+    assert table[0][2] == "1.00"
+    assert all(len(line) == len(page.columns(scenario)) for line in table)
+
+
+def test_servers_are_started_anew() -> None:
+    scenario = replace(BY_NAME["infer-1MiB-c8"], lines=BY_NAME["infer-1MiB-c8"].lines[:2], starts=2)
+    measured = compare(scenario, replace(SETTINGS, rounds=3))
+    assert [len(one.rounds) for one in measured] == [3, 3]
+
+
+def test_two_equal_servers_instead() -> None:
+    measured = compare(BY_NAME["infer-1x16-c1"], replace(SETTINGS, aa=True))
+    assert [one.setting for one in measured] == ["bare grpc.aio", "the same again"]
+
+
+def test_a_server_that_does_not_start_is_an_error() -> None:
+    wrong = replace(H2, name="wrong", flags=("--grpc-transport", "h2", "--no-such-option"))
+    scenario = replace(BY_NAME["infer-1x16-c1"], lines=(Line("wrong", wrong),))
+    with pytest.raises(BenchError, match="ended at its start"):
+        compare(scenario, SETTINGS)
+
+
+def test_a_model_that_is_not_there_is_an_error() -> None:
+    scenario = replace(BY_NAME["infer-1x16-c1"], lines=(Line("lost", AIO, "no_such_model"),))
+    with pytest.raises(BenchError, match=r"infer-1x16-c1, lost: .*NOT_FOUND"):
+        compare(scenario, SETTINGS)
+
+
+def test_what_a_server_cannot_do_is_left_out() -> None:
+    scenario = BY_NAME["workers-1x16-c64"]
+    assert "--workers" in TWO_WORKERS.flags
+    assert load.left_out(replace(scenario, needs="no_such_option")) == "this server has no option no_such_option"
+    assert load.left_out(replace(scenario, needs="", shared_cores=False)) == ""
+
+
+def test_names_are_unique() -> None:
+    assert len(BY_NAME) == len(SCENARIOS)
+    for scenario in SCENARIOS:
+        names = [line.name for line in scenario.lines]
+        assert len(set(names)) == len(names)
+        launches = {line.launch.name: line.launch for line in scenario.lines}
+        assert all(launches[line.launch.name] == line.launch for line in scenario.lines)
+
+
+def test_each_aim_is_of_lines_that_are_measured() -> None:
+    for aim in aims.AIMS:
+        names = [line.name for line in BY_NAME[aim.scenario].lines]
+        assert aim.line in names
+        assert aim.than in names
+
+
+def test_aims() -> None:
+    rate = Aim("fast", "s", "ours", "bare", 2.0)
+    quick = Aim("quick", "s", "ours", "bare", 0.5, p50=True)
+    # The median of the rounds' own ratios, 1.9, and not the ratio of the medians.
+    results = {"s": [known("bare", 10, 10, 20, p50=0.004), known("ours", 19, 30, 30, p50=0.002)]}
+    assert rate.measured(results) == 1.9
+    assert not rate.met(1.99999)
+    assert rate.met(2.0)
+    assert quick.measured(results) == 0.5
+    assert quick.met(0.5)
+    assert not quick.met(0.501)
+    assert rate.measured({}) is None
+    assert replace(rate, than="none").measured(results) is None
+    table = aims.rows({"infer-1x16-c8": [known("bare grpc.aio", 100), known("h2, thread", 599)]})
+    assert ["the same, 8 in flight", "at least 6 times bare grpc.aio", "5.99", "no"] in table
+    assert ["the same, one in flight", "p50 at most 0.65 of bare grpc.aio's", "not measured", ""] in table
+
+
+def growth(shape: leaks.Shape, slope: int) -> str:
+    return leaks.line(leaks.Growth(shape, 10, [2**26 + slope * 10 * number for number in range(leaks.SLICES)]))
+
+
+def test_what_other_benches_say(tmp_path: Path) -> None:
+    assert not elsewhere.rows(tmp_path)
+    assert not list(elsewhere.said(tmp_path))
+    ok, error, *_ = leaks.SHAPES
+    said = [
+        f"less than {leaks.LIMIT:.0f} bytes a call wanted, more than {leaks.SEEN:.0f} of what keeps {leaks.KEPT}"
+    ]
+    said += ["", "h2", growth(ok, -12), growth(error, 1500), growth(leaks.CONTROL, 4100)]
+    said += ["", "aio", growth(ok, 0), growth(error, 1023), growth(leaks.CONTROL, 3000)]
+    (tmp_path / "leaks.txt").write_text("\n".join(said))
+    starts = [Started("h2", [0.85, 0.95], [2**20 * 91]), Started("aio", [1.2], [2**20 * 90])]
+    (tmp_path / "lifecycle.txt").write_text("\n".join(map(lifecycle.start_line, starts)))
+    (tmp_path / "batching.txt").write_text("a table\nbatched / unbatched: 12.2, goal 8\n")
+    assert elsewhere.rows(tmp_path) == [
+        ["start to ready, over h2", "at most 1 s", "0.90 s", "yes"],
+        ["resident at rest, over h2", "at most 90 MiB", "91 MiB", "no"],
+        ["start to ready, over aio", "at most 1 s", "1.20 s", "no"],
+        ["resident at rest, over aio", "at most 90 MiB", "90 MiB", "yes"],
+        [
+            "memory that a call leaves over h2, worst of 2 shapes: error",
+            "less than 1024 bytes",
+            "1500 bytes",
+            "no",
+        ],
+        ["the same where 4096 bytes are kept on purpose", "more than 3072 bytes", "4100 bytes", "yes"],
+        [
+            "memory that a call leaves over aio, worst of 2 shapes: error",
+            "less than 1024 bytes",
+            "1023 bytes",
+            "yes",
+        ],
+        ["the same where 4096 bytes are kept on purpose", "more than 3072 bytes", "3000 bytes", "no"],
+    ]
+    scenario = BY_NAME["infer-1x16-c8"]
+    measured = [known("bare grpc.aio", 100, 120), known("h2, thread", 700, 840)]
+    text = page.page([(scenario, measured)], ["3 rounds"], "speed.svg", tmp_path)
+    assert "| the same, 8 in flight | at least 6 times bare grpc.aio | 7.00 | yes |" in text
+    assert "| resident at rest, over h2 | at most 90 MiB | 91 MiB | no |" in text
+    assert "(speed.svg)" in text
+    assert "- [batching.txt](batching.txt): batched / unbatched: 12.2, goal 8" in text
+    assert "| h2, thread | 770 | 7.00 | (7.00-7.00) | 2 | 4 | 1,310 | 0.14 | 64 | 50% |" in text
+
+
+def test_chart() -> None:
+    groups = [
+        chart.Group("a < b & c", [("bare", 1.0), ("ours", 4.0)]),
+        chart.Group("another", [("bare", 1.0), ("none", 0.0)]),
+    ]
+    root = ET.fromstring(chart.svg("figures", groups, "×"))
+    bars = [one for one in root.findall(f"{SVG}rect") if one.get("x")]
+    widths = [float(one.attrib["width"]) for one in bars]
+    assert widths[1] == pytest.approx(4 * widths[0], abs=0.2)
+    assert widths[2] == widths[1]
+    assert widths[3] < widths[0]
+    assert max(widths) + float(bars[0].attrib["x"]) < int(root.attrib["width"])
+    assert bars[0].attrib["fill"] == bars[2].attrib["fill"] != bars[1].attrib["fill"]
+    assert float(bars[-1].attrib["y"]) + chart.BAR < int(root.attrib["height"])
+    texts = [one.text for one in root.findall(f"{SVG}text")]
+    assert "a < b & c" in texts
+    assert "4.00×" in texts
+    assert (
+        ET.fromstring(page.drawn([(BY_NAME["infer-1x16-c8"], [known("bare", 1), known("ours", 3)])])).tag
+        == f"{SVG}svg"
+    )
+
+
+def test_the_whole_way_to_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "page.md"
+    words = ["--only", "rest-json-1x16-c64", "--rounds", "1", "--seconds", "0.05", "--output", str(output)]
+    assert load.main(words) == 0
+    assert "rest, thread" in capsys.readouterr().out
+    assert "## rest-json-1x16-c64" in output.read_text()
+    assert ET.parse(output.with_suffix(".svg")).getroot().tag == f"{SVG}svg"
+
+
+def test_a_bench_is_kept(tmp_path: Path) -> None:
+    assert every.keep("load", ["--list"], tmp_path)
+    assert [line.split()[0] for line in (tmp_path / "load.txt").read_text().splitlines()] == list(BY_NAME)
+    assert not every.keep("load", ["--only", "nothing like it"], tmp_path)
+    assert (tmp_path / "load.txt").read_text() == "ended with 1\n"
+
+
+# --- bare servers, and their tuning ---
+
+
+def test_channel_arguments() -> None:
+    assert bare.argument("grpc.http2.max_frame_size=16777215") == ("grpc.http2.max_frame_size", 16777215)
+    assert bare.argument("a=-1") == ("a", -1)
+    assert bare.argument("grpc.optimization_target=throughput") == ("grpc.optimization_target", "throughput")
+    with pytest.raises(argparse.ArgumentTypeError, match="NAME=VALUE"):
+        bare.argument("grpc.http2.max_frame_size")
+
+
+def test_settings_are_added_to_their_base() -> None:
+    for base in aio_tuning.BASES.values():
+        every_one = aio_tuning.settings(base)
+        assert every_one[0] == base
+        assert len({one.name for one in every_one}) == len(every_one)
+        assert all(
+            set(base.environment) <= set(one.environment) and base.uvloop <= one.uvloop for one in every_one
+        )
+    assert {one.name for one in aio_tuning.settings(aio_tuning.STOCK)} > {"uvloop", "memory kept"}
+
+
+def test_a_setting_reaches_the_server(tmp_path: Path) -> None:
+    exchange = grpc_exchange("bare", tensor(1, 16))
+    flags = aio_tuning.Setting("x", ["grpc.http2.max_frame_size=65536"], uvloop=True).flags()
+    with servers.bare("grpc", exchange, None, flags, KEEP_MEMORY) as (server, _, _):
+        words = Path(f"/proc/{server.process.pid}/cmdline").read_text().split("\0")
+        given = Path(f"/proc/{server.process.pid}/environ").read_text().split("\0")
+        loaded = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "grpc.http2.max_frame_size=65536" in words
+    assert "uvloop" in loaded
+    assert set(given) >= {f"{name}={value}" for name, value in KEEP_MEMORY.items()}
+
+
+def test_tuning() -> None:
+    compared = aio_tuning.settings(aio_tuning.STOCK)[:3]
+    scenario = replace(aio_tuning.LOADS[0], native=False)
+    measured = aio_tuning.measure(scenario, compared, Plan(rounds=1, seconds=0.05), None, starts=2)
+    assert [one.setting for one in measured] == ["stock", "the same again", "uvloop"]
+    assert all(len(one.rounds) == 2 and one.rounds[0].rate > 0 for one in measured)
+    assert aio_tuning.lines(measured).splitlines()[0].count("x stock") == 2
+
+
+def test_versions_are_said() -> None:
+    assert any("uvloop" in line for line in report.machine())

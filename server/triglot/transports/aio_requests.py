@@ -1,0 +1,118 @@
+"""Requests of a stream over grpc.aio, those that come close to each other together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+from triglot.core.duplex import Duplex, Running
+from triglot.transports.call_task import CallTask
+from triglot.transports.gathering import MOST_CALLS, Gathering
+
+MOST_BYTES = 64 * 1024
+"""That are read ahead, and one request more."""
+
+
+def _nobody_listens() -> None:
+    pass
+
+
+class AioRequests(Duplex):
+    """Reads ahead of whoever takes them. Answers leave one by one: each waits for the transport.
+
+    `read` gives the next request, and `end` when there are no more; `requests` iterates over the same.
+    """
+
+    def __init__(
+        self,
+        requests: AsyncIterable[bytes],
+        read: Callable[[], Awaitable[Any]],
+        end: object,
+        gathering: Gathering,
+    ) -> None:
+        self._requests = requests
+        self._read = read
+        self._end = end
+        self._gathering = gathering
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[bytes] = deque()
+        self._bytes = 0
+        self._error: Exception | None = None
+        self._over = False
+        self._gathers = False
+        self._came: Callable[[], None] = _nobody_listens
+        self._reading: asyncio.Task[None] | None = None
+        self._taken: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """See the base class."""
+        return self._over and not self._queue and self._error is None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """See the base class."""
+        return aiter(self._requests)
+
+    def listen(self, came: Callable[[], None]) -> None:
+        """See the base class."""
+        self._came = came
+        self._reading = self._loop.create_task(self._read_all())
+
+    async def _read_all(self) -> None:
+        read, end, queue = self._read, self._end, self._queue
+        try:
+            while (request := await read()) is not end:
+                queue.append(request)
+                self._bytes += len(request)
+                if self._bytes > MOST_BYTES or (turn := self._gathering.join()) is None:
+                    self._tell()
+                elif not self._gathers:
+                    self._gathers = True
+                    turn.add_done_callback(self._tell)
+                while self._bytes > MOST_BYTES or len(queue) >= MOST_CALLS:
+                    self._taken = self._loop.create_future()
+                    await self._taken
+        except Exception as error:
+            self._error = error
+        self._over = True
+        self._tell()
+
+    def _tell(self, _: object = None) -> None:
+        self._gathers = False
+        self._came()
+
+    def take(self) -> bytes | None:
+        """See the base class."""
+        if self._queue:
+            request = self._queue.popleft()
+            self._bytes -= len(request)
+            if self._taken is not None and not self._taken.done():
+                self._taken.set_result(None)
+            return request
+        if self._error is not None:
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # Its traceback has this frame.
+        return None
+
+    def offer(self, answers: deque[bytes]) -> None:
+        """See the base class."""
+
+    def begin(
+        self, work: Coroutine[Any, Any, None], running: set[Running], ended: Callable[[Any], object]
+    ) -> None:
+        """See the base class."""
+        task = CallTask(work, self._loop, ended)
+        running.add(task)
+        task.start()
+
+    async def close(self) -> None:
+        """See the base class."""
+        self._came = _nobody_listens  # Who listened has this.
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])

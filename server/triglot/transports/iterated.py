@@ -1,0 +1,78 @@
+"""Requests of a stream that come from an iterator, for rows that take them as a `Duplex`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from triglot.core.duplex import Duplex, Running
+
+
+class Iterated(Duplex):
+    """Reads one request ahead. Answers leave one by one: each waits for the transport."""
+
+    def __init__(self, requests: AsyncIterator[bytes]) -> None:
+        self._requests = requests
+        self._next: bytes | None = None
+        self._error: Exception | None = None
+        self._over = False
+        self._reading: asyncio.Task[None] | None = None
+        self._taken = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """See the base class."""
+        return self._over and self._next is None and self._error is None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """See the base class."""
+        return self._requests
+
+    def listen(self, came: Callable[[], None]) -> None:
+        """See the base class."""
+        self._reading = asyncio.ensure_future(self._read(came))
+
+    async def _read(self, came: Callable[[], None]) -> None:
+        try:
+            async for request in self._requests:
+                self._next = request
+                came()
+                while self._next is not None:
+                    self._taken.clear()
+                    await self._taken.wait()
+        except Exception as error:
+            self._error = error
+        self._over = True
+        came()
+
+    def take(self) -> bytes | None:
+        """See the base class."""
+        request, self._next = self._next, None
+        if request is not None:
+            self._taken.set()
+        elif self._error is not None:
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # Its traceback has this frame.
+        return request
+
+    def offer(self, answers: deque[bytes]) -> None:
+        """See the base class."""
+
+    def begin(
+        self, work: Coroutine[Any, Any, None], running: set[Running], ended: Callable[[Any], object]
+    ) -> None:
+        """See the base class."""
+        task = asyncio.get_running_loop().create_task(work)
+        running.add(task)
+        task.add_done_callback(ended)
+
+    async def close(self) -> None:
+        """See the base class."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])

@@ -1,0 +1,125 @@
+"""A change that a client makes at one worker, made by all of them.
+
+Strategy: the worker that was called goes first. What it refuses is refused, and nobody else is asked: so a wrong
+value, or a model whose code ends the process, harms nobody. Then all others make the change, and the client has
+its answer when they have. Where they do not agree, a model that was not served before is unloaded again; after any
+other change, who has not made it is replaced by a worker that has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from triglot.core.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments
+from triglot.core.errors import Code, DeadlineExceeded, Internal, ServingError
+from triglot.workers.channel import Gone
+from triglot.workers.record import Change, Key, Record, key_of
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 60.0
+"""For a change; for loading models it is added to the time that this may take."""
+GOES_ON = {LOAD_MODEL: Code.INVALID_ARGUMENT, RELOAD: Code.UNKNOWN}
+"""Errors after which something has changed all the same: a model is wanted that cannot be loaded."""
+
+
+class Member(Protocol):
+    """A worker that makes changes."""
+
+    number: int
+
+    async def ask(self, what: str, argument: Any = None) -> Any:
+        """As `Channel.ask`."""
+
+
+class Changes:
+    """Has changes made, one after the other for each thing. `behind` is told who has not made one.
+
+    `load_timeout`: seconds that loading a model may take; 0 sets no limit.
+    """
+
+    def __init__(self, behind: Callable[[Any], None], load_timeout: float) -> None:
+        self.record = Record()
+        self._behind = behind
+        self._load_seconds = PATIENCE_SECONDS + load_timeout if load_timeout else None
+        self._members: list[Member] = []
+        self._turns: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def join(self, member: Member, revision: int) -> list[Change]:
+        """The changes since then; when there are none, it is told of every further one."""
+        missed = self.record.after(revision)
+        if not missed and member not in self._members:
+            self._members.append(member)
+        return missed
+
+    def leave(self, member: Member) -> None:
+        """It is told no more."""
+        if member in self._members:
+            self._members.remove(member)
+
+    async def make(self, origin: Member, name: str, arguments: Arguments) -> None:
+        """Have everybody make it. Raises `ServingError`."""
+        key = key_of(name, arguments)
+        async with self._turns[key]:
+            try:
+                await self._make(origin, name, arguments)
+            finally:
+                if not self._turns[key]._waiters:  # Names of models come without end.
+                    del self._turns[key]
+
+    async def _make(self, origin: Member, name: str, arguments: Arguments) -> None:
+        results = {origin: await self._ask(origin, name, arguments)}
+        first = results[origin]
+        if isinstance(first, Gone):
+            raise Internal(f"worker {origin.number} has ended while it did this, and no other was asked to")
+        if isinstance(first, ServingError) and GOES_ON.get(name) is not first.code:
+            raise first
+        # Who has joined meanwhile has not been told of it.
+        while missing := [member for member in self._members if member not in results]:
+            answers = await asyncio.gather(*(self._ask(member, name, arguments) for member in missing))
+            results.update(zip(missing, answers, strict=True))
+        failed = {member: error for member, error in results.items() if isinstance(error, ServingError)}
+        done = {member: known for member, known in results.items() if not isinstance(known, Exception)}
+        if not failed:
+            self.record.note(name, arguments)
+            return
+        if not done:
+            if name == RELOAD:
+                self.record.note(name, arguments, went_well=False)
+            raise next(iter(failed.values()))
+        await self._settle(name, arguments, failed, done)
+
+    async def _settle(
+        self, name: str, arguments: Arguments, failed: dict[Member, ServingError], done: dict[Member, Any]
+    ) -> None:
+        """Some have made it, others have not."""
+        if name == LOAD_MODEL and not any(done.values()):
+            undo = {"name": arguments["name"], "dependents": False}
+            await asyncio.gather(*(self._ask(member, UNLOAD_MODEL, undo) for member in (*done, *failed)))
+        else:
+            self.record.note(name, arguments)
+            for member in failed:
+                self._behind(member)
+        member, error = next(iter(failed.items()))
+        log.error("%s: worker %d has not done as the others: %s", name, member.number, error.message)
+        raise ServingError(f"worker {member.number}: {error.message}", code=error.code)
+
+    async def _ask(self, member: Member, name: str, arguments: Arguments) -> Any:
+        """What it answers, or why it does not."""
+        seconds = self._load_seconds if name in GOES_ON else PATIENCE_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                return await member.ask("act", [name, dict(arguments)])
+        except TimeoutError:
+            return DeadlineExceeded(f"it has not done this within {seconds} s")
+        except (Gone, ServingError) as error:
+            return error
+
+
+def models_changed(changes: Iterable[Change]) -> set[str]:
+    """The models that were loaded or unloaded one by one."""
+    return {change.arguments["name"] for change in changes if change.name in (LOAD_MODEL, UNLOAD_MODEL)}

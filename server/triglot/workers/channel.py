@@ -1,0 +1,110 @@
+"""Questions and answers between the supervisor and a worker, either way: JSON over a socket, behind its length."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from triglot.core.errors import as_serving_error
+from triglot.engine.processes.failures import error_fields, error_of
+
+log = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("<I")
+ASK, ANSWER, FAIL = "ask", "answer", "fail"
+Answer = Callable[[str, Any], Awaitable[Any]]
+"""What is answered to a question of this name with this argument."""
+
+
+class Gone(Exception):
+    """The other side is not there any more."""
+
+
+class Channel:
+    """One end of it. `answer` answers questions, each in a task of its own; `run` takes what comes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._answer = answer
+        self._numbers = count(1)
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._gone = False
+
+    @classmethod
+    async def open(cls, end: socket.socket, answer: Answer) -> Channel:
+        """Over one end of a socket pair."""
+        reader, writer = await asyncio.open_unix_connection(sock=end)
+        return cls(reader, writer, answer)
+
+    async def ask(self, what: str, argument: Any = None) -> Any:
+        """The answer. Raises `ServingError` as the other side, and `Gone`."""
+        number = next(self._numbers)
+        answered = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send([ASK, number, what, argument])
+            return await answered
+        finally:
+            self._asked.pop(number, None)
+
+    async def run(self) -> None:
+        """Take what comes until the other side is gone; whoever waits for an answer then gets `Gone`."""
+        try:
+            while True:
+                (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+                self._take(*json.loads(await self._reader.readexactly(length)))
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """No more questions, no more answers."""
+        self._gone = True
+        self._writer.close()
+        for answered in self._asked.values():
+            if not answered.done():
+                answered.set_exception(Gone())
+                answered.exception()  # Whoever asked may have left.
+        for task in self._answering:
+            task.cancel()
+
+    def _take(self, kind: str, number: int, *rest: Any) -> None:
+        if kind == ASK:
+            task = asyncio.create_task(self._reply(number, *rest))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+            return
+        answered = self._asked.get(number)
+        if answered is None or answered.done():
+            return  # Whoever asked did not wait.
+        if kind == ANSWER:
+            answered.set_result(rest[0])
+        else:
+            answered.set_exception(error_of(rest[0]))
+
+    async def _reply(self, number: int, what: str, argument: Any) -> None:
+        try:
+            message = [ANSWER, number, await self._answer(what, argument)]
+        except Exception as error:
+            message = [FAIL, number, error_fields(as_serving_error(error, what))]
+        with suppress(Gone):
+            await self._send(message)
+
+    async def _send(self, message: list[Any]) -> None:
+        if self._gone:
+            raise Gone
+        data = json.dumps(message).encode()
+        try:
+            self._writer.write(_LENGTH.pack(len(data)) + data)
+            await self._writer.drain()
+        except OSError as error:
+            raise Gone from error

@@ -1,0 +1,161 @@
+"""A worker's side: its changes and its counts go by the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from triglot.core.control import LOAD_MODEL, METRICS, RELOAD, TFSERVING_METRICS, Arguments, Control, Reports
+from triglot.core.errors import ModelLoadError, ServingError, Unavailable
+from triglot.transports.listening import Bound
+from triglot.workers.changes import models_changed
+from triglot.workers.channel import Channel, Gone
+from triglot.workers.record import Change
+from triglot.workers.seat import Seat
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS = (METRICS, TFSERVING_METRICS)
+RETIRE = signal.SIGHUP
+"""What the queue of signals has when a successor takes over; nobody sends it to a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is different from the start of the server: `models` as they were listed last, or None."""
+
+    models: list[Any] | None
+    models_fail: bool
+    """Whether some of them could not be loaded when they were listed."""
+
+
+class Link(Control):
+    """The control of a worker. What the supervisor says of its end is put into `signals`.
+
+    `strict`: a model that cannot be loaded as the others have it is the end. Made by `open`.
+    """
+
+    alone = False
+
+    def __init__(self, seat: Seat, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> None:
+        super().__init__()
+        self.number = seat.number
+        self.source = seat.source
+        self.bound: Bound
+        self._signals = signals
+        self._strict = strict
+        self._revision = 0
+        self._missed: list[Change] = []
+        self._channel: Channel
+        self._running: asyncio.Task[None]
+
+    @classmethod
+    async def open(cls, seat: Seat, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> Link:
+        """Over what the worker has inherited."""
+        link = cls(seat, signals, strict=strict)
+        end, link.bound = seat.take()
+        link._channel = await Channel.open(end, link._answer)
+        link._running = asyncio.create_task(link._run())
+        return link
+
+    async def _run(self) -> None:
+        await self._channel.run()
+        log.warning("worker %d: the supervisor is gone", self.number)
+        self._signals.put_nowait(signal.SIGINT)
+
+    async def _answer(self, what: str, argument: Any) -> Any:
+        if what == "act":
+            name, arguments = argument
+            return await self.actions[name](arguments)
+        if what == "report":
+            name, arguments = argument
+            return await self.told[name](arguments)
+        if what == "alive":
+            return None
+        if what == "alive":
+            return None
+        # The time for it has come: a signal of its own.
+        self._signals.put_nowait({"stop": signal.SIGTERM, "retire": RETIRE, "leave": signal.SIGINT}[what])
+        return None
+
+    # --- at the start ---
+
+    async def catch_up(self) -> Wanted:
+        """What has changed so far; some of it counts before models are loaded, the rest in `loaded`."""
+        self._missed = await self._changes("state")
+        lists = [change for change in self._missed if change.name == RELOAD]
+        self.left_out: Collection[str] = models_changed(self._missed)
+        self._missed = [change for change in self._missed if change.name != RELOAD]
+        if not lists:
+            return Wanted(None, models_fail=False)
+        return Wanted(list(lists[-1].arguments["models"]), models_fail=not lists[-1].went_well)
+
+    async def _changes(self, what: str) -> list[Change]:
+        """Those that came since the last time; to "join": with none, this worker is told of all further ones."""
+        try:
+            answer = await self._channel.ask(what, self._revision)
+        except Gone:
+            raise Unavailable("the supervisor is gone") from None
+        changes = [Change(*fields) for fields in answer]
+        self._revision = max([self._revision, *(change.revision for change in changes)])
+        return changes
+
+    async def loaded(self) -> None:
+        """Make the changes that were made before this worker was there. Raises `ModelLoadError`."""
+        missed = self._missed
+        while True:
+            for change in missed:
+                await self._make_up(change)
+            missed = await self._changes("join")
+            if not missed:
+                return
+
+    async def _make_up(self, change: Change) -> None:
+        try:
+            await self.actions[change.name](change.arguments)
+        except ServingError as error:
+            if not change.went_well:
+                return
+            text = f"worker {self.number} cannot be as the others are: {change.name}: {error.message}"
+            if self._strict and change.name == LOAD_MODEL:
+                raise ModelLoadError(text) from None
+            log.error("%s", text)
+
+    async def serving(self, hints: list[str]) -> None:
+        """Connections are accepted."""
+        with suppress(Gone):
+            await self._channel.ask("serving", hints)
+
+    # --- while it serves ---
+
+    async def act(self, name: str, arguments: Arguments) -> None:
+        """See the base class."""
+        try:
+            await self._channel.ask("act", [name, dict(arguments)])
+        except Gone:
+            raise Unavailable("the server is shutting down") from None
+
+    async def reports(self, name: str, arguments: Arguments) -> Reports:
+        """See the base class."""
+        try:
+            answer = await self._channel.ask("reports", [name, dict(arguments)])
+        except Gone:
+            return await super().reports(name, arguments)
+        workers = [(number, report) for number, report in answer["workers"]]
+        return Reports(workers, answer["past"], set(answer["up"]), dict(answer["restarts"]))
+
+    async def closing(self) -> None:
+        """See the base class."""
+        last = {name: await self.told[name]({}) for name in LAST_WORDS if name in self.told}
+        with suppress(Gone):
+            await self._channel.ask("last words", last)
+
+    def close(self) -> None:
+        """The worker ends."""
+        self._running.cancel()
+        self._channel.close()

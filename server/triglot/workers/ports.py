@@ -1,0 +1,72 @@
+"""The ports that workers share: bound by the supervisor, which never listens, and inherited."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from triglot.config import NO_PORT, Config
+from triglot.transports.listening import Bound, bound_socket
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The numbers, `NO_PORT` where there is none. REST may have gRPC's."""
+
+    host: str
+    grpc: int
+    rest: int
+
+    def bind(self) -> Bound:
+        """New ones for a worker. Raises `OSError`."""
+        rest = NO_PORT if self.rest == self.grpc else self.rest
+        return Bound(_bind(self.host, self.grpc), _bind(self.host, rest))
+
+
+def reserve(config: Config) -> tuple[Ports, Bound]:
+    """Ports that nobody else has, chosen where the configuration leaves it to us, and what holds them.
+
+    Raises `OSError`.
+    """
+    rest_port = NO_PORT if config.rest_with_grpc else config.rest_port
+    for port in (config.grpc_port, rest_port):
+        _close(_bind(config.host, port, shared=False))
+    grpc = _bind(config.host, config.grpc_port)
+    try:
+        held = Bound(grpc, _bind(config.host, rest_port))
+    except OSError:
+        _close(grpc)
+        raise
+    grpc_port = _number(held.grpc)
+    return Ports(config.host, grpc_port, grpc_port if config.rest_with_grpc else _number(held.rest)), held
+
+
+def _number(sockets: list[socket.socket]) -> int:
+    return int(sockets[0].getsockname()[1]) if sockets else NO_PORT
+
+
+def _bind(host: str, port: int, *, shared: bool = True) -> list[socket.socket]:
+    if port == NO_PORT:
+        return []
+    bound: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in _addresses(host, port):
+            bound.append(bound_socket(family, (address[0], port, *address[2:]), shared=shared))
+            port = bound[0].getsockname()[1]
+    except OSError as error:
+        _close(bound)
+        raise OSError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another host or other ports "
+            "(0: any free one)"
+        ) from None
+    return bound
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys(found))
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for one in sockets:
+        one.close()

@@ -1,0 +1,146 @@
+"""A worker as the supervisor sees it: a process, and a channel to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from triglot.transports.listening import Bound
+from triglot.workers.channel import Answer, Channel, Gone
+from triglot.workers.counts import KEPT, Snapshots
+from triglot.workers.ports import Ports
+from triglot.workers.seat import Seat
+
+log = logging.getLogger(__name__)
+
+_PROGRAM = """
+import sys
+sys.path[:] = {path!r}
+seat, sys.argv[:] = sys.argv[1], ["triglot", *sys.argv[2:]]
+from triglot.__main__ import run
+run(seat)
+"""
+REPORT_SECONDS = 5.0
+"""For a worker to say what it has counted."""
+HEARD_SECONDS = 5.0
+"""For a worker to say that it has heard something."""
+
+
+class Worker:
+    """One process, from `start` to `ended`. Two may have the same `number`: one takes the other's place."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel, now: float) -> None:
+        self.number = number
+        self.started = now
+        self.served = 0.0
+        """When it began to serve; 0.0: not yet."""
+        self.serving = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.retiring = False
+        self.counted = False
+        """Whether what it has counted is part of the past."""
+        self.snapshots: Snapshots = {}
+        self.status = 0
+        self._killed = False
+        self._process = process
+        self._channel = channel
+        self._running = asyncio.create_task(self._run())
+
+    @classmethod
+    async def start(
+        cls,
+        number: int,
+        run: int,
+        ports: Ports,
+        sockets: Bound,
+        arguments: Sequence[str],
+        answer: Answer,
+    ) -> Worker:
+        """`triglot ARGUMENTS` as a worker; `answer` answers what it asks. Raises `OSError`."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            channel = await Channel.open(ours, answer)
+            program = _PROGRAM.format(path=[str(path) for path in sys.path])
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                program,
+                Seat.of(number, run, ports, theirs, sockets).text(),
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), *(one.fileno() for one in (*sockets.grpc, *sockets.rest))],
+                # The supervisor says when it ends, not the terminal.
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        return cls(number, process, channel, asyncio.get_running_loop().time())
+
+    @property
+    def pid(self) -> int:
+        """The system's number of it."""
+        return self._process.pid
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (pid {self.pid})"
+
+    async def _run(self) -> None:
+        taking = asyncio.create_task(self._channel.run())
+        self.status = await self._process.wait()
+        # What it has said before its end is heard, last words above all.
+        await taking
+        self.ended.set()
+
+    async def ask(self, what: str, argument: Any = None) -> Any:
+        """As `Channel.ask`."""
+        return await self._channel.ask(what, argument)
+
+    async def report(self, name: str, arguments: Any) -> tuple[Any, bool]:
+        """What it has counted, and that it says so now; or what it said last, None if that is not kept."""
+        try:
+            async with asyncio.timeout(REPORT_SECONDS):
+                answer = await self._channel.ask("report", [name, arguments])
+        except Exception as error:  # One worker must not keep the others' numbers back.
+            if not isinstance(error, Gone):
+                log.warning("%s does not say its %s: %r", self, name, error)
+            return self.snapshots.get(name), False
+        if name in KEPT:
+            self.snapshots[name] = answer
+        return answer, True
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._killed = True
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    def how_it_ended(self) -> str:
+        """For the log."""
+        if self.status >= 0:
+            return f"ended with status {self.status}"
+        try:
+            name = signal.Signals(-self.status).name
+        except ValueError:
+            name = f"signal {-self.status}"
+        by_others = name == "SIGKILL" and not self._killed
+        return f"was ended by {name}{' (is there too little memory?)' if by_others else ''}"
+
+
+async def tell(worker: Worker, what: str) -> bool:
+    """Tell it something that it answers at once, or is gone; whether it does not stand still."""
+    try:
+        async with asyncio.timeout(HEARD_SECONDS):
+            await worker.ask(what)
+    except Gone:
+        pass
+    except TimeoutError:
+        log.warning("%s does not answer", worker)
+        return False
+    return True

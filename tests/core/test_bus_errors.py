@@ -1,0 +1,108 @@
+"""A process that handles SIGBUS: copies survive it, and for everything else it is as it was."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files are mapped so on Linux")
+BEGIN = """
+import faulthandler, mmap, os, resource, signal
+import numpy as np
+from triglot.core.bus_errors import bus_errors
+from triglot.protocols.kserve.guarded_memory import GuardedMemory
+from triglot.protocols.kserve.regions import Region
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+SIZE = 2**20
+DATA = np.ones(SIZE, np.uint8)
+
+def file():
+    descriptor = os.memfd_create("file")
+    os.ftruncate(descriptor, SIZE)
+    return descriptor
+
+def gone():
+    # An array that is mapped from a file that has nothing any more.
+    descriptor = file()
+    array = np.frombuffer(mmap.mmap(descriptor, SIZE), np.uint8)
+    os.ftruncate(descriptor, 0)
+    return array
+
+print("began", flush=True)
+"""
+
+
+def run(code: str, folder: Path) -> tuple[int, str, str]:
+    """How the process ended, and what it printed; it does not go on for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + code], capture_output=True, text=True, timeout=60, check=False, cwd=folder
+    )
+    assert done.stdout.startswith("began\n"), done.stderr
+    return done.returncode, done.stdout.removeprefix("began\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("gone()[0]", id="another's memory"),
+        pytest.param("os.kill(os.getpid(), signal.SIGBUS)", id="a signal that somebody sends"),
+        pytest.param("GuardedMemory(file(), SIZE).write(gone().data, 0)", id="the other side of a copy"),
+        pytest.param(
+            "one = file(); memory = GuardedMemory(one, SIZE); os.ftruncate(one, 0); memory.write(gone().data, 0)",
+            id="both sides of a copy",
+        ),
+        pytest.param("with errors.mended(lambda: False): gone()[0]", id="what cannot be mended"),
+        pytest.param("with errors.mended(lambda: 1 / 0): gone()[0]", id="what fails at that"),
+    ],
+)
+@pytest.mark.parametrize("before", [True, False], ids=["after another's handler", "after none"])
+def test_a_process_that_is_to_end(before: bool, end: str, tmp_path: Path) -> None:
+    """It does, with what was there before: Python's own says where it happened."""
+    handler = "faulthandler.enable()\n" if before else ""
+    code, _, said = run(f"{handler}errors = bus_errors()\nassert errors.in_place()\n{end}\n", tmp_path)
+    assert code == -signal.SIGBUS
+    assert ("Fatal Python error: Bus error" in said) == before
+
+
+def test_a_handler_that_comes_later(tmp_path: Path) -> None:
+    """Where it cannot be known that memory is gone, none that may be is touched."""
+    code = """
+descriptor = file()
+memory, region = GuardedMemory(descriptor, SIZE), Region("r", "/r", 0, SIZE, os.dup(descriptor))
+region.write(DATA.data, 0)
+assert memory.read(DATA.data, 0)
+faulthandler.enable()
+assert not bus_errors().in_place()
+into = np.zeros_like(DATA)
+assert not memory.read(into.data, 0) and not memory.write(into.data, 0)
+region.read(into.data, 0)
+assert (into == DATA).all()
+region.write((into * 2).data, 0)
+assert os.pread(descriptor, SIZE, 0) == (DATA * 2).tobytes()
+os.ftruncate(descriptor, SIZE - 1)
+try:
+    region.read(into.data, 0)
+except Exception as error:
+    print(type(error).__name__)
+faulthandler.disable()
+assert bus_errors().in_place()
+assert GuardedMemory(descriptor, SIZE).read(into.data, 0)
+"""
+    assert run(code, tmp_path) == (0, "InvalidArgument\n", "")
+
+
+def test_the_end_of_a_process(tmp_path: Path) -> None:
+    """What was there before is there again, before the interpreter goes."""
+    code = """
+import atexit
+errors = []
+atexit.register(lambda: print(errors[0].in_place()))
+errors.append(bus_errors())
+assert errors[0].in_place() and bus_errors() is errors[0]
+"""
+    assert run(code, tmp_path) == (0, "False\n", "")

@@ -1,0 +1,249 @@
+"""ModelStreamInfer where many requests come, and many answers leave, at the same time (spec 2.8)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from h2_peers import Client, data, message
+from live import METHOD, Live, live
+from scripted_models import Inputs, Plain, Scripted
+from stream_requests import asking, sending, value, y
+
+from triglot import Model
+from triglot.core.call import Call
+from triglot.core.duplex import Duplex, Running
+from triglot.engine.work import STREAM_BUFFER
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols.kserve.service import KServe
+from triglot.protocols.kserve.stream import MAX_IN_FLIGHT, MAX_UNSENT
+from triglot.telemetry.store import Telemetry
+from triglot.transports.call_task import CallTask
+from triglot.transports.h2 import frames
+from waiting import until
+
+STREAM = METHOD + "ModelStreamInfer"
+
+
+def twice(inputs: Inputs) -> dict[str, Any]:
+    return {"y": inputs["x"] * 2}
+
+
+async def twice_later(inputs: Inputs) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return twice(inputs)
+
+
+async def each(inputs: Inputs) -> AsyncIterator[dict[str, Any]]:
+    for at in range(int(inputs["x"][0])):
+        yield y(at)
+
+
+def inline() -> Model:
+    model = Plain(twice)
+    model.execution = "inline"
+    return model
+
+
+def kinds() -> Mapping[str, Model]:
+    """One of each kind that runs in a way of its own."""
+    return {"thread": Scripted(), "async": Plain(twice_later), "inline": inline(), "apart": Plain(each)}
+
+
+async def opened(door: Live) -> Client:
+    """Who says by himself what goes into which packet; his stream is the first one."""
+    client = Client(*await asyncio.open_connection("127.0.0.1", door.server.grpc_port))
+    await client.greet(initial_window_size=2**20)
+    await client.send(client.headers(1, STREAM))
+    return client
+
+
+async def answers_of(client: Client) -> tuple[list[pb.ModelStreamInferResponse], int]:
+    """What comes until the stream ends, and in how many frames."""
+    body, count = b"", 0
+    while (got := await client.next(frames.DATA, frames.HEADERS)).kind == frames.DATA or not got.flags & 1:
+        if got.kind == frames.DATA:
+            body, count = body + got.payload, count + 1
+    answers = []
+    while body:
+        end = 5 + int.from_bytes(body[1:5])
+        answers.append(pb.ModelStreamInferResponse.FromString(body[5:end]))
+        body = body[end:]
+    return answers, count
+
+
+@pytest.mark.parametrize("name", ["inline", "async"])
+async def test_answers_to_what_came_together_leave_together(name: str) -> None:
+    count = MAX_IN_FLIGHT
+    async with live(kinds(), grpc_transport="h2") as door:
+        client = await opened(door)
+        await client.send(*(data(1, message(asking(name, at)), end=False) for at in range(count)), data(1, b""))
+        found, in_frames = await answers_of(client)
+        await client.close()
+    assert [value(one) for one in found] == [2 * at for at in range(count)]
+    assert in_frames <= count / 2  # One, where it was read in one go.
+
+
+@pytest.mark.parametrize("step", [3, 100, 5000, 10**6])
+async def test_wherever_the_bytes_are_cut_and_whoever_answers_the_order_is_kept(step: int) -> None:
+    chosen = random.Random(step)
+    names = chosen.choices(["inline", "async", "thread", "nobody"], k=20 if step < 100 else 300)
+    sent = b"".join(data(1, message(asking(name, at, str(at))), end=False) for at, name in enumerate(names))
+    async with live(kinds(), grpc_transport="h2") as door:
+        client = await opened(door)
+        for at in range(0, len(sent), step):
+            await client.send(sent[at : at + step])
+        await client.send(data(1, b""))
+        found, _ = await answers_of(client)
+        await client.close()
+        await until(lambda: door.leases() == 0)
+    assert [one.infer_response.id for one in found] == [str(at) for at in range(len(names))]
+    for at, (name, one) in enumerate(zip(names, found, strict=True)):
+        if name == "nobody":
+            assert "unknown model" in one.error_message
+        else:
+            assert (one.error_message, value(one)) == ("", 2 * at)
+
+
+class Bursts(Duplex):
+    """Those that are there when somebody begins to listen, and others, which come before the loop's next turn."""
+
+    def __init__(self, there: Iterable[bytes], others: Iterable[bytes]) -> None:
+        self._there, self._others = deque(there), deque(others)
+
+    @property
+    def ended(self) -> bool:
+        return not self._there and not self._others
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for one in self._there:
+            yield one
+
+    def listen(self, came: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(self._come, came)
+        came()
+
+    def _come(self, came: Callable[[], None]) -> None:
+        self._there += self._others
+        self._others.clear()
+        came()
+
+    def take(self) -> bytes | None:
+        return self._there.popleft() if self._there else None
+
+    def offer(self, answers: deque[bytes]) -> None:
+        pass
+
+    def begin(
+        self, work: Coroutine[Any, Any, None], running: set[Running], ended: Callable[[Any], object]
+    ) -> None:
+        task = CallTask(work, asyncio.get_running_loop(), ended)
+        running.add(task)
+        task.start()
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_no_request_overtakes_another_when_the_stream_begins() -> None:
+    began: list[float] = []
+
+    def note(inputs: Inputs) -> dict[str, Any]:
+        began.append(float(inputs["x"][0]))
+        return {"y": inputs["x"]}
+
+    noting = Plain(note)
+    noting.execution = "inline"
+    async with live({"noting": noting}) as door:
+        kserve = KServe(door.server.dataplane, "here", Telemetry())
+        requests = Bursts([asking("noting", at) for at in range(3)], [asking("noting", at) for at in range(3, 6)])
+        answers = [one async for one in kserve.infer_stream(requests, Call())]
+    values = [value(pb.ModelStreamInferResponse.FromString(one)) for one in answers]
+    assert values == began == list(range(6))
+
+
+@pytest.mark.parametrize("transport", ["h2", "aio"])
+async def test_decoupled_models_among_others_give_all_their_answers(transport: str) -> None:
+    asked = [("apart", 40), ("inline", 1), ("thread", 2), ("apart", 0), ("async", 3), ("apart", 100)] * 5
+    async with live(kinds(), grpc_transport=transport) as door:
+        call = door.stream_infer(
+            sending(*(asking(name, number, f"{name} {at}") for at, (name, number) in enumerate(asked))), timeout=60
+        )
+        found = [one async for one in call]
+    in_order = [one for one in found if not one.infer_response.id.startswith("apart")]
+    assert [value(one) for one in in_order] == [2, 4, 6] * 5
+    for at, (name, number) in enumerate(asked):
+        if name == "apart":
+            own = [value(one) for one in found if one.infer_response.id == f"apart {at}"]
+            assert own == list(range(number))
+
+
+@pytest.mark.parametrize("transport", ["h2", "aio"])
+async def test_a_slow_reader_bounds_how_many_ordinary_requests_run(transport: str) -> None:
+    made = 0
+
+    async def large(inputs: Inputs) -> dict[str, Any]:
+        nonlocal made
+        made += 1
+        return {"y": np.zeros(1 << 18, np.float32)}
+
+    wanted = 4 * MAX_IN_FLIGHT
+    async with live({"large": Plain(large)}, grpc_transport=transport) as door:
+        call = door.stream_infer(sending(*(asking("large") for _ in range(wanted))), timeout=60)
+        for taken in range(1, wanted + 1):
+            assert not (await call.read()).error_message
+            # Each answer is a megabyte, of which gRPC itself holds some.
+            assert made <= taken + 2 * MAX_IN_FLIGHT + 16
+        assert await call.read() is grpc.aio.EOF
+    assert made == wanted
+
+
+async def test_a_model_that_never_waits_lets_others_have_their_turn() -> None:
+    made = 0
+
+    async def endless(inputs: Inputs) -> AsyncIterator[dict[str, Any]]:
+        nonlocal made
+        while True:
+            made += 1
+            yield y(made)
+
+    async with live({"endless": Plain(endless), "inline": inline()}, grpc_transport="h2") as door:
+        client = await opened(door)
+        await client.send(data(1, message(asking("endless")), end=False))
+        got = await client.next(frames.DATA)
+        # Its window is full some time, and what then waits is bounded.
+        other = door.stream_infer(sending(asking("inline", 4)), timeout=30)
+        assert [value(one) async for one in other] == [8]
+        assert made <= (2**20 + len(got.payload)) / 50 + MAX_UNSENT + STREAM_BUFFER
+        await client.close()
+        await until(lambda: door.leases() == 0)
+
+
+@pytest.mark.parametrize("transport", ["h2", "aio"])
+async def test_compressed_requests_are_answered_in_order(transport: str) -> None:
+    async with live(kinds(), grpc_transport=transport) as door:
+        call = door.stream_infer(
+            sending(*(asking("inline", at) for at in range(100))), timeout=60, compression=grpc.Compression.Gzip
+        )
+        assert [value(one) async for one in call] == [2 * at for at in range(100)]
+
+
+async def test_a_request_that_cannot_be_inflated_ends_the_call_after_the_answers_before_it() -> None:
+    async with live(kinds(), grpc_transport="h2") as door:
+        client = await opened(door)
+        first, second = message(asking("inline", 1)), message(b"not gzip", packed=1)
+        await client.send(data(1, first, end=False))
+        answer = await client.next(frames.DATA)
+        assert value(pb.ModelStreamInferResponse.FromString(answer.payload[5:])) == 2
+        await client.send(data(1, second, end=False))
+        fields = client.fields((await client.next(frames.HEADERS)).payload)
+        assert fields["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
+        assert "grpc-encoding names no coding" in fields["grpc-message"]
+        await client.close()

@@ -1,0 +1,48 @@
+"""A repository with one model, "m": a test says what stands in its class and in its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import triglot
+from served_models import Served
+
+CODE = """
+import threading
+
+import numpy as np
+import triglot
+
+
+class Model(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "INT32", [-1])]
+    outputs = [triglot.TensorSpec("y", "INT32", [-1])]
+    OWN
+
+    def infer(self, inputs):
+        return {"y": np.full(len(inputs["x"]), TELLS, np.int32)}
+"""
+ROWS = 'len(inputs["x"])'
+"""How many rows came together."""
+
+
+def write(
+    folder: Path, config: str | None = None, own: str = "pass", *, tells: str = ROWS, code: str = CODE
+) -> Path:
+    """The repository; the model `tells` this number, once a row."""
+    (folder / "m").mkdir(parents=True)
+    (folder / "m" / "model.py").write_text(code.replace("OWN", own).replace("TELLS", tells))
+    if config is not None:
+        (folder / "m" / "config.pbtxt").write_text(config)
+    return folder
+
+
+@asynccontextmanager
+async def serving(repository: Path, **options: Any) -> AsyncIterator[Served]:
+    """A server of it, in this process."""
+    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | options)
+    async with triglot.Server([repository], config) as server:
+        yield Served(server)

@@ -1,0 +1,51 @@
+"""TensorFlow Serving's flags as the command reads them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triglot import tfserving_cli
+from triglot.config import Config, ConfigError
+from triglot.repository.settings import ModelSettings
+from triglot.tfserving_cli import configuration, models
+
+CONFIG_FILE = """
+# One model.
+model_config_list: {
+  config: { name: 'm' base_path: '/models/m' model_platform: 'tensorflow' model_version_policy { all {} } }
+}
+"""
+
+
+def parse(*arguments: str) -> dict[str, Any]:
+    """The flags as the command hands them on."""
+    parser = argparse.ArgumentParser()
+    tfserving_cli.add_parser(parser.add_subparsers())
+    return vars(parser.parse_args(["tfserving", *arguments]))
+
+
+def config(*arguments: str, environment: Mapping[str, str] | None = None) -> Config:
+    return configuration(parse(*arguments), environment or {})
+
+
+def both(flags: Mapping[str, Any]) -> tuple[Config, list[ModelSettings]]:
+    return configuration(flags, {}), models(flags)
+
+
+def wrong(*arguments: str) -> str:
+    """What is said of flags that can be read, but not be kept."""
+    with pytest.raises(ConfigError) as caught:
+        both(parse(*arguments))
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def config_file(folder: Path, text: str = CONFIG_FILE) -> Path:
+    file = folder / "models.config"
+    file.write_text(text)
+    return file

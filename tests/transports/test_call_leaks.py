@@ -1,0 +1,151 @@
+"""What a call leaves behind, however it ends: nothing that Python knows of, over either gRPC transport.
+
+`bench.leaks` says the same of the resident memory, of native code, too, and of many more calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import tracemalloc
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from live import Live, live, request
+
+import triglot
+from triglot.config import GRPC_TRANSPORTS
+from waiting import until
+
+CALLS, ROUNDS = 60, 3
+AT_ONCE = 10
+LIMIT = 1024.0
+"""Bytes per call."""
+RAW = bytes(64)
+
+
+class Answers(triglot.Model):
+    """Keeps something of each call, if it is to."""
+
+    inputs = [triglot.TensorSpec("x", "FP32", [-1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1])]
+    keeps = False
+
+    def __init__(self) -> None:
+        self.kept: list[bytearray] = []
+
+    def infer(self, inputs: Any) -> Any:
+        if self.keeps:
+            self.kept.append(bytearray(4 * int(LIMIT)))
+        return {"y": inputs["x"]}
+
+
+class Refuses(Answers):
+    def infer(self, inputs: Any) -> Any:
+        raise triglot.InvalidArgument("never")
+
+
+class Waits(Answers):
+    async def infer(self, inputs: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+class Endless(Answers):
+    def infer(self, inputs: Any) -> Iterator[Any]:
+        while True:
+            yield {"y": inputs["x"]}
+
+
+async def ok(here: Live) -> None:
+    await here.infer(request("answers", RAW))
+
+
+async def error(here: Live) -> None:
+    for model in ("refuses", "none"):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await here.infer(request(model, RAW))
+
+
+async def cancel(here: Live) -> None:
+    before = here.leases()
+    call = here.infer(request("waits", RAW))
+    await until(lambda: here.leases() != before or call.done())
+    call.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await call
+
+
+async def deadline(here: Live) -> None:
+    with pytest.raises(grpc.aio.AioRpcError):
+        await here.infer(request("waits", RAW), timeout=0.01)
+
+
+async def cut(here: Live) -> None:
+    call = here.stream_infer(iter([request("endless", RAW)]))
+    await call.read()
+    call.cancel()
+
+
+Shape = Callable[[Live], Awaitable[None]]
+
+
+async def growth(shape: Shape, transport: str, *, keeps: bool = False) -> float:
+    """Bytes per call that are left of them."""
+    models = {name.lower(): globals()[name]() for name in ("Answers", "Refuses", "Waits", "Endless")}
+    async with live(models, grpc_transport=transport) as here:
+        await ask(shape, here)  # What is made once is there now.
+        models["answers"].keeps = keeps
+        sizes = [await size(here)]
+        for _ in range(ROUNDS):
+            await ask(shape, here)
+            sizes.append(await size(here))
+        # A buffer grows once; what leaks does so each time.
+        return min(after - before for before, after in pairwise(sizes)) / CALLS
+
+
+async def ask(shape: Shape, here: Live) -> None:
+    for _ in range(CALLS // AT_ONCE):
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(_one(shape, here))
+
+
+async def _one(shape: Shape, here: Live) -> None:
+    await shape(here)
+
+
+async def size(here: Live) -> int:
+    """What Python has allocated, once nothing runs any more."""
+    await until(lambda: not here.leases())
+    for _ in range(3):
+        await asyncio.sleep(0.01)  # gRPC's client and the model's threads let go of a call a moment after it.
+        gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.fixture
+def _traced() -> Iterator[None]:
+    logging.disable()  # pytest keeps what is logged.
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("_traced")
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
+@pytest.mark.parametrize("shape", [ok, error, cancel, deadline, cut])
+async def test_nothing_is_left(shape: Shape, transport: str) -> None:
+    assert await growth(shape, transport) < LIMIT
+
+
+@pytest.mark.usefixtures("_traced")
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
+async def test_what_is_left_is_seen(transport: str) -> None:
+    assert await growth(ok, transport, keeps=True) > 3 * LIMIT

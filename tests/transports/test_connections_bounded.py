@@ -1,0 +1,165 @@
+"""How many connections may be open, and for how long: over either transport."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+import grpc.aio
+import pytest
+from h2_peers import SECONDS, Client, data, greeted, greeting, message, opened, served
+
+from triglot.transports.h2 import frames
+from triglot.transports.h2.limits import Limits
+
+both = pytest.mark.parametrize("transport", ["aio", "h2"])
+
+
+async def connected(port: int) -> Client:
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+    await client.send(greeting())
+    return client
+
+
+async def is_served(client: Client) -> bool:
+    """Whether it answers."""
+    await client.send(frames.ping(b"12345678"))
+    while (got := await client.frame()) is not None:
+        if got.kind == frames.PING and got.flags & frames.ACK:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "transport", ["h2", pytest.param("aio", marks=pytest.mark.newest)]
+)  # grpcio before 1.69 has no such limit.
+async def test_one_connection_too_many_is_closed(transport: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(transport, max_sockets=2) as (_, port):
+        first, second = await connected(port), await connected(port)
+        for client in (first, second):
+            assert await is_served(client)
+        with caplog.at_level(logging.WARNING):
+            for _again in range(3):
+                third = await connected(port)
+                assert not await is_served(third)
+                await third.close()
+        if transport == "h2":
+            assert caplog.text.count("2 connections are open, as many as may be") == 1
+        assert await is_served(first)
+        await first.close()
+        async with asyncio.timeout(SECONDS):
+            while True:
+                fourth = await connected(port)
+                if await is_served(fourth):
+                    break
+                await fourth.close()
+        await fourth.close()
+        await second.close()
+
+
+@both
+async def test_an_old_connection_ends_without_a_failed_call(transport: str) -> None:
+    async with (
+        opened(transport, max_connection_age=0.2) as (rows, port),
+        # With the retries of every client: a call that meets GOAWAY on its way was not taken, and is sent again.
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        old = await connected(port)
+        echo = channel.unary_unary("/t.T/Echo")
+        sent = Counter[bytes]()
+        ended = asyncio.create_task(old.next(frames.GOAWAY))
+        # Until one connection has become old, and as long again.
+        for _ in range(2):
+            while not ended.done():
+                texts = [b"%d" % number for number in range(len(sent), len(sent) + 8)]
+                sent.update(texts)
+                assert await asyncio.gather(*(echo(text, timeout=SECONDS) for text in texts)) == texts
+            assert (await ended).code is frames.ErrorCode.NO_ERROR
+            await old.close()
+            old = await connected(port)
+            ended = asyncio.create_task(old.next(frames.GOAWAY))
+        assert (await ended).code is frames.ErrorCode.NO_ERROR
+        await old.close()
+        assert rows.echoed == sent
+
+
+async def test_an_old_connection_takes_calls_until_the_last_one_is_named() -> None:
+    async with opened("h2", max_connection_age=0.2) as (rows, port):
+        client = await connected(port)
+        await client.send(client.headers(1, "Held"), data(1, message(b"1")))
+        first = await client.next(frames.GOAWAY)
+        assert int.from_bytes(first.payload[:4]) == frames.LARGEST_WINDOW
+        for number in (3, 5, 7):
+            await client.send(client.headers(number, "Echo"), data(number, message(b"%d" % number)))
+        rows.gate.set()
+        named, answered = list[int](), dict[int, str]()
+        while (got := await client.frame()) is not None:
+            if got.kind == frames.PING:
+                # A stream too late, and the connection's end is known.
+                await client.send(frames.ping(got.payload, ack=True), client.headers(9, "Echo"))
+                await client.send(data(9, message(b"9")))
+            elif got.kind == frames.HEADERS and got.flags & frames.END_STREAM:
+                answered[got.stream] = client.fields(got.payload)["grpc-status"]
+            elif got.kind == frames.HEADERS:
+                client.fields(got.payload)  # The next ones are read with what it leaves in the table.
+            elif got.kind == frames.GOAWAY:
+                named.append(int.from_bytes(got.payload[:4]))
+        assert answered == dict.fromkeys((1, 3, 5, 7), "0")
+        assert set(named) == {7}  # Not more at the end: who sent the ninth is to know that it did not run.
+        assert rows.echoed == Counter((b"3", b"5", b"7"))
+        await client.close()
+
+
+@both
+async def test_calls_may_outlive_their_connections_age(transport: str) -> None:
+    async with (
+        opened(transport, max_connection_age=0.2) as (rows, port),
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        held = channel.unary_unary("/t.T/Held")(b"1", timeout=SECONDS)
+        await asyncio.wait_for(rows.held.wait(), SECONDS)
+        client = await connected(port)
+        await client.next(frames.GOAWAY)  # As old as the other one, or younger.
+        await client.close()
+        rows.gate.set()
+        assert await held == b"1"
+
+
+@both
+async def test_but_no_longer_than_the_grace(transport: str) -> None:
+    async with (
+        opened(transport, max_connection_age=0.2, max_connection_age_grace=0.2) as (rows, port),
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_retries", 0)]) as channel,
+    ):
+        held = channel.unary_unary("/t.T/Held")(b"1", timeout=SECONDS)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await held
+        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        await asyncio.wait_for(rows.cancelled.wait(), SECONDS)
+
+
+async def test_ages_are_spread() -> None:
+    """Those who connect together do not all come again together."""
+    limits = Limits(max_age=1000.0)
+    async with served(limits) as here:
+        clients = [await greeted(here) for _ in range(20)]
+        for client in clients:
+            assert await is_served(client)
+        ages = [connection._watch._age for connection in here.server.connections]
+        assert len(set(ages)) == len(clients)
+        assert 900 <= min(ages) < max(ages) <= 1100
+        for client in clients:
+            await client.close()
+
+
+@both
+async def test_a_silent_client_is_asked_whether_it_is_there(transport: str) -> None:
+    async with opened(transport, keepalive_time=1.0, keepalive_timeout=0.5) as (_, port):
+        client = await connected(port)
+        first = await client.next(frames.PING)
+        await client.send(frames.ping(first.payload, ack=True))
+        second = await client.next(frames.PING)
+        assert not second.flags & frames.ACK
+        assert {got.kind for got in await client.rest()} <= {frames.GOAWAY}  # It is not answered.
+        await client.close()

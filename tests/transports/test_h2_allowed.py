@@ -1,0 +1,257 @@
+"""The HTTP/2 core against RFC 9113: what is allowed, and what it makes of it."""
+
+from __future__ import annotations
+
+import hpack
+import pytest
+from h2_core import BLOCK, CLOSED, END_BOTH, OPEN, act, connection, request
+from h2_peers import data, frame, greeting
+
+from triglot.transports.h2 import frames
+from triglot.transports.h2.connection import BUFFER_BYTES, Connection
+from triglot.transports.h2.events import ConnectionEnded, GoneAway, RequestReceived, StreamReset, WholeRequest
+from triglot.transports.h2.frames import ErrorCode
+from triglot.transports.h2.limits import Limits
+
+
+def test_unknown_frames_settings_and_flags_say_nothing() -> None:
+    one = connection()
+    one.feed(greeting())
+    one.out.take()
+    unknown = frame(0xAB, 0xFF, 7, b"text") + frame(frames.SETTINGS, 0xFE, 0, b"\xab\xcd\x00\x00\x00\x01")
+    assert one.feed(unknown + frame(frames.PRIORITY, 0xFF, 9, bytes(5))) == []
+    assert one.out.take() == [frame(frames.SETTINGS, frames.ACK, 0)]
+    (event,) = one.feed(frame(frames.HEADERS, END_BOTH | 0xD2, 1, BLOCK))
+    assert isinstance(event, RequestReceived)
+
+
+def test_what_is_allowed_says_nothing_more() -> None:
+    one = connection()
+    one.feed(greeting())
+    one.out.take()
+    # The reserved bit, an error code that does not exist, a dependency on itself.
+    reserved = frame(frames.HEADERS, frames.END_HEADERS, 1 | 1 << 31, BLOCK)
+    on_itself = frame(frames.PRIORITY, 0, 1, (1).to_bytes(4) + b"\x10")
+    (began,) = one.feed(reserved + on_itself)
+    assert isinstance(began, RequestReceived)
+    assert began.stream == 1
+    (reset,) = one.feed(frame(frames.RST_STREAM, 0, 1, b"\0\0\0\xff"))
+    assert isinstance(reset, StreamReset)
+    assert (reset.code, reset.by_us) == (0xFF, False)
+    (gone,) = one.feed(frame(frames.GOAWAY, 0, 0, bytes(4) + b"\0\0\0\xff" + b"why"))
+    assert gone == GoneAway(0xFF, "why")
+    # No answer to an answer, and the same bytes to a question.
+    one.feed(frames.ping(b"12345678", ack=True) + frames.ping(b"abcdefgh"))
+    assert one.out.take() == [frames.ping(b"abcdefgh", ack=True)]
+
+
+def test_of_several_windows_in_settings_the_last_one_counts() -> None:
+    one = connection()
+    twice = frame(frames.SETTINGS, 0, 0, b"\0\4\0\0\0\x64" + b"\0\4\0\0\0\2")
+    one.feed(greeting() + twice + CLOSED)
+    one.out.take()
+    one.out.headers(1, b"\x88")
+    assert not one.out.data(1, [b"123"])
+    assert one.out.take()[1:] == [data(1, b"12", end=False)]
+
+
+def test_data_after_a_reset_is_that_streams_fault_alone() -> None:
+    one = connection()
+    one.feed(greeting() + OPEN + frames.rst_stream(1, ErrorCode.CANCEL))
+    one.out.take()
+    assert one.feed(data(1, b"late")) == []
+    assert one.out.take() == [frames.rst_stream(1, ErrorCode.STREAM_CLOSED)]
+    assert not one.over
+
+
+@pytest.mark.parametrize("size", [frames.SMALLEST_MAX_FRAME, 100_000, 100_001])
+def test_how_large_a_frame_may_be(size: int) -> None:
+    one = connection(max_frame=100_000)
+    events = act(one, one.feed(greeting() + OPEN + data(1, bytes(size))))
+    if size <= 100_000:
+        assert events[1:] == [[1, bytes(size), True]]
+    else:
+        assert isinstance(events[-1], ConnectionEnded)
+        assert events[-1].code is ErrorCode.FRAME_SIZE_ERROR
+
+
+@pytest.mark.parametrize("padding", [0, 1, 255])
+def test_padding_alone_ends_a_request_too(padding: int) -> None:
+    one = connection()
+    flags = frames.PADDED | frames.END_STREAM
+    events = act(
+        one, one.feed(greeting() + OPEN + frame(frames.DATA, flags, 1, bytes([padding]) + bytes(padding)))
+    )
+    assert events[1:] == [[1, b"", True]]
+
+
+def test_a_block_that_changes_the_tables_size_is_read_each_time() -> None:
+    one = connection()
+    small, large = b"\x3f\xa9\x01", b"\x3f\xe1\x1f"  # 200 and 4096 bytes.
+    one.feed(greeting())
+    for number, size in ((1, small), (3, large), (5, small)):
+        one.feed(frame(frames.HEADERS, END_BOTH, number, size + BLOCK))
+    stored = b"\x40\x01a\x7f\x7b" + b"x" * 250
+    one.feed(frame(frames.HEADERS, END_BOTH, 7, BLOCK + stored))
+    assert not one.over
+    # It was too large for the table.
+    assert isinstance(one.feed(frame(frames.HEADERS, END_BOTH, 9, BLOCK + b"\xbe"))[-1], ConnectionEnded)
+
+
+def test_whole_requests_keep_to_the_connections_window() -> None:
+    one = connection(connection_window=70_000, stream_window=100_000)
+    one.feed(greeting())
+    events = [event for number in range(1, 61, 2) for event in one.feed(request(number, bytes(5000)))]
+    assert sum(isinstance(event, WholeRequest) for event in events) == 29
+    one.feed(frame(frames.HEADERS, frames.END_HEADERS, 61, BLOCK) + data(61, bytes(20_000), end=False))
+    assert not one.over
+    (*_, ended) = one.feed(request(63, bytes(50_000)))
+    assert isinstance(ended, ConnectionEnded)
+    assert ended.code is ErrorCode.FLOW_CONTROL_ERROR
+
+
+@pytest.mark.parametrize("narrow", ["stream", "connection", "socket"])
+def test_a_small_answer_keeps_to_every_window(narrow: str) -> None:
+    one = connection()
+    window = {frames.Setting.INITIAL_WINDOW_SIZE: 5 if narrow == "stream" else 100_000}
+    one.feed(frames.PREFACE + frames.settings(window) + CLOSED)
+    before = 0
+    if narrow == "connection":
+        before = frames.DEFAULT_WINDOW - 5
+        one.feed(frame(frames.HEADERS, END_BOTH, 3, BLOCK))
+        one.out.respond(3, b"\x88", [bytes(before)], before, b"\x88")
+    elif narrow == "socket":
+        one.out.pause()
+    one.out.take()
+    one.out.respond(1, b"\x88", [b"123456789"], 9, b"\x88")
+    first = [] if narrow == "socket" else [data(1, b"12345", end=False)]
+    assert one.out.take() == [frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x88"), *first]
+    one.out.resume()
+    one.feed(frames.window_update(0, 100) + frames.window_update(1, 100))
+    rest = data(1, b"123456789" if narrow == "socket" else b"6789", end=False)
+    assert one.out.take() == [rest, frame(frames.HEADERS, END_BOTH, 1, b"\x88")]
+    assert one.out.unsent == 0
+
+
+def test_padding_takes_no_room_for_ever() -> None:
+    one = connection(connection_window=70_000, stream_window=70_000)
+    one.feed(greeting() + OPEN)
+    padded = frame(frames.DATA, frames.PADDED, 1, b"\xff" + b"x" + bytes(255))
+    came = b"".join(part[1] for _ in range(600) for part in act(one, one.feed(padded)))
+    assert came == b"x" * 600
+    assert list(one.streams) == [1]
+
+
+def test_the_server_begins_with_its_settings() -> None:
+    first = connection().out.take()[0]
+    assert first[3] == frames.SETTINGS
+    said = dict(frames.read_settings(memoryview(first)[frames.HEAD_BYTES :]))
+    assert said[frames.Setting.MAX_CONCURRENT_STREAMS] == Limits().max_streams
+    assert said[frames.Setting.MAX_HEADER_LIST_SIZE] == 16 * 1024
+    assert frames.Setting.ENABLE_PUSH not in said
+
+
+def test_a_block_in_many_frames_with_padding_and_priority() -> None:
+    one = connection()
+    first = b"\x03" + bytes(5) + BLOCK[:7] + bytes(3)
+    flags = frames.END_STREAM | frames.PADDED | frames.WITH_PRIORITY
+    events = one.feed(
+        greeting()
+        + frame(frames.HEADERS, flags, 1, first)
+        + frame(frames.CONTINUATION, 0, 1, BLOCK[7:20])
+        + frame(frames.CONTINUATION, 0, 1)
+        + frame(frames.CONTINUATION, frames.END_HEADERS, 1, BLOCK[20:])
+    )
+    (event,) = events
+    assert isinstance(event, RequestReceived)
+    assert event.ended
+    assert event.headers.path == "/a/b"
+
+
+def test_blocks_are_remembered_only_while_they_mean_the_same() -> None:
+    encoder, seen = hpack.Encoder(), []
+    one: Connection[dict[bytes, bytes]] = Connection(dict)
+    one.feed(greeting())
+    names = ["a", "a", "b", "b", "c", "c", "b", "a", "b", "b", "a", "a"]
+    for at, name in enumerate(names):
+        if at == 4:
+            encoder.header_table_size = 64
+        if at == 6:
+            encoder.header_table_size = 4096
+        made = encoder.encode([(":path", name), ("name", name)])
+        (event,) = one.feed(frame(frames.HEADERS, END_BOTH, 2 * at + 1, made))
+        assert isinstance(event, RequestReceived)
+        seen.append(event.headers[b"name"].decode())
+    assert seen == names
+
+
+def test_a_long_block_leaves_in_several_frames() -> None:
+    one = connection()
+    one.feed(greeting() + CLOSED)
+    one.out.take()
+    one.out.headers(1, bytes(40_000), end=True)
+    sent = b"".join(one.out.take())
+    at, got = 0, []
+    while at < len(sent):
+        length = int.from_bytes(sent[at : at + 3])
+        got.append((sent[at + 3], sent[at + 4], length))
+        at += frames.HEAD_BYTES + length
+    assert got == [(1, 1, 16_384), (9, 0, 16_384), (9, 4, 7232)]
+
+
+def test_a_request_that_is_there_is_one_event() -> None:
+    one = connection(stream_window=20)
+    first, *events = one.feed(greeting() + b"".join(request(number, b"body") for number in (1, 3, 5)))
+    assert isinstance(first, RequestReceived)
+    assert [(event.stream, event.body) for event in events if isinstance(event, WholeRequest)] == [
+        (3, b"body"),
+        (5, b"body"),
+    ]
+    # Each of these is looked at more closely.
+    refused = request(7, bytes(21)) + request(5, b"") + request(4, b"")
+    assert not any(isinstance(event, WholeRequest) for event in one.feed(refused))
+    assert frames.rst_stream(7, ErrorCode.FLOW_CONTROL_ERROR) in one.out.take()
+
+
+def test_what_was_reset_is_not_answered() -> None:
+    for answer in ("respond", "parts"):
+        one = connection()
+        one.feed(greeting() + request(1, b"1") + request(3, b"2") + frames.rst_stream(3, ErrorCode.CANCEL))
+        one.out.take()
+        if answer == "respond":
+            one.out.respond(3, b"\x88", [b"1"], 1, b"\x88")
+        else:
+            one.out.headers(3, b"\x88")
+            assert one.out.data(3, [b"1"])
+            one.out.trailers(3, b"\x88")
+        assert one.out.take() == []
+        assert one.out.unsent == 0
+
+
+@pytest.mark.parametrize("kind", [frames.HEADERS, frames.CONTINUATION, 0xEE])
+def test_the_largest_frame_that_may_come_has_room(kind: int) -> None:
+    size = Limits().max_header_block
+    assert size + frames.HEAD_BYTES <= BUFFER_BYTES
+    one = connection(max_continuations=2)
+    one.feed(greeting() + CLOSED + (frame(frames.HEADERS, 0, 3) if kind == frames.CONTINUATION else b""))
+    events = one.feed(frame(kind, 0, 3, b"\x80" * size) + frame(frames.CONTINUATION, frames.END_HEADERS, 3))
+    assert isinstance(events[-1], ConnectionEnded)
+    known = kind != 0xEE
+    assert events[-1].code is (ErrorCode.COMPRESSION_ERROR if known else ErrorCode.PROTOCOL_ERROR)
+
+
+def test_who_has_had_some_of_an_answer_may_leave() -> None:
+    one = connection(patience=10.0, patience_per_second=0.0)
+    one.feed(greeting())
+    for number in range(1, 401, 2):
+        one.feed(request(number, b"1"))
+        one.out.headers(number, b"\x88")
+        one.out.data(number, [b"2"])
+        more = frames.window_update(0, 6) + frames.window_update(number, 6)
+        assert [type(event) for event in one.feed(more + frames.rst_stream(number, ErrorCode.CANCEL))] == [
+            StreamReset
+        ]
+    assert not one.over
+    for number in range(401, 441, 2):
+        one.feed(request(number, b"1") + frames.rst_stream(number, ErrorCode.CANCEL))
+    assert one.over

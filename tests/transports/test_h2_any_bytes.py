@@ -1,0 +1,67 @@
+"""No bytes make the HTTP/2 core fail, and how they are cut makes no difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from h2_core import BLOCK, CLOSED, OPEN, act, answered, connection, request
+from h2_peers import data, frame, greeting
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triglot.transports.h2 import frames
+
+KINDS = st.integers(0, 11)
+PAYLOADS = st.binary(max_size=40) | st.sampled_from(
+    [BLOCK, bytes(4), bytes(5), bytes(8), b"\x00\x04\x00\x00\x00\x05"]
+)
+ANY_FRAME = st.builds(frame, KINDS, st.integers(0, 255), st.integers(0, 9), PAYLOADS)
+STREAMS = st.integers(0, 30).map(lambda number: 2 * number + 1)
+
+
+GOOD_FRAME = (
+    st.sampled_from([OPEN, CLOSED, data(1, b"12345", end=False), data(1, b"6"), frames.ping(bytes(8))])
+    | st.builds(lambda stream: frame(frames.HEADERS, frames.END_HEADERS, stream, BLOCK), STREAMS)
+    | st.builds(request, STREAMS, st.binary(max_size=9))
+    | st.integers(0, 60).map(lambda more: b"".join(request(2 * at + 1, b"x" * at) for at in range(more)))
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(ANY_FRAME | GOOD_FRAME | st.binary(max_size=30), max_size=20), st.booleans())
+def test_no_bytes_make_it_fail(parts: list[bytes], answers: bool) -> None:
+    one = connection()
+    one.feed(greeting())
+    for part in parts:
+        act(one, one.feed(part))
+        if answers and not one.over:
+            answered(one)
+    sent = b"".join(one.out.take())
+    assert one.over == (sent != b"" and _kinds(sent)[-1] == frames.GOAWAY)
+
+
+def _kinds(sent: bytes) -> list[int]:
+    at, kinds = 0, []
+    while at < len(sent):
+        kinds.append(sent[at + 3])
+        at += frames.HEAD_BYTES + int.from_bytes(sent[at : at + 3])
+    assert at == len(sent)
+    return kinds
+
+
+@settings(max_examples=300)
+@given(st.lists(ANY_FRAME | GOOD_FRAME, max_size=20), st.lists(st.integers(1, 30), min_size=1, max_size=5))
+def test_any_cutting_is_the_same(parts: list[bytes], sizes: list[int]) -> None:
+    whole, cut = connection(), connection()
+    stream = greeting() + b"".join(parts)
+    expected = act(whole, whole.feed(stream))
+    events: list[Any] = []
+    at = turn = 0
+    while at < len(stream):
+        size = sizes[turn % len(sizes)]
+        events += cut.feed(stream[at : at + size])
+        at += size
+        turn += 1
+    assert act(cut, events) == expected
+    assert cut.streams.keys() == whole.streams.keys()
+    assert cut.over == whole.over

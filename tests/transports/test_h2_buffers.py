@@ -1,0 +1,239 @@
+"""Memory of large messages: used again, and never while anybody refers to it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from h2_core import singly
+from h2_peers import frame, greeting, message, request_fields
+from hpack import Encoder
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from triglot.core.errors import QueueFull
+from triglot.core.tensor import array_over
+from triglot.transports.h2 import frames
+from triglot.transports.h2.buffers import ALIGNMENT, BufferPool
+from triglot.transports.h2.connection import Connection
+from triglot.transports.h2.events import DataPlaced, DataReceived, RequestReceived
+from triglot.transports.h2.headers import Fields
+from triglot.transports.h2.messages import IN_PLACE_BYTES, MessageReader
+
+SIZE = 1024 * 1024
+
+
+def address(data: memoryview) -> int:
+    return np.frombuffer(data, np.uint8).ctypes.data
+
+
+def array(kept: memoryview) -> NDArray[Any]:
+    """As a codec lays it over a message."""
+    return array_over(kept[: len(kept) // 4 * 4], np.dtype("<f4"), (len(kept) // 4,))
+
+
+def test_memory_is_used_again_when_nobody_refers_to_it() -> None:
+    pool = BufferPool()
+    room, kept = pool.take(SIZE, SIZE)
+    first = address(room)
+    assert (pool.lent, pool.kept) == (1, 0)
+    del kept
+    assert pool.lent == 0
+    assert pool.kept >= SIZE
+    room, _kept = pool.take(SIZE - 100, SIZE - 100)
+    assert abs(address(room) - first) <= 2 * ALIGNMENT + 100
+    assert (pool.lent, pool.kept) == (1, 0)
+
+
+# Whoever lays something over the memory in another way than these is not held up by them, and has to be added.
+WAYS: dict[str, Callable[[memoryview], Any]] = {
+    "slice": lambda kept: kept[10:20],
+    "array": array,
+    "view of an array": lambda kept: array(kept)[5:7].reshape(2, 1),
+    "frombuffer": lambda kept: np.frombuffer(kept, np.uint8)[3:4],
+    "asarray": lambda kept: np.asarray(kept)[3:4],
+    "view of another type": lambda kept: array(kept).view(np.int32)[:1].view(np.uint8),
+    "memoryview of an array": lambda kept: array(kept)[:1].data,
+    "broadcast": lambda kept: np.broadcast_to(array(kept)[:1], (3,)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_laid_over_it_keeps_it(way: str) -> None:
+    pool = BufferPool()
+    room, kept = pool.take(SIZE, SIZE)
+    room[:] = b"\x05" * SIZE
+    view = WAYS[way](kept)
+    del kept
+    assert pool.lent == 1
+    other, other_kept = pool.take(SIZE, SIZE)
+    assert abs(address(other) - address(room)) >= SIZE
+    other[:] = bytes(SIZE)
+    assert set(memoryview(view).tobytes()) == {5}
+    del view
+    assert pool.lent == 1
+    del other_kept
+    assert pool.lent == 0
+
+
+def test_the_last_reference_may_go_on_any_thread_and_in_the_garbage_collector() -> None:
+    pool = BufferPool()
+    taken = [pool.take(SIZE, SIZE)[1] for _ in range(8)]
+    threads = [threading.Thread(target=taken.pop) for _ in range(7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert pool.lent == 1
+    circle: list[Any] = [taken.pop()]
+    circle.append(circle)
+    del circle
+    gc.collect()
+    assert pool.lent == 0
+    assert pool.kept >= 8 * SIZE
+
+
+def test_what_is_kept_is_bounded_and_what_was_not_asked_for_goes_first() -> None:
+    pool = BufferPool(most_kept=5 * SIZE)
+    large = pool.take(4 * SIZE, 4 * SIZE)[1]
+    small = [pool.take(SIZE, SIZE)[1] for _ in range(4)]
+    del large
+    assert pool.kept == 4 * SIZE
+    small.clear()
+    assert pool.kept == 4 * SIZE
+    first = [address(pool.take(SIZE, SIZE)[0]) for _ in range(4)]
+    assert len(set(first)) == 1  # Each was given back at once, and is the next one.
+    huge = pool.take(6 * SIZE, 6 * SIZE)[1]
+    del huge
+    assert pool.kept == 4 * SIZE
+
+
+def test_a_pool_that_rests_keeps_nothing() -> None:
+    pool = BufferPool()
+    kept = pool.take(SIZE, SIZE)[1]
+    del kept
+    pool.rest()
+    assert pool.kept >= SIZE  # Something was taken since the last time.
+    pool.rest()
+    assert pool.kept == 0
+
+
+def test_the_end_is_aligned() -> None:
+    pool = BufferPool()
+    for whole in (100_000, 100_001, 163_840 + 13):
+        for size in (whole, whole - 1000):
+            room, kept = pool.take(size, whole)
+            assert len(room) == len(kept) == size
+            assert (address(room) + whole) % ALIGNMENT == 0
+            assert kept.readonly
+            del room, kept
+
+
+def test_no_memory_is_an_error_of_the_call() -> None:
+    def none(_: int, __: int) -> tuple[memoryview, memoryview]:
+        raise MemoryError
+
+    reader = MessageReader(SIZE, none)
+    with pytest.raises(QueueFull, match="no memory for a message of 1000000 bytes"):
+        reader.feed(memoryview(message(b"", size=1_000_000)))
+
+
+class Receiver:
+    """A connection whose streams' messages are read as the server does it."""
+
+    def __init__(self) -> None:
+        self.pool = BufferPool()
+        self.readers: dict[int, MessageReader] = {}
+        self.connection: Connection[Fields] = Connection(lambda fields: fields)
+        self.placed = 0
+
+    def begin(self, number: int) -> bytes:
+        self.readers[number] = MessageReader(10**7, self.pool.take)
+        # Without the dynamic table, so that blocks may be sent in any order.
+        fields = [(name, value, True) for name, value in request_fields("Echo")]
+        return frame(frames.HEADERS, frames.END_HEADERS, number, Encoder().encode(fields))
+
+    def feed(self, data: bytes, step: int) -> None:
+        """As from a socket that has `step` bytes at a time."""
+        at = 0
+        while at < len(data):
+            room = self.connection.get_buffer()
+            size = min(len(room), len(data) - at, step)
+            room[:size] = data[at : at + size]
+            at += size
+            for event in singly(self.connection.received(size)):
+                if isinstance(event, DataReceived):
+                    self.readers[event.stream].feed(event.data)
+                    self.connection.consumed(event.stream, len(event.data))
+                elif isinstance(event, DataPlaced):
+                    self.placed += event.size
+                    self.connection.consumed(event.stream, event.size)
+                elif isinstance(event, RequestReceived):
+                    self.connection.receive_into(event.stream, self.readers[event.stream])
+
+
+def padded(number: int, payload: bytes, padding: int) -> bytes:
+    """A DATA frame with so many bytes of padding, its length among them."""
+    if not padding:
+        return frame(frames.DATA, 0, number, payload)
+    return frame(frames.DATA, frames.PADDED, number, bytes([padding - 1]) + payload + bytes(padding - 1))
+
+
+@given(
+    st.lists(st.integers(IN_PLACE_BYTES, 3 * IN_PLACE_BYTES) | st.integers(0, 100), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(
+            st.integers(5000, 120_000) | st.integers(1, 20),
+            st.sampled_from([0, 0, 1, 200]),
+            st.sampled_from([1, 3]),
+        ),
+        min_size=1,
+        max_size=5,
+    ).filter(lambda cuts: max(size for size, _, _ in cuts) >= 5000),
+    st.sampled_from([977, 20_000, 65_536, 10**6]),
+)
+def test_messages_of_any_sizes_in_any_frames(
+    sizes: list[int], cuts: list[tuple[int, int, int]], step: int
+) -> None:
+    sent = {
+        number: [np.random.default_rng(number + at).bytes(size) for at, size in enumerate(sizes)]
+        for number in (1, 3)
+    }
+    bodies = {number: b"".join(map(message, all_of)) for number, all_of in sent.items()}
+    receiver = Receiver()
+    receiver.feed(greeting() + receiver.begin(1) + receiver.begin(3), step)
+    turn = 0
+    while any(bodies.values()):
+        size, padding, number = cuts[turn % len(cuts)]
+        number = number if bodies[number] else 4 - number
+        receiver.feed(padded(number, bodies[number][:size], padding), step)
+        bodies[number] = bodies[number][size:]
+        turn += 1
+    assert not receiver.connection.over
+    for number, reader in receiver.readers.items():
+        assert list(map(bytes, reader.messages)) == sent[number]  # type: ignore[arg-type]  # None is packed.
+
+
+def test_most_of_a_large_message_is_received_in_its_place_whatever_the_frames() -> None:
+    body = message(np.random.default_rng(0).bytes(SIZE))
+    receiver = Receiver()
+    receiver.feed(greeting() + receiver.begin(1), SIZE)
+    cuts = [body[at : at + 130_000] for at in range(0, len(body), 130_000)]
+    receiver.feed(b"".join(frame(frames.DATA, 0, 1, cut) for cut in cuts), 10**6)
+    (one,) = receiver.readers[1].messages
+    assert bytes(one) == body[5:]  # type: ignore[arg-type]  # It is not packed.
+    assert receiver.placed >= SIZE - 2 * IN_PLACE_BYTES
+
+
+def test_a_reader_that_is_gone_gives_its_memory_back() -> None:
+    receiver = Receiver()
+    receiver.feed(greeting() + receiver.begin(1) + frame(frames.DATA, 0, 1, message(b"x", size=SIZE)), 10**6)
+    assert receiver.pool.lent == 1
+    receiver.readers.clear()
+    receiver.connection.reset(1, frames.ErrorCode.CANCEL)
+    assert receiver.pool.lent == 0

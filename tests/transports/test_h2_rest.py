@@ -1,0 +1,317 @@
+"""REST over HTTP/2: requests that are no gRPC calls, answered by the one REST server."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from h2_peers import SECONDS, Client, data, greeting
+from hypothesis import given
+from hypothesis import strategies as st
+from secured import HOST, server
+
+from served_models import Gated, Served, serving
+from triglot.transports.h2 import frames
+from triglot.transports.h2.http1_answers import AnswerHead, AnswerReader
+from triglot.transports.h2.requests import read_head
+from triglot.transports.h2.rest import request_text
+from waiting import until
+
+ONE: dict[str, Any] = {"grpc_transport": "h2", "rest_port": 0}
+INFER = "/v2/models/twice/infer"
+BODY = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[1],"data":[21]}]}'
+
+
+def fields(method: str, path: str, *others: tuple[str, str]) -> list[tuple[str, str]]:
+    return [(":method", method), (":scheme", "http"), (":path", path), (":authority", "here"), *others]
+
+
+@asynccontextmanager
+async def client_of(port: int, **settings: int) -> AsyncIterator[Client]:
+    client = Client(*await asyncio.open_connection(HOST, port))
+    await client.send(greeting(**settings))
+    yield client
+    await client.close()
+
+
+async def answer(client: Client, stream: int = 1) -> tuple[dict[str, str], bytes]:
+    """The head and the body of an answer; what it takes is given back."""
+    head: dict[str, str] = {}
+    body = b""
+    while True:
+        got = await client.next(frames.HEADERS, frames.DATA, frames.RST_STREAM, frames.GOAWAY)
+        assert got.kind not in (frames.RST_STREAM, frames.GOAWAY), got.code
+        if got.kind == frames.HEADERS:
+            fields_of = client.fields(got.payload)
+            if got.stream == stream:
+                head = fields_of
+        elif got.stream == stream:
+            body += got.payload
+            if got.payload:
+                count = len(got.payload)
+                await client.send(frames.window_update(0, count), frames.window_update(stream, count))
+        if got.stream == stream and got.flags & frames.END_STREAM:
+            return head, body
+
+
+async def test_a_request_without_a_body() -> None:
+    async with server(**ONE) as here, client_of(here.grpc_port) as client:
+        flags = frames.END_HEADERS | frames.END_STREAM
+        await client.send(client.raw_headers(1, fields("GET", "/v2/health/ready"), flags))
+        head, body = await answer(client)
+        assert (head[":status"], head["content-type"]) == ("200", "application/json")
+        assert head.keys().isdisjoint({"connection", "transfer-encoding", "keep-alive"})
+        assert int(head["content-length"]) == len(body)
+        await client.send(client.raw_headers(3, fields("GET", "/none"), flags))
+        assert (await answer(client, 3))[0][":status"] == "404"
+
+
+@pytest.mark.parametrize("length", [True, False], ids=["length", "chunks"])
+@pytest.mark.parametrize("size", [1, 7, len(BODY)])
+async def test_a_body_in_parts(length: bool, size: int) -> None:
+    async with server(**ONE) as here, client_of(here.grpc_port) as client:
+        said = [("content-length", str(len(BODY)))] if length else []
+        await client.send(client.raw_headers(1, fields("POST", INFER, *said)))
+        for at in range(0, len(BODY), size):
+            await client.send(data(1, BODY[at : at + size], end=at + size >= len(BODY)))
+        head, body = await answer(client)
+        assert (head[":status"], json.loads(body)["outputs"][0]["data"]) == ("200", [42])
+
+
+async def test_many_at_a_time_beside_grpc() -> None:
+    async with server(**ONE) as here, client_of(here.grpc_port) as client:
+        flags = frames.END_HEADERS | frames.END_STREAM
+        for stream in range(1, 41, 2):
+            await client.send(client.raw_headers(stream, fields("GET", "/v2"), flags))
+        await client.send(client.headers(41, "/inference.GRPCInferenceService/ServerLive"), data(41, b"\0" * 5))
+        ended: dict[int, int] = {}
+        while len(ended) < 21:
+            got = await client.next(frames.HEADERS, frames.DATA)
+            if got.kind == frames.HEADERS:
+                fields_of = client.fields(got.payload)
+                assert fields_of.get(":status", "200") == "200"
+                assert fields_of.get("grpc-status", "0") == "0"
+            if got.flags & frames.END_STREAM:
+                ended[got.stream] = 1
+        assert set(ended) == set(range(1, 43, 2))
+
+
+async def test_large_both_ways_through_small_windows() -> None:
+    values = list(range(100_000))
+    text = json.dumps({"inputs": [{"name": "x", "datatype": "INT32", "shape": [len(values)], "data": values}]})
+    async with server(**ONE) as here, client_of(here.grpc_port, initial_window_size=20_000) as client:
+        await client.send(client.raw_headers(1, fields("POST", INFER)))
+
+        async def send() -> None:
+            left = memoryview(text.encode())
+            while left:
+                await client.send(data(1, bytes(left[:10_000]), end=len(left) <= 10_000))
+                left = left[10_000:]
+
+        sending = asyncio.create_task(send())
+        head, body = await answer(client)
+        await sending
+        assert head[":status"] == "200"
+        assert json.loads(body)["outputs"][0]["data"] == [2 * value for value in values]
+
+
+async def test_a_compressed_answer_and_a_page() -> None:
+    async with server(**ONE) as here, client_of(here.grpc_port) as client:
+        said = [("accept", "text/html"), ("accept-encoding", "gzip"), ("cookie", "a=1"), ("cookie", "b=2")]
+        flags = frames.END_HEADERS | frames.END_STREAM
+        await client.send(client.raw_headers(1, fields("GET", "/", *said), flags))
+        head, body = await answer(client)
+        assert head[":status"] == "200"
+        text = gzip.decompress(body) if head.get("content-encoding") == "gzip" else body
+        assert b"<html" in text
+
+
+async def test_head_and_other_methods() -> None:
+    async with server(**ONE) as here, client_of(here.grpc_port) as client:
+        flags = frames.END_HEADERS | frames.END_STREAM
+        for stream, method in ((1, "HEAD"), (3, "DELETE"), (5, "OPTIONS")):
+            await client.send(client.raw_headers(stream, fields(method, "/v2/health/live"), flags))
+            head, body = await answer(client, stream)
+            assert int(head[":status"]) < 500
+            assert method != "HEAD" or not body
+
+
+# --- requests that are wrong ---
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/a b"), ("GET", "no"), ("get it", "/"), ("GET", "/\x7f"), ("G\tT", "/")]
+)
+async def test_what_http1_cannot_say(method: str, path: str) -> None:
+    async with server(**ONE) as here, client_of(here.grpc_port) as client:
+        flags = frames.END_HEADERS | frames.END_STREAM
+        await client.send(client.raw_headers(1, fields(method, path), flags))
+        assert (await answer(client))[0][":status"] == "400"
+
+
+async def test_no_second_request_is_smuggled_in_a_body() -> None:
+    async with serving({"twice": (model := Gated())}, **ONE) as here:
+        model.gate.set()
+        async with client_of(here.server.grpc_port) as client:
+            hidden = b"POST " + INFER.encode() + b" HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+            said = ("content-length", "2")
+            await client.send(client.raw_headers(1, fields("POST", "/v2", said)))
+            await client.send(data(1, b"{}", end=False), data(1, hidden))
+            got = await client.next(frames.HEADERS, frames.RST_STREAM)
+            assert got.kind == frames.RST_STREAM or client.fields(got.payload)[":status"] in ("400", "405")
+            await client.send(frames.ping(b"12345678"))
+            await client.next(frames.PING)
+            assert not model.calls
+            # Nor by a head that says two lengths.
+            two = [("content-length", "2"), ("content-length", str(len(BODY)))]
+            await client.send(client.raw_headers(3, fields("POST", "/v2", *two)), data(3, b"{}" + hidden))
+            await client.next(frames.HEADERS, frames.RST_STREAM)
+            assert not model.calls
+
+
+async def test_a_body_that_ends_too_early() -> None:
+    async with server(**ONE) as here, client_of(here.grpc_port) as client:
+        await client.send(client.raw_headers(1, fields("POST", INFER, ("content-length", "100"))), data(1, b"{}"))
+        assert (await client.next(frames.RST_STREAM)).code is frames.ErrorCode.PROTOCOL_ERROR
+        flags = frames.END_HEADERS | frames.END_STREAM
+        await client.send(client.raw_headers(3, fields("GET", "/v2"), flags))
+        assert (await answer(client, 3))[0][":status"] == "200"
+
+
+async def test_a_body_that_is_too_large() -> None:
+    async with (
+        server(**ONE, max_message_size=1000) as here,
+        client_of(here.grpc_port) as client,
+    ):
+        await client.send(client.raw_headers(1, fields("POST", INFER)), data(1, b"x" * 2000, end=False))
+        assert (await answer(client))[0][":status"] == "413"
+
+
+# --- ends ---
+
+
+@asynccontextmanager
+async def held(**options: Any) -> AsyncIterator[tuple[Served, Gated, Client]]:
+    """A REST call over HTTP/2 that runs."""
+    model = Gated()
+    async with serving({"twice": model}, **ONE, **options) as here, client_of(here.server.grpc_port) as client:
+        await client.send(client.raw_headers(1, fields("POST", INFER)), data(1, BODY))
+        assert await asyncio.to_thread(model.begun.wait, SECONDS)
+        try:
+            yield here, model, client
+        finally:
+            model.gate.set()
+
+
+async def test_a_client_that_leaves() -> None:
+    async with held() as (here, model, client):
+        await client.send(frames.rst_stream(1, frames.ErrorCode.CANCEL))
+        await until(lambda: model.calls[0].cancelled)
+        model.gate.set()
+        await here.is_idle()
+
+
+async def test_a_running_call_is_answered_when_the_server_stops() -> None:
+    async with held(grace=float(SECONDS)) as (here, model, client):
+        stopping = asyncio.create_task(here.server.stop())
+        await client.next(frames.GOAWAY)
+        model.gate.set()
+        head, body = await answer_after_goaway(client)
+        assert (head[":status"], json.loads(body)["outputs"][0]["data"]) == ("200", [21])
+        await client.close()
+        await asyncio.wait_for(stopping, SECONDS)
+
+
+async def answer_after_goaway(client: Client) -> tuple[dict[str, str], bytes]:
+    head: dict[str, str] = {}
+    body = b""
+    while True:
+        got = await client.next(frames.HEADERS, frames.DATA)
+        if got.kind == frames.HEADERS:
+            head = client.fields(got.payload)
+        else:
+            body += got.payload
+        if got.flags & frames.END_STREAM:
+            return head, body
+
+
+async def test_a_call_that_outlives_the_grace_period() -> None:
+    async with held(grace=0.1) as (here, model, client):
+        stopping = asyncio.create_task(here.server.stop())
+        head, _ = await answer_after_goaway(client)
+        assert head[":status"] == "503"
+        model.gate.set()
+        await client.close()
+        await asyncio.wait_for(stopping, SECONDS)
+
+
+# --- the two halves without a server ---
+
+ANSWERS = st.lists(st.binary(max_size=300), max_size=5)
+
+
+def cut(text: bytes, sizes: list[int]) -> list[bytes]:
+    parts = []
+    for size in sizes:
+        parts.append(text[:size])
+        text = text[size:]
+    return [*parts, text]
+
+
+@given(ANSWERS, st.lists(st.integers(1, 40), max_size=60), st.booleans())
+def test_an_answer_in_any_pieces(chunks: list[bytes], sizes: list[int], chunked: bool) -> None:
+    body = b"".join(chunks)
+    head = b"HTTP/1.1 200 OK\r\nX-One: 1\r\nConnection: close\r\n"
+    if chunked:
+        sent = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks if chunk) + b"0\r\n\r\n"
+        text = head + b"Transfer-Encoding: chunked\r\n\r\n" + sent
+    else:
+        text = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    reader = AnswerReader(bodiless=False)
+    found = [part for piece in cut(text, sizes) for part in reader.feed(piece)]
+    assert isinstance(found[0], AnswerHead)
+    assert (found[0].status, found[0].fields[0]) == (200, (b"x-one", b"1"))
+    assert all(name not in (b"connection", b"transfer-encoding") for name, _ in found[0].fields)
+    assert b"".join(bytes(part) for part in found[1:] if not isinstance(part, AnswerHead)) == body
+    assert reader.over
+
+
+def test_an_answer_before_the_answer() -> None:
+    reader = AnswerReader(bodiless=False)
+    found = reader.feed(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
+    assert [part.status for part in found if isinstance(part, AnswerHead)] == [100, 200]
+    assert reader.over
+
+
+def test_an_answer_that_ends_with_its_connection() -> None:
+    reader = AnswerReader(bodiless=False)
+    assert len(reader.feed(b"HTTP/1.1 200 OK\r\n\r\nabc")) == 2
+    assert not reader.over
+    assert reader.closed()
+    assert not AnswerReader(bodiless=False).closed()
+
+
+def test_the_text_of_a_request() -> None:
+    head = read_head(
+        [
+            (b":method", b"POST"),
+            (b":scheme", b"https"),
+            (b":path", b"/v2?x=1"),
+            (b":authority", b"a.b:1"),
+            (b"host", b"other"),
+            (b"content-type", b"application/json"),
+            (b"cookie", b"a=1"),
+            (b"cookie", b"b=2"),
+            (b"te", b"trailers"),
+            (b"content-length", b"2"),
+        ]
+    )
+    assert request_text(head, chunked=False) == (
+        b"POST /v2?x=1 HTTP/1.1\r\nhost: a.b:1\r\ncontent-type: application/json\r\ncookie: a=1; b=2\r\n"
+        b"content-length: 2\r\nconnection: close\r\n\r\n"
+    )

@@ -1,0 +1,104 @@
+"""A model with `execution` "inline", by every protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from live import Live, live, request
+
+import triglot
+from triglot.pb.kserve import inference_pb2 as pb
+
+LIMIT = 0.25
+LONG = 0.3
+
+
+class Doubling(triglot.Model):
+    """Runs inline, says on which thread, and is slow where it is asked to be."""
+
+    inputs = [triglot.TensorSpec("x", "FP32", [-1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1])]
+    execution = "inline"
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def infer(self, inputs: Any) -> Any:
+        self.threads.add(threading.get_ident())
+        if -1 in inputs["x"]:
+            raise triglot.InvalidArgument("minus one")
+        if -2 in inputs["x"]:
+            time.sleep(LONG)
+        return {"y": inputs["x"] * 2}
+
+
+def raw(*values: float) -> bytes:
+    return np.array(values, np.float32).tobytes()
+
+
+async def by_grpc(here: Live) -> Any:
+    answer = pb.ModelInferResponse.FromString(await here.infer(request("m", raw(1, 2))))
+    return np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
+
+
+async def by_stream(here: Live) -> Any:
+    call = here.stream_infer(iter([request("m", raw(1, 2))]))
+    (answer,) = [one async for one in call]
+    return np.frombuffer(answer.infer_response.raw_output_contents[0], np.float32).tolist()
+
+
+async def by_rest(here: Live, path: str, body: Any) -> Any:
+    root = here.url.removesuffix("/v2")
+    async with here.session.post(root + path, json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        return await reply.json()
+
+
+async def test_every_protocol_runs_it_on_the_loop() -> None:
+    model = Doubling()
+    v2 = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
+    grps = {"model": "m", "gtensors": {"tensors": [{"name": "x", "dtype": "DT_FLOAT32", "shape": [2]}]}}
+    grps["gtensors"]["tensors"][0]["flat_float32"] = [1, 2]  # type: ignore[index]  # It is a dict.
+    async with live({"m": model}) as here:
+        assert await by_grpc(here) == [2, 4]
+        assert await by_stream(here) == [2, 4]
+        assert (await by_rest(here, "/v2/models/m/infer", v2))["outputs"][0]["data"] == [2, 4]
+        assert await by_rest(here, "/v1/models/m:predict", {"instances": [1, 2]}) == {"predictions": [2, 4]}
+        answer = await by_rest(here, "/grps/v1/infer/predict", grps)
+        assert answer["gtensors"]["tensors"][0]["flat_float32"] == [2, 4]
+        async with here.session.get(f"{here.url}/models/m/stats") as reply:
+            (stats,) = (await reply.json())["model_stats"]
+        assert (stats["inference_count"], stats["execution_count"]) == (5, 5)
+    assert model.threads == {threading.get_ident()}
+
+
+async def test_many_at_once_with_errors_among_them() -> None:
+    async with live({"m": Doubling()}) as here:
+        calls = [here.infer(request("m", raw(-1 if at % 3 == 0 else at))) for at in range(30)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for at, answer in enumerate(answers):
+            if at % 3 == 0:
+                assert "minus one" in str(answer)
+            else:
+                assert isinstance(answer, bytes)
+                assert pb.ModelInferResponse.FromString(answer).raw_output_contents[0] == raw(at * 2)
+        assert here.leases() == 0
+
+
+async def test_who_holds_the_loop_is_named_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async with live({"m": Doubling(), "other": Doubling()}, loop_lag_warning=LIMIT) as here:
+        for model, value in (("m", -2), ("other", 1), ("m", -2)):
+            await here.infer(request(model, raw(value)))
+        async with here.session.get(here.url.removesuffix("/v2") + "/metrics") as reply:
+            page = await reply.text()
+    counts = re.findall(r'^triglot_event_loop_holds_total\{model="(\w+)",version="1"\} (\S+)$', page, re.MULTILINE)
+    assert dict(counts) == {"m": "2.0", "other": "0.0"}
+    named = [record.getMessage() for record in caplog.records if "held the event loop" in record.getMessage()]
+    assert len(named) == 1
+    assert named[0].startswith("m version 1 held the event loop for 0.")

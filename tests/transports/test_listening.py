@@ -1,0 +1,119 @@
+"""Sockets that are bound, and connections that are accepted, one way or the other."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from h2_peers import SECONDS
+
+from triglot.transports.listening import Listener, bind, bind_file
+from waiting import until
+
+HOST = "127.0.0.1"
+
+
+class Echo(asyncio.Protocol):
+    """Says what it hears."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+        self.transport.close()
+
+
+def listener(sockets: list[socket.socket], make: Callable[[], asyncio.Protocol] = Echo) -> Listener:
+    return Listener(sockets, make, most=1000, count=lambda: 0)
+
+
+async def said(port: int, text: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(text)
+    answer = await asyncio.wait_for(reader.read(), SECONDS)
+    writer.close()
+    return answer
+
+
+async def test_a_port_is_shared_only_where_that_is_meant() -> None:
+    [first] = await bind(HOST, 0, shared=True)
+    port = first.getsockname()[1]
+    [second] = await bind(HOST, port, shared=True)
+    with pytest.raises(OSError, match=f"cannot bind REST to {HOST} port {port}: Address already in use") as caught:
+        await bind(HOST, port, "REST")
+    assert caught.value.errno == errno.EADDRINUSE
+    # Each connection goes to one of the two, and either answers.
+    both = [listener([first]), listener([second])]
+    for one in both:
+        one.start()
+    assert [await said(port, b"%d" % number) for number in range(20)] == [b"%d" % number for number in range(20)]
+    for one in both:
+        one.stop()
+
+
+async def test_what_has_come_before_the_end_is_served() -> None:
+    sockets = await bind(HOST, 0)
+    port = sockets[0].getsockname()[1]
+    clients = [socket.create_connection((HOST, port)) for _ in range(100)]
+    for client in clients:
+        client.sendall(b"hello")
+    here = listener(sockets)
+    here.start()
+    here.stop()
+    await here.settle(SECONDS)
+    for client in clients:
+        client.settimeout(SECONDS)
+        assert await asyncio.to_thread(client.recv, 10) == b"hello"
+        client.close()
+    with pytest.raises(ConnectionRefusedError):
+        await said(port, b"late")
+
+
+async def test_no_more_files(caplog: pytest.LogCaptureFixture) -> None:
+    """A client waits until there are some again."""
+    sockets = await bind(HOST, 0)
+    here = listener(sockets)
+    here.start()
+    asking = socket.create_connection((HOST, sockets[0].getsockname()[1]))
+    asking.sendall(b"hello")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (asking.fileno(), hard))
+    try:
+        with caplog.at_level(logging.WARNING):
+            await until(lambda: "no connections for" in caplog.text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    asking.settimeout(SECONDS)
+    assert await asyncio.to_thread(asking.recv, 10) == b"hello"
+    asking.close()
+    here.stop()
+
+
+async def test_the_file_of_a_server_that_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    bind_file(path).close()  # Its file stays.
+    again = listener([bind_file(path)])
+    again.start()
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(b"hello")
+    assert await asyncio.wait_for(reader.read(), SECONDS) == b"hello"
+    writer.close()
+    again.stop()
+    path.unlink()
+    path.write_text("somebody's")
+    with pytest.raises(OSError, match=r"cannot bind gRPC to .*: Address already in use"):
+        bind_file(path)
+    assert path.read_text() == "somebody's"
+
+
+def test_a_path_that_is_too_long_for_a_socket(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"^cannot bind gRPC to .*: AF_UNIX path too long$"):
+        bind_file(tmp_path / ("a" * 120))
