@@ -30,6 +30,7 @@ MAY_WAIT = {
     "triglot.protocols.kserve.service",
     "triglot.protocols.kserve.routes",
     "triglot.protocols.kserve.stream",
+    "triglot.protocols.kserve.stream_requests",
     "triglot.protocols.grpc",
 }
 

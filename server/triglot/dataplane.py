@@ -87,7 +87,7 @@ class DataPlane:
         """As `infer`, on a version that the caller holds a lease of."""
         if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
             return await trace.one(self.infer_on(servable, request, call))
-        self._begin(servable, call)
+        self.begin(servable, call)
         if servable.decoupled:
             raise Decoupled("the model answers with a stream of responses")
         signature = admit(servable, request, call)
@@ -143,7 +143,7 @@ class DataPlane:
         """
         if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
             return await trace.opened(self.infer_stream_on(servable, request, call))
-        self._begin(servable, call)
+        self.begin(servable, call)
         signature = admit(servable, request, call)
         began = perf_counter()
         inputs = (
@@ -158,14 +158,14 @@ class DataPlane:
         """What a model that takes messages answers to `call.exchange`. Raises `ServingError`."""
         if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call)):
             return await trace.one(self.exchange_on(servable, call))
-        self._begin(servable, call)
+        self.begin(servable, call)
         return await servable.infer({}, call)
 
     def exchange_stream_on(self, servable: Servable, call: Call) -> AsyncGenerator[Any, None]:
         """What such a model answers with, one by one. Closing the generator stops the model."""
         if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call)):
             return trace.each(self.exchange_stream_on(servable, call))
-        self._begin(servable, call)
+        self.begin(servable, call)
         return servable.stream({}, call)
 
     async def _bound(
@@ -183,7 +183,7 @@ class DataPlane:
             self._sequences.begin(servable, call.scheduling.sequence_id)
         return inputs
 
-    def _begin(self, servable: Servable, call: Call) -> None:
+    def begin(self, servable: Servable, call: Call) -> None:
         """The call learns where it goes, for the telemetry, and when it ends at the latest."""
         call.model_name, call.model_version = servable.name, servable.version
         if call.counted:

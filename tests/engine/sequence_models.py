@@ -18,7 +18,7 @@ from triglot.core.scheduling import ControlInput, SequenceBatching, SequenceStat
 from triglot.engine.sequences import SequenceSchedule
 from triglot.engine.sequences.batch import SequenceBatch
 from triglot.engine.servable import Servable
-from triglot.engine.work import Execution
+from triglot.engine.work import AwaitedExecution
 
 CONTROLS = (
     ControlInput("start", "START", "INT32"),
@@ -127,18 +127,18 @@ class Driver:
         self._timers.append(_Timer(self.now + seconds, run))
         return self._timers[-1]
 
-    def send(self, value: float, sequence_id: int | str, **flags: Any) -> Execution:
+    def send(self, value: float, sequence_id: int | str, **flags: Any) -> AwaitedExecution:
         """Put a request. Raises as `Schedule.put`."""
         return self.put(value, sequence_call(sequence_id, **flags))
 
-    def put(self, value: float, call: Call) -> Execution:
+    def put(self, value: float, call: Call) -> AwaitedExecution:
         """Put a request of this call."""
         shape = (1, 1) if self._model.max_batch_size else (1,)
         return self.put_inputs({"x": np.full(shape, value, np.float32)}, call)
 
-    def put_inputs(self, inputs: Inputs, call: Call) -> Execution:
+    def put_inputs(self, inputs: Inputs, call: Call) -> AwaitedExecution:
         """Put a request of these inputs."""
-        execution = Execution(inputs, call, asyncio.get_running_loop().create_future())
+        execution = AwaitedExecution(inputs, call, asyncio.get_running_loop().create_future())
         self.schedule.put(execution)
         return execution
 
@@ -207,12 +207,12 @@ def started(batching: SequenceBatching, count: int, **said: Any) -> Driver:
     return driver
 
 
-def value_of(execution: Execution) -> float:
+def value_of(execution: AwaitedExecution) -> float:
     """What was answered. Raises what it failed with."""
     return float(execution.future.result()["y"].item())
 
 
-def error_of(execution: Execution) -> ServingError:
+def error_of(execution: AwaitedExecution) -> ServingError:
     """What it failed with."""
     error = execution.future.exception()
     assert isinstance(error, ServingError)

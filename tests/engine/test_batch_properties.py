@@ -19,7 +19,7 @@ from triglot.core.errors import DeadlineExceeded, ServingError
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.scheduling import DynamicBatching
 from triglot.engine.batcher import Batcher
-from triglot.engine.work import Execution, Work
+from triglot.engine.work import AwaitedExecution, Work
 
 BAD = -1.0
 """A value that fails its whole batch."""
@@ -69,7 +69,7 @@ class Run:
         model = Batched(batching, max_batch_size=6, answer=self.answer)
         self.schedule = Batcher(model, 10_000, lambda _: None, lambda _: None, loop.call_later)
         self.function: Callable[[Inputs, Call], Any] = model.infer
-        self.requests: list[Execution] = []
+        self.requests: list[AwaitedExecution] = []
         self.values: list[list[float]] = []
         self.given_up: set[int] = set()
         self.executed: list[Work] = []
@@ -92,7 +92,7 @@ class Run:
             inputs["x"][:, -1] = BAD
         call = Call()
         call.scheduling = Scheduling(priority=put.priority)
-        execution = Execution(inputs, call, self.loop.create_future())
+        execution = AwaitedExecution(inputs, call, self.loop.create_future())
         self.requests.append(execution)
         self.values.append(values)
         self.schedule.put(execution)

@@ -18,7 +18,7 @@ from triglot.engine.inbox import LoopInbox
 from triglot.engine.instance import Instance
 from triglot.engine.queue import WorkQueue
 from triglot.engine.servable import Servable
-from triglot.engine.work import Execution, Work, explained
+from triglot.engine.work import AwaitedExecution, Work, explained
 
 SECONDS = 30.0
 
@@ -157,7 +157,7 @@ async def test_a_schedule_that_fails_does_not_end_the_instance(caplog: pytest.Lo
     schedule = FailsAtFirst(10, run_at_once)
     finished = LoopInbox[Work](loop, lambda work: work.deliver())
     instance = Instance("m", 0, schedule, lambda inputs, _: inputs, lambda error: explained("m", error), finished)
-    execution = Execution({}, Call(), loop.create_future())
+    execution = AwaitedExecution({}, Call(), loop.create_future())
     schedule.put(execution)
     assert await asyncio.wait_for(execution.future, SECONDS) == {}
     assert "no room to look" in caplog.text

@@ -14,7 +14,7 @@ from scripted_models import Inputs, Plain, number
 from triglot import Call
 from triglot.core.errors import Cancelled, ServingError
 from triglot.engine.servable import Servable
-from triglot.engine.work import STREAM_BUFFER
+from triglot.engine.stream import STREAM_BUFFER
 
 
 def servable(infer: Any) -> Servable:

@@ -17,7 +17,7 @@ from scripted_models import Counting, CountingLoop, Inputs, Plain, Scripted, num
 from triglot import Call, Cancelled, InvalidArgument
 from triglot.core.errors import Code, DeadlineExceeded, Internal, QueueFull, ServingError
 from triglot.engine.servable import Servable
-from triglot.engine.work import STREAM_BUFFER
+from triglot.engine.stream import STREAM_BUFFER
 
 
 async def test_blocking_code_runs_on_the_instances_threads() -> None:

@@ -27,7 +27,7 @@ from stream_requests import (
 from triglot import FailedPrecondition, Model, TensorSpec, Unavailable
 from triglot.core.scheduling import SequenceBatching
 from triglot.core.types import Answer
-from triglot.engine.work import STREAM_BUFFER
+from triglot.engine.stream import STREAM_BUFFER
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.stream import MAX_IN_FLIGHT, MAX_UNSENT
 from waiting import until

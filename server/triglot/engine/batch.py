@@ -13,8 +13,9 @@ from triglot.core.call import BatchCall, Call
 from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
 from triglot.engine.buffers import Buffers
 from triglot.engine.joining import join, rows_of, split
+from triglot.engine.stream import Stream
 from triglot.engine.timing import BatchTimes
-from triglot.engine.work import Execution, Explain, Function, Inputs, Stream
+from triglot.engine.work import Execution, Explain, Function, Inputs
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,9 @@ from triglot.engine.forming import Wait, Waiting
 from triglot.engine.ordering import ArrivalOrder
 from triglot.engine.parts import Part, Whole
 from triglot.engine.queue import Defer, Later, Timer
+from triglot.engine.stream import Stream
 from triglot.engine.waiting import REQUESTS, Taken, WaitingRoom, expired
-from triglot.engine.work import Execution, InstanceExecution, Stream, Work
+from triglot.engine.work import Execution, InstanceExecution, Work
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ class Part(Execution):
     __slots__ = ("_whole",)
 
     def __init__(self, whole: Whole, inputs: Inputs, execution: Execution) -> None:
-        super().__init__(inputs, execution.call, execution.future)
+        super().__init__(inputs, execution.call)
         self._whole = whole
 
     def start(self, batch_size: int) -> None:
@@ -30,8 +30,13 @@ class Part(Execution):
         """On an instance's thread; all of it is the request's time in the model."""
         self._whole.ended()
 
-    def deliver(self) -> None:
-        """On the loop."""
+    @property
+    def over(self) -> bool:
+        """See the base class."""
+        return False  # The whole knows.
+
+    def settle(self) -> None:
+        """See the base class."""
         self._whole.delivered(self)
 
 

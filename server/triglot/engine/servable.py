@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from contextvars import copy_context
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.ensemble import Ensemble
@@ -39,9 +40,11 @@ from triglot.engine.queue import queue_full
 from triglot.engine.response_cache import ResponseCache, Shelf
 from triglot.engine.schedule import Schedule, schedule_for
 from triglot.engine.sequences import SequenceSchedule
+from triglot.engine.stream import NOTHING, Stream, StreamEnd
+from triglot.engine.submission import Submission
 from triglot.engine.timing import ResponseTimes
 from triglot.engine.unloading import unload
-from triglot.engine.work import NOTHING, Around, Execution, Explain, Inputs, Stream, StreamEnd, Work, explained
+from triglot.engine.work import Around, AwaitedExecution, Explain, Inputs, Work, explained
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +87,8 @@ class Servable(Leases):
         """Whether a request is a coroutine that runs at once, for itself."""
         self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
         """Whether a stream of one answer is a request like others, since the model cannot send more."""
+        self.takes_submissions = not self.direct or self._inline is not None
+        """Whether no request needs a task of its own, but for streams."""
         # Not a method: the threads would keep this.
         self._explain: Explain = partial(explained, str(self))
         self._instances = Instances(f"{name}/{version}", model.instances, self.function, self._explain, self._loop)
@@ -159,13 +164,12 @@ class Servable(Leases):
             if call.deadline is not None and call.expired:
                 raise call.overdue(BEFORE_START)
             if self.direct:
-                if self._leases > self._limit:
-                    self._refuse_on_loop()
+                self._check_room_on_loop()
                 if self._inline is not None:
                     return self._inline.one(inputs, call)
                 await as_task()
                 return await in_time(call, self._run_on_loop(inputs, call), WHILE_RUNNING)
-            execution = Execution(inputs, call, self._loop.create_future())
+            execution = AwaitedExecution(inputs, call, self._loop.create_future())
             self._put(execution, call)
             timer = None if call.deadline is None else self._expire_later(call, execution)
             try:
@@ -183,6 +187,39 @@ class Servable(Leases):
             if gate is not None:
                 gate.leave(call.size)
 
+    def submit(self, execution: Submission) -> None:
+        """As `infer`, where `takes_submissions`: the outcome is told, before this returns or later."""
+        call = execution.call
+        self._leases += 1
+        try:
+            execution.gate = self._enter(call)
+            if call.deadline is not None and call.expired:
+                raise call.overdue(BEFORE_START)
+            if self._inline is None or not self.direct:
+                self._put(execution, call)
+                if call.deadline is not None:
+                    execution.timer = self._expire_later(call, execution)
+                return
+            self._check_room_on_loop()
+            execution.result = copy_context().run(self._inline.one, execution.inputs, call)
+        except BaseException as error:  # As on a thread: a model that calls exit() fails this call.
+            execution.error = self._explain(error)
+        execution.settle()
+
+    def finish(self, execution: Submission) -> None:
+        """It is over: what it holds is let go of."""
+        if execution.timer is not None:
+            execution.timer.cancel()
+        if execution.gate is not None:
+            execution.gate.leave(execution.call.size)
+        self.__exit__()
+
+    def give_up(self, execution: Submission) -> None:
+        """Nobody wants the outcome any more."""
+        self._schedule.discard(execution)
+        execution.call.cancel()
+        self.finish(execution)
+
     def _enter(self, call: Call) -> Gate | None:
         if self._gate is not None:
             self._gate.enter(call.size)
@@ -197,14 +234,14 @@ class Servable(Leases):
             error.message += ", as many as max_queue_size allows"
             raise
 
-    def _expire_later(self, call: Call, execution: Execution) -> asyncio.TimerHandle:
+    def _expire_later(self, call: Call, execution: AwaitedExecution | Submission) -> asyncio.TimerHandle:
         """End the call at its deadline, wherever it is then."""
         return self._loop.call_later(call.remaining or 0, self._expire, call, execution)
 
-    def _expire(self, call: Call, execution: Execution) -> None:
-        if not execution.future.done():
+    def _expire(self, call: Call, execution: AwaitedExecution | Submission) -> None:
+        if not execution.over:
             waits = self._schedule.discard(execution)
-            execution.future.set_exception(call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
+            execution.fail(call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
 
     async def _run_on_loop(self, inputs: Inputs, call: Call) -> Any:
         call.started(time.perf_counter())
@@ -218,10 +255,11 @@ class Servable(Leases):
         if call.statistics is not None:
             call.statistics.executed_alone(call, inputs, seconds)
 
-    def _refuse_on_loop(self) -> NoReturn:
-        # Calls of `async def` code do not wait; the bound is on how many run.
-        self._queue_full += 1
-        raise queue_full(f"{self._limit} requests run, as many as max_queue_size allows")
+    def _check_room_on_loop(self) -> None:
+        """Raises `QueueFull`: calls of code on the loop do not wait; the bound is on how many run."""
+        if self._leases > self._limit:
+            self._queue_full += 1
+            raise queue_full(f"{self._limit} requests run, as many as max_queue_size allows")
 
     def stream(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _as_it_is
@@ -247,8 +285,7 @@ class Servable(Leases):
     async def _stream_on_loop(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
     ) -> AsyncGenerator[Any, None]:
-        if self._leases > self._limit:
-            self._refuse_on_loop()
+        self._check_room_on_loop()
         if call.expired:
             raise call.overdue(BEFORE_START)
         gate = self._enter(call) if call.size else None

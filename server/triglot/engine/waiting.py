@@ -23,7 +23,8 @@ from triglot.core.scheduling import AUTO, DynamicBatching, QueuePolicy
 from triglot.engine.forming import Decision, Lane, Reason, Rules, Run, Wait, Waiting, form
 from triglot.engine.kinds import Kinds
 from triglot.engine.queue import RETRY_AFTER_SECONDS, queue_full
-from triglot.engine.work import Execution, InstanceExecution, Stream, Work
+from triglot.engine.stream import Stream
+from triglot.engine.work import Execution, InstanceExecution, Work
 
 REQUESTS = (Execution, Stream)
 """What a request is as work; `Execution | Stream` would be made anew each time."""

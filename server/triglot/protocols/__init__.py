@@ -15,6 +15,7 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.core.repeated import FindPattern
 from triglot.core.scattered import Scattered
 
 _PATTERN = re.compile(r":[^{}]*}")
@@ -59,6 +60,7 @@ class Method:
     `decode_size` tells the same of `decode`, and is asked for large requests only. `scatter` does what `encode`
     does, without a copy of large arrays, for transports that can send pieces. `details` makes of an error's
     text what the client is told. `told` makes an answer of an error, where a protocol tells it in its messages.
+    `repeats` finds what a request repeats; a transport may run those in a quicker way.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Method:
     scatter: Callable[[Any], bytes | Scattered] | None = None
     details: Callable[[str], str] = str
     told: Callable[[ServingError], bytes | None] = _status_only
+    repeats: FindPattern | None = None
 
 
 @dataclass(frozen=True, slots=True)

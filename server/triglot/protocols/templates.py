@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 R = TypeVar("R")
 
@@ -25,14 +25,24 @@ class Variables(Generic[R]):
     """Where a message may differ from others of its kind, in the order of the bytes.
 
     `make` gives the request of such a message, or None when what it has in these places cannot stand there.
+    `tensors`: the places of its inputs' values, in the order of the inputs; None where there is more that differs.
     """
 
     places: Sequence[slice]
     make: Callable[[bytes], R | None]
+    tensors: Sequence[slice] | None = None
 
 
-_Template = tuple[Sequence[tuple[slice, bytes]], Callable[[bytes], R | None]]
-"""Literals and where they stand, and what makes a request of such a message."""
+class Template(Generic[R]):
+    """What is the same in messages of one kind. `repeat` is for whoever has more to remember of them."""
+
+    __slots__ = ("literals", "make", "repeat", "tensors")
+
+    def __init__(self, data: bytes, variables: Variables[R]) -> None:
+        self.literals = _literals(data, variables.places)
+        self.make = variables.make
+        self.tensors = variables.tensors
+        self.repeat: Any = None
 
 
 class TemplateDecoder(Generic[R]):
@@ -47,19 +57,25 @@ class TemplateDecoder(Generic[R]):
         self._decode = decode
         self._find = find
         self._small = small
-        self._by_length: dict[int, list[_Template[R]]] = {}
+        self._by_length: dict[int, list[Template[R]]] = {}
         self._count = 0
         self._unlike = 0
 
-    def __call__(self, data: bytes) -> R:
-        """The request of `data`; raises as `decode`."""
-        for literals, make in self._by_length.get(len(data), ()):
-            for place, literal in literals:
+    def find(self, data: bytes) -> Template[R] | None:
+        """The one that the message is of, if there is one."""
+        for template in self._by_length.get(len(data), ()):
+            for place, literal in template.literals:
                 if data[place] != literal:
                     break
             else:
-                if (known := make(data)) is not None:
-                    return known
+                return template
+        return None
+
+    def __call__(self, data: bytes) -> R:
+        """The request of `data`; raises as `decode`."""
+        template = self.find(data)
+        if template is not None and (known := template.make(data)) is not None:
+            return known
         request = self._decode(data)
         if len(data) < self._small:
             self._learn(data, request)
@@ -79,7 +95,7 @@ class TemplateDecoder(Generic[R]):
             self._count -= 1
         elif self._count >= MAX_TEMPLATES:
             self._by_length, self._count, known = {}, 0, []
-        known.append((_literals(data, variables.places), variables.make))
+        known.append(Template(data, variables))
         self._by_length[len(data)] = known
         self._count += 1
 

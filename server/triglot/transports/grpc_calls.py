@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
 from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
+from triglot.core.repeated import Repeated, Reply
 from triglot.protocols import Method, Operation, Service
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry
@@ -80,40 +81,11 @@ class Calls:
             await asyncio.wait([stopped, *(stream.task for stream in self._streams)], timeout=END_AGAIN_SECONDS)
         await stopped
 
-    def unary(self, method: Method, endpoint: Endpoint) -> Unary:
+    def unary(self, method: Method, endpoint: Endpoint) -> UnaryHandler:
         """One request, one answer."""
-        decode, encode, size_of = method.decode, self._encode(method), method.answer_size
-        run = cast("Callable[..., Awaitable[Any]]", method.call)
+        return UnaryHandler(self, method, endpoint)
 
-        async def handle(data: bytes, context: Context) -> bytes:
-            call = _call(context)
-            call.size = len(data)
-            observed = Observation(endpoint, call, call.size)
-            try:
-                if len(data) > OFF_LOOP_BYTES:
-                    request = await run_sized(method.decode_size(data), decode, data)
-                else:
-                    request = decode(data)
-                observed.decoded()
-                answer = await run(request, call)
-                observed.answered()
-                if size_of(answer) > OFF_LOOP_BYTES:
-                    encoded = await asyncio.to_thread(encode, answer)
-                else:
-                    encoded = encode(answer)
-                observed.encoded(len(encoded))
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    # UNAVAILABLE is what is said to those that outlive the grace period.
-                    observed.end(Code.UNAVAILABLE if self.stopping else outcome(error))
-                    raise
-                return await self._tell(method, error, context, observed)
-            observed.end(Code.OK)
-            return encoded
-
-        return handle
-
-    def _encode(self, method: Method) -> Callable[[Any], bytes]:
+    def encoder(self, method: Method) -> Callable[[Any], bytes]:
         # A transport that scatters is ready for both kinds.
         scatter = cast("Callable[[Any], bytes] | None", method.scatter) if self._scatters else None
         return scatter or method.encode
@@ -166,7 +138,7 @@ class Calls:
         """Send the answers of a stream; when the server stops, the stream ends with UNAVAILABLE."""
         task = asyncio.current_task()
         assert task is not None  # Every handler runs in a task of its own.
-        encode, size_of = self._encode(method), method.answer_size
+        encode, size_of = self.encoder(method), method.answer_size
         stream = _OpenStream(task)
         self._streams.add(stream)
         code = Code.OK
@@ -209,7 +181,7 @@ class Calls:
     # Errors are handled in functions of their own: a frame that an error came through must not hold it, or what
     # the frame holds, the request among it, is left to the garbage collector.
 
-    async def _tell(self, method: Method, error: Exception, context: Context, observed: Observation) -> bytes:
+    async def tell(self, method: Method, error: Exception, context: Context, observed: Observation) -> bytes:
         """The answer that tells of an error; without one the call ends here, with a status."""
         failure = as_serving_error(error, method.name)
         told = method.told(failure)
@@ -238,6 +210,70 @@ class Calls:
     async def _end(self, context: Context, error: ServingError, details: Callable[[str], str] = str) -> None:
         """End the call with a status, the only thing to be sent: gRPC's own retries are for such calls."""
         await self._abort(context, error.code, fitting(details(error.message)), _hints(error))
+
+
+class UnaryHandler:
+    """Of a row with one request and one answer."""
+
+    __slots__ = ("_calls", "_encode", "_endpoint", "_method", "_run")
+
+    def __init__(self, calls: Calls, method: Method, endpoint: Endpoint) -> None:
+        self._calls = calls
+        self._method = method
+        self._endpoint = endpoint
+        self._encode = calls.encoder(method)
+        self._run = cast("Callable[..., Awaitable[Any]]", method.call)
+
+    async def answer(self, data: bytes, context: Context) -> bytes:
+        """The answer; without one the call has been ended with a status."""
+        call, observed = self._observed(data, context)
+        return await self.conclude(self._called(data, call, observed), context, observed)
+
+    async def _called(self, data: bytes, call: Call, observed: Observation) -> Any:
+        method = self._method
+        if len(data) > OFF_LOOP_BYTES:
+            request = await run_sized(method.decode_size(data), method.decode, data)
+        else:
+            request = method.decode(data)
+        observed.decoded()
+        return await self._run(request, call)
+
+    async def conclude(self, answer: Awaitable[Any], context: Context, observed: Observation) -> bytes:
+        """As `answer`, of what the row's call gives."""
+        try:
+            given = await answer
+            observed.answered()
+            if self._method.answer_size(given) > OFF_LOOP_BYTES:
+                encoded = await asyncio.to_thread(self._encode, given)
+            else:
+                encoded = self._encode(given)
+            observed.encoded(len(encoded))
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                observed.end(self.left)
+                raise
+            return await self._calls.tell(self._method, error, context, observed)
+        observed.end(Code.OK)
+        return encoded
+
+    @property
+    def left(self) -> Code:
+        """How a call is counted that is cancelled."""
+        # UNAVAILABLE is what is said to those that outlive the grace period.
+        return Code.UNAVAILABLE if self._calls.stopping else Code.CANCELLED
+
+    def repeat(self, data: bytes, context: Context, reply: Reply) -> Repeated | None:
+        """Have it answered in the way of calls that repeat others, if it is one."""
+        repeats = self._method.repeats
+        if repeats is None or (pattern := repeats(data)) is None:
+            return None
+        call, observed = self._observed(data, context)
+        return pattern.begin(data, call, observed, reply)
+
+    def _observed(self, data: bytes, context: Context) -> tuple[Call, Observation]:
+        call = _call(context)
+        call.size = len(data)
+        return call, Observation(self._endpoint, call, call.size)
 
 
 class _OpenStream:

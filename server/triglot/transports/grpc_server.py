@@ -48,7 +48,9 @@ class GrpcServer:
         self._calls = calls = Calls(_abort, grpc.aio.InternalError)
         self._gathering = gathering = Gathering()
         makers: dict[Kind, Callable[[Method, Endpoint], grpc.RpcMethodHandler]] = {
-            Kind.UNARY: lambda *row: grpc.unary_unary_rpc_method_handler(gathered(calls.unary(*row), gathering)),
+            Kind.UNARY: lambda *row: grpc.unary_unary_rpc_method_handler(
+                gathered(calls.unary(*row).answer, gathering)
+            ),
             Kind.SERVER_STREAM: lambda *row: grpc.unary_stream_rpc_method_handler(calls.server_stream(*row)),
             Kind.BIDI_STREAM: lambda *row: grpc.stream_stream_rpc_method_handler(
                 _gathered_stream(calls.bidi_stream(*row), gathering)

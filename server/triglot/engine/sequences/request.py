@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from triglot.core.errors import ServingError
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.tensor import Array
-from triglot.engine.work import Execution, Inputs, Stream
+from triglot.engine.stream import Stream
+from triglot.engine.work import Execution, Inputs
 
 SequenceWork = Execution | Stream
 """What can be a request of a sequence."""

@@ -23,7 +23,8 @@ from triglot.engine.sequences.batch import SequenceBatch, Tensors
 from triglot.engine.sequences.request import SequenceRequest, SequenceWork
 from triglot.engine.sequences.strategies import Rows, strategy_of
 from triglot.engine.sequences.table import REASONS, Dropped, SequenceTable
-from triglot.engine.work import Execution, InstanceExecution, Stream, Work
+from triglot.engine.stream import Stream
+from triglot.engine.work import Execution, InstanceExecution, Work
 
 log = logging.getLogger(__name__)
 

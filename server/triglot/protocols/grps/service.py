@@ -23,6 +23,7 @@ from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Service
 from triglot.protocols.grps.answers import (
     answer_size,
+    around_answer,
     encode_answer,
     encode_item,
     encoded_answer,
@@ -43,6 +44,7 @@ from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.metadata import model_text
 from triglot.protocols.grps.request import Request
 from triglot.protocols.grps.templates import request_decoder
+from triglot.protocols.repeats import Repeats, Ways
 from triglot.protocols.wire import parse_control
 
 log = logging.getLogger(__name__)
@@ -136,7 +138,7 @@ class Grps:
         except InvalidArgument as error:
             raise Undecodable(error.message) from None
         try:
-            if self._find(request).model.takes_messages:
+            if self._find(request.model).model.takes_messages:
                 check_tensors(encoded)
             else:
                 request.message = decode_message(encoded)
@@ -151,7 +153,7 @@ class Grps:
         """
         request = Request(model, message)
         try:
-            takes_messages = self._find(request).model.takes_messages
+            takes_messages = self._find(request.model).model.takes_messages
         except ServingError:
             return request  # Its answer will say so.
         if takes_messages:
@@ -196,14 +198,29 @@ class Grps:
         Raises `ServingError`, that of the request's content among them.
         """
         call.model_name = request.model
-        servable = self._find(request)
+        servable = self._find(request.model)
         call.model_name, call.model_version = servable.name, servable.version
         if request.error is not None:
             raise request.error
         return servable
 
-    def _find(self, request: Request) -> Servable:
-        return find_servable(self._dataplane, request.model, self._default_model)
+    def _find(self, model: str) -> Servable:
+        return find_servable(self._dataplane, model, self._default_model)
+
+    def _repeats(self) -> Repeats[Request]:
+        """Calls of Predict that repeat others."""
+
+        def inference(servable: Servable, request: Request) -> InferenceRequest:
+            _inference(servable, request)  # The first one of its form is looked at more closely.
+            return _inference(servable, request)
+
+        ways: Ways[Request] = Ways(
+            finder=lambda request: partial(self._find, request.model),
+            inference=inference,
+            around=lambda response, _: around_answer(response),
+            answer=lambda response, _: encoded_answer(response, None),
+        )
+        return Repeats(self._dataplane, self._decode, ways)
 
     # --- gRPC ---
 
@@ -230,6 +247,7 @@ class Grps:
                     decoding_size,
                     scatter_answer,
                     told=_told,
+                    repeats=self._repeats(),
                 ),
                 Method(
                     "PredictStreaming",

@@ -39,7 +39,7 @@ def _find(data: bytes, request: Request) -> Variables[Request] | None:
     def make(data: bytes) -> Request:
         return Request(form.model, None, None, None, None, form, [data[place] for place in places])
 
-    return Variables(places, make)
+    return Variables(places, make, places)
 
 
 def _places(data: bytes, wanted: int, within: slice) -> Iterator[slice]:

@@ -20,9 +20,11 @@ from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.extension import Extension
 from triglot.protocols.kserve.regions import Regions
-from triglot.protocols.kserve.small_answers import small_answer
+from triglot.protocols.kserve.small_answers import around_small, small_answer
 from triglot.protocols.kserve.stream import InferStream
+from triglot.protocols.kserve.stream_requests import StreamRequests
 from triglot.protocols.kserve.templates import infer_decoder
+from triglot.protocols.repeats import Repeats, Ways
 from triglot.protocols.wire import length_prefix, parse_control, rest_size, serialize
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
@@ -61,6 +63,8 @@ class KServe:
         self._extended = ExtendedPlane(dataplane, regions or Regions())
         self._server_name = server_name
         self._decode = infer_decoder()
+        self._decode_streamed = infer_decoder()
+        self._streamed_repeats = Repeats(dataplane, self._decode_streamed, infer_ways(dataplane, final=True))
         self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
 
     async def server_live(self, _: pb.ServerLiveRequest, __: Call) -> pb.ServerLiveResponse:
@@ -125,10 +129,16 @@ class KServe:
         The answers are encoded, and counted with their requests.
         """
         end_on_error = call.metadata.get("triton_grpc_error") == "true"
-        stream = InferStream(
-            self._decode, self._dataplane, self._extended, call, self._streamed, end_on_error=end_on_error
+        asked = StreamRequests(
+            self._decode_streamed,
+            self._streamed_repeats,
+            self._dataplane,
+            self._extended,
+            call,
+            self._streamed,
+            end_on_error=end_on_error,
         )
-        return stream.run(requests)
+        return InferStream(asked).run(requests)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, _: Call) -> pb.RepositoryIndexResponse:
         """Every version of every wanted model with its state, and what could be loaded (spec 3.9).
@@ -184,6 +194,7 @@ class KServe:
                     packing_size,
                     partial(rest_size, cut=RAW_INPUTS),
                     scatter_infer,
+                    repeats=Repeats(self._dataplane, self._decode, infer_ways(self._dataplane)),
                 ),
                 Method(
                     "ModelStreamInfer",
@@ -207,6 +218,17 @@ def scatter_infer(response: InferenceResponse) -> bytes | Scattered:
     if (small := small_answer(response)) is not None:
         return small
     return Scattered(infer_pieces(response)) if may_scatter(response) else encode_infer(response)
+
+
+def infer_ways(dataplane: DataPlane, *, final: bool | None = None) -> Ways[InferenceRequest]:
+    """How requests that repeat others are run; see `small_answer` for `final`."""
+    return Ways(
+        finder=lambda request: partial(dataplane.servable, request.model_name, request.model_version),
+        inference=lambda _, request: request,
+        around=lambda response, _: around_small(response, final=final),
+        answer=lambda response, _: response,
+        worded=partial(name_request, request_id=""),
+    )
 
 
 def _model_to_change(request: RepositoryChange) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from triglot.core.tensor import DATATYPES, element_count
@@ -21,19 +22,10 @@ def small_answer(response: InferenceResponse, *, final: bool | None = None) -> b
 
     None for one with parameters of its own, with BYTES, without tensors, or of more bytes.
     """
-    if response.parameters or response.placed:
+    if (around := _around_of(response, final)) is None:
         return None
-    layout, raw = [], []
-    for output in response.outputs:
-        array = output.array
-        dtype = array.dtype
-        if array.nbytes > SMALL_BYTES or dtype.kind in "OSUT" or not dtype.isnative:
-            return None
-        layout.append((output.name, output.datatype, array.shape))
-        raw.append(array.tobytes())
-    size, head, before = _around(response.model_name, response.model_version, final, tuple(layout))
-    if not 0 < size <= SMALL_BYTES:
-        return None
+    size, head, before = around
+    raw = [output.array.tobytes() for output in response.outputs]
     if response.id:
         request_id = response.id.encode()
         request_id = length_prefix(_ID, len(request_id)) + request_id
@@ -41,6 +33,29 @@ def small_answer(response: InferenceResponse, *, final: bool | None = None) -> b
     if len(raw) == 1:
         return head + before[0] + raw[0]
     return head + b"".join([piece for pair in zip(before, raw, strict=True) for piece in pair])
+
+
+def around_small(response: InferenceResponse, *, final: bool | None = None) -> Sequence[bytes] | None:
+    """What stands before each output's values in a small answer without an id, and behind the last ones."""
+    if response.id or (around := _around_of(response, final)) is None:
+        return None
+    _, head, before = around
+    return head + before[0], *before[1:], b""
+
+
+def _around_of(response: InferenceResponse, final: bool | None) -> tuple[int, bytes, tuple[bytes, ...]] | None:
+    """See `_around`; None for what is no small answer."""
+    if response.parameters or response.placed:
+        return None
+    layout = []
+    for output in response.outputs:
+        array = output.array
+        dtype = array.dtype
+        if array.nbytes > SMALL_BYTES or dtype.kind in "OSUT" or not dtype.isnative:
+            return None
+        layout.append((output.name, output.datatype, array.shape))
+    around = _around(response.model_name, response.model_version, final, tuple(layout))
+    return around if 0 < around[0] <= SMALL_BYTES else None
 
 
 @lru_cache(maxsize=256)

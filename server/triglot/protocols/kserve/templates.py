@@ -46,7 +46,7 @@ def _find(data: bytes, request: InferenceRequest) -> Variables[InferenceRequest]
         tensors = [InputTensor(name, datatype, shape, data[place]) for name, datatype, shape, place in inputs]
         return InferenceRequest(model_name, model_version, request_id, tensors, outputs)
 
-    return Variables([place for _, place in found], make)
+    return Variables([place for _, place in found], make, None if ids else raw)
 
 
 def _fixed_size(tensor: InputTensor) -> bool:

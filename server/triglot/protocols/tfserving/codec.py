@@ -181,7 +181,8 @@ def _find(data: bytes, request: PredictRequest) -> Variables[PredictRequest] | N
         tensors = [InputTensor(name, datatype, shape, data[place]) for name, datatype, shape, place in inputs]
         return PredictRequest(spec, tensors, output_filter)
 
-    return Variables([place for _, _, _, place in inputs], make)
+    places = [place for _, _, _, place in inputs]
+    return Variables(places, make, places)
 
 
 _NOWHERE = slice(0, 0)
@@ -240,6 +241,16 @@ def _pieces(response: InferenceResponse, signature_name: str, as_content: bool) 
         pieces += _output_pieces(output, as_content)
     pieces.append(_encoded_spec(response.model_name, int(response.model_version), signature_name))
     return pieces
+
+
+def around_predict(
+    response: InferenceResponse, signature_name: str, *, as_content: bool = False
+) -> Sequence[bytes] | None:
+    """What stands before each output's values, and behind the last ones; None where they are not in one piece."""
+    if any(memory_field(output.datatype, as_content=as_content) is None for output in response.outputs):
+        return None
+    pieces = _pieces(response, signature_name, as_content)
+    return [*pieces[:-1:2], pieces[-1]]
 
 
 def _output_pieces(output: OutputTensor, as_content: bool) -> list[Any]:

@@ -7,10 +7,13 @@ from functools import partial
 from typing import Any
 
 from triglot.core.scattered import Scattered
+from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
 from triglot.protocols import Kind, Method, Operation, Service, no_work
+from triglot.protocols.repeats import Around
 from triglot.protocols.tfserving.codec import (
     ELEMENT_WORK,
+    around_predict,
     decoding_size,
     encode_predict,
     encoding_size,
@@ -44,18 +47,31 @@ def tfserving_services(predictions: Predictions, models: Models, *, tensor_conte
     reload = partial(parse_control, management_pb2.ReloadConfigRequest)
 
     def row(
-        name: str, decode: Any, run: Any, encode: Any, answer_size: Any, decode_size: Any, scatter: Any = None
+        name: str, decode: Any, run: Any, encode: Any, answer_size: Any, decode_size: Any, **more: Any
     ) -> Method:
-        return Method(name, Kind.UNARY, infer, decode, run, encode, answer_size, decode_size, scatter, _truncated)
+        return Method(
+            name, Kind.UNARY, infer, decode, run, encode, answer_size, decode_size, details=_truncated, **more
+        )
 
     encode = partial(_encode_prediction, tensor_content)
     scatter = partial(_scatter_prediction, tensor_content)
+    decode = predict_decoder()
+    repeats = predictions.repeats(decode, partial(_around_prediction, tensor_content))
     run = predictions
     return [
         Service(
             PREDICTION_SERVICE,
             (
-                row("Predict", predict_decoder(), run.predict, encode, _prediction_size, decoding_size, scatter),
+                row(
+                    "Predict",
+                    decode,
+                    run.predict,
+                    encode,
+                    _prediction_size,
+                    decoding_size,
+                    scatter=scatter,
+                    repeats=repeats,
+                ),
                 row("Classify", classify, run.classify, _encode_classification, _classes, len),
                 row("Regress", regress, run.regress, _encode_regression, _values, len),
                 row("MultiInference", decode_multi, run.multi_inference, serialize, no_work, len),
@@ -92,6 +108,12 @@ def _encode_prediction(tensor_content: bool, prediction: Prediction) -> bytes:
 
 def _scatter_prediction(tensor_content: bool, prediction: Prediction) -> bytes | Scattered:
     return scatter_predict(prediction.response, prediction.signature_name, as_content=tensor_content)
+
+
+def _around_prediction(
+    tensor_content: bool, response: InferenceResponse, request: InferenceRequest
+) -> Around | None:
+    return around_predict(response, request.signature_name, as_content=tensor_content)
 
 
 def _prediction_size(prediction: Prediction) -> int:

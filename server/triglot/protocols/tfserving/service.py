@@ -19,6 +19,8 @@ from triglot.core.validation import InvalidRequest
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable
 from triglot.pb.tfserving import inference_pb2, model_pb2, signature_pb2
+from triglot.protocols.repeats import Around, Repeats, Ways
+from triglot.protocols.templates import TemplateDecoder
 from triglot.protocols.tfserving.checks import check_datatypes, check_predict
 from triglot.protocols.tfserving.codec import (
     ModelSpec,
@@ -103,14 +105,23 @@ class Predictions:
         outputs: Sequence[str],
         call: Call,
     ) -> Awaitable[InferenceResponse]:
-        request = InferenceRequest(
-            servable.name,
-            inputs=inputs,
-            outputs=outputs,
-            signature_name=signature_name,
-            lenient_shapes=True,
+        return self._dataplane.infer_on(servable, _inference(servable, signature_name, inputs, outputs), call)
+
+    def repeats(
+        self,
+        decode: TemplateDecoder[PredictRequest],
+        around: Callable[[InferenceResponse, InferenceRequest], Around | None],
+    ) -> Repeats[PredictRequest]:
+        """Predict calls that repeat others; `around` is what surrounds an answer's values."""
+        ways: Ways[PredictRequest] = Ways(
+            finder=lambda request: partial(find_servable, self._dataplane, request.spec),
+            inference=lambda servable, request: _inference(
+                servable, _signature_name(request.spec), request.inputs, request.output_filter
+            ),
+            around=around,
+            answer=lambda response, request: Prediction(response, request.signature_name),
         )
-        return self._dataplane.infer_on(servable, request, call)
+        return Repeats(self._dataplane, decode, ways)
 
     async def classify(self, request: ExamplesRequest, call: Call) -> Classification:
         """Raises `ServingError` with TensorFlow Serving's texts."""
@@ -179,6 +190,14 @@ class Predictions:
                 result.regression_result.CopyFrom(regression_message(regressed.values))
                 result.model_spec.CopyFrom(regressed.spec)
         return response
+
+
+def _inference(
+    servable: Servable, signature_name: str, inputs: list[InputTensor], outputs: Sequence[str]
+) -> InferenceRequest:
+    return InferenceRequest(
+        servable.name, inputs=inputs, outputs=outputs, signature_name=signature_name, lenient_shapes=True
+    )
 
 
 def _streams(servable: Servable) -> Unimplemented:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from triglot.core.errors import Code, ServingError
+from triglot.core.repeated import Repeated
 from triglot.core.scattered import Scattered
 from triglot.protocols import Kind
 from triglot.transports.call_task import CallTask
@@ -61,7 +62,7 @@ class Rpc:
         self.handle = handle
         self.body: Body | None = None
         """What takes the body, where it does not come as a whole."""
-        self.task: asyncio.Task[None] | CallTask | None = None
+        self.task: asyncio.Task[None] | CallTask | Repeated | None = None
         self.over = False
         """Whether nothing more is sent."""
         self._begun = False

@@ -1,0 +1,60 @@
+"""A call that nobody awaits: what it ends with is told."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from triglot.core.call import Call
+from triglot.core.errors import ServingError
+from triglot.engine.work import Execution, Inputs
+
+if TYPE_CHECKING:
+    from triglot.engine.admission import Gate
+    from triglot.engine.servable import Servable
+
+
+class Submission(Execution):
+    """For `Servable.submit`: until `ended` or `cancel` is called, it holds a lease, and room at the `gate`.
+
+    It saves what a coroutine costs that waits for a future, which is as much as a small model does.
+    """
+
+    __slots__ = ("_over", "gate", "servable", "timer")
+
+    def __init__(self, servable: Servable, inputs: Inputs, call: Call) -> None:
+        super().__init__(inputs, call)
+        self.servable = servable
+        self.gate: Gate | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        """Of its deadline."""
+        self._over = False
+
+    @abstractmethod
+    def ended(self) -> None:
+        """There is a `result`, or an `error`."""
+
+    @property
+    def over(self) -> bool:
+        """See the base class."""
+        return self._over
+
+    def settle(self) -> None:
+        """See the base class."""
+        self._over = True
+        self.servable.finish(self)
+        self.ended()
+
+    def fail(self, error: ServingError) -> None:
+        """It is over, whatever the model still does."""
+        self.error = error
+        self.settle()
+
+    def cancel(self) -> bool:
+        """Nobody wants the outcome any more; False when it is over already."""
+        if self._over:
+            return False
+        self._over = True
+        self.servable.give_up(self)
+        return True

@@ -1,0 +1,254 @@
+"""The requests of a ModelStreamInfer call: each from its bytes to those of its answers (spec 2.8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, Protocol
+
+from triglot.core.call import Call
+from triglot.core.duplex import Running
+from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome
+from triglot.core.repeated import Repeated
+from triglot.core.tensor import LONG_BYTES
+from triglot.core.types import InferenceRequest, InferenceResponse
+from triglot.dataplane import DataPlane
+from triglot.engine.own_task import as_task
+from triglot.protocols.kserve.codec import (
+    StreamError,
+    encode_stream_infer,
+    identify,
+    packing_size,
+)
+from triglot.protocols.kserve.errors import name_request
+from triglot.protocols.kserve.extended_plane import ExtendedPlane
+from triglot.protocols.kserve.small_answers import FINAL, small_answer
+from triglot.protocols.repeats import Repeats
+from triglot.telemetry.observation import Observation
+from triglot.telemetry.store import Endpoint
+
+WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
+_VALIDATION = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
+
+
+class Place:
+    """A request's place in the line, with its answer once that is there; an error ends the call."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        self.answer: bytes | ServingError | None = None
+
+
+class Line(Protocol):
+    """Where a stream's answers go, and what runs for it."""
+
+    def begin(self, work: Coroutine[Any, Any, None], /) -> None:
+        """Begin it; it raises nothing."""
+
+    def runs(self, one: Running, /) -> None:
+        """It runs from now on."""
+
+    def ended(self, one: Any, /) -> None:
+        """It runs no more."""
+
+    def say(self, place: Place, answer: bytes | ServingError, /) -> None:
+        """The answer to the request at this place, or what ends the call."""
+
+    def step_out(self, place: Place, /) -> None:
+        """The request keeps no order: its answers are `put`, until it has `left`."""
+
+    async def put(self, answer: bytes | ServingError, /) -> None:
+        """One that stands in no line; waits until there is room."""
+
+    def left(self) -> None:
+        """A request that stepped out has been answered."""
+
+
+class StreamRequests:
+    """Runs the requests of one call, as `decode` reads them, and has `endpoint` count them.
+
+    `repeats` finds those that repeat others. `extended` runs those with options of single tensors. `end_on_error`:
+    an execution's first error ends the call instead of being sent in band.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[bytes], InferenceRequest],
+        repeats: Repeats[InferenceRequest],
+        dataplane: DataPlane,
+        extended: ExtendedPlane,
+        call: Call,
+        endpoint: Endpoint,
+        *,
+        end_on_error: bool,
+    ) -> None:
+        self._decode = decode
+        self._repeats = repeats
+        self._dataplane = dataplane
+        self._extended = extended
+        self._call = call
+        self._endpoint = endpoint
+        self._end_on_error = end_on_error
+
+    def begin(self, data: bytes, place: Place, line: Line) -> None:
+        """Run one request; it may be answered when this returns."""
+        repeat = self._repeats(data)
+        if repeat is None:
+            line.begin(self._answer(data, place, line))
+            return
+        call, observed = self._observed(data)
+        reply = _Reply(self, place, line, call, repeat.request)
+        repeated = repeat.begin(data, call, observed, reply)
+        if not repeated.over:
+            reply.repeated = repeated
+            line.runs(repeated)
+
+    def _observed(self, data: bytes) -> tuple[Call, Observation]:
+        call = self._call.child()
+        call.size = len(data)
+        return call, Observation(self._endpoint, call, call.size)
+
+    async def _answer(self, data: bytes, place: Place, line: Line) -> None:
+        call, observed = self._observed(data)
+        answer = self._called(data, place, line, call, observed)
+        await self.conclude(answer, place, line, call, observed, partial(identify, data))
+
+    async def _called(
+        self, data: bytes, place: Place, line: Line, call: Call, observed: Observation
+    ) -> InferenceResponse | None:
+        """The one answer, or None. Raises `ServingError`."""
+        request = self._decode(data)
+        observed.decoded()
+        servable = self._dataplane.servable_of(request)
+        if servable.decoupled:
+            line.step_out(place)
+            await self._answer_apart(request, line, call, observed)
+            return None
+        if request.options is not None:
+            return await self._extended.infer(request, call)
+        with servable:
+            return await self._dataplane.infer_on(servable, request, call)
+
+    async def conclude(
+        self,
+        answer: Coroutine[Any, Any, InferenceResponse | None],
+        place: Place,
+        line: Line,
+        call: Call,
+        observed: Observation,
+        identity: Callable[[], InferenceRequest],
+    ) -> None:
+        """Send the answer, or the error that it raises; `identity` says of which model and request it is."""
+        encoded = None
+        try:
+            if (response := await answer) is None:
+                return
+            observed.answered()
+            encoded = small_answer(response, final=True) or await _encoded(response, final=True)
+            observed.encoded(len(encoded))
+            # Before the client hears of it, so that who asks next finds it counted.
+            observed.end(Code.OK)
+        except Exception as error:
+            line.say(place, self._told(error, identity(), call, observed))
+        except asyncio.CancelledError as error:
+            observed.end(outcome(error))
+        if encoded is not None:
+            line.say(place, encoded)
+
+    async def _answer_apart(
+        self, request: InferenceRequest, line: Line, call: Call, observed: Observation
+    ) -> None:
+        """Of a decoupled model. Raises `CancelledError` only."""
+        try:
+            await as_task()
+            await self._answer_each(request, line, call, observed)
+        except Exception as error:
+            with suppress(asyncio.CancelledError):
+                await line.put(self._told(error, request, call, observed))
+        else:
+            observed.end(Code.OK)
+        finally:
+            line.left()
+
+    async def _answer_each(self, request: InferenceRequest, line: Line, call: Call, observed: Observation) -> None:
+        ended = False
+        plane = self._dataplane if request.options is None else self._extended
+        async with aclosing(plane.infer_stream(request, call)) as responses:
+            async for response in responses:
+                if ended:
+                    raise Internal(f"model '{response.model_name}' has answered after its final answer")
+                ended = response.final
+                await line.put(await _observed(response, observed, final=ended))
+        if not ended and request.parameters.get(WANTS_EMPTY_FINAL):
+            end = InferenceResponse(request.model_name, request.model_version, request.id, [])
+            await line.put(await _observed(end, observed, final=True))
+
+    def _told(
+        self, error: Exception, request: InferenceRequest, call: Call, observed: Observation
+    ) -> bytes | ServingError:
+        """The answer that tells of an error, or what ends the call."""
+        # A function of its own: a frame that the error came through would keep it, and it the frame.
+        code = outcome(error)
+        call.model_name = request.model_name
+        failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
+        observed.answered()
+        # What is wrong with a request stays in band; a model may raise the same codes (spec 2.8).
+        if self._end_on_error and (failure.code not in _VALIDATION or call.began):
+            observed.end(code)
+            return failure
+        encoded = encode_stream_infer(StreamError(request, failure))
+        observed.encoded(len(encoded))
+        observed.end(code)
+        return encoded
+
+
+class _Reply:
+    """To a request that repeats another one: see `Reply`."""
+
+    __slots__ = ("_call", "_line", "_place", "_request", "_requests", "repeated")
+
+    def __init__(
+        self, requests: StreamRequests, place: Place, line: Line, call: Call, request: InferenceRequest
+    ) -> None:
+        self._requests = requests
+        self._place = place
+        self._line = line
+        self._call = call
+        self._request = request
+        self.repeated: Repeated | None = None
+
+    def respond(self, message: bytes) -> None:
+        """See `Reply`."""
+        self._line.say(self._place, message)
+        self._line.ended(self.repeated)
+
+    def conclude(self, answer: Coroutine[Any, Any, Any], observed: Observation) -> None:
+        """See `Reply`."""
+        work = self._requests.conclude(
+            answer, self._place, self._line, self._call, observed, lambda: self._request
+        )
+        self._line.begin(work)
+        self._line.ended(self.repeated)
+
+    def left(self) -> Code:
+        """See `Reply`."""
+        self._line.ended(self.repeated)
+        return Code.CANCELLED
+
+
+async def _encoded(response: InferenceResponse, *, final: bool) -> bytes:
+    response.parameters[FINAL] = final
+    if packing_size(response) > LONG_BYTES:
+        return await asyncio.to_thread(encode_stream_infer, response)
+    return encode_stream_infer(response)
+
+
+async def _observed(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
+    """Encoded as soon as it is there, while it is known whose answer it is."""
+    observed.answered()
+    encoded = small_answer(response, final=final) or await _encoded(response, final=final)
+    observed.encoded(len(encoded))
+    return encoded
