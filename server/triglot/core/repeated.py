@@ -18,16 +18,15 @@ class Reply(Protocol):
     def conclude(self, answer: Coroutine[Any, Any, Any], observed: Any, /) -> None:
         """It is what `answer` gives, to be encoded, or the error that it raises, and to be counted."""
 
-    def left(self) -> Code:
+    def given_up(self) -> Code:
         """Nobody waits for it any more. How the call is counted."""
 
 
 class Repeated(Protocol):
     """Such a call, once it has begun."""
 
-    @property
-    def over(self) -> bool:
-        """Whether its reply has been told."""
+    over: bool
+    """Whether its reply has been told."""
 
     def cancel(self) -> object:
         """Nobody waits for the answer any more: end it now."""

@@ -30,11 +30,6 @@ class Part(Execution):
         """On an instance's thread; all of it is the request's time in the model."""
         self._whole.ended()
 
-    @property
-    def over(self) -> bool:
-        """See the base class."""
-        return False  # The whole knows.
-
     def settle(self) -> None:
         """See the base class."""
         self._whole.delivered(self)

@@ -21,7 +21,7 @@ class Submission(Execution):
     It saves what a coroutine costs that waits for a future, which is as much as a small model does.
     """
 
-    __slots__ = ("_over", "gate", "servable", "timer")
+    __slots__ = ("gate", "over", "servable", "timer")
 
     def __init__(self, servable: Servable, inputs: Inputs, call: Call) -> None:
         super().__init__(inputs, call)
@@ -29,20 +29,18 @@ class Submission(Execution):
         self.gate: Gate | None = None
         self.timer: asyncio.TimerHandle | None = None
         """Of its deadline."""
-        self._over = False
+        self.over = False
+        """Whether nobody waits for the outcome any more."""
 
     @abstractmethod
     def ended(self) -> None:
         """There is a `result`, or an `error`."""
 
-    @property
-    def over(self) -> bool:
-        """See the base class."""
-        return self._over
-
     def settle(self) -> None:
         """See the base class."""
-        self._over = True
+        if self.over:
+            return
+        self.over = True
         self.servable.finish(self)
         self.ended()
 
@@ -53,8 +51,8 @@ class Submission(Execution):
 
     def cancel(self) -> bool:
         """Nobody wants the outcome any more; False when it is over already."""
-        if self._over:
+        if self.over:
             return False
-        self._over = True
+        self.over = True
         self.servable.give_up(self)
         return True

@@ -81,14 +81,9 @@ class Execution(ABC):
         self.result: Any = None
         self.error: ServingError | None = None
 
-    @property
-    @abstractmethod
-    def over(self) -> bool:
-        """Whether nobody waits for the outcome any more. On the loop."""
-
     @abstractmethod
     def settle(self) -> None:
-        """On the loop: the outcome is there, and somebody waits for it."""
+        """On the loop: the outcome is there, if anybody waits for it still."""
 
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread: keep the result or the error."""
@@ -120,8 +115,7 @@ class Execution(ABC):
         """On the loop."""
         if self.seconds >= 0.0 and (statistics := self.call.statistics) is not None:
             statistics.executed_alone(self.call, self.inputs, self.seconds)
-        if not self.over:
-            self.settle()
+        self.settle()
 
 
 class AwaitedExecution(Execution):
@@ -135,11 +129,13 @@ class AwaitedExecution(Execution):
 
     @property
     def over(self) -> bool:
-        """See the base class."""
+        """Whether nobody waits for the outcome any more. On the loop."""
         return self.future.done()
 
     def settle(self) -> None:
         """See the base class."""
+        if self.future.done():
+            return
         if self.error is not None:
             self.future.set_exception(self.error)
         else:

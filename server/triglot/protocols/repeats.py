@@ -19,7 +19,7 @@ import numpy as np
 
 from triglot.binding import admit, response_of
 from triglot.core.call import Call
-from triglot.core.errors import Code, ServingError
+from triglot.core.errors import ServingError
 from triglot.core.repeated import Reply
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
@@ -177,7 +177,9 @@ class Repeat:
         """Run it; the reply may be told of its end before this returns."""
         servable = self.version()
         assert servable is not None  # It has just been found.
-        inputs = {name: np.ndarray(shape, dtype, data[place]) for name, dtype, shape, place in self._inputs}
+        inputs: dict[str, Array] = {}
+        for name, dtype, shape, place in self._inputs:
+            inputs[name] = np.ndarray(shape, dtype, data[place])
         observed.decoded()
         self._dataplane.begin(servable, call)
         call.signature_name = self._signature
@@ -190,17 +192,18 @@ class Repeat:
         """A model's answer; None for one that is not known to be like earlier ones."""
         if type(answer) is not dict:
             return None
-        arrays: list[Array] = []
+        shapes, values = [], []
         for name, dtype in self._outputs:
             array = answer.get(name)
             if type(array) is not np.ndarray or array.dtype is not dtype:
                 return None
-            arrays.append(array)
-        around = self._around.get(tuple([array.shape for array in arrays]))
+            shapes.append(array.shape)
+            values.append(array)
+        around = self._around.get(tuple(shapes))
         if around is None:
             return None
         pieces: list[bytes] = []
-        for before, array in zip(around, arrays, strict=False):
+        for before, array in zip(around, values, strict=False):
             pieces += before, array.tobytes()
         pieces.append(around[-1])
         return b"".join(pieces)
@@ -256,9 +259,8 @@ class RepeatedCall(Submission):
             reply.conclude(self._outcome(), observed)
             return
         self.result = None  # As of an `AwaitedExecution`.
-        observed.encoded(len(encoded))
         # Before the client hears of it, so that who asks next finds it counted.
-        observed.end(Code.OK)
+        observed.finish(len(encoded))
         reply.respond(encoded)
 
     async def _outcome(self) -> Any:
@@ -279,7 +281,7 @@ class RepeatedCall(Submission):
         """See the base class."""
         if not super().cancel():
             return False
-        self._observed.end(self._last().left())
+        self._observed.end(self._last().given_up())
         return True
 
     def cancelling(self) -> int:

@@ -56,17 +56,26 @@ class Observation:
         """`size` bytes are on their way; of an answer of a stream nobody measures how long they took to encode."""
         self._bytes_out += size
 
+    def finish(self, size: int) -> None:
+        """As `encoded`, and the call is over; it went well, and its model has ended."""
+        now = perf_counter()
+        self._codec_seconds += now - self._lap
+        self._bytes_out += size
+        self._record(self._call.outcome, now - self._started)
+
     def end(self, code: Code) -> None:
         """The call is over; where it went well, `Call.outcome` is what counts."""
-        endpoint, call = self._endpoint, self._call
-        endpoint.in_flight -= 1
+        call = self._call
         if code is Code.CANCELLED and (remaining := call.remaining) is not None and remaining < DEADLINE_SLACK:
             # gRPC ends both in the same way, and who gave up because it took too long is told so.
             code = Code.DEADLINE_EXCEEDED
         if call.batch_size:
             call.ended()  # Unless the model has said so: its caller may have left before.
-        code = code or call.outcome
-        seconds = perf_counter() - self._started
+        self._record(code or call.outcome, perf_counter() - self._started)
+
+    def _record(self, code: Code, seconds: float) -> None:
+        endpoint, call = self._endpoint, self._call
+        endpoint.in_flight -= 1
         endpoint.record(call, code, seconds, self._codec_seconds, self._bytes_in, self._bytes_out)
         if endpoint.access_log.on and not endpoint.internal:
             endpoint.access_log.line(endpoint.protocol, endpoint.door, endpoint.method, call, code, seconds)

@@ -28,7 +28,6 @@ END_AGAIN_SECONDS = 1.0
 LAST_WORD_SECONDS = 1.0
 """For what a stream still has to say when its deadline is over."""
 Trailing = tuple[tuple[str, str], ...]
-Unary = Callable[[bytes, Any], Awaitable[bytes]]
 ServerStream = Callable[[bytes, Any], Awaitable[None]]
 BidiStream = Callable[[AsyncIterator[bytes] | Duplex, Any], Awaitable[None]]
 
@@ -215,13 +214,14 @@ class Calls:
 class UnaryHandler:
     """Of a row with one request and one answer."""
 
-    __slots__ = ("_calls", "_encode", "_endpoint", "_method", "_run")
+    __slots__ = ("_calls", "_encode", "_endpoint", "_find_pattern", "_method", "_run")
 
     def __init__(self, calls: Calls, method: Method, endpoint: Endpoint) -> None:
         self._calls = calls
         self._method = method
         self._endpoint = endpoint
         self._encode = calls.encoder(method)
+        self._find_pattern = method.repeats
         self._run = cast("Callable[..., Awaitable[Any]]", method.call)
 
     async def answer(self, data: bytes, context: Context) -> bytes:
@@ -264,8 +264,7 @@ class UnaryHandler:
 
     def repeat(self, data: bytes, context: Context, reply: Reply) -> Repeated | None:
         """Have it answered in the way of calls that repeat others, if it is one."""
-        repeats = self._method.repeats
-        if repeats is None or (pattern := repeats(data)) is None:
+        if self._find_pattern is None or (pattern := self._find_pattern(data)) is None:
             return None
         call, observed = self._observed(data, context)
         return pattern.begin(data, call, observed, reply)

@@ -233,7 +233,7 @@ class _Reply:
         self._line.begin(work)
         self._line.ended(self.repeated)
 
-    def left(self) -> Code:
+    def given_up(self) -> Code:
         """See `Reply`."""
         self._line.ended(self.repeated)
         return Code.CANCELLED

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from triglot.core.scattered import Scattered
 from triglot.protocols import Kind
 from triglot.transports.deflate import DEFLATED_WORK, WINDOW_BITS, Accepted, deflate
-from triglot.transports.grpc_calls import Unary
 from triglot.transports.h2.messages import Packed
 from triglot.transports.h2.requests import RpcHead, answer_head, compressed_head
 from triglot.transports.h2.rpc import Rpc
@@ -25,6 +25,7 @@ class CompressingRpc(Rpc):
     """A call whose answers are compressed, where the client accepts that and it makes them much smaller."""
 
     __slots__ = ("_coding", "answer_head")
+    may_repeat = False  # That is for answers that leave as they are.
 
     def __init__(self, protocol: H2Protocol, number: int, head: RpcHead, kind: Kind | None, handle: Any) -> None:
         super().__init__(protocol, number, head, kind, handle)
@@ -33,14 +34,13 @@ class CompressingRpc(Rpc):
         self._coding = next((name for name in (preferred, *WINDOW_BITS) if name in accepted), "")
         # A stream says so before its first answer, whether that is worth it or not.
         self.answer_head = compressed_head(self._coding) if self._coding else answer_head()
-        if kind is Kind.UNARY:
-            self.handle = self._compressing(handle)
 
-    def _compressing(self, handle: Unary) -> Unary:
-        async def run(data: Any, context: Any) -> Any:
-            return await self._packed(await handle(data, context))
+    def run(self, answer: Coroutine[Any, Any, Any]) -> None:
+        """See the base class."""
+        super().run(self._compressed(answer))
 
-        return run
+    async def _compressed(self, answer: Coroutine[Any, Any, Any]) -> bytes | Scattered | Packed:
+        return await self._packed(await answer)
 
     async def _packed(self, message: bytes | Scattered) -> bytes | Scattered | Packed:
         """The message as it is to be sent; on a thread when that takes long."""

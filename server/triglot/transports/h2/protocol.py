@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, ServingError, Unimplemented
 from triglot.protocols import Kind
+from triglot.transports.call_task import CallTask
 from triglot.transports.h2.body import Body
 from triglot.transports.h2.connection import Connection
 from triglot.transports.h2.events import (
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST_TOGETHER = 32
+"""Answers that leave at once: their client reads these while the next ones are made."""
 LAST_STREAM_SECONDS = 1.0
 """For the other side to confirm that it knows that the connection ends."""
 
@@ -53,6 +56,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._watch = Watch(self, server.limits)
         self._transport: asyncio.Transport | None = None
         self._awake = False
+        self._unwritten = 0
+        """How often something was to be written since that was done."""
         self._after_burst: list[Callable[[], None]] = []
         self.draining = False
         """Whether its end has been announced."""
@@ -124,12 +129,16 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def wake(self) -> None:
         """Something is to be written."""
-        if not self._awake:
+        self._unwritten += 1
+        if self._unwritten == MOST_TOGETHER and not self.draining:
+            self._flush()
+        elif not self._awake:
             self._awake = True
             self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._awake = False
+        self._unwritten = 0
         transport = self._transport
         connection = self.connection
         if transport is None:
@@ -190,6 +199,12 @@ class H2Protocol(asyncio.BufferedProtocol):
         """Close the socket, whatever is on its way."""
         if self._transport is not None:
             self._transport.abort()
+
+    def cancel_repeated(self) -> None:
+        """Cancel the calls that no task runs."""
+        for rpc in list(self.rpcs.values()):
+            if not isinstance(rpc.task, asyncio.Task | CallTask):
+                rpc.cancel()
 
     def _stop_calls(self) -> None:
         for rpc in list(self.rpcs.values()):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from triglot.core.errors import Code, ServingError
 from triglot.core.repeated import Repeated
 from triglot.core.scattered import Scattered
 from triglot.protocols import Kind
+from triglot.telemetry.observation import Observation
 from triglot.transports.call_task import CallTask
 from triglot.transports.grpc_calls import LAST_WORD_SECONDS, Trailing, fitting
 from triglot.transports.h2.body import Body, StreamGone
@@ -18,9 +20,12 @@ from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.messages import PREFIX_BYTES, prefix
 from triglot.transports.h2.requests import RpcHead, answer_head, only_trailers, trailers
 from triglot.transports.h2.sending import JOIN_BYTES
+from triglot.transports.shutdown import SHUTTING_DOWN
 
 if TYPE_CHECKING:
     from triglot.transports.h2.protocol import H2Protocol
+
+log = logging.getLogger(__name__)
 
 LONGEST_RUN = 16
 """So many answers in a row leave before others have their turn."""
@@ -31,7 +36,7 @@ LARGE_BYTES = JOIN_BYTES // 2
 class Rpc:
     """A call, its answers and its end. On the loop.
 
-    `kind` and `handle` are its row's, None where there is none.
+    `kind` and `handle` are its row's, None where there is none. Of a call with one answer, it is the `Reply`, too.
     """
 
     __slots__ = (
@@ -51,6 +56,8 @@ class Rpc:
         "task",
     )
 
+    may_repeat = True
+    """Whether it may be answered as calls are that repeat others."""
     answer_head = answer_head()
     """What is said before an answer."""
 
@@ -143,7 +150,52 @@ class Rpc:
         if self._writing is not None and not self._writing.done():
             self._writing.set_result(None)
 
+    # --- answered once ---
+
+    def run(self, answer: Coroutine[Any, Any, Any]) -> None:
+        """Respond with what `answer` gives; it may have ended when this returns."""
+        tasks = self.protocol.server.tasks
+        task = self.task = CallTask(self._respond(answer), self.protocol.loop, tasks.discard)
+        tasks.add(task)
+        task.start()
+
+    # A cancellation ends here: a task that is cancelled keeps the error, whose frames hold the call, which has the
+    # task: a circle that only the garbage collector would open.
+
+    async def _respond(self, answer: Coroutine[Any, Any, Any]) -> None:
+        try:
+            self.respond(await answer)
+        except asyncio.CancelledError:
+            self.cancelled()
+        except Exception as error:
+            self.failed(error)
+
+    def conclude(self, answer: Coroutine[Any, Any, Any], observed: Observation) -> None:
+        """See `Reply`."""
+        self.run(self.handle.conclude(answer, self, observed))
+
+    def given_up(self) -> Code:
+        """See `Reply`."""
+        self.cancelled()
+        code: Code = self.handle.left
+        return code
+
     # --- ends ---
+
+    def cancelled(self) -> None:
+        """What answers it was cancelled."""
+        if self.protocol.server.stopping:
+            self.finish(int(Code.UNAVAILABLE), SHUTTING_DOWN)
+        else:
+            self.finish(int(Code.CANCELLED), "the call was cancelled")
+
+    def failed(self, error: Exception) -> None:
+        """An error before the handler, which tells its own ones."""
+        if isinstance(error, ServingError):
+            self.finish(int(error.code), fitting(error.message))
+        else:
+            log.error("%s: an error that no handler told", self.head.path, exc_info=error)
+            self.finish(int(Code.INTERNAL), "internal error")
 
     def respond(self, message: bytes | Scattered, *, packed: bool = False) -> None:
         """The one answer of a call."""

@@ -11,11 +11,10 @@ from typing import Any
 
 from triglot.config import NO_PORT, Config
 from triglot.core.errors import Code
-from triglot.core.repeated import Repeated
 from triglot.protocols import Kind, Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.call_task import CallTask
-from triglot.transports.grpc_calls import Calls, Trailing, UnaryHandler, endpoint_of
+from triglot.transports.grpc_calls import Calls, Trailing, endpoint_of
 from triglot.transports.h2.body import StreamGone
 from triglot.transports.h2.buffers import BufferPool
 from triglot.transports.h2.compressing import CompressingRpc
@@ -66,29 +65,24 @@ class H2Server:
         self.connections: set[H2Protocol] = set()
         self.fronts: set[Front] = set()
         """Connections that have not said yet what they speak."""
-        self.tasks: set[asyncio.Task[Any] | CallTask | Repeated] = set()
+        self.tasks: set[asyncio.Task[Any] | CallTask] = set()
         self._config = config
         self.compression = config.grpc_compression
         self.make_rpc = Rpc if self.compression == "none" else CompressingRpc
         self._calls = calls = Calls(_abort, StreamGone, scatters=True)
         makers: dict[Kind, Any] = {
+            Kind.UNARY: calls.unary,
             Kind.SERVER_STREAM: calls.server_stream,
             Kind.BIDI_STREAM: calls.bidi_stream,
         }
-        self.rows: dict[str, tuple[Kind, Any]] = {}
-        self.repeating: dict[str, UnaryHandler] = {}
-        """Of the rows whose calls may repeat others."""
-        for service in services:
-            for method in service.methods:
-                path, endpoint = f"/{service.name}/{method.name}", endpoint_of(telemetry, service, method)
-                if method.kind is not Kind.UNARY:
-                    self.rows[path] = method.kind, makers[method.kind](method, endpoint)
-                    continue
-                unary = calls.unary(method, endpoint)
-                self.rows[path] = method.kind, unary.answer
-                # Nor are answers compressed in that way.
-                if method.repeats is not None and self.compression == "none":
-                    self.repeating[path] = unary
+        self.rows: dict[str, tuple[Kind, Any]] = {
+            f"/{service.name}/{method.name}": (
+                method.kind,
+                makers[method.kind](method, endpoint_of(telemetry, service, method)),
+            )
+            for service in services
+            for method in service.methods
+        }
         self.rest = rest
         self._count_rest = count_rest
         self._bound = bound
@@ -171,6 +165,8 @@ class H2Server:
         if self._listener is not None:
             await self._listener.settle(LATE_SECONDS)
         await self._lost(self._config.grace)
+        for connection in self.connections:
+            connection.cancel_repeated()
         for task in list(self.tasks):
             if not task.cancelling():
                 task.cancel()
