@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from call_ends import Seen, seen
 from h2_peers import PATH, SECONDS, Rows, row
 from live import live, request
 from scripted_models import Counting
@@ -55,16 +56,6 @@ class MoreRows(Rows):
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A call's end. Texts of a client's own library are none of ours."""
-
-    code: str
-    details: str | None = ""
-    answers: tuple[bytes, ...] = ()
-    trailing: tuple[tuple[str, str | bytes], ...] = ()
-
-
-@dataclass(frozen=True)
 class Here:
     channel: grpc.aio.Channel
     rows: MoreRows
@@ -84,22 +75,6 @@ class Here:
 
         call = self.channel.stream_stream(PATH + name)(sending(), **{"timeout": SECONDS, **options})
         return await seen(call, said=said)
-
-
-async def seen(call: Any, *, said: bool = True) -> Seen:
-    """How the call ends."""
-    answers: list[bytes] = []
-    try:
-        if isinstance(call, grpc.aio.UnaryUnaryCall):
-            answers.append(await call)
-        else:
-            async for one in call:
-                answers.append(one)  # noqa: PERF401 - what came before an error counts.
-    except (grpc.aio.AioRpcError, asyncio.CancelledError):
-        pass
-    assert tuple(await call.initial_metadata()) == ()
-    code, trailing = (await call.code()).name, tuple(await call.trailing_metadata())
-    return Seen(code, await call.details() if said else None, tuple(answers), trailing)
 
 
 @asynccontextmanager

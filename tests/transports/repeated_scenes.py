@@ -1,0 +1,270 @@
+"""Models, clients and scenes of calls that repeat others.
+
+Over grpc.aio no unary call is run in the quick way, so what that answers is what is expected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import grpc.aio
+import numpy as np
+import pytest
+from call_ends import Seen, seen
+
+import triglot
+from served_models import SECONDS, Served, serving
+from triglot.core.call import Call
+from triglot.core.errors import InvalidArgument
+from triglot.pb.grps import grps_pb2
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.pb.tfserving import predict_pb2
+from triglot.protocols.repeats import Repeat
+
+COLUMNS = 4
+Arrays = Mapping[str, Any]
+
+
+def raising(error: type[BaseException], *said: str) -> Callable[..., Any]:
+    def fails(*_: Any) -> Any:
+        raise error(*said)
+
+    return fails
+
+
+def plain(_: Any, y: Any, z: Any) -> dict[str, Any]:
+    return {"y": y, "z": z}
+
+
+ANSWERS: list[Callable[[Any, Any, Any], Any]] = [
+    plain,
+    raising(ValueError, "what the client is not to see"),
+    raising(InvalidArgument, "the model wants more"),
+    raising(SystemExit),
+    raising(asyncio.CancelledError),
+    lambda _, y, z: {"y": y.astype(np.float64), "z": z},
+    lambda _, y, z: {"y": y[:, :2], "z": z},
+    lambda _, y, z: triglot.Answer({"y": y, "z": z}, {"note": "seen"}),
+    lambda _, y, __: {"y": y},
+    lambda _, y, z: {"y": np.repeat(y, 2, 0)[::2], "z": z},
+    lambda _, y, z: {"y": np.asfortranarray(np.vstack([y, y])), "z": z},
+    lambda _, y, z: MappingProxyType({"y": y, "z": z}),
+    lambda _, y, z: {"y": y.tolist(), "z": z.tolist(), "more": 1},
+    lambda _, y, z: {"y": y[0], "z": z},
+    lambda _, y, z: {"y": y.astype(">f4"), "z": z},
+    lambda *_: None,
+    lambda *_: [],
+    lambda _, __, z: {"y": np.zeros((1, 5000), np.float32), "z": z},
+    lambda _, __, z: {"y": np.zeros((0, 3), np.float32), "z": z[:0]},
+    lambda x, _, z: {"y": x, "z": z},
+]
+
+
+class Mixed(triglot.Model):
+    """What becomes of a call depends on its first element."""
+
+    inputs = (triglot.TensorSpec("x", "FP32", [-1, COLUMNS]),)
+    outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]), triglot.TensorSpec("z", "FP32", [-1]))
+
+    def infer(self, inputs: Arrays) -> Any:
+        x = inputs["x"]
+        return ANSWERS[int(x[0, 0])](x, x * 2, x[:, 0])
+
+
+class One(Mixed):
+    """The same with a single output, which is all that grps joins by itself."""
+
+    outputs = Mixed.outputs[:1]
+
+
+class Batched(Mixed):
+    max_batch_size = 4
+    dynamic_batching = triglot.DynamicBatching()
+
+
+class Inline(Mixed):
+    execution = "inline"
+
+
+MODELS: dict[str, type[triglot.Model]] = {"mixed": Mixed, "one": One, "batched": Batched, "inline": Inline}
+WRONG = 5
+KINDS = [0, 0, 0, *range(len(ANSWERS)), 0, WRONG, WRONG, 0, 1, 0]
+
+
+def array(value: float, rows: int = 1) -> Any:
+    x = np.arange(rows * COLUMNS, dtype=np.float32).reshape(rows, COLUMNS)
+    x[0, 0] = value
+    return x
+
+
+def kserve(model: str, x: Any, *outputs: str) -> bytes:
+    message = pb.ModelInferRequest(model_name=model, raw_input_contents=[x.tobytes()])
+    message.inputs.add(name="x", datatype="FP32", shape=x.shape)
+    for name in outputs:
+        message.outputs.add(name=name)
+    return message.SerializeToString()
+
+
+def tfserving(model: str, x: Any, *outputs: str) -> bytes:
+    message = predict_pb2.PredictRequest(output_filter=outputs)
+    message.model_spec.name = model
+    tensor = message.inputs["x"]
+    tensor.dtype, tensor.tensor_content = 1, x.tobytes()
+    for dim in x.shape:
+        tensor.tensor_shape.dim.add(size=dim)
+    return message.SerializeToString()
+
+
+def grps(model: str, x: Any) -> bytes:
+    message = grps_pb2.GrpsMessage(model=f"{model}-1")
+    message.gtensors.tensors.add(
+        name="x", dtype=grps_pb2.DT_FLOAT32, shape=x.shape, flat_float32=x.ravel().tolist()
+    )
+    return message.SerializeToString()
+
+
+DOORS: dict[str, tuple[str, Callable[..., bytes]]] = {
+    "kserve": ("/inference.GRPCInferenceService/ModelInfer", kserve),
+    "tfserving": ("/tensorflow.serving.PredictionService/Predict", tfserving),
+    "grps": ("/grps.protos.v1.GrpsService/Predict", grps),
+}
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+def nameless(end: Seen) -> Seen:
+    """Without the number by which the log knows an error."""
+    number = rb"error [0-9a-f]{12}"
+    answers = tuple(re.sub(number, b"error", answer) for answer in end.answers)
+    return replace(end, details=re.sub(number.decode(), "error", end.details or ""), answers=answers)
+
+
+class Client:
+    def __init__(self, served: Served, channel: grpc.aio.Channel) -> None:
+        self.served = served
+        self.channel = channel
+
+    def call(self, door: str, model: str, x: Any, *outputs: str, timeout: float = SECONDS) -> Any:
+        path, encode = DOORS[door]
+        return self.channel.unary_unary(path)(encode(model, x, *outputs), timeout=timeout)
+
+    async def ask(self, door: str, model: str, x: Any, *outputs: str) -> Any:
+        """How the call ends."""
+        return nameless(await seen(self.call(door, model, x, *outputs)))
+
+    def counted(self) -> dict[Any, Any]:
+        """All that is counted, but for times."""
+        calls = {
+            (endpoint.protocol, endpoint.method, kind): (
+                stats.latency.count,
+                stats.codec and stats.codec.count,
+                stats.compute and stats.compute.count,
+                stats.batches,
+                stats.bytes_in,
+                stats.bytes_out,
+                endpoint.in_flight,
+            )
+            for endpoint, kind, stats in self.served.server.telemetry.calls()
+        }
+        models = {
+            one.files.name: (
+                one.servable.statistics.success.count,
+                one.servable.statistics.fail.count,
+                one.servable.statistics.inference_count,
+                one.servable.statistics.execution_count,
+                one.servable.statistics.failures,
+                {rows: done.count for rows, done in one.servable.statistics.batches.items()},
+                {
+                    (read.name, *read.labels.items()): read.value
+                    for read in one.servable.readings()
+                    if read.counter
+                },
+                one.servable.leases,
+            )
+            for one in self.served.server.dataplane.versions()
+            if one.servable is not None
+        }
+        return {"calls": calls, "models": models}
+
+
+@asynccontextmanager
+async def served(transport: str, models: Mapping[str, triglot.Model], **options: Any) -> AsyncIterator[Client]:
+    async with serving(models, grpc_transport=transport, **options) as here:
+        address = f"127.0.0.1:{here.server.grpc_port}"
+        async with grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            yield Client(here, channel)
+
+
+def counting_repeats(monkeypatch: pytest.MonkeyPatch) -> list[Repeat]:
+    """Those that were begun in the quick way, which nobody sees from outside."""
+    found: list[Repeat] = []
+    begin = Repeat.begin
+
+    def counting(self: Repeat, *args: Any) -> Any:
+        found.append(self)
+        return begin(self, *args)
+
+    monkeypatch.setattr(Repeat, "begin", counting)
+    return found
+
+
+async def alike(
+    begun: list[Repeat],
+    models: Callable[[], Mapping[str, triglot.Model]],
+    scene: Callable[[Client], Awaitable[Any]],
+    **options: Any,
+) -> int:
+    """The scene is the same over both transports; how many calls were run in the quick way over ours."""
+    results = []
+    for transport in ("aio", "h2"):
+        begun.clear()
+        async with served(transport, models(), **options) as client:
+            result = await scene(client)
+            await client.served.is_idle()
+            results.append((result, client.counted()))
+            if transport == "aio":
+                assert begun == []
+    (expected, expected_counts), (found, found_counts) = results
+    assert found == expected
+    assert found_counts == expected_counts
+    return len(begun)
+
+
+class Held(Mixed):
+    """Says that it has begun, and waits for the test."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.gate = threading.Event()
+        self.loop = asyncio.get_running_loop()
+        self.calls: list[Call] = []
+        self.gate.set()
+
+    def infer(self, inputs: Arrays, call: Call) -> Any:
+        self.calls.append(call)
+        self.loop.call_soon_threadsafe(self.begun.set)
+        assert self.gate.wait(SECONDS)
+        return plain(None, inputs["x"], inputs["x"][:, 0])
+
+
+@asynccontextmanager
+async def holding(transport: str, door: str, **options: Any) -> AsyncIterator[tuple[Client, Held, Any]]:
+    """A call that repeats another one, while its model runs."""
+    model = Held()
+    async with served(transport, {"held": model}, **options) as client:
+        try:
+            for _ in range(3):
+                assert (await client.ask(door, "held", array(0))).code == "OK"
+            model.begun.clear()
+            model.gate.clear()
+            call = client.call(door, "held", array(0))
+            await model.begun.wait()
+            yield client, model, call
+        finally:
+            model.gate.set()

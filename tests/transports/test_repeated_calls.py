@@ -1,0 +1,163 @@
+"""Calls that repeat others are answered, and counted, as calls are that repeat nothing."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+from typing import Any
+
+import grpc.aio
+import numpy as np
+import pytest
+from repeated_scenes import (
+    COLUMNS,
+    DOORS,
+    KINDS,
+    MODELS,
+    STREAM,
+    Batched,
+    Client,
+    Mixed,
+    alike,
+    array,
+    counting_repeats,
+    kserve,
+    served,
+)
+
+from served_models import SECONDS
+from triglot.config import GRPC_TRANSPORTS
+from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols.repeats import Repeat
+from waiting import until
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Repeat]:
+    return counting_repeats(monkeypatch)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("model", MODELS)
+async def test_whatever_the_model_does_is_told_and_counted_alike(
+    begun: list[Repeat], model: str, door: str
+) -> None:
+    async def scene(client: Client) -> list[Any]:
+        return [await client.ask(door, model, array(kind)) for kind in KINDS]
+
+    count = await alike(begun, lambda: {model: MODELS[model]()}, scene)
+    assert count == len(KINDS) - 1  # The first one shows what they are like.
+
+
+@pytest.mark.parametrize("door", ["kserve", "tfserving"])
+async def test_the_outputs_that_are_asked_for(begun: list[Repeat], door: str) -> None:
+    async def scene(client: Client) -> list[Any]:
+        wanted = [("y",), ("z",), ("z", "y"), (), ("nothing",), ("y", "y")]
+        return [await client.ask(door, "mixed", array(0, 2), *names) for names in wanted for _ in range(3)]
+
+    assert await alike(begun, lambda: {"mixed": Mixed()}, scene) == 8
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_what_is_wrong_with_a_request_is_told_each_time(begun: list[Repeat], door: str) -> None:
+    async def scene(client: Client) -> list[Any]:
+        wrong = [np.zeros((1, COLUMNS + 1), np.float32), np.zeros((5, COLUMNS), np.float32)]
+        asked = [("batched", one) for one in wrong] + [("nobody", array(0))]
+        return [await client.ask(door, model, x) for model, x in asked for _ in range(3)]
+
+    await alike(begun, lambda: {"batched": Batched()}, scene)
+
+
+async def test_a_version_comes_and_goes(begun: list[Repeat]) -> None:
+    async def scene(client: Client) -> list[Any]:
+        manager, found = client.served.server.manager, []
+        for _ in range(3):
+            found += [await client.ask(door, "mixed", array(0)) for door in DOORS for _ in range(3)]
+            manager.unload_model("mixed")
+            found += [await client.ask(door, "mixed", array(0)) for door in DOORS]
+            await until(lambda: not client.served.server.dataplane.loaded())
+            found += [await client.ask(door, "mixed", array(0)) for door in DOORS]
+            await manager.load_model("mixed")
+        return found
+
+    explicit = {"model_control_mode": "explicit", "load_model": "*"}
+    assert await alike(begun, lambda: {"mixed": Mixed()}, scene, **explicit) > 18
+
+
+async def test_a_version_that_is_unloaded_is_freed() -> None:
+    async with served("h2", {"mixed": Mixed()}, model_control_mode="explicit", load_model="*") as client:
+        for _ in range(3):
+            assert (await client.ask("kserve", "mixed", array(0))).code == "OK"
+        servable = weakref.ref(client.served.server.dataplane.servable("mixed"))
+        client.served.server.manager.unload_model("mixed")
+
+        def is_freed() -> bool:
+            gc.collect()
+            return servable() is None
+
+        await until(is_freed)
+
+
+@pytest.mark.parametrize("option", ["trace", "cache"])
+async def test_where_more_is_to_be_done_a_call_takes_the_ordinary_way(begun: list[Repeat], option: str) -> None:
+    class Cached(Mixed):
+        response_cache = option == "cache"
+
+    async def scene(client: Client) -> list[Any]:
+        if option == "trace":
+            client.served.server.dataplane.tracer.on = True
+        return [await client.ask("kserve", "mixed", array(0)) for _ in range(4)]
+
+    assert await alike(begun, lambda: {"mixed": Cached()}, scene, response_cache_bytes=2**20) == 0
+
+
+class Stream:
+    """One call of ModelStreamInfer."""
+
+    def __init__(self, client: Client) -> None:
+        self._call = client.channel.stream_stream(
+            STREAM, response_deserializer=pb.ModelStreamInferResponse.FromString
+        )(timeout=SECONDS)
+
+    async def ask(self, *requests: bytes) -> list[str]:
+        """What answers them, all sent before the first answer is read; without ids."""
+        for one in requests:
+            await self._call.write(one)
+        found = []
+        for _ in requests:
+            answer = await self._call.read()
+            answer.infer_response.id = ""
+            found.append(re.sub("error [0-9a-f]{12}", "error", str(answer)))
+        return found
+
+    async def end(self) -> str:
+        await self._call.done_writing()
+        assert await self._call.read() is grpc.aio.EOF
+        return (await self._call.code()).name
+
+
+def named(request: bytes, request_id: str) -> bytes:
+    """With an id a request repeats nothing."""
+    message = pb.ModelInferRequest.FromString(request)
+    message.id = request_id
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
+@pytest.mark.parametrize("model", ["mixed", "one", "inline"])
+async def test_requests_of_a_stream(begun: list[Repeat], transport: str, model: str) -> None:
+    requests = [kserve(model, array(kind)) for kind in KINDS]
+    async with served(transport, {model: MODELS[model]()}) as client:
+        ordinary, quick = Stream(client), Stream(client)
+        expected = await ordinary.ask(*[named(one, str(at)) for at, one in enumerate(requests)])
+        assert not begun
+        counts = client.counted()["calls"]
+        found = await quick.ask(*requests)
+        assert len(begun) == len(requests) - 1
+        assert [await ordinary.end(), await quick.end()] == ["OK", "OK"]
+        twice = client.counted()["calls"]
+        await client.served.is_idle()
+    without = [one.replace("[request id: <id_unknown>] ", "") for one in found]
+    assert without == [re.sub(r"\[request id: \d+\] ", "", one) for one in expected]
+    assert {key: 2 * count[0] for key, count in counts.items()} == {key: count[0] for key, count in twice.items()}

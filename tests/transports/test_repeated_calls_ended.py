@@ -1,0 +1,122 @@
+"""Calls that repeat others end, whatever becomes of them, as calls do that repeat nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from call_ends import seen
+from repeated_scenes import (
+    DOORS,
+    STREAM,
+    Client,
+    Held,
+    alike,
+    array,
+    counting_repeats,
+    holding,
+    kserve,
+    served,
+)
+
+from served_models import SECONDS
+from triglot.config import GRPC_TRANSPORTS
+from triglot.protocols.repeats import Repeat
+from waiting import until
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Repeat]:
+    return counting_repeats(monkeypatch)
+
+
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_client_leaves(begun: list[Repeat], transport: str, door: str) -> None:
+    async with holding(transport, door) as (client, model, call):
+        running, waiting = model.calls[-1], client.call(door, "held", array(0))
+        await until(lambda: client.served.server.dataplane.queue_depth() == 1)
+        waiting.cancel()
+        await until(lambda: client.served.server.dataplane.queue_depth() == 0)
+        assert not running.cancelled
+        call.cancel()
+        await until(lambda: running.cancelled)
+        await client.served.is_idle()
+        model.gate.set()
+        assert (await client.ask(door, "held", array(0))).code == "OK"
+        assert len(model.calls) == 5
+        statistics = client.served.server.dataplane.servable("held").statistics
+        assert (statistics.success.count, statistics.failures["CANCELED"]) == (4, 2)
+        await until(lambda: statistics.execution_count == 5)
+    assert bool(begun) == (transport == "h2")
+
+
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
+@pytest.mark.parametrize("wait", ["running", "waiting"])
+async def test_a_deadline_passes(begun: list[Repeat], transport: str, wait: str) -> None:
+    async with holding(transport, "kserve") as (client, model, call):
+        if wait == "running":
+            call.cancel()
+            await client.served.is_idle()
+            model.gate.set()
+            await until(lambda: client.served.server.dataplane.servable("held").statistics.execution_count == 4)
+            model.gate.clear()
+        late = client.call("kserve", "held", array(0), timeout=0.1)
+        assert (await seen(late, said=False)).code == "DEADLINE_EXCEEDED"
+        await until(lambda: client.served.leases()["held"] == (wait == "waiting"))
+        model.gate.set()
+        assert (await client.ask("kserve", "held", array(0))).code == "OK"
+        assert len(model.calls) == (6 if wait == "running" else 5)
+    assert bool(begun) == (transport == "h2")
+
+
+async def test_what_is_too_much_is_refused(begun: list[Repeat]) -> None:
+    async def scene(client: Client) -> list[Any]:
+        model: Any = client.served.server.dataplane.servable("held").model
+        found = [await client.ask(door, "held", array(0)) for door in DOORS for _ in range(2)]
+        model.begun.clear()
+        model.gate.clear()
+        running = client.call("kserve", "held", array(0))
+        await model.begun.wait()
+        waiting = client.call("kserve", "held", array(0))
+        await until(lambda: client.served.server.dataplane.queue_depth() == 1)
+        found += [await client.ask(door, "held", array(0)) for door in DOORS for _ in range(2)]
+        model.gate.set()
+        return [*found, await seen(running), await seen(waiting)]
+
+    assert await alike(begun, lambda: {"held": Held()}, scene, max_queue_size=1) > 8
+    assert await alike(begun, lambda: {"held": Held()}, scene, max_total_queue_size=2) > 8
+
+
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
+async def test_a_stop_waits_for_it_and_then_says_that_the_server_stops(transport: str) -> None:
+    async with holding(transport, "kserve", grace=0.1) as (client, model, call):
+        await client.served.server.stop()
+        end = await seen(call, said=False)
+        assert end.code == "UNAVAILABLE"
+        assert model.calls[-1].cancelled
+
+
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
+async def test_a_stream_that_is_left_lets_go_of_its_requests(begun: list[Repeat], transport: str) -> None:
+    model = Held()
+    async with served(transport, {"held": model}) as client:
+        try:
+            call = client.channel.stream_stream(STREAM)(timeout=SECONDS)
+            for _ in range(3):
+                await call.write(kserve("held", array(0)))
+                await call.read()
+            model.begun.clear()
+            model.gate.clear()
+            for _ in range(3):
+                await call.write(kserve("held", array(0)))
+            await model.begun.wait()
+            await until(lambda: client.served.server.dataplane.queue_depth() == 2)
+            call.cancel()
+            await client.served.is_idle()
+            assert model.calls[-1].cancelled
+            assert client.served.server.dataplane.queue_depth() == 0
+        finally:
+            model.gate.set()
+        assert (await client.ask("kserve", "held", array(0))).code == "OK"
+    assert begun
