@@ -11,12 +11,12 @@ from sequence_models import DIRECT, Driver, Summing, error_of, rows_of, sequence
 
 from triglot import Call
 from triglot.core.errors import Cancelled, Code, DeadlineExceeded, InvalidArgument, Unavailable
-from triglot.engine.work import Execution
+from triglot.engine.work import AwaitedExecution
 
 # --- the backlog ---
 
 
-def full(**said: Any) -> tuple[Driver, Execution]:
+def full(**said: Any) -> tuple[Driver, AwaitedExecution]:
     """One slot, which sequence 1 has."""
     driver = Driver(Summing(DIRECT, rows=1, **said))
     return driver, driver.send(1, 1, start=True)
@@ -128,7 +128,7 @@ async def test_timers_are_not_set_for_every_request() -> None:
 # --- who leaves ---
 
 
-def leave(driver: Driver, execution: Execution) -> None:
+def leave(driver: Driver, execution: AwaitedExecution) -> None:
     """As a call does that is cancelled."""
     execution.call.cancel()
     assert driver.schedule.discard(execution)

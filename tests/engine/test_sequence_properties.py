@@ -19,7 +19,7 @@ from triglot.core.errors import Cancelled, InvalidArgument, Unavailable
 from triglot.core.scheduling import DirectStrategy, OldestStrategy, SequenceBatching
 from triglot.engine.sequences.batch import SequenceBatch
 from triglot.engine.sequences.request import Slot
-from triglot.engine.work import Execution
+from triglot.engine.work import AwaitedExecution
 
 IDS = (1, 2, 3, 2**64 - 1)
 MAX_IDLE = 1.0
@@ -36,7 +36,7 @@ class Sent:
     start: bool
     end: bool
     generation: int
-    execution: Execution
+    execution: AwaitedExecution
     left: bool = False
     executed: bool = False
     failed: bool = False
@@ -256,7 +256,7 @@ def test_every_interleaving_gives_each_sequence_its_own(
 def test_every_sequence_has_its_own_sum(values: list[tuple[int, int]], turns: list[int]) -> None:
     async def run() -> None:
         driver = Driver(Summing(rows=2, instances=2))
-        answers: defaultdict[int, list[Execution]] = defaultdict(list)
+        answers: defaultdict[int, list[AwaitedExecution]] = defaultdict(list)
         sent: defaultdict[int, list[int]] = defaultdict(list)
         for at, (sequence_id, value) in enumerate(values):
             last = all(other != sequence_id for other, _ in values[at + 1 :])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.pb.tfserving import predict_pb2
+from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from triglot.protocols.repeats import Repeat
 
 COLUMNS = 4
@@ -71,7 +71,10 @@ class Mixed(triglot.Model):
     """What becomes of a call depends on its first element."""
 
     inputs = (triglot.TensorSpec("x", "FP32", [-1, COLUMNS]),)
-    outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]), triglot.TensorSpec("z", "FP32", [-1]))
+    outputs: Sequence[triglot.TensorSpec] = (
+        triglot.TensorSpec("y", "FP32", [-1, -1]),
+        triglot.TensorSpec("z", "FP32", [-1]),
+    )
 
     def infer(self, inputs: Arrays) -> Any:
         x = inputs["x"]
@@ -116,7 +119,7 @@ def tfserving(model: str, x: Any, *outputs: str) -> bytes:
     message = predict_pb2.PredictRequest(output_filter=outputs)
     message.model_spec.name = model
     tensor = message.inputs["x"]
-    tensor.dtype, tensor.tensor_content = 1, x.tobytes()
+    tensor.dtype, tensor.tensor_content = tensor_pb2.DT_FLOAT, x.tobytes()
     for dim in x.shape:
         tensor.tensor_shape.dim.add(size=dim)
     return message.SerializeToString()
@@ -236,8 +239,10 @@ async def alike(
     return len(begun)
 
 
-class Held(Mixed):
+class Held(triglot.Model):
     """Says that it has begun, and waits for the test."""
+
+    inputs, outputs = Mixed.inputs, Mixed.outputs
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()

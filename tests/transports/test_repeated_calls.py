@@ -134,7 +134,7 @@ class Stream:
     async def end(self) -> str:
         await self._call.done_writing()
         assert await self._call.read() is grpc.aio.EOF
-        return (await self._call.code()).name
+        return str((await self._call.code()).name)
 
 
 def named(request: bytes, request_id: str) -> bytes:
