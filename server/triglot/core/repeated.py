@@ -10,7 +10,11 @@ from triglot.core.errors import Code
 
 
 class Reply(Protocol):
-    """Where the answer to such a call goes. One of these is called, once; `observed` is its `Observation`."""
+    """Where the answer to such a call goes: one of the methods is called, once. `observed` counts it."""
+
+    @property
+    def defer(self) -> Callable[[Callable[[], None]], object]:
+        """Does a thing when all that came together with the request has begun."""
 
     def respond(self, message: bytes, /) -> None:
         """It is this, and counted."""

@@ -88,8 +88,8 @@ class BatchSchedule(ABC):
     def __len__(self) -> int:
         return len(self._room)
 
-    def put(self, work: Work) -> None:
-        """Add `work`. Raises `QueueFull`, `InvalidArgument`, and `Unavailable`, also once closed."""
+    def put(self, work: Work, defer: Defer | None = None) -> None:
+        """See `Schedule`. Raises `QueueFull`, `InvalidArgument`, and `Unavailable`, also once closed."""
         plain = isinstance(work, Execution) and not isinstance(work, InstanceExecution)
         rows, key = 1, None
         if plain or (isinstance(work, Stream) and self._joining.infer_batch is not None):
@@ -113,13 +113,13 @@ class BatchSchedule(ABC):
                 self._has_grown |= growing.is_changed_by(one)
         if added[0].expires < self._expiry_at:
             self._expire_at(added[0].expires)
-        self._come_by_soon()
+        self._come_by_soon(defer)
 
-    def _come_by_soon(self) -> None:
+    def _come_by_soon(self, defer: Defer | None = None) -> None:
         """Once for all that one turn of the loop puts."""
         if not self._deferred:
             self._deferred = True
-            self._defer(self._come_by)
+            (defer or self._defer)(self._come_by)
 
     @abstractmethod
     def _come_by(self) -> None:

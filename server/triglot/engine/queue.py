@@ -66,8 +66,11 @@ class WorkQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, work: T) -> None:
-        """Append `work` and have a parked thread called. Raises `QueueFull`, and `Unavailable` once closed."""
+    def put(self, work: T, defer: Defer | None = None) -> None:
+        """Append `work` and have a parked thread called. Raises `QueueFull`, and `Unavailable` once closed.
+
+        `defer`: in place of its own.
+        """
         if self._closed:
             raise Unavailable("the model was unloaded")
         if len(self._waiting) >= self.limit:
@@ -75,7 +78,7 @@ class WorkQueue(Generic[T]):
         self._waiting.append(work)
         if not self._calling:
             self._calling = True
-            self._defer(self._call)
+            (defer or self._defer)(self._call)
 
     def _call(self) -> None:
         self._calling = False

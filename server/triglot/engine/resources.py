@@ -22,7 +22,7 @@ from triglot.engine.inline import guard_of, guarded_function, inline_of
 from triglot.engine.instances import Instances
 from triglot.engine.leases import Leases
 from triglot.engine.loop_batcher import LoopBatcher
-from triglot.engine.queue import queue_full
+from triglot.engine.queue import Defer, queue_full
 from triglot.engine.response_cache import ResponseCache, Shelf
 from triglot.engine.schedule import Schedule, schedule_for
 from triglot.engine.sequences import SequenceSchedule
@@ -138,9 +138,9 @@ class Resources(Leases):
             self._gate.enter(call.size)
         return self._gate
 
-    def _put(self, work: Work, call: Call) -> None:
+    def _put(self, work: Work, call: Call, defer: Defer | None = None) -> None:
         try:
-            self._schedule.put(work)
+            self._schedule.put(work, defer)
             call.queued = True
         except QueueFull as error:
             self._queue_full += 1

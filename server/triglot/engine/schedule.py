@@ -26,8 +26,11 @@ class Schedule(Protocol):
     def __len__(self) -> int:
         """Requests that wait."""
 
-    def put(self, work: Work) -> None:
-        """Add `work`. Raises `QueueFull`, `InvalidArgument` for what it cannot be, `Unavailable` once closed."""
+    def put(self, work: Work, defer: Defer | None = None) -> None:
+        """Add `work`. Raises `QueueFull`, `InvalidArgument` for what it cannot be, `Unavailable` once closed.
+
+        `defer`: who puts several in a row may say when that is over, in place of the loop's next turn.
+        """
 
     def take(self, instance: int) -> Work | None:
         """What the instance of this number runs next, waiting for it; None once closed and empty."""

@@ -73,7 +73,7 @@ class Servable(Resources):
             if call.deadline is not None and call.expired:
                 raise call.overdue(BEFORE_START)
             if self._inline is None or not self.direct:
-                self._put(execution, call)
+                self._put(execution, call, execution.defer)
                 if call.deadline is not None:
                     execution.timer = self._expire_later(call, execution)
                 return

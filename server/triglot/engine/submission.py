@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
+from triglot.engine.queue import Defer
 from triglot.engine.work import Execution, Inputs
 
 if TYPE_CHECKING:
@@ -21,11 +22,13 @@ class Submission(Execution):
     It saves what a coroutine costs that waits for a future, which is as much as a small model does.
     """
 
-    __slots__ = ("gate", "over", "servable", "timer")
+    __slots__ = ("defer", "gate", "over", "servable", "timer")
 
-    def __init__(self, servable: Servable, inputs: Inputs, call: Call) -> None:
+    def __init__(self, servable: Servable, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
         super().__init__(inputs, call)
         self.servable = servable
+        self.defer = defer
+        """See `Schedule.put`."""
         self.gate: Gate | None = None
         self.timer: asyncio.TimerHandle | None = None
         """Of its deadline."""

@@ -239,7 +239,7 @@ class RepeatedCall(Submission):
         observed: Observation,
         reply: Reply,
     ) -> None:
-        super().__init__(servable, inputs, call)
+        super().__init__(servable, inputs, call, reply.defer)
         self._repeat = repeat
         self._observed = observed
         self._reply: Reply | None = reply
@@ -254,19 +254,18 @@ class RepeatedCall(Submission):
         """See the base class."""
         observed, reply = self._observed, self._last()
         observed.answered()
-        encoded = None if self.error is not None else self._repeat.encoded(self.result)
+        error, answer = self.error, self.result
+        self.error = self.result = None  # As of an `AwaitedExecution`.
+        encoded = None if error is not None else self._repeat.encoded(answer)
         if encoded is None:
-            reply.conclude(self._outcome(), observed)
+            reply.conclude(self._outcome(error, answer), observed)
             return
-        self.result = None  # As of an `AwaitedExecution`.
         # Before the client hears of it, so that who asks next finds it counted.
         observed.finish(len(encoded))
         reply.respond(encoded)
 
-    async def _outcome(self) -> Any:
+    async def _outcome(self, error: ServingError | None, answer: Any) -> Any:
         """What the ordinary way encodes. Raises `ServingError`."""
-        error, self.error = self.error, None
-        answer, self.result = self.result, None
         try:
             if error is not None:
                 raise self._repeat.worded(error)

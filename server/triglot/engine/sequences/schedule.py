@@ -94,7 +94,7 @@ class SequenceSchedule:
 
     # --- on the loop ---
 
-    def put(self, work: Work) -> None:
+    def put(self, work: Work, _: Defer | None = None) -> None:
         """See `Schedule`. `InvalidArgument`: not a single request of a sequence that has been started."""
         if self._closed:
             raise Unavailable("the model was unloaded")

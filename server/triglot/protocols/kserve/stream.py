@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from triglot.core.duplex import Duplex, Running
@@ -36,6 +36,7 @@ class InferStream:
         self._ready: deque[bytes] = deque()
         self._room = asyncio.Event()
         """Set when there was room for answers of decoupled models."""
+        self._deferred: deque[Callable[[], None]] = deque()
         self._failure: ServingError | None = None
         """What ends the call, after the answers that are ready."""
         self._taking = self._full = self._due = self._yielded = self._closed = False
@@ -98,6 +99,10 @@ class InferStream:
         if cancelled:
             raise asyncio.CancelledError
 
+    def defer(self, work: Callable[[], None]) -> None:
+        """See `Line`: requests begin in `_take`, and nowhere else."""
+        self._deferred.append(work)
+
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """See `Line`."""
         self._requests.begin(work, self._running, self.ended)
@@ -138,6 +143,8 @@ class InferStream:
             self._fail(as_serving_error(error, "reading a stream"))
         finally:
             self._taking = False
+            while self._deferred:
+                self._deferred.popleft()()
         self._send()
 
     @property

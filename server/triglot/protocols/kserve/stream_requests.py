@@ -45,6 +45,9 @@ class Place:
 class Line(Protocol):
     """Where a stream's answers go, and what runs for it."""
 
+    def defer(self, work: Callable[[], None], /) -> None:
+        """Do it when all requests have begun that are there."""
+
     def begin(self, work: Coroutine[Any, Any, None], /) -> None:
         """Begin it; it raises nothing."""
 
@@ -219,6 +222,11 @@ class _Reply:
         self._call = call
         self._request = request
         self.repeated: Repeated | None = None
+
+    @property
+    def defer(self) -> Callable[[Callable[[], None]], object]:
+        """See `Reply`."""
+        return self._line.defer
 
     def respond(self, message: bytes) -> None:
         """See `Reply`."""

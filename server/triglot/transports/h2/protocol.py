@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, ServingError, Unimplemented
 from triglot.protocols import Kind
 from triglot.transports.call_task import CallTask
 from triglot.transports.h2.body import Body
+from triglot.transports.h2.burst import Burst
 from triglot.transports.h2.connection import Connection
 from triglot.transports.h2.events import (
     ConnectionEnded,
@@ -58,7 +58,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._awake = False
         self._unwritten = 0
         """How often something was to be written since that was done."""
-        self._after_burst: list[Callable[[], None]] = []
+        self.burst = Burst(self.loop)
         self.draining = False
         """Whether its end has been announced."""
         self._ending = False
@@ -84,23 +84,16 @@ class H2Protocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """See the base class."""
         self._watch.heard()
-        self._awake = True  # What is answered at once is written below.
-        for event in self.connection.received(nbytes):
-            if type(event) is WholeRequest:
-                self._begin_whole(event)
-            elif type(event) is DataRun:
-                if (rpc := self.rpcs.get(event.stream)) is not None:
-                    self._data(rpc, event.parts, 0, ended=False)
-            else:
-                self._act(event)
-        while self._after_burst:
-            self._after_burst.pop()()
+        with self.burst:
+            for event in self.connection.received(nbytes):
+                if type(event) is WholeRequest:
+                    self._begin_whole(event)
+                elif type(event) is DataRun:
+                    if (rpc := self.rpcs.get(event.stream)) is not None:
+                        self._data(rpc, event.parts, 0, ended=False)
+                else:
+                    self._act(event)
         self._flush()
-
-    def after_burst(self, tell: Callable[[], None]) -> None:
-        """Have it called, once, when all that was received together has been acted on."""
-        if tell not in self._after_burst:
-            self._after_burst.append(tell)
 
     def pause_writing(self) -> None:
         """See the base class."""
@@ -119,19 +112,19 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._transport = None
         self._watch.stop()
         self.server.connections.discard(self)
-        for rpc in list(self.rpcs.values()):
-            rpc.gone()
-            rpc.cancel()
+        self._stop_calls()
         self.connection.release()
         self.lost.set_result(None)
 
     # --- sending ---
 
     def wake(self) -> None:
-        """Something is to be written."""
+        """Something is to be written: when all that was received has been acted on, or soon."""
+        if self.burst.on:
+            return
         self._unwritten += 1
-        if self._unwritten == MOST_TOGETHER and not self.draining:
-            self._flush()
+        if (self._unwritten == MOST_TOGETHER or not self.rpcs) and not self.draining:
+            self._flush()  # Nobody else has anything to say, or enough has been said.
         elif not self._awake:
             self._awake = True
             self.loop.call_soon(self._flush)
@@ -203,7 +196,7 @@ class H2Protocol(asyncio.BufferedProtocol):
     def cancel_repeated(self) -> None:
         """Cancel the calls that no task runs."""
         for rpc in list(self.rpcs.values()):
-            if not isinstance(rpc.task, asyncio.Task | CallTask):
+            if rpc.task is not None and not isinstance(rpc.task, asyncio.Task | CallTask):
                 rpc.cancel()
 
     def _stop_calls(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from triglot.core.errors import Code, ServingError
@@ -169,6 +169,11 @@ class Rpc:
             self.cancelled()
         except Exception as error:
             self.failed(error)
+
+    @property
+    def defer(self) -> Callable[[Callable[[], None]], object]:
+        """See `Reply`."""
+        return self.protocol.burst.defer
 
     def conclude(self, answer: Coroutine[Any, Any, Any], observed: Observation) -> None:
         """See `Reply`."""
