@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
 import weakref
+from collections import defaultdict
 from typing import Any
 
 import grpc.aio
 import numpy as np
 import pytest
+from h2_peers import Client as Peer
+from h2_peers import data, message
 from repeated_scenes import (
     COLUMNS,
     DOORS,
     KINDS,
     MODELS,
     STREAM,
+    Arrays,
     Batched,
     Client,
     Mixed,
@@ -26,10 +31,12 @@ from repeated_scenes import (
     served,
 )
 
+import triglot
 from served_models import SECONDS
 from triglot.config import GRPC_TRANSPORTS
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.repeats import Repeat
+from triglot.transports.h2 import frames
 from waiting import until
 
 
@@ -110,6 +117,55 @@ async def test_where_more_is_to_be_done_a_call_takes_the_ordinary_way(begun: lis
         return [await client.ask("kserve", "mixed", array(0)) for _ in range(4)]
 
     assert await alike(begun, lambda: {"mixed": Cached()}, scene, response_cache_bytes=2**20) == 0
+
+
+class Large(triglot.Model):
+    """Many elements for few; with `reused` it writes each answer over its last one."""
+
+    inputs, outputs = Mixed.inputs, (triglot.TensorSpec("y", "FP32", [-1]),)
+    elements = 2**18
+
+    def __init__(self, *, reused: bool) -> None:
+        self.reused = reused
+        self.kept = {"y": np.zeros(self.elements, np.float32)}
+        self.count = 0
+
+    def infer(self, inputs: Arrays) -> Any:
+        answer = self.kept if self.reused else {"y": np.zeros(self.elements, np.float32)}
+        value = inputs["x"][0, 0]
+        answer["y"][:] = value
+        self.count += 1
+        return answer if value else {"y": np.zeros(1, np.float32)}
+
+
+@pytest.mark.parametrize("reused", [True, False])
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_large_answer_is_not_what_the_model_writes_while_it_waits(
+    begun: list[Repeat], door: str, reused: bool
+) -> None:
+    path, encode = DOORS[door]
+    model = Large(reused=reused)
+    async with served("h2", {"large": model}) as here:
+        client = Peer(*await asyncio.open_connection("127.0.0.1", here.served.server.grpc_port))
+        await client.greet()
+        answers: dict[int, bytes] = defaultdict(bytes)
+
+        async def read(stream: int, size: int) -> None:
+            while len(answers[stream]) < size:
+                got = await client.next(frames.DATA)
+                answers[got.stream] += got.payload
+
+        for stream, value in ((1, 0), (3, 0), (5, 1), (7, 2)):
+            body = message(encode("large", array(value)))
+            await client.send(client.headers(stream, path), data(stream, body))
+            if stream < 7:
+                await read(stream, 1)  # Of the large one as much as the window takes.
+        await until(lambda: model.count == 4)
+        await client.send(frames.window_update(5, 2**24), frames.window_update(0, 2**24))
+        await read(5, 4 * model.elements)
+        await client.close()
+    assert np.float32(1).tobytes() * model.elements in answers[5]
+    assert len(begun) == 3
 
 
 class Stream:

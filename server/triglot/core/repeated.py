@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from triglot.core.call import Call
@@ -19,7 +19,7 @@ class Reply(Protocol):
     def respond(self, message: bytes, /) -> None:
         """It is this, and counted."""
 
-    def conclude(self, answer: Coroutine[Any, Any, Any], observed: Any, /) -> None:
+    def conclude(self, answer: Awaitable[Any], observed: Any, /) -> None:
         """It is what `answer` gives, to be encoded, or the error that it raises, and to be counted."""
 
     def given_up(self) -> Code:

@@ -10,7 +10,7 @@ than to run the model.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Generic, TypeVar
@@ -208,11 +208,12 @@ class Repeat:
         pieces.append(around[-1])
         return b"".join(pieces)
 
-    def answer(self, servable: Servable, answer: Any) -> Any:
+    def answer(self, call: RepeatedCall) -> Any:
         """What the ordinary way encodes; the next ones may be like it. Raises `ServingError`."""
-        request = self.request
-        response = response_of(servable, servable.signatures[self._signature], request, answer)
-        if type(answer) is dict and sum([one.array.nbytes for one in response.outputs]) <= SMALL_BYTES:
+        # No name here refers to the model's answer: see `may_scatter`.
+        request, servable = self.request, call.servable
+        response = response_of(servable, servable.signatures[self._signature], request, call.result)
+        if type(call.result) is dict and sum([one.array.nbytes for one in response.outputs]) <= SMALL_BYTES:
             around = self._ways.around(response, request)
             if around is not None:
                 if len(self._around) >= MOST_LAYOUTS:
@@ -254,23 +255,26 @@ class RepeatedCall(Submission):
         """See the base class."""
         observed, reply = self._observed, self._last()
         observed.answered()
-        error, answer = self.error, self.result
-        self.error = self.result = None  # As of an `AwaitedExecution`.
-        encoded = None if error is not None else self._repeat.encoded(answer)
+        encoded = None if self.error is not None else self._repeat.encoded(self.result)
         if encoded is None:
-            reply.conclude(self._outcome(error, answer), observed)
+            reply.conclude(self, observed)
             return
+        self.result = None  # As of an `AwaitedExecution`.
         # Before the client hears of it, so that who asks next finds it counted.
         observed.finish(len(encoded))
         reply.respond(encoded)
 
-    async def _outcome(self, error: ServingError | None, answer: Any) -> Any:
-        """What the ordinary way encodes. Raises `ServingError`."""
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Gives what the ordinary way encodes; the model's answer is its own meanwhile. Raises `ServingError`."""
+        return self._outcome().__await__()
+
+    async def _outcome(self) -> Any:
+        error, self.error = self.error, None
         try:
             if error is not None:
                 raise self._repeat.worded(error)
             began = perf_counter()
-            told = self._repeat.answer(self.servable, answer)
+            told = self._repeat.answer(self)
             self.call.output_seconds += perf_counter() - began
             return told
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Protocol
@@ -137,7 +137,7 @@ class StreamRequests:
 
     async def conclude(
         self,
-        answer: Coroutine[Any, Any, InferenceResponse | None],
+        answer: Awaitable[InferenceResponse | None],
         place: Place,
         line: Line,
         call: Call,
@@ -233,7 +233,7 @@ class _Reply:
         self._line.say(self._place, message)
         self._line.ended(self.repeated)
 
-    def conclude(self, answer: Coroutine[Any, Any, Any], observed: Observation) -> None:
+    def conclude(self, answer: Awaitable[Any], observed: Observation) -> None:
         """See `Reply`."""
         work = self._requests.conclude(
             answer, self._place, self._line, self._call, observed, lambda: self._request

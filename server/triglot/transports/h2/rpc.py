@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from triglot.core.errors import Code, ServingError
@@ -175,7 +175,7 @@ class Rpc:
         """See `Reply`."""
         return self.protocol.burst.defer
 
-    def conclude(self, answer: Coroutine[Any, Any, Any], observed: Observation) -> None:
+    def conclude(self, answer: Awaitable[Any], observed: Observation) -> None:
         """See `Reply`."""
         self.run(self.handle.conclude(answer, self, observed))
 
