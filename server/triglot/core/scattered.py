@@ -19,8 +19,10 @@ from triglot.core.types import InferenceResponse, OutputTensor
 
 SCATTER_BYTES = 64 * 1024
 """Smaller arrays are copied in less time than their pieces take."""
+SMALL_BYTES = 4 * 1024
+"""Up to this size of all of an answer, one more copy costs nothing."""
 OF_THE_CALL = 1
-"""Once, a model's answer is the result of the future that its call has waited for."""
+"""Once, a model's answer is the result of the future, or the execution, that its call has waited for."""
 
 
 class Scattered:

@@ -21,6 +21,7 @@ from triglot.binding import admit, response_of
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.repeated import Reply
+from triglot.core.scattered import SMALL_BYTES
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.core.validation import bind_inputs
@@ -32,8 +33,6 @@ from triglot.telemetry.observation import Observation
 
 R = TypeVar("R")
 
-SMALL_BYTES = 4 * 1024
-"""Up to this size of an answer's tensors, one more copy of them costs nothing."""
 MOST_LAYOUTS = 64
 """Shapes of answers to the same request that are remembered."""
 Inputs = Sequence[tuple[str, np.dtype[Any], tuple[int, ...], slice]]

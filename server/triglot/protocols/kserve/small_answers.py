@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from triglot.core.scattered import SMALL_BYTES
 from triglot.core.tensor import DATATYPES, element_count
 from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.wire import length_prefix, serialize
 
-SMALL_BYTES = 4 * 1024
-"""Up to this size, one more copy of the tensors costs nothing."""
 FINAL = "triton_final_response"
 _INFER_RESPONSE, _ID, _RAW_OUTPUTS = 2, 3, 6
 Layout = tuple[tuple[str, str, tuple[int, ...]], ...]
