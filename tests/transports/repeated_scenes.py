@@ -26,7 +26,7 @@ from triglot.core.errors import InvalidArgument
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
-from triglot.protocols.repeats import Repeat
+from triglot.protocols.repeats import RequestPattern
 
 COLUMNS = 4
 Arrays = Mapping[str, Any]
@@ -204,21 +204,21 @@ async def served(transport: str, models: Mapping[str, triglot.Model], **options:
             yield Client(here, channel)
 
 
-def counting_repeats(monkeypatch: pytest.MonkeyPatch) -> list[Repeat]:
+def counting_repeats(monkeypatch: pytest.MonkeyPatch) -> list[RequestPattern]:
     """Those that were begun in the quick way, which nobody sees from outside."""
-    found: list[Repeat] = []
-    begin = Repeat.begin
+    found: list[RequestPattern] = []
+    begin = RequestPattern.begin
 
-    def counting(self: Repeat, *args: Any) -> Any:
+    def counting(self: RequestPattern, *args: Any) -> Any:
         found.append(self)
         return begin(self, *args)
 
-    monkeypatch.setattr(Repeat, "begin", counting)
+    monkeypatch.setattr(RequestPattern, "begin", counting)
     return found
 
 
 async def alike(
-    begun: list[Repeat],
+    begun: list[RequestPattern],
     models: Callable[[], Mapping[str, triglot.Model]],
     scene: Callable[[Client], Awaitable[Any]],
     **options: Any,

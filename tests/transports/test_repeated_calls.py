@@ -35,20 +35,20 @@ import triglot
 from served_models import SECONDS
 from triglot.config import GRPC_TRANSPORTS
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.repeats import Repeat
+from triglot.protocols.repeats import RequestPattern
 from triglot.transports.h2 import frames
 from waiting import until
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[Repeat]:
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[RequestPattern]:
     return counting_repeats(monkeypatch)
 
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("model", MODELS)
 async def test_whatever_the_model_does_is_told_and_counted_alike(
-    begun: list[Repeat], model: str, door: str
+    begun: list[RequestPattern], model: str, door: str
 ) -> None:
     async def scene(client: Client) -> list[Any]:
         return [await client.ask(door, model, array(kind)) for kind in KINDS]
@@ -58,7 +58,7 @@ async def test_whatever_the_model_does_is_told_and_counted_alike(
 
 
 @pytest.mark.parametrize("door", ["kserve", "tfserving"])
-async def test_the_outputs_that_are_asked_for(begun: list[Repeat], door: str) -> None:
+async def test_the_outputs_that_are_asked_for(begun: list[RequestPattern], door: str) -> None:
     async def scene(client: Client) -> list[Any]:
         wanted = [("y",), ("z",), ("z", "y"), (), ("nothing",), ("y", "y")]
         return [await client.ask(door, "mixed", array(0, 2), *names) for names in wanted for _ in range(3)]
@@ -67,7 +67,7 @@ async def test_the_outputs_that_are_asked_for(begun: list[Repeat], door: str) ->
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_what_is_wrong_with_a_request_is_told_each_time(begun: list[Repeat], door: str) -> None:
+async def test_what_is_wrong_with_a_request_is_told_each_time(begun: list[RequestPattern], door: str) -> None:
     async def scene(client: Client) -> list[Any]:
         wrong = [np.zeros((1, COLUMNS + 1), np.float32), np.zeros((5, COLUMNS), np.float32)]
         asked = [("batched", one) for one in wrong] + [("nobody", array(0))]
@@ -76,7 +76,7 @@ async def test_what_is_wrong_with_a_request_is_told_each_time(begun: list[Repeat
     await alike(begun, lambda: {"batched": Batched()}, scene)
 
 
-async def test_a_version_comes_and_goes(begun: list[Repeat]) -> None:
+async def test_a_version_comes_and_goes(begun: list[RequestPattern]) -> None:
     async def scene(client: Client) -> list[Any]:
         manager, found = client.served.server.manager, []
         for _ in range(3):
@@ -107,7 +107,9 @@ async def test_a_version_that_is_unloaded_is_freed() -> None:
 
 
 @pytest.mark.parametrize("option", ["trace", "cache"])
-async def test_where_more_is_to_be_done_a_call_takes_the_ordinary_way(begun: list[Repeat], option: str) -> None:
+async def test_where_more_is_to_be_done_a_call_takes_the_ordinary_way(
+    begun: list[RequestPattern], option: str
+) -> None:
     class Cached(Mixed):
         response_cache = option == "cache"
 
@@ -141,7 +143,7 @@ class Large(triglot.Model):
 @pytest.mark.parametrize("reused", [True, False])
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_large_answer_is_not_what_the_model_writes_while_it_waits(
-    begun: list[Repeat], door: str, reused: bool
+    begun: list[RequestPattern], door: str, reused: bool
 ) -> None:
     path, encode = DOORS[door]
     model = Large(reused=reused)
@@ -202,7 +204,7 @@ def named(request: bytes, request_id: str) -> bytes:
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
 @pytest.mark.parametrize("model", ["mixed", "one", "inline"])
-async def test_requests_of_a_stream(begun: list[Repeat], transport: str, model: str) -> None:
+async def test_requests_of_a_stream(begun: list[RequestPattern], transport: str, model: str) -> None:
     requests = [kserve(model, array(kind)) for kind in KINDS]
     async with served(transport, {model: MODELS[model]()}) as client:
         ordinary, quick = Stream(client), Stream(client)

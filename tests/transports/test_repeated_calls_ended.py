@@ -21,18 +21,18 @@ from repeated_scenes import (
 
 from served_models import SECONDS
 from triglot.config import GRPC_TRANSPORTS
-from triglot.protocols.repeats import Repeat
+from triglot.protocols.repeats import RequestPattern
 from waiting import until
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[Repeat]:
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[RequestPattern]:
     return counting_repeats(monkeypatch)
 
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
 @pytest.mark.parametrize("door", DOORS)
-async def test_a_client_leaves(begun: list[Repeat], transport: str, door: str) -> None:
+async def test_a_client_leaves(begun: list[RequestPattern], transport: str, door: str) -> None:
     async with holding(transport, door) as (client, model, call):
         running, waiting = model.calls[-1], client.call(door, "held", array(0))
         await until(lambda: client.served.server.dataplane.queue_depth() == 1)
@@ -53,7 +53,7 @@ async def test_a_client_leaves(begun: list[Repeat], transport: str, door: str) -
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
 @pytest.mark.parametrize("wait", ["running", "waiting"])
-async def test_a_deadline_passes(begun: list[Repeat], transport: str, wait: str) -> None:
+async def test_a_deadline_passes(begun: list[RequestPattern], transport: str, wait: str) -> None:
     async with holding(transport, "kserve") as (client, model, call):
         if wait == "running":
             call.cancel()
@@ -70,7 +70,7 @@ async def test_a_deadline_passes(begun: list[Repeat], transport: str, wait: str)
     assert bool(begun) == (transport == "h2")
 
 
-async def test_what_is_too_much_is_refused(begun: list[Repeat]) -> None:
+async def test_what_is_too_much_is_refused(begun: list[RequestPattern]) -> None:
     async def scene(client: Client) -> list[Any]:
         model: Any = client.served.server.dataplane.servable("held").model
         found = [await client.ask(door, "held", array(0)) for door in DOORS for _ in range(2)]
@@ -98,7 +98,7 @@ async def test_a_stop_waits_for_it_and_then_says_that_the_server_stops(transport
 
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
-async def test_a_stream_that_is_left_lets_go_of_its_requests(begun: list[Repeat], transport: str) -> None:
+async def test_a_stream_that_is_left_lets_go_of_its_requests(begun: list[RequestPattern], transport: str) -> None:
     model = Held()
     async with served(transport, {"held": model}) as client:
         try:

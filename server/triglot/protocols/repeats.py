@@ -64,31 +64,31 @@ class Repeats(Generic[R]):
         self._templates = templates
         self._ways = ways
 
-    def __call__(self, data: bytes) -> Repeat | None:
+    def __call__(self, data: bytes) -> RequestPattern | None:
         """None: it goes the ordinary way."""
         template = self._templates.find(data)
         if template is None or self._dataplane.tracer.on:
             return None
-        repeat: Repeat | None = template.repeat
+        pattern: RequestPattern | None = template.pattern
         try:
-            if repeat is None or repeat.find() is not repeat.version():
-                repeat = self._learn(template, data)
+            if pattern is None or pattern.find() is not pattern.version():
+                pattern = self._learn(template, data)
         except ServingError:
             return None  # The ordinary way says why.
-        return repeat if repeat is not None and repeat.runs else None
+        return pattern if pattern is not None and pattern.runs else None
 
-    def _learn(self, template: Template[R], data: bytes) -> Repeat | None:
+    def _learn(self, template: Template[R], data: bytes) -> RequestPattern | None:
         """Raises `ServingError`."""
         request = template.make(data)
         if request is None or template.tensors is None:
             return None
         find = self._ways.finder(request)
         servable = find()
-        repeat = template.repeat = Repeat(self._dataplane, self._ways, find, servable)
+        pattern = template.pattern = RequestPattern(self._dataplane, self._ways, find, servable)
         inference = self._ways.inference(servable, request)
         if _is_plain(servable, inference):
-            repeat.learn_request(servable, inference, template.tensors)
-        return repeat
+            pattern.learn_request(servable, inference, template.tensors)
+        return pattern
 
 
 def _is_plain(servable: Servable, request: InferenceRequest) -> bool:
@@ -118,7 +118,7 @@ def _is_plain(servable: Servable, request: InferenceRequest) -> bool:
     )
 
 
-class Repeat:
+class RequestPattern:
     """What requests have in common that are the same but for their values, and their answers.
 
     It does not keep the `version` in memory. `find` gives the one that such requests go to by now, or raises
@@ -228,11 +228,11 @@ class Repeat:
 class RepeatedCall(Submission):
     """One call, on its way through the model."""
 
-    __slots__ = ("_observed", "_repeat", "_reply")
+    __slots__ = ("_observed", "_pattern", "_reply")
 
     def __init__(
         self,
-        repeat: Repeat,
+        pattern: RequestPattern,
         servable: Servable,
         inputs: dict[str, Array],
         call: Call,
@@ -240,7 +240,7 @@ class RepeatedCall(Submission):
         reply: Reply,
     ) -> None:
         super().__init__(servable, inputs, call, reply.defer)
-        self._repeat = repeat
+        self._pattern = pattern
         self._observed = observed
         self._reply: Reply | None = reply
 
@@ -254,7 +254,7 @@ class RepeatedCall(Submission):
         """See the base class."""
         observed, reply = self._observed, self._last()
         observed.answered()
-        encoded = None if self.error is not None else self._repeat.encoded(self.result)
+        encoded = None if self.error is not None else self._pattern.encoded(self.result)
         if encoded is None:
             reply.conclude(self, observed)
             return
@@ -271,9 +271,9 @@ class RepeatedCall(Submission):
         error, self.error = self.error, None
         try:
             if error is not None:
-                raise self._repeat.worded(error)
+                raise self._pattern.worded(error)
             began = perf_counter()
-            told = self._repeat.answer(self)
+            told = self._pattern.answer(self)
             self.call.output_seconds += perf_counter() - began
             return told
         finally:

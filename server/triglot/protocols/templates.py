@@ -34,15 +34,15 @@ class Variables(Generic[R]):
 
 
 class Template(Generic[R]):
-    """What is the same in messages of one kind. `repeat` is for whoever has more to remember of them."""
+    """What is the same in messages of one kind. `pattern` is for whoever has more to remember of them."""
 
-    __slots__ = ("literals", "make", "repeat", "tensors")
+    __slots__ = ("literals", "make", "pattern", "tensors")
 
     def __init__(self, data: bytes, variables: Variables[R]) -> None:
         self.literals = _literals(data, variables.places)
         self.make = variables.make
         self.tensors = variables.tensors
-        self.repeat: Any = None
+        self.pattern: Any = None
 
 
 class TemplateDecoder(Generic[R]):

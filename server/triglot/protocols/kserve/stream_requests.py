@@ -98,13 +98,13 @@ class StreamRequests:
 
     def begin(self, data: bytes, place: Place, line: Line) -> None:
         """Run one request; it may be answered when this returns."""
-        repeat = self._repeats(data)
-        if repeat is None:
+        pattern = self._repeats(data)
+        if pattern is None:
             line.begin(self._answer(data, place, line))
             return
         call, observed = self._observed(data)
-        reply = _Reply(self, place, line, call, repeat.request)
-        repeated = repeat.begin(data, call, observed, reply)
+        reply = _Reply(self, place, line, call, pattern.request)
+        repeated = pattern.begin(data, call, observed, reply)
         if not repeated.over:
             reply.repeated = repeated
             line.runs(repeated)
@@ -149,9 +149,7 @@ class StreamRequests:
         try:
             if (response := await answer) is None:
                 return
-            observed.answered()
-            encoded = small_answer(response, final=True) or await _encoded(response, final=True)
-            observed.encoded(len(encoded))
+            encoded = await _encoded(response, observed, final=True)
             # Before the client hears of it, so that who asks next finds it counted.
             observed.end(Code.OK)
         except Exception as error:
@@ -184,10 +182,10 @@ class StreamRequests:
                 if ended:
                     raise Internal(f"model '{response.model_name}' has answered after its final answer")
                 ended = response.final
-                await line.put(await _observed(response, observed, final=ended))
+                await line.put(await _encoded(response, observed, final=ended))
         if not ended and request.parameters.get(WANTS_EMPTY_FINAL):
             end = InferenceResponse(request.model_name, request.model_version, request.id, [])
-            await line.put(await _observed(end, observed, final=True))
+            await line.put(await _encoded(end, observed, final=True))
 
     def _told(
         self, error: Exception, request: InferenceRequest, call: Call, observed: Observation
@@ -247,16 +245,15 @@ class _Reply:
         return Code.CANCELLED
 
 
-async def _encoded(response: InferenceResponse, *, final: bool) -> bytes:
-    response.parameters[FINAL] = final
-    if packing_size(response) > LONG_BYTES:
-        return await asyncio.to_thread(encode_stream_infer, response)
-    return encode_stream_infer(response)
-
-
-async def _observed(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
+async def _encoded(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
     """Encoded as soon as it is there, while it is known whose answer it is."""
     observed.answered()
-    encoded = small_answer(response, final=final) or await _encoded(response, final=final)
+    encoded = small_answer(response, final=final)
+    if encoded is None:
+        response.parameters[FINAL] = final
+        if packing_size(response) > LONG_BYTES:
+            encoded = await asyncio.to_thread(encode_stream_infer, response)
+        else:
+            encoded = encode_stream_infer(response)
     observed.encoded(len(encoded))
     return encoded
