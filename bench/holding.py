@@ -18,13 +18,16 @@ class Model(triglot.Model):
         number = 0
         for step in range({steps}):
             number = (number * 31 + step) % 1000003
-        return {{"y": inputs["x"]}}
+        return {{"y": {gives}}}
 """
+GIVES_BACK, COMPUTES = 'inputs["x"]', '-inputs["x"]'
 
 
-def write(folder: Path, instances: int, steps: int = STEPS, max_queue_size: int | None = None) -> Path:
-    """Make the model's file in a new folder: it gives back its input."""
+def write(
+    folder: Path, instances: int, steps: int = STEPS, max_queue_size: int | None = None, gives: str = GIVES_BACK
+) -> Path:
+    """Make the model's file in a new folder."""
     folder.mkdir(parents=True)
     file = folder / "model.py"
-    file.write_text(MODEL.format(instances=instances, steps=steps, max_queue_size=max_queue_size))
+    file.write_text(MODEL.format(instances=instances, steps=steps, max_queue_size=max_queue_size, gives=gives))
     return file

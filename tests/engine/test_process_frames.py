@@ -21,11 +21,13 @@ from triglot import Signature, TensorSpec
 from triglot.core.model_config import Device, InstanceGroup, ModelConfig, TensorConfig
 from triglot.core.scheduling import DynamicBatching, QueuePolicy
 from triglot.core.tensor import DATATYPES, bytes_elements, datatype_of
-from triglot.engine.processes.arena import COPIED, MOST_HELD, Arena, Mirror
+from triglot.engine.processes.arena import Arena, packed
 from triglot.engine.processes.channel import Channel, Gone
 from triglot.engine.processes.frames import Frame, FrameError, FrameReader, Kind, Place, pack, unpack
 from triglot.engine.processes.instance_config import InstanceConfig
+from triglot.engine.processes.mirror import Mirror
 from triglot.engine.processes.values import dumps, loads
+from triglot.engine.processes.views import COPIED, MOST_HELD
 
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
@@ -42,6 +44,7 @@ FRAMES = st.builds(
     UINT32,
     UINT64,
     st.lists(UINT32, max_size=5).map(tuple),
+    st.booleans(),
 )
 DTYPES = [datatype.dtype for datatype in DATATYPES.values() if datatype.itemsize]
 
@@ -229,7 +232,7 @@ def test_without_memfd_a_file_without_a_name_does(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     arena, mirror = Arena(), Mirror()
-    placed = arena.place({"x": np.arange(100_000)})
+    placed = arena.place(packed({"x": np.arange(100_000)}))
     assert placed.descriptor is not None
     assert list(tmp_path.iterdir()) == []
     mirror.adopt(placed.region, placed.region_size, placed.descriptor)
@@ -249,13 +252,99 @@ def test_without_memfd_a_file_without_a_name_does(monkeypatch: pytest.MonkeyPatc
 )
 def test_places_that_cannot_be_are_refused(places: list[Place], text: str) -> None:
     arena, mirror = Arena(), Mirror()
-    placed = arena.place({"x": np.zeros(10)})
+    placed = arena.place(packed({"x": np.zeros(10)}))
     assert placed.descriptor is not None
     mirror.adopt(placed.region, placed.region_size, placed.descriptor)
     with pytest.raises(FrameError, match=text):
         mirror.tensors(placed.region, places)
     with pytest.raises(FrameError, match="no region 7"):
         mirror.tensors(7, places)
+
+
+# --- what goes back as it came ---
+
+
+def back(ends: tuple[Channel, Channel], **tensors: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """What the first end gets when the second sends these."""
+    ends[1].send(Kind.DONE, placed=ends[1].place(tensors))
+    message = ends[0].receive()
+    assert message.tensors is not None
+    return message.tensors
+
+
+def test_what_goes_back_as_it_came_is_not_copied(ends: tuple[Channel, Channel]) -> None:
+    x = np.arange(60_000.0).reshape(200, 300)
+    ends[0].send(Kind.CALL, placed=ends[0].place({"x": x}))
+    came = ends[1].receive().tensors
+    assert came is not None
+    got = back(ends, same=came["x"], part=came["x"][7:9], none=came["x"][:0])
+    del came
+    assert (got["same"] == x).all()
+    assert (got["part"] == x[7:9]).all()
+    assert got["none"].shape == (0, 300)
+    assert regions(ends[1]) == 0
+    assert not got["same"].flags.writeable
+    acknowledge(ends)
+    # As long as it is read here, nothing else is written there.
+    part = got["part"][0]
+    del got
+    assert echo(ends, 5.0, 60_000)[-1] == 5.0
+    assert (part == x[7]).all()
+    assert regions(ends[0]) == 2
+    del part
+    acknowledge(ends)
+    for value in range(5):
+        came = {"x": echo(ends, value, 60_000)}
+        got = back(ends, **came)
+        del came
+        assert (got.pop("x") == value).all()
+        acknowledge(ends)
+    assert regions(ends[0]) == 2
+    assert regions(ends[1]) == 0
+
+
+def test_what_lies_elsewhere_or_otherwise_is_copied(ends: tuple[Channel, Channel]) -> None:
+    one, two = echo(ends, 1.0), echo(ends, 2.0)
+    for sent in (
+        {"one": one, "two": two},
+        {"one": one, "new": np.ones(3)},
+        {"part": one[::2]},
+        {"turned": one.reshape(2, -1).T},
+        {"text": np.array([b"a" * 20_000], object), "one": one},
+    ):
+        got = back(ends, **sent)
+        assert {name: raw(array) for name, array in got.items()} == {
+            name: raw(array) for name, array in sent.items()
+        }
+        del got
+        acknowledge(ends[::-1])
+    assert regions(ends[0]) == 2
+    assert regions(ends[1]) == 1
+    # As another type it is still the same bytes.
+    assert raw(back(ends, one=one.view(np.uint8))["one"]) == raw(one.view(np.uint8))
+    assert regions(ends[1]) == 1
+    assert not ends[1].arena._regions[1].busy
+
+
+def test_many_that_went_back_are_copied_out(ends: tuple[Channel, Channel]) -> None:
+    kept = []
+    for value in range(3 * MOST_HELD):
+        kept.append(back(ends, x=echo(ends, value))["x"])
+        acknowledge(ends)
+    assert all((one == value).all() for value, one in enumerate(kept))
+    assert MOST_HELD <= regions(ends[0]) <= MOST_HELD + 2
+
+
+def test_only_what_is_being_read_goes_back(ends: tuple[Channel, Channel]) -> None:
+    frame = Frame(Kind.DONE, places=(Place("x", "FP32", (3,), 0, 12),), region=1, returned=True)
+    ends[1].socket.sendall(pack(frame))
+    with pytest.raises(Gone, match="region 1 is not read"):
+        ends[0].receive()
+    echo(ends, 1.0)
+    acknowledge(ends)
+    ends[1].socket.sendall(pack(frame))
+    with pytest.raises(Gone, match="region 1 is not read"):
+        ends[0].receive()
 
 
 def test_what_is_no_frame_ends_the_conversation(ends: tuple[Channel, Channel]) -> None:

@@ -15,9 +15,9 @@ from test_process_frames import arrays, raw
 from told_models import load, told, write_told
 
 from triglot import Call
-from triglot.engine.processes.arena import COPIED
 from triglot.engine.processes.channel import Channel
 from triglot.engine.processes.frames import FrameError, Kind
+from triglot.engine.processes.views import COPIED
 
 # --- tensors ---
 

@@ -1,9 +1,9 @@
 """Tensors in shared memory: each side of a conversation writes into regions of its own, and the other reads them.
 
 Strategy: a region carries the tensors of one frame at a time. Its owner writes again when the reader has said that
-it reads it no more; who reads finds that out by a weak reference, since every array that lies over a region holds
-one and the same array, its base. Small tensors are copied out at once, so that what a model keeps of them keeps no
-region. Regions that have not been used for a while give their memory back, and stay.
+it reads it no more. What the reader sends back as it came lies in the region still: it is read there, and the
+region is not written before that has been let go of, too. Regions that have not been used for a while give their
+memory back, and stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,25 +25,12 @@ import numpy as np
 if sys.platform != "win32":
     import fcntl
 
-from triglot.core.tensor import (
-    DATATYPES,
-    Array,
-    array_over,
-    bytes_elements,
-    datatype_of,
-    element_count,
-    object_array,
-    pack_bytes,
-    unpack_bytes,
-)
+from triglot.core.tensor import DATATYPES, Array, bytes_elements, datatype_of, pack_bytes
 from triglot.engine.processes.frames import FrameError, Place
+from triglot.engine.processes.views import Named, Views
 
 ALIGNMENT = 64
 LEAST_REGION = 64 * 1024
-COPIED = 16 * 1024
-"""Tensors of one frame that are copied out: fewer bytes than a region's books cost."""
-MOST_HELD = 16
-"""Regions that are read at the same time; each has a file descriptor. Of any more the tensors are copied out."""
 MOST_BYTES = 1 << 34
 """Of the tensors of one frame, however much memory there is."""
 _LARGE = 1 << 28
@@ -105,14 +91,18 @@ class _Region:
     empty: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placed:
-    """Tensors that lie in a region, ready to be sent. `descriptor`: of a region that the reader does not know."""
+    """Tensors that lie in a region, ready to be sent. `descriptor`: of a region that the reader does not know.
+
+    `kept` is what keeps a region of the reader's own, in which they came, until it is told of them.
+    """
 
     places: tuple[Place, ...]
     region: int = 0
     region_size: int = 0
     descriptor: int | None = None
+    kept: Array | None = None
 
 
 Row = tuple[str, str, tuple[int, ...], Array | bytes]
@@ -143,16 +133,12 @@ class Arena:
 
     def __init__(self) -> None:
         self._regions: dict[int, _Region] = {}
+        self._returned = Views()
         self._last = 0
         self._lock = threading.Lock()
 
-    def place(self, tensors: Mapping[Any, Any]) -> Placed:
-        """Copy the tensors into a region. Raises as `packed`, `MemoryError` for more than there is room for, and
-        `OSError`."""
-        return self.place_all(packed(tensors))
-
-    def place_all(self, rows: Iterable[Row]) -> Placed:
-        """As `place`; several may have the same name. Raises `MemoryError` and `OSError`."""
+    def place(self, rows: Iterable[Row]) -> Placed:
+        """Copy the tensors into a region. Raises `MemoryError` and `OSError`."""
         places: list[Place] = []
         contents: list[Array | bytes] = []
         end = 0
@@ -182,7 +168,7 @@ class Arena:
 
     def _take(self, size: int) -> tuple[_Region, int | None]:
         with self._lock:
-            free = [one for one in self._regions.values() if not one.busy and one.size >= size]
+            free = [one for one in self._regions.values() if one.size >= size and self._is_free(one)]
             if free:
                 region = min(free, key=lambda one: one.size)
                 region.busy, region.empty = True, False
@@ -200,6 +186,21 @@ class Arena:
         with self._lock:
             self._regions[number] = region
         return region, descriptor
+
+    def _is_free(self, region: _Region) -> bool:
+        return not region.busy and not self._returned.reads(region.number)
+
+    def returned(self, number: int, places: Sequence[Place]) -> Named:
+        """Tensors that the reader of this region sends back as they came; the region is kept for them.
+
+        Raises `FrameError` for a region that is not being read, and for what cannot lie there.
+        """
+        with self._lock:
+            region = self._regions.get(number)
+            if region is None or not region.busy:
+                raise FrameError(f"region {number} is not read, and nothing of it can come back")
+            self._returned.ended()
+            return self._returned.over(number, region.memory, places)[0]
 
     def forget(self, number: int) -> None:
         """A region whose frame was not sent is not used again: the reader may not know it."""
@@ -219,7 +220,7 @@ class Arena:
         """Give back the memory of regions that have been free for `idle` seconds."""
         with self._lock:
             for region in self._regions.values():
-                if not region.busy and not region.empty and now - region.used >= idle:
+                if not region.empty and now - region.used >= idle and self._is_free(region):
                     region.empty = True
                     if hasattr(mmap, "MADV_REMOVE"):
                         # Not every file system can.
@@ -231,87 +232,3 @@ class Arena:
         """Bytes of the regions whose memory is in use."""
         with self._lock:
             return sum(region.size for region in self._regions.values() if not region.empty)
-
-
-class Mirror:
-    """The regions of the other side. One thread at a time reads them, any may ask what is `released`."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._memory: dict[int, mmap.mmap] = {}
-        self._held: list[tuple[int, weakref.ref[Array]]] = []
-        self._released: list[int] = []
-
-    def adopt(self, number: int, size: int, descriptor: int) -> None:
-        """Map a new region. The descriptor is closed. Raises `ValueError` and `OSError`."""
-        try:
-            self._memory[number] = mapped(descriptor, size, writable=False)
-        finally:
-            os.close(descriptor)
-
-    def tensors(self, number: int, places: Sequence[Place]) -> list[tuple[str, Array]]:
-        """The tensors that lie in a region, as read-only arrays with their names. Raises `FrameError` for what
-        cannot lie there."""
-        if not number:
-            return [(place.name, _array(_NOTHING, place)) for place in places]
-        memory = self._memory.get(number)
-        if memory is None:
-            raise FrameError(f"there is no region {number}")
-        end = max(place.offset + place.size for place in places)
-        if end > len(memory):
-            raise FrameError(f"tensors of {end} bytes do not lie in a region of {len(memory)}")
-        # One for each frame: all arrays that are made of it, and what is made of these, hold it.
-        base: Array
-        with self._lock:
-            if end <= COPIED or self._holds_many():
-                base = np.frombuffer(memory[:end], np.uint8)
-                self._released.append(number)
-            else:
-                base = np.frombuffer(memory, np.uint8, end)
-                self._held.append((number, weakref.ref(base)))
-        return [(place.name, _array(base, place)) for place in places]
-
-    def _holds_many(self) -> bool:
-        if len(self._held) >= MOST_HELD:
-            self._look()
-        return len(self._held) >= MOST_HELD
-
-    def _look(self) -> None:
-        """See which regions nobody reads any more."""
-        held = []
-        for number, base in self._held:
-            if base() is None:
-                self._released.append(number)
-            else:
-                held.append((number, base))
-        self._held = held
-
-    def released(self) -> tuple[int, ...]:
-        """The regions that have become free since this was asked last."""
-        with self._lock:
-            self._look()
-            released, self._released = tuple(self._released), []
-        return released
-
-    def tell_again(self, released: Iterable[int]) -> None:
-        """The other side was not told of these."""
-        with self._lock:
-            self._released += released
-
-
-_NOTHING = np.frombuffer(b"", np.uint8)
-
-
-def _array(base: Array, place: Place) -> Array:
-    count = element_count(place.shape)
-    if place.datatype == "BYTES":
-        packed = base[place.offset : place.offset + place.size].tobytes()
-        array = object_array(unpack_bytes(packed, count), place.shape)
-        array.flags.writeable = False
-        return array
-    dtype = DATATYPES[place.datatype].dtype
-    if count * dtype.itemsize != place.size:
-        raise FrameError(f"tensor {place.name!r} of shape {place.shape} has {place.size} bytes")
-    if not count:
-        return array_over(b"", dtype, place.shape)
-    return np.ndarray(place.shape, dtype, base, place.offset)

@@ -71,7 +71,7 @@ class Talk:
         name = self._server.name
         rows, text = rows_of(answer, name), text_of(aside(answer), name)
         self._owed = self._server.expect(self.number)
-        self._server.send(Kind.ANSWER, self.number, text, self._server.channel.arena.place_all(rows))
+        self._server.send(Kind.ANSWER, self.number, text, self._server.channel.place_all(rows))
 
     def metadata(self, member: int | None) -> Iterable[tuple[str, str | bytes]]:
         """Of the call that is executed."""
@@ -251,7 +251,7 @@ class AtOnce:
         try:
             if (ready := done.result()) is not None:
                 rows, text = ready
-                placed = self.channel.arena.place_all(rows)
+                placed = self.channel.place_all(rows)
         except BaseException as error:  # A model that calls exit() fails this call, and goes on.
             kind, text = Kind.FAILED, dumps(failure_fields(error))
         try:

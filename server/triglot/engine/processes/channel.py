@@ -8,13 +8,14 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from triglot.core.tensor import Array
-from triglot.engine.processes.arena import Arena, Mirror, Placed
-from triglot.engine.processes.frames import Frame, FrameError, FrameReader, Kind, pack
+from triglot.engine.processes.arena import Arena, Placed, Row, packed
+from triglot.engine.processes.frames import Frame, FrameError, FrameReader, Kind, Place, pack
+from triglot.engine.processes.mirror import Mirror
+from triglot.engine.processes.views import Named
 
 _CHUNK = 64 * 1024
 _DESCRIPTOR = array.array("i", [0]).itemsize
@@ -30,14 +31,13 @@ class NotSent(Gone):
     """The other side was gone before it could get the whole frame."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A frame as it came. `named` tensors lie over the other side's region; None: the frame has none."""
+class Message(NamedTuple):
+    """A frame as it came. `named` tensors lie over a region; None: the frame has none."""
 
     kind: Kind
     call: int
     text: bytes
-    named: list[tuple[str, Array]] | None
+    named: Named | None
 
     @property
     def tensors(self) -> dict[str, Array] | None:
@@ -63,29 +63,41 @@ class Channel:
         self._sending = threading.Lock()
 
     def place(self, tensors: Mapping[Any, Any]) -> Placed:
-        """As `Arena.place`: the tensors can be forgotten, and sent."""
-        return self.arena.place(tensors)
+        """The tensors can be forgotten, and sent. Raises as `packed`, and `OSError`."""
+        return self.place_all(packed(tensors))
+
+    def place_all(self, rows: Iterable[Row]) -> Placed:
+        """As `place`; several may have the same name. Raises `MemoryError` and `OSError`."""
+        rows = list(rows)
+        return self._mirror.again(rows) or self.arena.place(rows)
 
     def send(self, kind: Kind, *, call: int = 0, text: bytes = b"", placed: Placed | None = None) -> None:
         """Raises `NotSent`, and `FrameError` for too much."""
-        places, region, size, descriptor = None, 0, 0, None
-        if placed is not None:
-            places, region = placed.places, placed.region
-            size, descriptor = placed.region_size, placed.descriptor
-        released = self._mirror.released()
+        descriptor = None if placed is None else placed.descriptor
         try:
-            data = pack(Frame(kind, call, text, places, region, size, released))
             with self._sending:
-                self._send(data, descriptor)
-        except FrameError:
-            self.arena.forget(region)
-            self._mirror.tell_again(released)
-            raise
+                self._send(self._packed(kind, call, text, placed), descriptor)
         except OSError as error:
             raise NotSent(str(error)) from error
         finally:
             if descriptor is not None:
                 os.close(descriptor)
+
+    def _packed(self, kind: Kind, call: int, text: bytes, placed: Placed | None) -> bytes:
+        places, region, size, returned = None, 0, 0, False
+        if placed is not None:
+            places, region, size = placed.places, placed.region, placed.region_size
+            returned = placed.kept is not None
+            # The other side keeps what it gets back before it looks at what is released.
+            placed.kept = None
+        released = self._mirror.released()
+        try:
+            return pack(Frame(kind, call, text, places, region, size, released, returned))
+        except FrameError:
+            if not returned:
+                self.arena.forget(region)
+            self._mirror.tell_again(released)
+            raise
 
     def _send(self, data: bytes, descriptor: int | None) -> None:
         if descriptor is None:
@@ -101,15 +113,23 @@ class Channel:
             while not self._frames:
                 self._fill()
             frame = self._frames.popleft()
-            self.arena.release(frame.released)
-            if frame.region_size:
-                if not self._descriptors:
-                    raise FrameError(f"region {frame.region} came without its file descriptor")
-                self._mirror.adopt(frame.region, frame.region_size, self._descriptors.popleft())
-            named = None if frame.places is None else self._mirror.tensors(frame.region, frame.places)
+            named = None if frame.places is None else self._tensors(frame, frame.places)
+            # Not before: what has come back may lie in one of these.
+            if frame.released:
+                self.arena.release(frame.released)
         except (OSError, ValueError) as error:
             raise Gone(str(error)) from error
         return Message(frame.kind, frame.call, frame.text, named)
+
+    def _tensors(self, frame: Frame, places: tuple[Place, ...]) -> Named:
+        """Raises `FrameError`, `ValueError` and `OSError`."""
+        if frame.returned:
+            return self.arena.returned(frame.region, places)
+        if frame.region_size:
+            if not self._descriptors:
+                raise FrameError(f"region {frame.region} came without its file descriptor")
+            self._mirror.adopt(frame.region, frame.region_size, self._descriptors.popleft())
+        return self._mirror.tensors(frame.region, places)
 
     def _fill(self) -> None:
         data, ancillary, _, _ = self.socket.recvmsg(_CHUNK, _SPACE, _CLOSE_ON_EXEC)

@@ -50,7 +50,7 @@ class Conversation:
             self._settle()
             if self._over or not self._wanted or self.is_cancelled(self.number):
                 return False
-            placed, fields = self._channel.arena.place_all(rows_of(answer, self._model)), aside(answer)
+            placed, fields = self._channel.place_all(rows_of(answer, self._model)), aside(answer)
             del answer
             if member is not None:
                 fields["member"] = member
@@ -70,7 +70,7 @@ class Conversation:
     def placed(self, answer: object) -> tuple[Placed, bytes]:
         """What `infer` gave, ready to be sent. Raises `Internal` for what cannot be, for the model's author."""
         text = text_of(aside(answer), self._model)
-        return self._channel.arena.place_all(rows_of(answer, self._model)), text
+        return self._channel.place_all(rows_of(answer, self._model)), text
 
     def finish(self, member: int | None = None) -> None:
         """Say that no more answers come."""

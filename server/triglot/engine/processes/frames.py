@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from triglot.core.tensor import DATATYPES
 
@@ -18,7 +17,7 @@ _HEAD = struct.Struct("<BBHHIQQI")
 _PLACE = struct.Struct("<HBBQQ")
 _NAMES = tuple(DATATYPES)
 _NUMBERS = {name: number for number, name in enumerate(_NAMES)}
-_HAS_TENSORS = 1
+_HAS_TENSORS, _RETURNED = 1, 2
 MAX_FRAME = 2**31
 """A longer one is not ours."""
 
@@ -65,8 +64,7 @@ class FrameError(ValueError):
     """Bytes that are no frame."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a tensor lies in its frame's region; a BYTES one is packed (spec 2.1)."""
 
     name: str
@@ -76,13 +74,16 @@ class Place:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class Frame(NamedTuple):
     """One frame.
 
     `places` are None where there are no tensors to speak of, and lie in `region`, 0 for none. `region_size` is not
-    0 when the region is new: its file descriptor comes with the frame. `released`: regions of the other side that
-    are read no more. `call`: the call that it belongs to. `text`: JSON.
+    0 when the region is new: its file descriptor comes with the frame. `returned`: the region is one of the other
+    side's, whose tensors go back to it as they came. `released`: regions of the other side that are read no more,
+    but for what is returned. `call`: the call that it belongs to. `text`: JSON.
     """
 
     kind: Kind
@@ -92,6 +93,7 @@ class Frame:
     region: int = 0
     region_size: int = 0
     released: tuple[int, ...] = ()
+    returned: bool = False
 
 
 def pack(frame: Frame) -> bytes:
@@ -113,7 +115,7 @@ def pack(frame: Frame) -> bytes:
         raise FrameError(f"{len(places)} tensors, {len(frame.released)} regions: expected at most 65535")
     parts[1] = _HEAD.pack(
         frame.kind,
-        _HAS_TENSORS if frame.places is not None else 0,
+        _HAS_TENSORS * (frame.places is not None) | _RETURNED * frame.returned,
         len(places),
         len(frame.released),
         frame.region,
@@ -148,7 +150,10 @@ def _unpack(data: memoryview) -> Frame:
     if len(data) != at + text:
         raise FrameError(f"expected {at + text} bytes, got {len(data)}")
     tensors = tuple(found) if flags & _HAS_TENSORS else None
-    return Frame(Kind(kind), call, bytes(data[at:]), tensors, region, region_size, released)
+    if (known := _KINDS.get(kind)) is None:
+        raise FrameError(f"there are no frames of kind {kind}")
+    returned = bool(flags & _RETURNED)
+    return Frame(known, call, bytes(data[at:]), tensors, region, region_size, released, returned)
 
 
 def _place(data: memoryview, at: int) -> tuple[Place, int]:
@@ -168,16 +173,23 @@ class FrameReader:
     def __init__(self) -> None:
         self._data = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> list[Frame]:
         """The frames that are complete now. Raises `FrameError`."""
+        if data and not self._data and _end(data) == len(data):
+            return [unpack(memoryview(data)[_LENGTH.size :])]  # As it is nearly always.
         self._data += data
-        while len(self._data) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._data)
-            if length > MAX_FRAME:
-                raise FrameError(f"a frame of {length} bytes: expected at most {MAX_FRAME}")
-            end = _LENGTH.size + length
-            if len(self._data) < end:
-                return
-            frame = unpack(bytes(self._data[_LENGTH.size : end]))
+        frames = []
+        while (end := _end(self._data)) and len(self._data) >= end:
+            frames.append(unpack(bytes(self._data[_LENGTH.size : end])))
             del self._data[:end]
-            yield frame
+        return frames
+
+
+def _end(data: bytes | bytearray) -> int:
+    """Where the first frame ends; 0 as long as nobody knows. Raises `FrameError`."""
+    if len(data) < _LENGTH.size:
+        return 0
+    (length,) = _LENGTH.unpack_from(data)
+    if length > MAX_FRAME:
+        raise FrameError(f"a frame of {length} bytes: expected at most {MAX_FRAME}")
+    return _LENGTH.size + int(length)

@@ -104,7 +104,7 @@ class InTurn:
         answers = check_answers(self._infer_batch(inputs, calls), len(calls))
         del inputs
         rows, beside = list_rows(answers, self._name)
-        return self._channel.arena.place_all(rows), text_of({"answers": beside}, self._name)
+        return self._channel.place_all(rows), text_of({"answers": beside}, self._name)
 
 
 def failed(kind: Kind, error: BaseException, file: Path) -> tuple[Kind, bytes]:

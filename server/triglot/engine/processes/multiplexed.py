@@ -257,7 +257,7 @@ class MultiplexedCalls:
     def _send_list(self, inputs: Sequence[Inputs], talk: _Talk) -> None:
         rows = [packed(one) for one in inputs]
         text = dumps({**call_fields(talk.call), "counts": [len(one) for one in rows]})
-        self._call(talk, text, self._owner.channel.arena.place_all(itertools.chain.from_iterable(rows)))
+        self._call(talk, text, self._owner.channel.place_all(itertools.chain.from_iterable(rows)))
 
     def _call(self, talk: _Talk, text: bytes, placed: Placed, kind: Kind = Kind.CALL) -> None:
         self._owner.channel.send(kind, call=talk.number, text=text, placed=placed)

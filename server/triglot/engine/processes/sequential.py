@@ -100,7 +100,7 @@ class SequentialCalls:
     def _list(self, inputs: Sequence[Inputs], call: Call) -> tuple[Placed, bytes]:
         rows = [packed(one) for one in inputs]
         text = dumps({**call_fields(call), "counts": [len(one) for one in rows]})
-        return self._channel.arena.place_all(itertools.chain.from_iterable(rows)), text
+        return self._channel.place_all(itertools.chain.from_iterable(rows)), text
 
     @contextmanager
     def _conversation(self, begin: tuple[Placed, bytes], call: Call, kind: Kind = Kind.CALL) -> Iterator[Desk]:
