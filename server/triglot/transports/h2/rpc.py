@@ -206,6 +206,8 @@ class Rpc:
         """The one answer of a call."""
         if self.over:
             return
+        # What has answered it may hold it, by the metadata that its call could have asked for.
+        self.task = None
         head = prefix(len(message), packed)
         size = PREFIX_BYTES + len(message)
         out = self.protocol.connection.out
@@ -258,6 +260,7 @@ class Rpc:
         self.protocol.forget(self.number)
         if self.body is not None:
             self.body.drop()
+            self.body = None  # It refers to this.
         self.drained()
 
     def cancel(self) -> None:
