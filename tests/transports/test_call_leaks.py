@@ -46,6 +46,12 @@ class Answers(triglot.Model):
         return {"y": inputs["x"]}
 
 
+class Circles(Answers):
+    def infer(self, inputs: Any, call: triglot.Call) -> Any:
+        call.trace = call
+        return {"y": inputs["x"]}
+
+
 class Refuses(Answers):
     def infer(self, inputs: Any) -> Any:
         raise triglot.InvalidArgument("never")
@@ -64,6 +70,19 @@ class Endless(Answers):
 
 async def ok(here: Live) -> None:
     await here.infer(request("answers", RAW))
+
+
+async def large(here: Live) -> None:
+    await here.infer(request("answers", bytes(200_000)))
+
+
+async def circle(here: Live) -> None:
+    await here.infer(request("circles", RAW))
+
+
+async def stream(here: Live) -> None:
+    call = here.stream_infer(iter([request("answers", RAW)] * 3))
+    assert [answer.error_message async for answer in call] == [""] * 3
 
 
 async def error(here: Live) -> None:
@@ -95,9 +114,14 @@ async def cut(here: Live) -> None:
 Shape = Callable[[Live], Awaitable[None]]
 
 
+def made() -> dict[str, Any]:
+    """The models by name."""
+    return {kind.__name__.lower(): kind() for kind in (Answers, Circles, Refuses, Waits, Endless)}
+
+
 async def growth(shape: Shape, transport: str, *, keeps: bool = False) -> float:
     """Bytes per call that are left of them."""
-    models = {name.lower(): globals()[name]() for name in ("Answers", "Refuses", "Waits", "Endless")}
+    models = made()
     async with live(models, grpc_transport=transport) as here:
         await ask(shape, here)  # What is made once is there now.
         models["answers"].keeps = keeps
@@ -149,3 +173,36 @@ async def test_nothing_is_left(shape: Shape, transport: str) -> None:
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
 async def test_what_is_left_is_seen(transport: str) -> None:
     assert await growth(ok, transport, keeps=True) > 3 * LIMIT
+
+
+# --- nor for the garbage collector ---
+
+
+async def garbage(shape: Shape, transport: str) -> list[object]:
+    """Our own objects that only the garbage collector gets rid of."""
+    async with live(made(), grpc_transport=transport) as here:
+        await ask(shape, here)
+        await size(here)
+        gc.disable()
+        try:
+            await ask(shape, here)
+            await until(lambda: not here.leases())
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            return [one for one in gc.garbage if type(one).__module__.startswith("triglot.")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+
+
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
+@pytest.mark.parametrize("shape", [ok, large, stream, error, cancel, deadline, cut])
+async def test_a_call_is_no_circle(shape: Shape, transport: str) -> None:
+    # What is made once, or of a call that has not quite ended, is not of each call.
+    assert len(await garbage(shape, transport)) < CALLS // 2
+
+
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
+async def test_circles_are_seen(transport: str) -> None:
+    assert len(await garbage(circle, transport)) >= CALLS
