@@ -21,7 +21,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("leaks", ()),
     ("batching", ("--in-flight", "1", "64", "256", "--seconds", "0.6", "--learn", "5")),
     ("overload", ()),
-    ("process", ("--rounds", "3", "--seconds", "0.5")),
+    ("process", ("--rounds", "5", "--seconds", "0.5")),
     ("shared_memory", ()),
 )
 

@@ -61,7 +61,7 @@ def shared_memory(size: int) -> int:
 
 def _check_room(size: int) -> None:
     """Raises `MemoryError`: the system ends some process when more memory is written than there is."""
-    room = min(MOST_BYTES, _available()) if size >= _LARGE else MOST_BYTES
+    room = min(MOST_BYTES, _available())
     if size > room:
         raise MemoryError(f"tensors of {size} bytes are too large to be handed over, there is room for {room}")
 
@@ -122,7 +122,8 @@ def packed(tensors: Mapping[Any, Any]) -> list[Row]:
             raise TypeError(f"'{name}': {error}") from None
         # An array's shape may say more than it has in memory; packed, each element is four bytes or more.
         size += 4 * array.size if datatype == "BYTES" else array.nbytes
-        _check_room(size)
+        if size >= _LARGE:
+            _check_room(size)
         data: Array | bytes = pack_bytes(bytes_elements(array)) if datatype == "BYTES" else array
         rows.append((str(name), datatype, array.shape, data))
     return rows
@@ -175,7 +176,8 @@ class Arena:
                 return region, None
             self._last += 1
             number = self._last
-        _check_room(size)
+        if size >= _LARGE:
+            _check_room(size)
         size = max(LEAST_REGION, 1 << (size - 1).bit_length())
         descriptor = shared_memory(size)
         try:

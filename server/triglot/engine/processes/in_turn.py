@@ -33,7 +33,7 @@ class InTurn:
         self._name = name
         self._function = function_of(model)
         self._infer_batch = model.infer_batch
-        self._with_call = takes_call(model.infer)
+        self._no_call = None if takes_call(model.infer) else Call()
         self._start = model.start_instance
         self._file = file
         self._pid = os.getpid()
@@ -82,8 +82,7 @@ class InTurn:
 
     def _one(self, message: Message, fields: Mapping[str, Any], conversation: Conversation) -> Any:
         """What `infer` gives as its last answer; the others have been sent."""
-        call = RemoteCall(conversation, fields if self._with_call else {})
-        result = self._function(message.tensors or {}, call)
+        result = self._function(message.tensors or {}, self._no_call or RemoteCall(conversation, fields))
         if isinstance(result, Generator):
             del message
             with closing(result) as answers:

@@ -45,6 +45,8 @@ class Mirror:
 
     def again(self, rows: Sequence[Row]) -> Placed | None:
         """Where these lie already, if all of them came together and go back as they are: nothing is copied."""
+        if not self._views:
+            return None
         base: Array | None = None
         places = []
         for name, datatype, shape, data in rows:

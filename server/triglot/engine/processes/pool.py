@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from triglot.core.errors import ModelLoadError, Unavailable
 from triglot.core.readings import Reading
 from triglot.engine.processes.care import CARE, Care, Keeper, Place, look_at, look_at_coming
 from triglot.engine.processes.health import BEAT_SECONDS
+from triglot.engine.processes.loan import Loan
 from triglot.engine.processes.notices import PoolMetrics
 from triglot.engine.processes.process import Process, Program
 from triglot.engine.processes.seats import Seats
@@ -137,27 +137,30 @@ class Pool:
 
     # --- calls ---
 
-    @contextmanager
-    def borrowed(self, call: Call) -> Iterator[Process]:
-        """A process for this call, waiting for one.
+    def borrowed(self, call: Call) -> Loan:
+        """A process for this call; raises as `lend`."""
+        return Loan(self, call)
+
+    def lend(self, call: Call) -> Process:
+        """A process for this call, waiting for one; `take_back` follows.
 
         Raises `Unavailable` when there is none, and will be none soon, and `ServingError` for a call that nobody
         waits for any more.
         """
         try:
-            process = self._borrow(call)
+            return self._borrow(call)
         except BaseException:
             # Nor has a sequence begun that this was the first call of.
             self.on_lost(self.seats.number(len(self._places)))
             raise
-        try:
-            yield process
-        finally:
-            if process.lost:
-                self.lose(process)
-            with self._free:
-                process.borrowed = False
-                self._free.notify_all()
+
+    def take_back(self, process: Process) -> None:
+        """The call has ended."""
+        if process.lost:
+            self.lose(process)
+        with self._free:
+            process.borrowed = False
+            self._free.notify_all()
 
     def _borrow(self, call: Call) -> Process:
         with self._free:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from triglot.core.call import BatchCall, Call
 from triglot.core.readings import Reading
 from triglot.engine.hosted import HostedModel, nobody_to_tell, not_at_all
-from triglot.engine.processes.owner import NotBegun
 from triglot.engine.processes.pool import Pool
 from triglot.engine.processes.process import Process
 from triglot.engine.processes.sequential import SequentialCalls
@@ -98,8 +96,7 @@ class BlockingModel(RemoteModel):
     def infer(self, inputs: Inputs, call: Call) -> Any:
         """What the model answers. Raises `Unavailable` when its process is lost, and what the model raises."""
         while True:
-            # Of a process that was lost before, another one may run the call.
-            with suppress(NotBegun), self._pool.borrowed(call) as process:
+            with self._pool.borrowed(call) as process:
                 return _in_turn(process).run(inputs, call)
 
     def _run_on(self, process: Process) -> Function:
@@ -116,7 +113,7 @@ class ListsModel(BlockingModel):
         """What the model answers to each of the requests; raises as `infer`."""
         call = BatchCall(calls)
         while True:
-            with suppress(NotBegun), self._pool.borrowed(call) as process:
+            with self._pool.borrowed(call) as process:
                 return _in_turn(process).run_list(inputs, call)
 
 
@@ -126,7 +123,7 @@ class DecoupledModel(BlockingModel):
     def infer(self, inputs: Inputs, call: Call) -> Generator[Any, None, None]:
         """The answers as the model yields them; raises as `BlockingModel.infer`."""
         while True:
-            with suppress(NotBegun), self._pool.borrowed(call) as process:
+            with self._pool.borrowed(call) as process:
                 yield from _in_turn(process).stream(inputs, call)
                 return
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from triglot.core.call import BatchCall, Call
@@ -102,22 +101,21 @@ class SequentialCalls:
         text = dumps({**call_fields(call), "counts": [len(one) for one in rows]})
         return self._channel.place_all(itertools.chain.from_iterable(rows)), text
 
-    @contextmanager
-    def _conversation(self, begin: tuple[Placed, bytes], call: Call, kind: Kind = Kind.CALL) -> Iterator[Desk]:
+    def _conversation(self, begin: tuple[Placed, bytes], call: Call, kind: Kind = Kind.CALL) -> _Conversation:
         self._begin(kind, *begin, call)
-        del begin
-        desk = Desk(self._channel, call)
+        return _Conversation(self, Desk(self._channel, call))
+
+    def end(self, error: BaseException | None) -> None:
+        """The conversation is over. Raises `Unavailable` where that is because the process is gone."""
         owner = self._owner
-        try:
-            yield desk
-        except (Gone, FrameError):
+        gone = isinstance(error, Gone | FrameError)
+        if gone:
             owner.lost = owner.lost or owner.why_gone()
+        if self._current is not None and not owner.lost:
+            owner.kill("was left alone with a call")
+        self._current, self._runs_since = None, math.inf
+        if gone:
             raise unavailable(owner) from None
-        finally:
-            if self._current is not None and not owner.lost:
-                owner.kill("was left alone with a call")
-            self._current, self._runs_since = None, math.inf
-            desk.close()
 
     def _done(self, message: Message) -> Message:
         """What the model's code has returned. Raises what that has raised."""
@@ -168,6 +166,25 @@ class SequentialCalls:
 
     def close(self) -> None:
         """See `Calls`."""
+
+
+class _Conversation:
+    """A `with` block is one, and has its desk."""
+
+    __slots__ = ("_calls", "_desk")  # As of a `Loan`.
+
+    def __init__(self, calls: SequentialCalls, desk: Desk) -> None:
+        self._calls = calls
+        self._desk = desk
+
+    def __enter__(self) -> Desk:
+        return self._desk
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
+        try:
+            self._calls.end(error)
+        finally:
+            self._desk.close()
 
 
 def _member(call: Call, message: Message) -> Call:

@@ -32,6 +32,9 @@ class Views:
     def __init__(self) -> None:
         self._held: list[tuple[int, weakref.ref[Array]]] = []
 
+    def __len__(self) -> int:
+        return len(self._held)
+
     def over(self, number: int, memory: mmap.mmap, places: Sequence[Place]) -> tuple[Named, bool]:
         """The tensors that lie in a region, as read-only arrays, and whether the region is read from now on.
 
@@ -55,6 +58,8 @@ class Views:
     def ended(self) -> list[int]:
         """The regions that nobody reads any more, since this was asked last."""
         ended: list[int] = []
+        if not self._held:
+            return ended
         held = []
         for number, base in self._held:
             if base() is None:
