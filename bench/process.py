@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import holding, report, rounds
-from bench.holding import GIVES_BACK, COMPUTES, STEPS
+from bench.holding import COMPUTES, GIVES_BACK, STEPS
 from bench.measure import Round
 from bench.payloads import tensor
 from bench.rounds import Measured, Plan, ratios
