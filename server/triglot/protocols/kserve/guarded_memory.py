@@ -20,7 +20,7 @@ from triglot.core.bus_errors import bus_errors
 _MAP_FIXED = 0x10
 """Python's mmap has no name for it."""
 _FAILED = ctypes.c_void_p(-1).value
-_PIECE = 4 * 1024 * 1024
+_PIECE = 16 * 1024 * 1024
 """So much is copied at a time, and is what a part that is gone may cost in memory."""
 
 

@@ -57,4 +57,5 @@ class Patience:
 
     def reward(self, count: int) -> None:
         """For something that it may react to so often."""
-        self._left = min(self._most, self._left + count)
+        left = self._left + count  # Asked for every answer: `min` takes three times as long.
+        self._left = left if left < self._most else self._most
