@@ -300,7 +300,8 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def _data(self, rpc: Rpc, data: memoryview | list[memoryview] | None, placed: int, ended: bool) -> None:
         body = rpc.body
-        assert body is not None
+        if body is None:
+            return  # The call is over.
         try:
             if data is None:
                 body.came(placed)
@@ -317,7 +318,8 @@ class H2Protocol(asyncio.BufferedProtocol):
     def ended(self, rpc: Rpc) -> None:
         """The client has sent all: calls that take one request begin."""
         body = rpc.body
-        assert body is not None
+        if body is None:
+            return  # The call is over.
         if not body.is_whole:
             self.connection.reset(rpc.number, ErrorCode.PROTOCOL_ERROR)
             rpc.gone()
