@@ -259,7 +259,6 @@ class Server:
         await self.dataplane.control.closing()
         self._regions.unregister()
         await self.manager.close()
-        await self.dataplane.off_loop.close()
         await self._tracer.close()
         if self._logs is not None:
             self._logs.close()

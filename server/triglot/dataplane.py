@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from triglot.binding import admit, bind, response_of
 from triglot.core.call import Call, Reach, no_models
@@ -19,7 +19,6 @@ from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.core.validation import bind_inputs, check_shapes
 from triglot.engine.deadline import WHILE_RUNNING, seen_late
-from triglot.engine.off_loop import OffLoop
 from triglot.engine.servable import Servable
 from triglot.repository.completed_config import Loaded
 from triglot.repository.manager import Manager
@@ -27,6 +26,8 @@ from triglot.repository.plan import Version
 from triglot.repository.sequences import SequenceRoutes
 from triglot.repository.settings import ModelSettings, settings_fields, settings_of
 from triglot.telemetry.tracing import Tracer
+
+T = TypeVar("T")
 
 
 class Decoupled(Unimplemented):
@@ -48,8 +49,6 @@ class DataPlane:
         """What `Call.infer` does; see `ModelCalls`."""
         self.tracer = tracer or Tracer()
         self.control = control or Control()
-        self.off_loop = OffLoop()
-        """Awaited with a function, it gives what that returns or raises: what is too much for the event loop."""
         self._manager = manager
         self._sequences = SequenceRoutes(manager)
         self._default_timeout = default_timeout
@@ -294,6 +293,10 @@ class DataPlane:
     def queue_depth(self) -> int:
         """Requests that wait, of all models."""
         return sum(version.servable.queue_depth for version in self.versions() if version.servable is not None)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises; it is too much for the event loop."""
+        return await asyncio.to_thread(work)
 
     def loaded(self) -> set[tuple[str, int]]:
         """The versions that are in memory, by model and number."""
