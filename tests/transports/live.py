@@ -20,8 +20,15 @@ METHOD = "/inference.GRPCInferenceService/"
 class Live:
     """The server and a client for each door."""
 
-    def __init__(self, server: triglot.Server, channel: grpc.aio.Channel, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        server: triglot.Server,
+        channel: grpc.aio.Channel,
+        session: aiohttp.ClientSession,
+        models: Mapping[str, triglot.Model],
+    ) -> None:
         self.server = server
+        self.models = models
         self.channel = channel
         self.infer = channel.unary_unary(METHOD + "ModelInfer")
         self.stream_infer = channel.stream_stream(
@@ -53,7 +60,7 @@ async def live(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIter
             grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=unlimited) as channel,
             aiohttp.ClientSession() as session,
         ):
-            yield Live(server, channel, session)
+            yield Live(server, channel, session, models)
 
 
 def request(

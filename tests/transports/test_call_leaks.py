@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
+import struct
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -60,8 +61,20 @@ class Refuses(Answers):
 
 
 class Waits(Answers):
+    """Knows its calls by their value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = itertools.count(1)
+        self.running: set[float] = set()
+
     async def infer(self, inputs: Any) -> Any:
-        await asyncio.Event().wait()
+        value = float(inputs["x"][0])
+        self.running.add(value)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.running.discard(value)
 
 
 class Endless(Answers):
@@ -94,9 +107,11 @@ async def error(here: Live) -> None:
 
 
 async def cancel(here: Live) -> None:
-    before = here.leases()
-    call = here.infer(request("waits", RAW))
-    await until(lambda: here.leases() != before or call.done())
+    model = here.models["waits"]
+    assert isinstance(model, Waits)
+    value = next(model.values)
+    call = here.infer(request("waits", struct.pack("<f", value)))
+    await until(lambda: value in model.running or call.done())
     call.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await call
@@ -132,7 +147,7 @@ async def growth(shape: Shape, transport: str, *, keeps: bool = False) -> float:
             await ask(shape, here)
             sizes.append(await size(here))
         # A buffer grows once; what leaks does so each time.
-        return min(after - before for before, after in pairwise(sizes)) / CALLS
+        return min(after - before for before, after in itertools.pairwise(sizes)) / CALLS
 
 
 async def ask(shape: Shape, here: Live) -> None:
