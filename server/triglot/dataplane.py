@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 from triglot.binding import admit, bind, response_of
 from triglot.core.call import Call, Reach, no_models
 from triglot.core.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments, Control
-from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, Unimplemented
+from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
 from triglot.core.model_metadata import ModelMetadata
 from triglot.core.signature import Signature
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.core.validation import bind_inputs, check_shapes
-from triglot.engine.deadline import WHILE_RUNNING, seen_late
 from triglot.engine.servable import Servable
 from triglot.repository.completed_config import Loaded
 from triglot.repository.manager import Manager
@@ -114,8 +113,6 @@ class DataPlane:
         """What the model answers now."""
         try:
             answer = await servable.infer(inputs, call)
-        except Cancelled as error:
-            raise seen_late(error, call, WHILE_RUNNING) from None
         except Internal:
             # The model's own code may be the first to look at the shapes.
             if request.lenient_shapes:

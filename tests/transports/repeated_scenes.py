@@ -153,7 +153,7 @@ class Client:
         self.served = served
         self.channel = channel
 
-    def call(self, door: str, model: str, x: Any, *outputs: str, timeout: float = SECONDS) -> Any:
+    def call(self, door: str, model: str, x: Any, *outputs: str, timeout: float | None = SECONDS) -> Any:
         path, encode = DOORS[door]
         return self.channel.unary_unary(path)(encode(model, x, *outputs), timeout=timeout)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -9,18 +11,23 @@ from call_ends import seen
 from repeated_scenes import (
     DOORS,
     STREAM,
+    Arrays,
     Client,
     Held,
+    Mixed,
     alike,
     array,
     counting_repeats,
     holding,
     kserve,
+    plain,
     served,
 )
 
+import triglot
 from served_models import SECONDS
 from triglot.config import GRPC_TRANSPORTS
+from triglot.core.call import Call
 from triglot.protocols.repeats import RequestPattern
 from waiting import until
 
@@ -67,6 +74,42 @@ async def test_a_deadline_passes(begun: list[RequestPattern], transport: str, wa
         model.gate.set()
         assert (await client.ask("kserve", "held", array(0))).code == "OK"
         assert len(model.calls) == (6 if wait == "running" else 5)
+    assert bool(begun) == (transport == "h2")
+
+
+class GivesUp(triglot.Model):
+    """Waits for the deadline that it is to wait for, and has the loop wait, too."""
+
+    inputs, outputs = Mixed.inputs, Mixed.outputs
+
+    def __init__(self, execution: str) -> None:
+        self.execution = execution
+        self.loop = asyncio.get_running_loop()
+
+    def infer(self, inputs: Arrays, call: Call) -> Any:
+        x = inputs["x"]
+        if x[0, 0]:
+            given_up = threading.Event()
+            if self.execution == "thread":
+                self.loop.call_soon_threadsafe(given_up.wait, SECONDS)
+            while not call.cancelled:
+                pass
+            given_up.set()
+            raise triglot.Cancelled("given up")
+        return plain(None, x, x[:, 0])
+
+
+@pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
+@pytest.mark.parametrize("execution", ["inline", "thread"])
+async def test_a_model_sees_the_deadline_first(
+    begun: list[RequestPattern], transport: str, execution: str
+) -> None:
+    async with served(transport, {"gives_up": GivesUp(execution)}, default_timeout=0.05) as client:
+        for door in DOORS:
+            for value in (0, 0, 0, 1, 1):
+                end = await seen(client.call(door, "gives_up", array(value), timeout=None))
+                told = "default_timeout of 0.05 seconds passed while the model ran" in repr(end)
+                assert told == bool(value), (door, end)
     assert bool(begun) == (transport == "h2")
 
 

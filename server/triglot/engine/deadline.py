@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Awaitable
 from typing import Generic, TypeVar
 
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled
+from triglot.core.errors import Cancelled, DeadlineExceeded
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 BEFORE_START = "before the request was started"
 WHILE_WAITING = "while the request waited in the queue"
@@ -23,7 +24,7 @@ def is_cancelled(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def seen_late(error: BaseException, call: Call, when: str) -> BaseException:
+def seen_late(error: E, call: Call, when: str) -> E | DeadlineExceeded:
     """The error itself; of code that gives up since it sees the deadline before we do, `DeadlineExceeded`."""
     return call.overdue(when) if isinstance(error, Cancelled) and call.expired else error
 

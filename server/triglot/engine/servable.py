@@ -59,7 +59,7 @@ class Servable(Resources):
                     timer.cancel()
                 del execution  # It has the error, whose traceback has this frame.
         except BaseException as error:
-            raise self._outcome(error, call) from None
+            raise seen_late(self._outcome(error, call), call, WHILE_RUNNING) from None
         finally:
             if gate is not None:
                 gate.leave(call.size)

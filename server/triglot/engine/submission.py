@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
+from triglot.engine.deadline import WHILE_RUNNING, seen_late
 from triglot.engine.queue import Defer
 from triglot.engine.work import Execution, Inputs
 
@@ -44,6 +45,8 @@ class Submission(Execution):
         if self.over:
             return
         self.over = True
+        if self.error is not None:
+            self.error = seen_late(self.error, self.call, WHILE_RUNNING)
         self.servable.finish(self)
         self.ended()
 
