@@ -34,11 +34,11 @@ def compare(scenario: Scenario, settings: Settings) -> list[Measured[str]]:
     if settings.aa:
         lines = (lines[0], replace(lines[0], name="the same again"))
     measured: list[Measured[str]] = [Measured(line.name) for line in lines]
-    starts = min(scenario.starts, settings.rounds)
     with servers.on_cores(settings.all_cores if scenario.shared_cores else frozenset()):
-        for start in range(starts):
-            count = (start + 1) * settings.rounds // starts - start * settings.rounds // starts
-            _run(scenario, lines, measured, replace(settings, rounds=count))
+        for _ in range(settings.rounds * scenario.starts):
+            _run(scenario, lines, measured, replace(settings, rounds=1))
+        if not scenario.starts:
+            _run(scenario, lines, measured, settings)
     return measured
 
 

@@ -27,6 +27,8 @@ Making = Callable[[str, Floats], Exchange]
 # glibc's malloc as it comes gives the memory of large messages back to the kernel after each call and faults it
 # in again, or it does not: that depends on what happens to lie at the heap's end, so two equal processes may
 # differ by a factor of two.
+STARTS = 2
+"""In a round, so that neither state is found in all starts by chance."""
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 
 
@@ -97,8 +99,8 @@ class Scenario:
     """Of gRPC; over REST each call in flight has one."""
     native: bool = False
     """A native client loads it, where there is one; for calls that are cheap beside what ours costs."""
-    starts: int = 1
-    """How often the servers are started anew, for what differs from start to start."""
+    starts: int = 0
+    """How often in a round servers are started anew, for what differs from start to start; 0: one start for all."""
     shared_cores: bool = False
     """Client and servers share all cores."""
     needs: str = ""
@@ -114,7 +116,7 @@ class Scenario:
         nbytes = self.rows * self.elements * 4
         size = f"{nbytes} B" if nbytes < 1024 else f"{nbytes / 2**20:.3g} MiB"
         what = f", {self.messages} messages each" if self.messages > 1 else ""
-        starts = f", started {self.starts} times" if self.starts > 1 else ""
+        starts = f", started {self.starts} times a round" if self.starts else ""
         return f"FP32 [{self.rows},{self.elements}] ({size}), {self.in_flight} {self._how}{what}{starts}"
 
     @property
@@ -133,7 +135,7 @@ def _small(in_flight: int) -> Scenario:
     return Scenario(f"infer-1x16-c{in_flight}", 16, in_flight, grpc_exchange, EVERY_WAY, native=True)
 
 
-def _large(name: str, elements: int, in_flight: int, making: Making, starts: int = 1) -> Scenario:
+def _large(name: str, elements: int, in_flight: int, making: Making, starts: int = 0) -> Scenario:
     lines = (BARE, TUNED, H2_THREAD, H2_ASYNC, AIO_THREAD)
     return Scenario(name, elements, in_flight, making, lines, starts=starts)
 
@@ -175,8 +177,8 @@ SCENARIOS = (
     _small(8),
     _small(64),
     PROTOCOLS,
-    _large("infer-1MiB-c8", MIB, 8, grpc_exchange, starts=3),
-    _large("infer-16MiB-c1", 16 * MIB, 1, grpc_exchange, starts=3),
+    _large("infer-1MiB-c8", MIB, 8, grpc_exchange, starts=STARTS),
+    _large("infer-16MiB-c1", 16 * MIB, 1, grpc_exchange, starts=STARTS),
     *(
         Scenario(
             f"stream-1x16-c{ahead}", 16, ahead, stream_exchange, (BARE, TUNED, H2_THREAD, H2_ASYNC, AIO_THREAD)

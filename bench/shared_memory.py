@@ -20,7 +20,7 @@ from bench import report, rounds, servers
 from bench.measure import CALL_LIMIT, Round, Subject, call_once, load
 from bench.payloads import GRPC_PATH, Exchange, Floats, grpc_exchange, tensor
 from bench.rounds import Measured, Plan
-from bench.scenarios import BARE_GRPC, MIB, Scenario
+from bench.scenarios import BARE_GRPC, MIB, STARTS, Scenario
 from bench.tally import BenchError
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -43,11 +43,12 @@ COLUMNS = (
     "x bare",
     "client busy",
 )
-LEGEND = """\
-Medians over rounds; the three are loaded in turn, one at a time, round by round. The first is a bare grpc.aio
-handler that answers with bytes it has; the others are a model on the same server. "x bare" is the median of the
-rounds' own ratios to the first line (and, in brackets, their range). CPU is user and kernel time of the server for
-one call. "client busy" is the share of its core that the load client used."""
+LEGEND = f"""\
+Medians over rounds, each of them {STARTS} times with new servers, since what malloc costs differs from start to
+start; the three are loaded in turn, one at a time. The first is a bare grpc.aio handler that answers with bytes it
+has; the others are a model on the same server. "x bare" is the median of the rounds' own ratios to the first line
+(and, in brackets, their range). CPU is user and kernel time of the server for one call. "client busy" is the share
+of its core that the load client used."""
 
 
 def _bytes(region: SharedMemory) -> memoryview:
@@ -156,17 +157,25 @@ async def _rounds(
 def measure(
     plan: Plan, in_flights: Sequence[int], core: int | None, elements: int = ELEMENTS
 ) -> dict[int, list[Measured[str]]]:
-    """The same server under each load."""
+    """The same servers under each load, and others `STARTS` times a round."""
     values = tensor(1, elements)
-    found = {}
-    with _regions(values) as regions, _serving(regions, core) as subjects:
-        for in_flight in in_flights:
-            scenario = Scenario("shared memory", elements, in_flight, grpc_exchange)
-            for subject in subjects:
-                subject.expected = call_once(subject)
-            regions.check()
-            found[in_flight] = asyncio.run(_rounds(subjects, regions, scenario, plan))
-    return found
+    found: dict[int, list[list[Measured[str]]]] = {in_flight: [] for in_flight in in_flights}
+    for _ in range(plan.rounds * STARTS):
+        with _regions(values) as regions, _serving(regions, core) as subjects:
+            for in_flight, taken in found.items():
+                scenario = Scenario("shared memory", elements, in_flight, grpc_exchange)
+                for subject in subjects:
+                    subject.expected = call_once(subject)
+                regions.check()
+                taken.append(asyncio.run(_rounds(subjects, regions, scenario, Plan(1, plan.seconds))))
+    return {
+        in_flight: [_joined(starts) for starts in zip(*taken, strict=True)] for in_flight, taken in found.items()
+    }
+
+
+def _joined(starts: Sequence[Measured[str]]) -> Measured[str]:
+    """The rounds of all starts of one server."""
+    return Measured(starts[0].setting, [one for start in starts for one in start.rounds])
 
 
 def lines(measured: Sequence[Measured[str]]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -29,10 +30,11 @@ from tensor_places import (
 import triglot
 from triglot.core.errors import Code
 from triglot.core.types import OutputWish, RegionSlice
+from triglot.protocols.kserve.regions import Region
 
 EVERY = pytest.mark.parametrize("door", DOORS)
 SIZE = 4 * 2**20
-"""What is copied on a thread."""
+"""What is copied on a thread, where there are more cores than one."""
 WHOLE = RegionSlice("r", 0, SIZE)
 INTO: Wishes = {"y": OutputWish(region=WHOLE)}
 X = [In("x", WHOLE, "FP32", [1, SIZE // 4])]
@@ -50,6 +52,14 @@ def made() -> Iterator[Memory]:
         yield one
 
 
+@pytest.fixture(params=[1, 2])
+def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Those that the server finds it may use."""
+    count: int = request.param
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
+    return count
+
+
 @asynccontextmanager
 async def house_of(made: Memory, model: triglot.Model | None = None, **options: Any) -> AsyncIterator[House]:
     """A server of the demo's identities, or of a model as `scalar`, and the region "r", the whole object."""
@@ -64,7 +74,26 @@ async def assert_that_all_is_well(house: House, door: str) -> None:
     assert (await ask(house, door, "identity_fp32", [In("x", PAIR)])).raw() == PAIR.tobytes()
 
 
+async def test_who_copies(cores: int, made: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop itself, where no other core is there for a thread."""
+    on_main = []
+    for name in ("read", "write"):
+        original = getattr(Region, name)
+
+        def copy(*arguments: Any, original: Any = original) -> None:
+            on_main.append(threading.current_thread() is threading.main_thread())
+            original(*arguments)
+
+        monkeypatch.setattr(Region, name, copy)
+    made.put(np.full(SIZE // 4, 7, "f4"))
+    async with house_of(made) as house:
+        assert (await ask(house, "grpc", "identity_fp32", X, INTO)).code is Code.OK
+    assert on_main == [cores == 1] * 2
+    assert made.get(SIZE) == np.full(SIZE // 4, 7, "f4").tobytes()
+
+
 @EVERY
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("left", [0, 1, 4096, SIZE - 1])
 async def test_an_object_that_was_made_smaller(door: str, left: int, made: Memory) -> None:
     async with house_of(made) as house:
@@ -80,6 +109,7 @@ async def test_an_object_that_was_made_smaller(door: str, left: int, made: Memor
 
 
 @EVERY
+@pytest.mark.usefixtures("cores")
 async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memory) -> None:
     """Every request is answered, one way or the other, and the server lives."""
     over = threading.Event()
