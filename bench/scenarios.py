@@ -100,7 +100,7 @@ class Scenario:
     native: bool = False
     """A native client loads it, where there is one; for calls that are cheap beside what ours costs."""
     starts: int = 0
-    """How often in a round servers are started anew, for what differs from start to start; 0: one start for all."""
+    """How often in a round servers are started anew, for what differs from start to start; 0: one start."""
     shared_cores: bool = False
     """Client and servers share all cores."""
     needs: str = ""
