@@ -102,6 +102,7 @@ class Worker:
         if loaded is None:
             return
         model, file = loaded
+        self._channel.wakeful = _shares_cores()
         serve = (AtOnce if is_async(model.infer) else InTurn)(
             self._channel, self._page, self._name, model, file
         ).serve
@@ -194,6 +195,13 @@ def _run_on(cpus: Any, instance: int) -> None:
     for thread in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), [wanted])
+
+
+def _shares_cores() -> bool:
+    """Whether this process and the server can run at the same time."""
+    if not hasattr(os, "sched_getaffinity"):
+        return False
+    return len(os.sched_getaffinity(0) | os.sched_getaffinity(os.getppid())) > 1
 
 
 def _log_as(settings: Mapping[str, Any]) -> None:
