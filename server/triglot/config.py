@@ -80,6 +80,11 @@ class Config:
         "what waits for sockets: uvloop, or Python's own asyncio",
         choices=EVENT_LOOPS,
     )
+    busy_poll: float = _option(
+        0.0002,
+        "seconds that the event loop stays awake after a gRPC answer, for the next call, if the last one came as "
+        "soon: no core has to be woken for it then; 0: never. No effect over aio",
+    )
     malloc: str = _option(
         "keep",
         "what becomes of large blocks of memory that are free: keep, they are used again, and given back when the "

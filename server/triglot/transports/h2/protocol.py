@@ -84,6 +84,7 @@ class H2Protocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """See the base class."""
         self._watch.heard()
+        self.server.busy_poll.heard()
         with self.burst:
             for event in self.connection.received(nbytes):
                 if type(event) is WholeRequest:
@@ -147,6 +148,8 @@ class H2Protocol(asyncio.BufferedProtocol):
             transport.write(out[0])
         elif out:
             transport.writelines(out)
+        if not self.server.open_calls:
+            self.server.busy_poll.rest()
         if connection.over and not transport.is_closing():
             self._ending = True
             self._end(transport)

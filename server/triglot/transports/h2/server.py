@@ -17,6 +17,7 @@ from triglot.transports.call_task import CallTask
 from triglot.transports.grpc_calls import Calls, Trailing, endpoint_of
 from triglot.transports.h2.body import StreamGone
 from triglot.transports.h2.buffers import BufferPool
+from triglot.transports.h2.busy_poll import BusyPoll
 from triglot.transports.h2.compressing import CompressingRpc
 from triglot.transports.h2.front import HTTP1, HTTP2, Front, MakeRest
 from triglot.transports.h2.limits import Limits
@@ -61,6 +62,7 @@ class H2Server:
         self.open_calls = 0
         self.most_calls = config.max_connections or UNBOUNDED
         """As many may be open."""
+        self.busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll)
         self.stopping = False
         self.connections: set[H2Protocol] = set()
         self.fronts: set[Front] = set()
