@@ -35,9 +35,10 @@ def compare(scenario: Scenario, settings: Settings) -> list[Measured[str]]:
         lines = (lines[0], replace(lines[0], name="the same again"))
     measured: list[Measured[str]] = [Measured(line.name) for line in lines]
     with servers.on_cores(settings.all_cores if scenario.shared_cores else frozenset()):
-        for _ in range(settings.rounds * scenario.starts):
-            _run(scenario, lines, measured, replace(settings, rounds=1))
-        if not scenario.starts:
+        if scenario.starts:
+            for _ in range(settings.rounds * scenario.starts):
+                _run(scenario, lines, measured, replace(settings, rounds=1))
+        else:
             _run(scenario, lines, measured, settings)
     return measured
 

@@ -24,11 +24,12 @@ THREAD, ASYNC, INLINE = "identity_fp32", "identity_async", "identity_inline"
 SPIN = "spin_200us"
 Making = Callable[[str, Floats], Exchange]
 
+STARTS = 2
+"""In a round, where equal processes differ: neither kind is then found in all of them by chance."""
+
 # glibc's malloc as it comes gives the memory of large messages back to the kernel after each call and faults it
 # in again, or it does not: that depends on what happens to lie at the heap's end, so two equal processes may
 # differ by a factor of two.
-STARTS = 2
-"""In a round, so that neither state is found in all starts by chance."""
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 
 

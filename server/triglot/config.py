@@ -83,7 +83,9 @@ class Config:
     busy_poll: float = _option(
         0.0002,
         "seconds that the event loop stays awake after a gRPC answer, for the next call, if the last one came as "
-        "soon: no core has to be woken for it then; 0: never. No effect over aio",
+        "soon and none is open: no core has to be woken for it then; 0: never, as where a quota limits CPU time; "
+        "no effect over aio",
+        most=1,
     )
     malloc: str = _option(
         "keep",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from told_models import ON_LOOP, PLAIN, told
 
-from triglot.engine.processes import channel
+from triglot.core.cpus import usable_cpus
+from triglot.engine.processes import channel, child
 from triglot.engine.processes.channel import Channel, Gone
 from triglot.engine.processes.frames import Kind
 
@@ -40,19 +42,22 @@ class Yields:
         then()
 
 
+class Looks:
+    """How often the waiting side looks, awake, whether something has come."""
+
+    def __init__(self, one: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._look = one._poll.poll
+        monkeypatch.setattr(one, "_poll", self)
+
+    def poll(self, timeout: float) -> list[tuple[int, int]]:
+        self.count += 1
+        return self._look(timeout)
+
+
 def ask(one: Channel, other: Channel, number: int) -> None:
     other.send(Kind.CALL, call=number)
     assert one.receive().call == number
-
-
-def ask_who_waits(one: Channel, other: Channel, number: int) -> None:
-    """A thread waits for it, most likely before it is there."""
-    got: list[int] = []
-    thread = threading.Thread(target=lambda: got.append(one.receive().call))
-    thread.start()
-    other.send(Kind.CALL, call=number)
-    thread.join(LONG)
-    assert got == [number]
 
 
 def test_what_came_soon_is_waited_for_awake(
@@ -71,20 +76,24 @@ def test_what_came_soon_is_waited_for_awake(
 
 def test_what_took_long_is_not(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = ends
-    yields = Yields(monkeypatch, 0.0)
+    Yields(monkeypatch, 0.0)
     ask(one, other, 1)
     monkeypatch.setattr(channel, "SOON", LONG)
-    ask_who_waits(one, other, 2)
-    assert yields.count == 0
+    looks = Looks(one, monkeypatch)
+    ask(one, other, 2)
+    assert looks.count == 0
+    ask(one, other, 3)
+    assert looks.count == 1, "the last one came soon"
 
 
 def test_the_server_sleeps(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = ends
     one.wakeful = False
-    yields = Yields(monkeypatch, LONG)
+    Yields(monkeypatch, LONG)
+    looks = Looks(one, monkeypatch)
     for number in (1, 2, 3):
-        ask_who_waits(one, other, number)
-    assert yields.count == 0
+        ask(one, other, number)
+    assert looks.count == 0
 
 
 def test_the_other_side_goes_while_it_is_waited_for(
@@ -97,3 +106,30 @@ def test_the_other_side_goes_while_it_is_waited_for(
     with pytest.raises(Gone, match="closed"):
         one.receive()
     assert yields.count == 1
+
+
+# --- which processes do so ---
+
+COUNTS = """
+from triglot.engine.processes import channel
+channel.SOON = 60.0
+looked = []
+os.sched_yield = lambda: looked.append(time.sleep(0.001))
+"""
+
+
+@pytest.mark.parametrize(("infer", "count"), [(PLAIN, "len(looked)"), (ON_LOOP, "return len(looked)")])
+async def test_a_process_that_runs_calls_one_by_one_does(tmp_path: Path, infer: str, count: str) -> None:
+    async with told(tmp_path, infer, more=COUNTS) as one:
+        found = [int(await one.say(count)) for _ in range(3)]
+    assert (found[-1] > 0) == (infer is PLAIN and len(usable_cpus()) > 1)
+
+
+@pytest.mark.parametrize(
+    ("own", "servers", "beside"), [({0}, {0}, False), ({1}, {0}, True), ({1}, {0, 1}, True), (set(), set(), False)]
+)
+def test_where_there_is_a_core_for_each(
+    own: set[int], servers: set[int], beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "usable_cpus", lambda process=0: servers if process == os.getppid() else own)
+    assert child._runs_beside_server() is beside

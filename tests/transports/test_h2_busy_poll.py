@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from types import SimpleNamespace
 
 import pytest
 from repeated_scenes import Held, array, kserve, served
@@ -15,7 +14,7 @@ from triglot.transports.h2.busy_poll import BusyPoll
 from waiting import until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-LONG = 60.0
+LONG = 1.0
 
 
 class Yields:
@@ -41,41 +40,71 @@ def yields(monkeypatch: pytest.MonkeyPatch) -> Yields:
     return Yields(monkeypatch)
 
 
-async def test_what_came_soon_is_waited_for(yields: Yields) -> None:
-    poll = BusyPoll(asyncio.get_running_loop(), LONG)
-    poll.heard()
+class Clock:
+    """The time is what the test says it is."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    one = Clock()
+    monkeypatch.setattr(busy_poll, "time", one)
+    return one
+
+
+async def test_what_came_soon_is_waited_for(yields: Yields, clock: Clock) -> None:
+    poll = BusyPoll(asyncio.get_running_loop(), 0.5)
+    poll.begun()
     poll.rest()
     assert await yields.in_turns() == 0, "the first one came after nothing"
-    poll.heard()
-    assert await yields.in_turns() == 0, "something is to be done"
+    poll.begun()
+    assert await yields.in_turns() == 0, "a call is open"
     poll.rest()
     assert await yields.in_turns(10) == 10
     for _ in range(3):  # Within a turn.
-        poll.heard()
+        poll.begun()
         poll.rest()
     assert await yields.in_turns(10) == 10
-    poll.heard()
+    poll.begun()
     await yields.in_turns(1)
     assert await yields.in_turns() == 0
 
 
-async def test_what_takes_long_is_not(yields: Yields, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(busy_poll, "time", SimpleNamespace(monotonic=lambda: now))
-    poll = BusyPoll(asyncio.get_running_loop(), 1.0)
+async def test_what_takes_long_is_not(yields: Yields, clock: Clock) -> None:
+    poll = BusyPoll(asyncio.get_running_loop(), 0.5)
+    poll.begun()
     poll.rest()
-    now = 1.5
-    poll.heard()
+    clock.now += 1.0
+    poll.begun()
     poll.rest()
     assert await yields.in_turns() == 0, "the last one came too late"
-    now = 2.0
-    poll.heard()
+    clock.now += 0.25
+    poll.begun()
     poll.rest()
-    now = 2.5
+    clock.now += 0.25
     assert await yields.in_turns(10) == 10
-    now = 3.5
+    poll.rest()  # Something else than a call has been answered.
+    clock.now += 0.5
     await yields.in_turns(1)
     assert await yields.in_turns() == 0, "this one does"
+
+
+async def test_what_is_no_call_is_not_waited_for(yields: Yields, clock: Clock) -> None:
+    poll = BusyPoll(asyncio.get_running_loop(), 0.5)
+    poll.begun()
+    for _ in range(3):
+        poll.rest()
+    assert await yields.in_turns() == 0
+    clock.now += 1.0
+    poll.rest()
+    poll.begun()
+    poll.rest()
+    assert await yields.in_turns() == 0, "since the last answer it took long"
 
 
 @pytest.mark.parametrize("seconds", [0.0, LONG])
@@ -88,10 +117,12 @@ async def test_calls(yields: Yields, seconds: float) -> None:
         assert (await yields.in_turns() > 0) == (seconds > 0)
         model.begun.clear()
         model.gate.clear()
-        call = infer(kserve("held", array(0)), timeout=SECONDS)
-        await until(model.begun.is_set)
-        await yields.in_turns(1)
-        assert await yields.in_turns() == 0, "a call runs"
-        model.gate.set()
+        try:
+            call = infer(kserve("held", array(0)), timeout=SECONDS)
+            await until(model.begun.is_set)
+            await yields.in_turns(1)
+            assert await yields.in_turns() == 0, "a call runs"
+        finally:
+            model.gate.set()
         await call
         assert (await yields.in_turns() > 0) == (seconds > 0)

@@ -1,8 +1,8 @@
 """One end of the conversation between the server and a process: frames over a socket, tensors beside it.
 
-Strategy: to be woken on another core takes a third of what a small call to a process takes, and is paid by who
-sends, too. So a process that has just been asked again stays awake a while after its answer. The server does not:
-its threads would hold the interpreter's lock.
+Strategy: a core that has to be woken takes as long as a small call to a process, and who wakes it pays for that,
+too. So a process that has just been asked again stays awake for a while after its answer. The server does not: its
+threads would hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Channel:
         until = time.monotonic() + SOON
         if self.wakeful and self._soon:
             while not self._poll.poll(0) and time.monotonic() < until:
-                os.sched_yield()  # Who has something to do on this core goes first.
+                os.sched_yield()  # It gives way to whoever has something to do on this core.
         data, ancillary, _, _ = self.socket.recvmsg(_CHUNK, _SPACE, _CLOSE_ON_EXEC)
         self._soon = time.monotonic() < until
         for level, kind, content in ancillary:

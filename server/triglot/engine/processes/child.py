@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from triglot.core.cpus import usable_cpus
 from triglot.core.model import Model, is_async, is_decoupled
 from triglot.core.model_scheduling import check_cpus, check_seconds
 from triglot.engine.declarations import takes_call
@@ -102,10 +103,10 @@ class Worker:
         if loaded is None:
             return
         model, file = loaded
-        self._channel.wakeful = _shares_cores()
-        serve = (AtOnce if is_async(model.infer) else InTurn)(
-            self._channel, self._page, self._name, model, file
-        ).serve
+        at_once = is_async(model.infer)
+        # The loop of calls at once has a thread of its own, which needs the interpreter meanwhile.
+        self._channel.wakeful = not at_once and _runs_beside_server()
+        serve = (AtOnce if at_once else InTurn)(self._channel, self._page, self._name, model, file).serve
         while (message := self._channel.receive()).kind is not Kind.END:
             serve(message)
             del message
@@ -188,7 +189,7 @@ def _run_on(cpus: Any, instance: int) -> None:
     wanted = cpus[instance % len(cpus)]
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError(f"cpus: expected none, this system cannot bind processes to CPUs; got {list(cpus)}")
-    there = sorted(os.sched_getaffinity(0))
+    there = sorted(usable_cpus())
     if wanted not in there:
         raise ValueError(f"cpus: expected some of {there}, which this server may use, got {wanted}")
     # Threads that libraries have started at their import, too.
@@ -197,11 +198,9 @@ def _run_on(cpus: Any, instance: int) -> None:
             os.sched_setaffinity(int(thread.name), [wanted])
 
 
-def _shares_cores() -> bool:
-    """Whether this process and the server can run at the same time."""
-    if not hasattr(os, "sched_getaffinity"):
-        return False
-    return len(os.sched_getaffinity(0) | os.sched_getaffinity(os.getppid())) > 1
+def _runs_beside_server() -> bool:
+    """Whether there is a core for each of the two."""
+    return len(usable_cpus() | usable_cpus(os.getppid())) > 1
 
 
 def _log_as(settings: Mapping[str, Any]) -> None:

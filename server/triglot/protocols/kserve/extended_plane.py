@@ -7,7 +7,6 @@ there when the request came. Outputs are copied into theirs when the answer is c
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from triglot.core.call import Call
+from triglot.core.cpus import usable_cpus
 from triglot.core.errors import Internal
 from triglot.core.tensor import DATATYPES, element_count, raw_buffer
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, OutputWish
@@ -27,7 +27,7 @@ from triglot.protocols.kserve.regions import Region, Regions
 OFF_LOOP_BYTES = 2 * 1024 * 1024
 """To copy more takes longer than the way to a thread and back."""
 ONE_CORE_BYTES = 16 * 1024 * 1024
-"""The same where a thread would only run in place of the loop, not beside it: as many bytes as a millisecond."""
+"""The same where a thread would only run in place of the loop, not beside it; it is held up for 1 to 2 ms."""
 ELEMENT_WORK = 1024
 """An element that is looked at, or printed, for itself takes as long as so many bytes that are copied."""
 
@@ -49,7 +49,7 @@ class ExtendedPlane:
     def __init__(self, dataplane: DataPlane, regions: Regions) -> None:
         self._dataplane = dataplane
         self._regions = regions
-        self._on_loop = ONE_CORE_BYTES if len(os.sched_getaffinity(0)) == 1 else OFF_LOOP_BYTES
+        self._most_on_loop = ONE_CORE_BYTES if len(usable_cpus()) == 1 else OFF_LOOP_BYTES
 
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """As `DataPlane.infer`. Raises `NotFound` for a region, too, and whatever else is wrong with it."""
@@ -99,7 +99,7 @@ class ExtendedPlane:
         return response
 
     async def _run(self, work: int, function: Callable[[], None]) -> None:
-        if work > self._on_loop:
+        if work > self._most_on_loop:
             await self._dataplane.off_loop(function)
         else:
             function()

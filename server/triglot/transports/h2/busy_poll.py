@@ -21,14 +21,15 @@ class BusyPoll:
         self._expected = self._until = 0.0
         self._soon = self._turning = False
 
-    def heard(self) -> None:
-        """Something has come."""
-        self._soon = time.monotonic() < self._expected
-        self._until = 0.0
+    def begun(self) -> None:
+        """A call has come."""
+        if self._expected:
+            self._soon = time.monotonic() < self._expected
+            self._expected = self._until = 0.0
 
     def rest(self) -> None:
-        """Nothing is to be done any more."""
-        if not self._seconds:
+        """No call is open. What comes without one changes nothing."""
+        if self._expected or not self._seconds:
             return
         self._expected = time.monotonic() + self._seconds
         if self._soon:
@@ -39,7 +40,7 @@ class BusyPoll:
 
     def _turn(self) -> None:
         if time.monotonic() < self._until:
-            os.sched_yield()  # Whoever has something to do on this core goes first.
+            os.sched_yield()  # It gives way to whoever has something to do on this core.
             self._loop.call_soon(self._turn)
         else:
             self._turning = False

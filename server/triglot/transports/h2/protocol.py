@@ -84,7 +84,6 @@ class H2Protocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """See the base class."""
         self._watch.heard()
-        self.server.busy_poll.heard()
         with self.burst:
             for event in self.connection.received(nbytes):
                 if type(event) is WholeRequest:
@@ -241,7 +240,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         rpc = self.server.make_rpc(self, number, head, kind, handle)
         refusal = self._refusal(rpc)
         self.rpcs[number] = rpc
-        self.server.open_calls += 1
+        self.server.begun()
         if refusal is not None:
             rpc.fail(refusal)
             return
@@ -295,7 +294,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         ):
             rpc = server.make_rpc(self, event.stream, head, kind, handle)
             self.rpcs[event.stream] = rpc
-            server.open_calls += 1
+            server.begun()
             run_unary(rpc, body[PREFIX_BYTES:])
         else:
             self._begin(RequestReceived(event.stream, head, ended=False))

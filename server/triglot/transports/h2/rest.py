@@ -268,7 +268,7 @@ def begin_rest(
         return
     call = RestCall(protocol, number, head, transport, ended=event.ended)
     protocol.rpcs[number] = call
-    server.open_calls += 1
+    server.begun()
     call.begin(handler)
     if event.ended:
         protocol.ended(call)

@@ -93,6 +93,11 @@ class H2Server:
         self._listener: Listener | None = None
         self._socket_file: tuple[Path, int] | None = None
 
+    def begun(self) -> None:
+        """A call is open from now on."""
+        self.open_calls += 1
+        self.busy_poll.begun()
+
     @property
     def unsent(self) -> int:
         """Bytes of answers that wait for their clients."""
