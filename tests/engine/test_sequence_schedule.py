@@ -127,6 +127,29 @@ async def test_the_oldest_requests_come_first_one_of_each_sequence() -> None:
     assert taken == [[6, 2, 5], [6, 1]]
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_answers_leave_as_their_requests_began_if_they_are_to(ordered: bool) -> None:
+    strategy = oldest(max_candidate_sequences=1, preserve_ordering=ordered)
+    driver = started(strategy, 3, instances=3)
+    sent = [driver.send(1, number) for number in (1, 2, 3)]
+    cancelled = driver.send(1, 3)
+    taken = [driver.take(instance) for instance in range(3)]
+    told = []
+    driver.schedule.discard(cancelled)
+    for at in (1, 0, 2):
+        batch = taken[at]
+        assert batch is not None
+        driver.finish(batch)
+        told.append([one.future.done() for one in sent])
+    early = [False, not ordered, False]
+    assert told == [early, [True, True, False], [True, True, True]]
+    # The next one of a sequence runs when its turn comes, whoever has been told of the one before.
+    later = [driver.send(1, number) for number in (2, 1)]
+    assert driver.run(1)
+    assert driver.run(0)
+    assert [value_of(one) for one in later] == [2, 2]
+
+
 async def test_while_a_request_runs_the_next_of_its_sequence_waits() -> None:
     driver = started(oldest(), 2)
     for number in (1, 1, 2):

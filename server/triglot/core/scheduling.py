@@ -231,7 +231,10 @@ class DirectStrategy:
 
 @dataclass(frozen=True, slots=True)
 class OldestStrategy:
-    """The oldest waiting requests of up to `max_candidate_sequences` per instance are batched (spec 5.2)."""
+    """The oldest waiting requests of up to `max_candidate_sequences` per instance are batched (spec 5.2).
+
+    `preserve_ordering`: answers leave in the order in which their requests began to run.
+    """
 
     max_candidate_sequences: int = 0
     preferred_sizes: Sequence[int] = ()

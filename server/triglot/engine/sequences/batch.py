@@ -89,7 +89,8 @@ class Tensors:
 class SequenceBatch:
     """What a schedule hands an instance: `rows`, and requests that were `dropped`, each with its error.
 
-    `finished` is told on the instance's thread when the model has ended, `delivered` on the loop.
+    `finished` is told on the instance's thread when the model has ended, `ended` on the loop, where `tell` is for
+    the schedule to call.
     """
 
     delivers = True
@@ -101,7 +102,7 @@ class SequenceBatch:
         buffers: Buffers,
         dropped: list[Dropped],
         finished: Callable[[SequenceBatch], None],
-        delivered: Callable[[], None],
+        ended: Callable[[SequenceBatch], None],
     ) -> None:
         self.members = [row for row in rows if row is not None]
         self.dropped = dropped
@@ -109,8 +110,10 @@ class SequenceBatch:
         self._rows = rows
         self._buffers = buffers
         self._finished = finished
-        self._delivered = delivered
+        self._ended = ended
         self._times = BatchTimes()
+        self.over = False
+        """Whether it has ended. On the loop."""
 
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread."""
@@ -190,13 +193,17 @@ class SequenceBatch:
 
     def deliver(self) -> None:
         """On the loop."""
+        self.over = True
+        self._ended(self)
+
+    def tell(self) -> None:
+        """On the loop: everybody gets what came of it."""
         if self._times.ended:
             self._times.count([member.work for member in self.members])
         for member in self.members:
             member.work.deliver()
         for request, error in self.dropped:
             request.fail(error)
-        self._delivered()
 
 
 @contextmanager

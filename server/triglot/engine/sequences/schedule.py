@@ -15,6 +15,7 @@ from functools import partial
 from triglot.core.errors import InvalidArgument, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
+from triglot.core.scheduling import OldestStrategy
 from triglot.engine.buffers import Buffers
 from triglot.engine.hosted import HostedModel
 from triglot.engine.joining import layout_of
@@ -69,6 +70,10 @@ class SequenceSchedule:
         self._grow = grow
         self._later = later
         self._clock = clock
+        self._in_order = isinstance(batching.strategy, OldestStrategy) and batching.strategy.preserve_ordering
+        self._taken: deque[SequenceBatch] = deque()
+        """Batches whose answers leave in the order in which they began, if they are to; what waits for a slot waits
+        for others to go on, and has no place among them."""
         self._buffers = [Buffers() for _ in range(model.instances)]
         self._requests: dict[Work, SequenceRequest] = {}
         self._each: deque[InstanceExecution] = deque()
@@ -251,9 +256,10 @@ class SequenceSchedule:
         self._table.take(members)
         for request in [*members, *(one for one, _ in dropped)]:
             self._requests.pop(request.work, None)
-        return SequenceBatch(
-            self._tensors, rows, self._buffers[instance], dropped, self._finished, self._delivered
-        )
+        batch = SequenceBatch(self._tensors, rows, self._buffers[instance], dropped, self._finished, self._ended)
+        if self._in_order:
+            self._taken.append(batch)
+        return batch
 
     def _lose(self, defer: Callable[..., object], instance: int, name: str) -> None:
         """On any thread: the instance knows nothing any more of the sequences it had."""
@@ -278,8 +284,12 @@ class SequenceSchedule:
                 for condition in self._conditions:
                     condition.notify_all()
 
-    def _delivered(self) -> None:
+    def _ended(self, batch: SequenceBatch) -> None:
         """On the loop."""
+        if not self._in_order:
+            batch.tell()
+        while self._taken and self._taken[0].over:
+            self._taken.popleft().tell()
         self._call_soon()
         self._keep_up()
 
