@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import holding, report, rounds
+from bench import holding, losing, report, rounds
 from bench.holding import COMPUTES, GIVES_BACK, STEPS
 from bench.measure import Round
 from bench.payloads import tensor
@@ -34,6 +34,7 @@ from triglot.engine.servable import Servable
 BUSY_ELEMENTS = 16
 SIZES = (64, 64 * 1024, 2**20)
 """Bytes of a tensor that goes in and comes out."""
+LOSSES = 5
 COLUMNS = ("instances", "calls/s", "x 1 process", "(min-max)", "p50 ms", "p99 ms")
 HAND_OVER_COLUMNS = ("tensor", "thread p50 µs", "process p50 µs", "more µs", "(min-max)")
 LEGEND = """\
@@ -196,6 +197,9 @@ def main(words: Sequence[str] | None = None) -> int:
     print("\na model that gives back its input, or computes as many bytes, 1 in flight")
     computed = (SIZES[-1], hand_over(plan, SIZES[-1], COMPUTES))
     print(*hand_over_lines([computed, *((size, hand_over(plan, size)) for size in SIZES)]), sep="\n", flush=True)
+    print(f"\na process that is lost while it runs a call, {LOSSES} times")
+    lost = {name: asyncio.run(losing.lose(way, LOSSES)) for name, way in losing.WAYS.items()}
+    print(*losing.lines(lost), sep="\n", flush=True)
     print(f"\n{LEGEND}")
     return 0
 

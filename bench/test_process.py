@@ -1,6 +1,6 @@
 """The bench of processes runs, and counts what it says."""
 
-from bench import process
+from bench import losing, process
 from bench.measure import Round
 from bench.process import KINDS, ONE_PROCESS, Kind
 from bench.rounds import Measured, Plan
@@ -19,6 +19,14 @@ def test_hand_over() -> None:
     by_size = [(size, process.hand_over(PLAN, size)) for size in (64, 2**20)]
     assert all(0 < one.rounds[0].p50 <= one.rounds[0].p99 for _, measured in by_size for one in measured)
     assert "1,048,576 bytes in and out" in "\n".join(process.hand_over_lines(by_size))
+
+
+async def test_losing() -> None:
+    losses = {name: await losing.lose(way, 1) for name, way in losing.WAYS.items()}
+    assert all(0 < one.told < one.replaced for found in losses.values() for one in found)
+    table = "\n".join(losing.lines(losses))
+    assert "killed" in table
+    assert "at the latest, goal 1" in table
 
 
 def test_what_is_said_of_known_rounds() -> None:

@@ -1,0 +1,113 @@
+"""A process that is lost with a call: how soon its caller is told, and how soon there is another."""
+
+import asyncio
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench import report
+from triglot import backends
+from triglot.core.call import Call
+from triglot.core.errors import Code, ServingError
+from triglot.core.model_config import ModelConfig
+from triglot.engine.processes.loading import Loading
+from triglot.engine.servable import Servable
+
+GOAL = 1.0
+"""Seconds until the caller is told."""
+BEGUN = "begun"
+MODEL = """
+import time
+import triglot
+from pathlib import Path
+
+class Model(triglot.Model):
+    inputs = (triglot.TensorSpec("forever", "BOOL", []),)
+    outputs = (triglot.TensorSpec("y", "BOOL", []),)
+    execution = "process"
+
+    def infer(self, inputs):
+        if inputs["forever"]:
+            Path(__file__).with_name("begun").touch()
+            while True:
+                time.sleep(0.1)
+        return {"y": inputs["forever"]}
+"""
+WAYS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+COLUMNS = ("the process is", "UNAVAILABLE after ms", "longest", "the next call answered after ms", "longest")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Seconds since the process was lost: until its call had failed, and until the next one was answered."""
+
+    told: float
+    replaced: float
+
+
+async def lose(way: signal.Signals, times: int) -> list[Loss]:
+    """So often the same model's process. Raises `RuntimeError` for a call that ends otherwise."""
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
+        file = Path(name) / "model.py"
+        file.write_text(MODEL)
+        others = _children()
+        model = Loading(backends.load)("lost", "python", file, ModelConfig())
+        await asyncio.to_thread(model.start)
+        servable = Servable("lost", 1, model, max_queue_size=10)
+        try:
+            return [await _lose(servable, way, file.with_name(BEGUN), others) for _ in range(times)]
+        finally:
+            await servable.close()
+
+
+async def _lose(servable: Servable, way: signal.Signals, begun: Path, others: set[int]) -> Loss:
+    (process,) = _children() - others
+    call = asyncio.ensure_future(servable.infer({"forever": np.array(True)}, Call()))
+    await asyncio.to_thread(_await_file, begun)
+    lost = time.perf_counter()
+    os.kill(process, way)
+    try:
+        await call
+    except ServingError as error:
+        if error.code is not Code.UNAVAILABLE:
+            raise RuntimeError(f"expected UNAVAILABLE, got {error!r}") from None
+    else:
+        raise RuntimeError("a call without end was answered")
+    told = time.perf_counter() - lost
+    await servable.infer({"forever": np.array(False)}, Call())
+    return Loss(told, time.perf_counter() - lost)
+
+
+def _await_file(file: Path) -> None:
+    """Until the model has made it; it is gone then."""
+    while not file.exists():
+        time.sleep(0.01)  # Nothing tells.
+    file.unlink()
+
+
+def _children() -> set[int]:
+    """The processes that this one has started."""
+    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(pid) for file in found for pid in file.read_text().split()}
+
+
+def lines(losses: Mapping[str, Sequence[Loss]]) -> Iterator[str]:
+    """The table, and what it comes to."""
+    rows = []
+    for way, found in losses.items():
+        rows.append((way, *_spread([one.told for one in found]), *_spread([one.replaced for one in found])))
+    yield report.plain(COLUMNS, rows)
+    longest = max(one.told for found in losses.values() for one in found)
+    yield f"a call of a lost process fails after {longest:.2f} s at the latest, goal {GOAL:g}"
+
+
+def _spread(seconds: Sequence[float]) -> tuple[str, str]:
+    """The median and the longest, in ms."""
+    return f"{statistics.median(seconds) * 1e3:,.1f}", f"{max(seconds) * 1e3:,.1f}"
