@@ -72,8 +72,8 @@ class SequenceSchedule:
         self._clock = clock
         self._in_order = isinstance(batching.strategy, OldestStrategy) and batching.strategy.preserve_ordering
         self._taken: deque[SequenceBatch] = deque()
-        """Batches whose answers leave in the order in which they began, if they are to. What waits for a slot has no
-        place among them: it may wait for one of theirs."""
+        """Batches whose answers leave in the order in which they began, if they are to. What waits for a slot has
+        no place among them: it may wait for one of theirs."""
         self._buffers = [Buffers() for _ in range(model.instances)]
         self._requests: dict[Work, SequenceRequest] = {}
         self._each: deque[InstanceExecution] = deque()
