@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,16 @@ async def test_cpus_that_are_not_there(tmp_path: Path, by: str) -> None:
         await asyncio.to_thread(load, file, config)
 
 
-async def test_a_process_logs_as_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s here: %(message)s"))
+@pytest.mark.parametrize("to_file", [False, True])
+async def test_a_process_logs_as_the_server(
+    to_file: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Etc/GMT-3")
+    file = tmp_path / "log"
+    handler = logging.FileHandler(file) if to_file else logging.StreamHandler()
+    formatter = logging.Formatter("%(asctime)s %(levelname)s here: %(message)s", "%z")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
     root = logging.getLogger()
     root.addHandler(handler)
     before = root.level
@@ -162,12 +170,16 @@ async def test_a_process_logs_as_the_server(tmp_path: Path, capfd: pytest.Captur
             await one.run(
                 "import logging\nlogging.info('noted')\nprint('printed')\nprint('wrong', file=sys.stderr)"
             )
+        logging.info("gone on")
     finally:
         root.removeHandler(handler)
         root.setLevel(before)
+        handler.close()
     out, err = capfd.readouterr()
     assert out == ""
-    assert {"INFO here: noted", "printed", "wrong"} <= set(err.splitlines())
+    assert {"printed", "wrong"} <= set(err.splitlines())
+    lines = (file.read_text() if to_file else err).splitlines()
+    assert {"+0000 INFO here: noted", "+0000 INFO here: gone on"} <= set(lines)
 
 
 @pytest.mark.parametrize("by", ["class", "configuration"])

@@ -13,6 +13,7 @@ import pytest
 from doors import DEMO, STATUS_OF, GrpcDoor, House, RestDoor, open_house
 
 from process import FREE_PORTS, IDENTITY, Rest, Triglot, grpc_channel, rpc, run_triglot, server_ready, write_model
+from triglot.backends.triton_python.logger import Logger
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -185,21 +186,29 @@ async def test_switches(settings: Values, left: list[int], caplog: pytest.LogCap
     every = [logging.INFO, logging.WARNING, logging.ERROR]
     root = logging.getLogger()
     before = root.level, list(root.handlers), list(root.filters)
-    names = "triglot.app", "triglot.core.errors"
+    names = "triglot.app", "triglot.core.errors", "triglot.models"
     async with open_house(MODELS) as house:
         await change(house.rest, **settings)
         say(*names, "elsewhere", "triglotter")
-        assert [said(caplog, name) for name in names] == [left, left]
+        assert [said(caplog, name) for name in names] == [left] * 3
         assert said(caplog, "elsewhere")[-2:] == said(caplog, "triglotter")[-2:] == every[1:]
         caplog.clear()
         await change(house.rest, **dict.fromkeys(settings, True))
         say(*names)
-        assert [said(caplog, name) for name in names] == [every, every]
+        assert [said(caplog, name) for name in names] == [every] * 3
         await change(house.rest, **settings)
     caplog.clear()
     say(*names)
-    assert [said(caplog, name) for name in names] == [every, every], "it ends with the server"
+    assert [said(caplog, name) for name in names] == [every] * 3, "it ends with the server"
     assert (root.level, list(root.handlers), list(root.filters)) == before
+
+
+async def test_what_models_say_to_those_who_look_closely(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_house(MODELS) as house:
+        for level, shown in ((0, 0), (1, 1), (0, 1)):
+            await change(house.rest, log_verbose_level=level, log_info=False)
+            Logger.log_verbose("closely")
+            assert [record.message for record in caplog.records].count("closely") == shown
 
 
 async def test_info_that_was_not_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from triglot.core.errors import InvalidArgument, Unimplemented
+from triglot.core.loggers import MODELS
 from triglot.telemetry.access_log import LOGGER as ACCESS
 from triglot.telemetry.access_log import AccessLog
 
@@ -55,8 +56,9 @@ class LogSettings:
         self._handler = handler
         self._source = source
         self._logger = logging.getLogger(OURS)
-        self._access_logger = logging.getLogger(ACCESS)
+        self._access_logger, self._models_logger = logging.getLogger(ACCESS), logging.getLogger(MODELS)
         self._level, self._access_level = self._logger.level, self._access_logger.level
+        self._models_level = self._models_logger.level
         self._filtered: list[logging.Filterer] = []
         # What its user has asked for, as finely as we have it.
         self._least = self._logger.getEffectiveLevel()
@@ -97,6 +99,7 @@ class LogSettings:
         self._filtered = []
         self._logger.setLevel(self._level)
         self._access_logger.setLevel(self._access_level)
+        self._models_logger.setLevel(self._models_level)
         self._access.on = False
 
     def _checked(self, key: str, value: Value) -> Value:
@@ -120,6 +123,7 @@ class LogSettings:
         verbose = bool(self._values[VERBOSE])
         self._access.on = verbose
         self._access_logger.setLevel(logging.INFO if verbose else self._access_level)
+        self._models_logger.setLevel(logging.DEBUG if verbose else self._models_level)
         least = min((level for key, level in SWITCHES.items() if self._on[key]), default=logging.CRITICAL)
         # Who wants to see more than Triton has a switch for, does so with info.
         self._logger.setLevel(min(least, self._least) if least == logging.INFO else least)
@@ -133,6 +137,8 @@ class LogSettings:
             return True
         if record.name == ACCESS:
             return self._access.on
+        if record.name == MODELS and record.levelno < logging.INFO:
+            return True
         if record.levelno >= logging.CRITICAL:
             return True
         kind = max((level for level in SWITCHES.values() if level <= record.levelno), default=logging.INFO)

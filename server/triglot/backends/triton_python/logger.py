@@ -6,7 +6,9 @@ import enum
 import logging
 from typing import ClassVar
 
-log = logging.getLogger("triton_python_model")
+from triglot.core.loggers import MODELS
+
+log = logging.getLogger(MODELS)
 
 
 class LogLevel(enum.IntEnum):

@@ -205,5 +205,12 @@ def _runs_beside_server() -> bool:
 
 def _log_as(settings: Mapping[str, Any]) -> None:
     """As the server does, to the same place."""
-    if settings:
-        logging.basicConfig(level=settings["level"], format=settings["format"], datefmt=settings["dates"])
+    if not settings:
+        return
+    file = settings["file"]
+    handler = logging.FileHandler(file, encoding="utf-8") if file else logging.StreamHandler()
+    formatter = logging.Formatter(settings["format"], settings["dates"])
+    if settings["utc"]:
+        formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=settings["level"], handlers=[handler])

@@ -248,9 +248,15 @@ def _spawned(name: str, *passed: int) -> subprocess.Popen[bytes]:
 def _log_settings() -> dict[str, Any]:
     root = logging.getLogger()
     for handler in root.handlers:
-        if type(handler) is logging.StreamHandler and handler.formatter is not None:
-            formatter = handler.formatter
-            return {"level": root.level, "format": formatter._fmt, "dates": formatter.datefmt}
+        formatter = handler.formatter
+        if type(handler) in (logging.StreamHandler, logging.FileHandler) and formatter is not None:
+            return {
+                "level": root.level,
+                "format": formatter._fmt,
+                "dates": formatter.datefmt,
+                "utc": formatter.converter is time.gmtime,
+                "file": handler.baseFilename if isinstance(handler, logging.FileHandler) else "",
+            }
     return {}
 
 
