@@ -14,7 +14,6 @@ from triglot.transports.h2.busy_poll import BusyPoll
 from waiting import until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-LONG = 1.0
 
 
 class Yields:
@@ -107,7 +106,8 @@ async def test_what_is_no_call_is_not_waited_for(yields: Yields, clock: Clock) -
     assert await yields.in_turns() == 0, "since the last answer it took long"
 
 
-@pytest.mark.parametrize("seconds", [0.0, LONG])
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
 async def test_calls(yields: Yields, seconds: float) -> None:
     model = Held()
     async with served("h2", {"held": model}, busy_poll=seconds) as client:
