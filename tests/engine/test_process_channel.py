@@ -110,19 +110,26 @@ def test_the_other_side_goes_while_it_is_waited_for(
 
 # --- which processes do so ---
 
-COUNTS = """
-from triglot.engine.processes import channel
-channel.SOON = 60.0
-looked = []
-os.sched_yield = lambda: looked.append(time.sleep(0.001))
+SEES = """
+from triglot.engine.processes.channel import Channel
+receive, wakeful = Channel.receive, []
+
+def sees(self):
+    wakeful.append(self.wakeful)
+    return receive(self)
+
+Channel.receive = sees
 """
 
 
-@pytest.mark.parametrize(("infer", "count"), [(PLAIN, "len(looked)"), (ON_LOOP, "return len(looked)")])
-async def test_a_process_that_runs_calls_one_by_one_does(tmp_path: Path, infer: str, count: str) -> None:
-    async with told(tmp_path, infer, more=COUNTS) as one:
-        found = [int(await one.say(count)) for _ in range(3)]
-    assert (found[-1] > 0) == (infer is PLAIN and len(usable_cpus()) > 1)
+@pytest.mark.parametrize(
+    ("infer", "code", "wakeful"), [(PLAIN, "wakeful[-1]", True), (ON_LOOP, "return wakeful[-1]", False)]
+)
+async def test_a_process_that_runs_calls_one_by_one_does(
+    tmp_path: Path, infer: str, code: str, wakeful: bool
+) -> None:
+    async with told(tmp_path, infer, more=SEES) as one:
+        assert await one.say(code) == str(wakeful and len(usable_cpus()) > 1)
 
 
 @pytest.mark.parametrize(
