@@ -37,7 +37,7 @@ class Model(triglot.Model):
         if inputs["forever"]:
             Path(__file__).with_name("begun").touch()
             while True:
-                time.sleep(0.1)
+                time.sleep(0.1)  # Neither computes nor ends.
         return {"y": inputs["forever"]}
 """
 WAYS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
@@ -88,7 +88,7 @@ async def _lose(servable: Servable, way: signal.Signals, begun: Path, others: se
 def _await_file(file: Path) -> None:
     """Until the model has made it; it is gone then."""
     while not file.exists():
-        time.sleep(0.01)  # Nothing tells.
+        time.sleep(0.01)  # Nothing tells when another process has made a file.
     file.unlink()
 
 
