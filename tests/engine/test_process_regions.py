@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_process_frames import TEXTS, arrays, raw
 
+from triglot.engine.buffers import Buffers
+from triglot.engine.joining import join
 from triglot.engine.processes.arena import Arena, packed
 from triglot.engine.processes.channel import Channel, Gone
 from triglot.engine.processes.frames import Frame, FrameError, Kind, Place, pack
@@ -46,6 +48,23 @@ def test_any_tensors_arrive(messages: list[dict[str, np.ndarray[Any, Any]]]) -> 
             name: raw(array) for name, array in tensors.items()
         }
         assert not any(array.flags.writeable for array in arrived.values())
+    one.close()
+    other.close()
+
+
+@given(
+    arrays().filter(lambda array: array.ndim > 0 and len(array) > 0), st.integers(1, 3), st.integers(0, 2)
+)
+def test_what_is_joined_on_its_way_arrives_as_if_it_had_been_before(
+    array: np.ndarray[Any, Any], count: int, padding: int
+) -> None:
+    members = [{"x": array[: at + 1]} for at in range(count)]
+    rows = sum(len(one["x"]) for one in members) + padding
+    one, other = (Channel(end) for end in socket.socketpair())
+    one.send(Kind.CALL, placed=one.place(join(members, rows, None)))
+    arrived = other.receive().tensors
+    assert arrived is not None
+    assert raw(arrived["x"]) == raw(join(members, rows, Buffers())["x"])
     one.close()
     other.close()
 

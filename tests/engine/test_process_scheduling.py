@@ -11,6 +11,7 @@ from told_models import Told, code, told
 
 from triglot import Call, Unavailable
 from triglot.core.request_scheduling import Scheduling
+from triglot.engine.buffers import Buffers
 from triglot.engine.warm_up import warm_up
 from waiting import until
 
@@ -58,6 +59,25 @@ async def test_requests_are_joined_for_a_process(tmp_path: Path, call: str) -> N
         sizes = sorted(int(name.split("-")[2]) for name in one.files("ran-"))
         # Who is told of the parameters may answer by them.
         assert sizes == ([1, 6] if not call else [1] * 7)
+
+
+@pytest.mark.parametrize("keyword", ["", "async "])
+async def test_a_batch_is_joined_where_its_process_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyword: str
+) -> None:
+    def no_buffer(*_: object) -> None:
+        raise AssertionError("the batch was joined in the server")
+
+    monkeypatch.setattr(Buffers, "empty", no_buffer)
+    async with told(tmp_path, keyword + SUMS.format(call=""), more=BATCHED) as one:
+        first = asyncio.ensure_future(ask(one, -2))
+        await one.entered("in")
+        others = [asyncio.ensure_future(ask(one, value)) for value in range(6)]
+        await until(lambda: one.servable.queue_depth == 6)
+        (tmp_path / "open").touch()
+        assert await asyncio.gather(*others) == [0, 10, 20, 30, 40, 50]
+        assert await first == -20
+        assert sorted(int(name.split("-")[2]) for name in one.files("ran-")) == [1, 6]
 
 
 async def test_all_members_of_a_batch_are_unavailable_when_its_process_is_lost(tmp_path: Path) -> None:

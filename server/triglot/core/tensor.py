@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -66,7 +66,15 @@ DATATYPES: dict[str, DataType] = {
 _BY_DTYPE = {row.dtype: row.name for row in DATATYPES.values()}
 
 
-def datatype_of(array: Array) -> str:
+class Typed(Protocol):
+    """What has a dtype."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its elements."""
+
+
+def datatype_of(array: Typed) -> str:
     """The datatype that an array travels as; text, bytes and object arrays are BYTES.
 
     Raises `TypeError` for a dtype that no protocol has a name for (dates, structures).

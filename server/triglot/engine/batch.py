@@ -90,7 +90,7 @@ class Batch:
         members: Sequence[Execution | Stream],
         joinable: bool,
         joining: Joining,
-        buffers: Buffers,
+        buffers: Buffers | None,
         owner: Owner,
     ) -> None:
         self._members = members

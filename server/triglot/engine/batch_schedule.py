@@ -160,7 +160,7 @@ class BatchSchedule(ABC):
 
     # --- whoever forms a batch ---
 
-    def _next(self, taken: Taken, buffers: Buffers) -> Work:
+    def _next(self, taken: Taken, buffers: Buffers | None) -> Work:
         """What was taken, as work."""
         if taken.refused:
             return Refusal([(work, expired()) for work in taken.refused], self)

@@ -13,8 +13,8 @@ import time
 
 from triglot.core.model import Model
 from triglot.engine.batch_schedule import BatchSchedule, Growing
-from triglot.engine.buffers import Buffers
 from triglot.engine.forming import Wait
+from triglot.engine.joining import buffers_for
 from triglot.engine.parking import Parking
 from triglot.engine.queue import Defer, Grow, Later, no_growth
 from triglot.engine.waiting import Taken
@@ -35,7 +35,7 @@ class Batcher(BatchSchedule):
         self._turn = threading.Lock()
         self._bell = threading.Lock()  # Released to wake whoever has the turn.
         self._bell.acquire()
-        self._buffers: dict[int, Buffers] = {}
+        self._buffers = [buffers_for(model) for _ in range(model.instances)]
 
     def take(self, instance: int) -> Work | None:
         """What the instance of this number runs next, waiting for it; None once closed and empty."""
@@ -49,7 +49,7 @@ class Batcher(BatchSchedule):
                 if taken.refused or taken.works:
                     if len(self._room):
                         self._parked.call(1)
-                    return self._next(taken, self._buffers_of(instance))
+                    return self._next(taken, self._buffers[instance])
                 if self._room.closed:
                     return None
             self._parked.wait(unless=self._may_form)
@@ -72,12 +72,6 @@ class Batcher(BatchSchedule):
         if not self._room.arrived and not self._room.closed:
             self._bell.acquire(timeout=max(0.0, wait.until - time.monotonic()))
         self._growing = None
-
-    def _buffers_of(self, instance: int) -> Buffers:
-        buffers = self._buffers.get(instance)
-        if buffers is None:
-            buffers = self._buffers[instance] = Buffers()
-        return buffers
 
     # --- on the loop ---
 

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from triglot.core.errors import Internal
+from triglot.core.model import Model
 from triglot.core.signature import shape_text
-from triglot.core.tensor import Array
+from triglot.core.tensor import Array, element_count
 from triglot.core.types import Answer
 from triglot.engine.buffers import Buffers
+from triglot.engine.hosted import HostedModel
 
 Inputs = Mapping[str, Array]
 
@@ -52,40 +54,77 @@ def _name_of(part: tuple[str, object, object]) -> str:
     return part[0]
 
 
-def join(members: Sequence[Inputs], rows: int, buffers: Buffers) -> dict[str, Array]:
-    """The members' inputs below each other, read-only; each is copied once.
+class Stack:
+    """Arrays of one dtype below each other, in `shape`, that nobody has copied yet.
 
-    `rows` is at least the sum of theirs: where it is more, the first row is repeated at the end. Members that
+    `rows` is at least the sum of theirs: where it is more, the first row is repeated at the end. Arrays that
     differ in other dims are padded with zeros, or empty texts, up to the longest.
     """
-    joined: dict[str, Array] = {}
-    for name in members[0]:
-        array = _join([inputs[name] for inputs in members], rows, buffers)
-        array.flags.writeable = False
-        joined[name] = array
-    return joined
+
+    __slots__ = ("_arrays", "_ragged", "dtype", "shape")
+
+    def __init__(self, arrays: Sequence[Array], rows: int) -> None:
+        tails = {array.shape[1:] for array in arrays}
+        tail = tails.pop()
+        self._ragged = bool(tails)
+        if tails:
+            tail = tuple(max(dims) for dims in zip(tail, *tails, strict=True))
+        self._arrays = arrays
+        self.dtype: np.dtype[Any] = arrays[0].dtype
+        self.shape = (rows, *tail)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole, once it is copied."""
+        return element_count(self.shape) * self.dtype.itemsize
+
+    def copy_to(self, whole: Array) -> None:
+        """Copy each array once, into one of this dtype and shape."""
+        filled = sum([len(array) for array in self._arrays])
+        if self._ragged:
+            whole[:filled] = nothing(self.dtype)
+            at = 0
+            for array in self._arrays:
+                whole[(slice(at, at + len(array)), *map(slice, array.shape[1:]))] = array
+                at += len(array)
+        else:
+            np.concatenate(self._arrays, out=whole[:filled])
+        if filled < len(whole):
+            whole[filled:] = whole[:1]
 
 
-def _join(arrays: list[Array], rows: int, buffers: Buffers) -> Array:
-    dtype, tails = arrays[0].dtype, {array.shape[1:] for array in arrays}
-    tail = tails.pop()
-    if tails:
-        tail = tuple(max(dims) for dims in zip(tail, *tails, strict=True))
-    shape = (rows, *tail)
-    # Objects are counted references: memory that is used again would keep them.
-    joined = np.empty(shape, dtype) if dtype.hasobject else buffers.empty(shape, dtype)
-    filled = sum([len(array) for array in arrays])
-    if tails:
-        joined[:filled] = b"" if dtype.hasobject else np.zeros((), dtype)
-        at = 0
-        for array in arrays:
-            joined[(slice(at, at + len(array)), *map(slice, array.shape[1:]))] = array
-            at += len(array)
+def nothing(dtype: np.dtype[Any]) -> Any:
+    """What elements are where there is no value."""
+    return b"" if dtype.hasobject else np.zeros((), dtype)
+
+
+def buffers_for(model: Model) -> Buffers | None:
+    """Where batches of the model are joined; None where what runs it copies them to where they are read."""
+    return None if isinstance(model, HostedModel) else Buffers()
+
+
+def join(members: Sequence[Inputs], rows: int, buffers: Buffers | None) -> dict[str, Any]:
+    """The members' inputs below each other, as `stacked`."""
+    return {name: stacked([inputs[name] for inputs in members], rows, buffers) for name in members[0]}
+
+
+def stacked(arrays: Sequence[Array], rows: int, buffers: Buffers | None) -> Any:
+    """The arrays as one, read-only, each copied once; their `Stack` where there are no `buffers`.
+
+    Texts are joined in any case: they are packed later, which copies them again.
+    """
+    stack = Stack(arrays, rows)
+    shape, dtype = stack.shape, stack.dtype
+    if dtype.kind in "OSUT":
+        # Objects are counted references: memory that is used again would keep them.
+        whole: Array = np.empty(shape, dtype)
+    elif buffers is None:
+        return stack
     else:
-        np.concatenate(arrays, out=joined[:filled])
-    if filled < rows:
-        joined[filled:] = joined[:1]
-    return joined
+        whole = buffers.empty(shape, dtype)
+    stack.copy_to(whole)
+    whole.flags.writeable = False
+    return whole
 
 
 def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Array]]:

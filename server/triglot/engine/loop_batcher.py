@@ -9,8 +9,8 @@ from dataclasses import replace
 from triglot.core.model import Model
 from triglot.engine.batch import Batch
 from triglot.engine.batch_schedule import BatchSchedule, Growing
-from triglot.engine.buffers import Buffers
 from triglot.engine.inline import guarded_list
+from triglot.engine.joining import buffers_for
 from triglot.engine.loop_guard import LoopGuard
 from triglot.engine.work import Explain, Function, Work
 
@@ -37,7 +37,7 @@ class LoopBatcher(BatchSchedule):
         self._function = function
         self._explain = explain
         self._most = model.instances
-        self._buffers = Buffers()
+        self._buffers = buffers_for(model)
         self._running: dict[asyncio.Task[None], Batch] = {}
         self._timer: asyncio.TimerHandle | None = None
 

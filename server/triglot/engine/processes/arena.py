@@ -25,7 +25,8 @@ import numpy as np
 if sys.platform != "win32":
     import fcntl
 
-from triglot.core.tensor import DATATYPES, Array, bytes_elements, datatype_of, pack_bytes
+from triglot.core.tensor import DATATYPES, Array, bytes_elements, datatype_of, element_count, pack_bytes
+from triglot.engine.joining import Stack
 from triglot.engine.processes.frames import FrameError, Place
 from triglot.engine.processes.views import Named, Views
 
@@ -105,7 +106,8 @@ class Placed:
     kept: Array | None = None
 
 
-Row = tuple[str, str, tuple[int, ...], Array | bytes]
+Contents = Array | Stack | bytes
+Row = tuple[str, str, tuple[int, ...], Contents]
 """A tensor's name, datatype, shape, and what is to be copied into a region."""
 
 
@@ -115,16 +117,19 @@ def packed(tensors: Mapping[Any, Any]) -> list[Row]:
     rows: list[Row] = []
     size = 0
     for name, value in tensors.items():
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        array = value if isinstance(value, np.ndarray | Stack) else np.asarray(value)
         try:
             datatype = datatype_of(array)
         except TypeError as error:
             raise TypeError(f"'{name}': {error}") from None
         # An array's shape may say more than it has in memory; packed, each element is four bytes or more.
-        size += 4 * array.size if datatype == "BYTES" else array.nbytes
+        size += 4 * element_count(array.shape) if datatype == "BYTES" else array.nbytes
         if size >= _LARGE:
             _check_room(size)
-        data: Array | bytes = pack_bytes(bytes_elements(array)) if datatype == "BYTES" else array
+        data: Contents = array
+        if datatype == "BYTES":
+            assert isinstance(array, np.ndarray)  # As `stacked` says.
+            data = pack_bytes(bytes_elements(array))
         rows.append((str(name), datatype, array.shape, data))
     return rows
 
@@ -141,7 +146,7 @@ class Arena:
     def place(self, rows: Iterable[Row]) -> Placed:
         """Copy the tensors into a region. Raises `MemoryError` and `OSError`."""
         places: list[Place] = []
-        contents: list[Array | bytes] = []
+        contents: list[Contents] = []
         end = 0
         for name, datatype, shape, data in rows:
             size = len(data) if isinstance(data, bytes) else data.nbytes
@@ -158,8 +163,11 @@ class Arena:
                 if isinstance(data, bytes):
                     region.memory[start : start + size] = data
                 elif size:
-                    dtype = DATATYPES[place.datatype].dtype
-                    np.copyto(np.ndarray(place.shape, dtype, region.memory, start), data)
+                    there = np.ndarray(place.shape, DATATYPES[place.datatype].dtype, region.memory, start)
+                    if isinstance(data, Stack):
+                        data.copy_to(there)
+                    else:
+                        np.copyto(there, data)
         except BaseException:
             self.forget(region.number)
             if descriptor is not None:

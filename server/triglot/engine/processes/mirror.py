@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from triglot.core.tensor import DATATYPES, Array
 from triglot.engine.processes.arena import Placed, Row, mapped
 from triglot.engine.processes.frames import FrameError, Place
@@ -54,7 +56,9 @@ class Mirror:
             if not size:
                 places.append(Place(name, datatype, shape, 0, 0))
                 continue
-            if isinstance(data, bytes) or data.dtype != DATATYPES[datatype].dtype or not data.flags.c_contiguous:
+            if not isinstance(data, np.ndarray) or data.dtype != DATATYPES[datatype].dtype:
+                return None
+            if not data.flags.c_contiguous:
                 return None
             below = base_of(data)
             if base is None:

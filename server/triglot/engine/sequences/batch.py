@@ -66,11 +66,11 @@ class Tensors:
         """What is the same for requests that can be in one batch."""
         return request.shapes, self.states.shapes(request.run.states)
 
-    def inputs(self, rows: Rows, buffers: Buffers) -> dict[str, Array]:
+    def inputs(self, rows: Rows, buffers: Buffers | None) -> dict[str, Any]:
         """The model's inputs for these rows, of which one at least has a request."""
         first = next(row for row in rows if row is not None)
         if len(rows) == 1:
-            clients = dict(first.inputs)
+            clients: dict[str, Any] = dict(first.inputs)
         else:
             clients = {
                 name: joined([None if row is None else row.inputs[name] for row in rows], buffers)
@@ -99,7 +99,7 @@ class SequenceBatch:
         self,
         tensors: Tensors,
         rows: Rows,
-        buffers: Buffers,
+        buffers: Buffers | None,
         dropped: list[Dropped],
         finished: Callable[[SequenceBatch], None],
         ended: Callable[[SequenceBatch], None],

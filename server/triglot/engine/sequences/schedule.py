@@ -16,9 +16,8 @@ from triglot.core.errors import InvalidArgument, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.core.scheduling import OldestStrategy
-from triglot.engine.buffers import Buffers
 from triglot.engine.hosted import HostedModel
-from triglot.engine.joining import layout_of
+from triglot.engine.joining import buffers_for, layout_of
 from triglot.engine.queue import Defer, Grow, Later, Timer, no_growth, queue_full
 from triglot.engine.sequences.batch import SequenceBatch, Tensors
 from triglot.engine.sequences.request import SequenceRequest, SequenceWork
@@ -74,7 +73,7 @@ class SequenceSchedule:
         self._taken: deque[SequenceBatch] = deque()
         """Batches whose answers leave in the order in which they began, if they are to. What waits for a slot has
         no place among them: it may wait for one of theirs."""
-        self._buffers = [Buffers() for _ in range(model.instances)]
+        self._buffers = [buffers_for(model) for _ in range(model.instances)]
         self._requests: dict[Work, SequenceRequest] = {}
         self._each: deque[InstanceExecution] = deque()
         self._lock = threading.Lock()

@@ -20,6 +20,7 @@ from triglot.core.tensor import (
     unpack_bytes,
 )
 from triglot.engine.buffers import Buffers
+from triglot.engine.joining import nothing, stacked
 from triglot.engine.sequences.request import SequenceRequest
 
 
@@ -44,11 +45,11 @@ class StateTensors:
             return ()
         return tuple(states.get(name, initial).shape for name, initial in self._initial.items())
 
-    def inputs(self, rows: Sequence[SequenceRequest | None], buffers: Buffers) -> dict[str, Array]:
+    def inputs(self, rows: Sequence[SequenceRequest | None], buffers: Buffers | None) -> dict[str, Any]:
         """The states of these rows; where there is no request, zeros."""
         if len(rows) == 1 and rows[0] is not None:
             return {**self._initial, **rows[0].run.states}
-        made = {}
+        made: dict[str, Any] = {}
         for name, initial in self._initial.items():
             present = [None if row is None else row.run.states.get(name, initial) for row in rows]
             made[name] = joined(present, buffers)
@@ -101,16 +102,11 @@ class StateTensors:
         return _frozen(array[None] if self._batched else array)
 
 
-def joined(rows: Sequence[Array | None], buffers: Buffers) -> Array:
-    """Arrays of one row each below each other, copied once; zeros, or empty texts, where there is None."""
+def joined(rows: Sequence[Array | None], buffers: Buffers | None) -> Any:
+    """Arrays of one row each, as `stacked`; zeros, or empty texts, where there is None."""
     first = next(row for row in rows if row is not None)
-    shape, dtype = (len(rows), *first.shape[1:]), first.dtype
-    # Objects are counted references: memory that is used again would keep them.
-    whole = np.empty(shape, dtype) if dtype.hasobject else buffers.empty(shape, dtype)
-    nothing = b"" if dtype.hasobject else np.zeros((), dtype)
-    for at, row in enumerate(rows):
-        whole[at] = nothing if row is None else row[0]
-    return _frozen(whole)
+    none = np.broadcast_to(np.array(nothing(first.dtype), first.dtype), first.shape)
+    return stacked([none if row is None else row for row in rows], len(rows), buffers)
 
 
 def _frozen(array: Array) -> Array:
