@@ -41,6 +41,21 @@ async def test_full_batches_run_at_once(tmp_path: Path) -> None:
         assert (await readings(server, "batches_closed_total"))["full"] == 3
 
 
+async def test_batches_in_a_dag_of_several_models_are_counted_for_each(tmp_path: Path) -> None:
+    models = [entry("first", batching=batched(2, NEVER)), entry("second", batching=batched(1, NEVER))]
+    nodes = ["first-1.0.0", "second-1.0.0"]
+    async with served(write_project(tmp_path, SIZES, models=models, nodes=nodes)) as server:
+        assert await told(server, "a", "b") == ["a@2@1", "b@2@1"]
+        _, text = await server.ask("GET", "/metrics")
+    lines = text.decode().splitlines()
+    counts = {
+        line.partition('dag_model="')[2].partition('"')[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("triglot_batches_closed_total") and 'reason="full"' in line
+    }
+    assert counts == {"first-1.0.0": 1, "second-1.0.0": 2}
+
+
 @pytest.mark.parametrize("model", ["", "m-1.0.0"], ids=["DAG", "model"])
 async def test_a_dag_of_one_model_and_the_model_itself(tmp_path: Path, model: str) -> None:
     async with served(project(tmp_path, SIZES, 3)) as server:

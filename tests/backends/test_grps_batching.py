@@ -88,6 +88,21 @@ def test_the_window_ends(tmp_path: Path) -> None:
         assert told(texts_of(model, "a")) == ["a@1"]
 
 
+def test_why_batches_were_closed_is_counted(tmp_path: Path) -> None:
+    with one(tmp_path / "full", SIZES, 2) as model:
+        texts_of(model, *"abcd")
+        assert list(model.own_batches) == ["m-1.0.0"]
+        assert counted(model) == {"full": 2, "batched_requests": 4, "batched_rows": 4}
+    with one(tmp_path / "window", SIZES, 100, timeout_us=1) as model:
+        texts_of(model, "a")
+        assert counted(model) == {"delay": 1, "batched_requests": 1, "batched_rows": 1}
+
+
+def counted(model: Any) -> dict[str, float]:
+    (counts,) = model.own_batches.values()
+    return {one.labels.get("reason", one.name): one.value for one in counts.readings()}
+
+
 def test_other_callers_share_the_batch(tmp_path: Path) -> None:
     """A call with arrays and one with a message."""
     with one(tmp_path, SIZES, 2) as model, threads(2) as pool:

@@ -52,9 +52,7 @@ def test_any_tensors_arrive(messages: list[dict[str, np.ndarray[Any, Any]]]) -> 
     other.close()
 
 
-@given(
-    arrays().filter(lambda array: array.ndim > 0 and len(array) > 0), st.integers(1, 3), st.integers(0, 2)
-)
+@given(arrays().filter(lambda array: array.ndim > 0 and len(array) > 0), st.integers(1, 3), st.integers(0, 2))
 def test_what_is_joined_on_its_way_arrives_as_if_it_had_been_before(
     array: np.ndarray[Any, Any], count: int, padding: int
 ) -> None:

@@ -21,6 +21,44 @@ def oldest(**said: Any) -> SequenceBatching:
     return replace(DIRECT, strategy=OldestStrategy(**said))
 
 
+SLOTS = direct(max_queue_delay=2, minimum_slot_utilization=0.5)
+SIZES = oldest(max_candidate_sequences=4, preferred_sizes=[2], max_queue_delay=2)
+
+
+@pytest.mark.parametrize(
+    ("batching", "sent", "seconds", "reason"),
+    [
+        (direct(), (1,), 0, "no_delay"),
+        (direct(), (1, 2, 3, 4), 0, "full"),
+        (SLOTS, (1, 2), 0, "preferred"),
+        (SLOTS, (1,), 2, "delay"),
+        (SLOTS, (1,), None, "drained"),
+        (oldest(max_candidate_sequences=4), (1,), 0, "no_delay"),
+        (SIZES, (1, 2, 3), 0, "preferred"),
+        (SIZES, (1,), 2, "delay"),
+        (SIZES, (1,), None, "drained"),
+        (oldest(max_candidate_sequences=4, max_queue_delay=2), (1, 2, 3, 4), 0, "full"),
+    ],
+)
+async def test_why_a_batch_was_closed_is_counted(
+    batching: SequenceBatching, sent: tuple[int, ...], seconds: float | None, reason: str
+) -> None:
+    driver = started(batching, 4)
+    readings = [one for one in driver.schedule.readings() if one.name == "batches_closed"]
+    before = {one.labels["reason"]: one.value for one in readings}
+    requests = driver.reading("batched_requests")
+    for number in sent:
+        driver.send(1, number)
+    if seconds is None:
+        driver.schedule.close()
+    else:
+        driver.wait(seconds)
+    batch = driver.take()
+    assert batch is not None
+    assert driver.reading("batches_closed", reason=reason) == before.get(reason, 0) + 1
+    assert driver.reading("batched_requests") == requests + len(batch.members)
+
+
 # --- direct ---
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from triglot.core.batch_counts import BatchCounts
 from triglot.core.model_config import NO_CONFIG, ModelConfig
 from triglot.core.model_metrics import ModelMetrics
 from triglot.core.scheduling import DynamicBatching, SequenceBatching
@@ -94,6 +96,8 @@ class Model:
     """Inputs by name, of one call or of several, which run on every instance before the model takes calls."""
     own_metrics: ModelMetrics | None = None
     """Metrics that its own code keeps, for the server's page."""
+    own_batches: Mapping[str, BatchCounts] = MappingProxyType({})
+    """The batches that each of several models in it forms by itself, by their names, for the same page."""
     model_config: ModelConfig = NO_CONFIG
     """What is configured: `model_config.parameters` are free settings, texts by name. Set before `load`."""
     platform: ClassVar[str] = "python"

@@ -17,8 +17,8 @@ from typing import Any, Literal
 Reason = Literal["full", "preferred", "delay", "no_delay", "tuned", "deadline", "drained", "alone"]
 """Why a batch was closed:
 
-- full: no further request fits;
-- preferred: it has a preferred size;
+- full: no further request fits, or none can come;
+- preferred: it has a preferred size, or uses as many slots of sequences as are waited for;
 - delay: its oldest request has waited for as long as it may;
 - no_delay: an instance is idle, and nothing is to be waited for;
 - tuned: it has the size that the adaptive mode waits for;

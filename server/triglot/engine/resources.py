@@ -109,6 +109,8 @@ class Resources(Leases):
     def readings(self) -> Iterator[Reading]:
         """What its schedule counts, and what was refused."""
         yield from self._schedule.readings()
+        for name, counts in self.model.own_batches.items():
+            yield from counts.readings({"dag_model": name})
         yield refusals("max_queue_size", self._queue_full)
         if isinstance(self.model, HostedModel):
             yield from self.model.readings()

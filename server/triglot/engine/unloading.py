@@ -22,13 +22,15 @@ async def unload(model: Model, name: str, at_rest: Callable[[], object]) -> None
     It is given `UNLOAD_PATIENCE_SECONDS`, and then left alone: it is closed when its last call has ended.
     """
     unloaded: Future[None] = Future()
+    held = [(model, at_rest)]
 
     def close() -> None:
-        at_rest()
+        held[0][1]()
         try:
-            model.close()
+            held[0][0].close()
         except BaseException:  # A model that calls exit() would seem to run still.
             log.exception("%s failed to close", name)
+        held.clear()  # This thread may live on for a moment when all are told.
         # Of a future that nobody waits for any more there is nothing to tell.
         if unloaded.set_running_or_notify_cancel():
             unloaded.set_result(None)

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from triglot.core.batch_counts import BatchCounts
 from triglot.core.errors import ServingError, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.core.scheduling import AUTO, DynamicBatching, QueuePolicy
-from triglot.engine.forming import Decision, Lane, Reason, Rules, Run, Wait, Waiting, form
+from triglot.engine.forming import Decision, Lane, Rules, Run, Wait, Waiting, form
 from triglot.engine.kinds import Kinds
 from triglot.engine.queue import RETRY_AFTER_SECONDS, queue_full
 from triglot.engine.stream import Stream
@@ -94,9 +95,9 @@ class WaitingRoom:
         self._there: dict[Work, tuple[Level, Waiting]] = {}
         self._places_of_gone = 0
         self._rows_came = self._rows_given_up = self._rows_left = 0
-        self._closed_for: dict[Reason, int] = {}
+        self._counts = BatchCounts()
         self.batched = 0
-        self._requests = self._rows = self._timeouts = self._timeouts_on_loop = 0
+        self._timeouts = self._timeouts_on_loop = 0
 
     def __len__(self) -> int:
         return len(self._there)
@@ -278,9 +279,7 @@ class WaitingRoom:
         if taken.works and not isinstance(taken.works[0], InstanceExecution):  # Warm-ups are not counted.
             taken.batched = taken.joinable or isinstance(taken.works[0], Execution)
             self.batched += len(taken.works) if taken.batched else 0
-            self._requests += len(taken.works)
-            self._rows += sum(rows)
-            self._closed_for[run.reason] = self._closed_for.get(run.reason, 0) + 1
+            self._counts.add(run.reason, len(taken.works), sum(rows))
 
     def _claim(self, one: Waiting) -> Work | None:
         """The work, if it was not given up in this moment."""
@@ -296,10 +295,7 @@ class WaitingRoom:
 
     def readings(self) -> Iterator[Reading]:
         """What was executed, and why it was not joined with more."""
-        for reason, count in list(self._closed_for.items()):
-            yield Reading("batches_closed", "Batches by why they were closed.", count, {"reason": reason}, True)
-        yield Reading("batched_requests", "Requests that were executed in batches.", self._requests, counter=True)
-        yield Reading("batched_rows", "Rows that were executed in batches.", self._rows, counter=True)
+        yield from self._counts.readings()
         yield Reading(
             "queue_timeouts",
             "Requests that waited longer than their queue's policy allows.",

@@ -14,6 +14,7 @@ from copy import copy
 from typing import Any
 
 from triglot.backends.grps.context import GrpsContext
+from triglot.core.batch_counts import BatchCounts
 from triglot.core.call import Call
 from triglot.core.errors import Cancelled, ServingError
 
@@ -53,6 +54,7 @@ class DynamicBatcher:
         self._window = timeout_us / 1e6
         self._run = run
         self._explain = explain
+        self.counts = BatchCounts()
         self._open: list[_Member] | None = None
         self._closed = threading.Condition()
 
@@ -78,7 +80,7 @@ class DynamicBatcher:
             batch = self._open = [] if self._open is None else self._open
             batch.append(member)
             if len(batch) == self._max_batch_size:
-                self._open = None
+                self._close("full")
                 self._closed.notify_all()
             return batch, leads
 
@@ -86,7 +88,12 @@ class DynamicBatcher:
         with self._closed:
             self._closed.wait_for(lambda: self._open is not batch, self._window)
             if self._open is batch:
-                self._open = None
+                self._close("delay")
+
+    def _close(self, reason: str) -> None:
+        assert self._open is not None
+        self.counts.add(reason, len(self._open), len(self._open))
+        self._open = None
 
     def _execute(self, batch: list[_Member]) -> None:
         members = []

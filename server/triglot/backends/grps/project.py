@@ -91,7 +91,10 @@ class GrpsProject:
             said = (model_id, description, self._pool, self._failures, self._release)
             if len(runners) == 1 and (batching := runners[0].batching) is not None:
                 return BatchedGrpsModel(runners[0], batching, *said)
-            return GrpsModel(runners, *said)
+            model = GrpsModel(runners, *said)
+            each = zip(model_ids, runners, strict=True)
+            model.own_batches = {name: runner.batches for name, runner in each if runner.batches is not None}
+            return model
 
     def _release(self) -> None:
         with self._lock:

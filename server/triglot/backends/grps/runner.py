@@ -13,6 +13,7 @@ from typing import Any
 from triglot.backends.grps.batching import DynamicBatcher, reason_to_skip
 from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.settings import Batching
+from triglot.core.batch_counts import BatchCounts
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError
 from triglot.core.monitor import Monitor
@@ -107,6 +108,11 @@ class ModelRunner:
             if batching is not None
             else None
         )
+
+    @property
+    def batches(self) -> BatchCounts | None:
+        """Of the batches that are formed here; None where there are none."""
+        return None if self._batcher is None else self._batcher.counts
 
     def run(self, message: Any, context: GrpsContext) -> Any:
         """What the model makes of a GrpsMessage; None once the context has an error."""

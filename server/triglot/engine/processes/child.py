@@ -159,7 +159,7 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
         raise ValueError("execution: expected 'thread' for a model that takes whole messages, got 'process'")
     declared: dict[str, Any] = {}
     for name in Model.__annotations__:
-        if name not in ("infer", "infer_batch", "model_config", "own_metrics"):
+        if name not in ("infer", "infer_batch", "model_config", "own_metrics", "own_batches"):
             try:
                 dumps(declared.setdefault(name, getattr(model, name)))
             except TypeError as error:

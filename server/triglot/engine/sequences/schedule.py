@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
+from triglot.core.batch_counts import BatchCounts
 from triglot.core.errors import InvalidArgument, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
@@ -21,7 +22,7 @@ from triglot.engine.joining import buffers_for, layout_of
 from triglot.engine.queue import Defer, Grow, Later, Timer, no_growth, queue_full
 from triglot.engine.sequences.batch import SequenceBatch, Tensors
 from triglot.engine.sequences.request import SequenceRequest, SequenceWork
-from triglot.engine.sequences.strategies import Rows, strategy_of
+from triglot.engine.sequences.strategies import Chosen, Rows, strategy_of
 from triglot.engine.sequences.table import REASONS, Dropped, SequenceTable
 from triglot.engine.stream import Stream
 from triglot.engine.work import Execution, InstanceExecution, Work
@@ -74,6 +75,7 @@ class SequenceSchedule:
         """Batches whose answers leave in the order in which they began, if they are to. What waits for a slot has
         no place among them: it may wait for one of theirs."""
         self._buffers = [buffers_for(model) for _ in range(model.instances)]
+        self._counts = BatchCounts()
         self._requests: dict[Work, SequenceRequest] = {}
         self._each: deque[InstanceExecution] = deque()
         self._lock = threading.Lock()
@@ -244,14 +246,18 @@ class SequenceSchedule:
         if self._each:
             return self._each.popleft()
         heads, dropped = self._table.heads(instance, self._clock())
-        rows: Rows | float = math.inf
+        chosen: Chosen | float = math.inf
         if heads:
-            rows = self._strategy.choose(heads, math.inf if self._closed else self._clock())
-        if isinstance(rows, float):
+            chosen = self._strategy.choose(heads, math.inf if self._closed else self._clock())
+        if isinstance(chosen, float):
             if not dropped:
-                return None if self._closed and not self._table.waiting else rows
-            rows = ()
+                return None if self._closed and not self._table.waiting else chosen
+            rows: Rows = ()
+        else:
+            rows = chosen.rows
         members = [row for row in rows if row is not None]
+        if not isinstance(chosen, float):
+            self._counts.add(chosen.reason, len(members), len(members))
         self._table.take(members)
         for request in [*members, *(one for one, _ in dropped)]:
             self._requests.pop(request.work, None)
@@ -293,7 +299,8 @@ class SequenceSchedule:
         self._keep_up()
 
     def readings(self) -> Iterator[Reading]:
-        """The sequences that live and those that were, and the slots."""
+        """The sequences that live and those that were, the slots, and why batches were closed."""
+        yield from self._counts.readings()
         table = self._table
         yield Reading("sequences", "Sequences that live.", len(table.live))
         yield Reading("sequence_backlog", "Sequences that wait for a slot.", len(table.backlog))

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from math import inf
+from typing import NamedTuple, Protocol
 
 from triglot.core.model import Model
 from triglot.core.scheduling import DirectStrategy, OldestStrategy
+from triglot.engine.forming import Reason
 from triglot.engine.sequences.request import SequenceRequest
 
 Rows = Sequence[SequenceRequest | None]
 """A batch; None is a row without a request."""
+
+
+class Chosen(NamedTuple):
+    """A batch, and why it is not waited for any longer."""
+
+    rows: Rows
+    reason: Reason
 
 
 class Strategy(Protocol):
@@ -19,10 +28,10 @@ class Strategy(Protocol):
     rows: int
     """Sequences that each instance has room for."""
 
-    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Rows | float:
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
         """A batch of the instance's `heads`, the oldest first, at least one; or how many seconds to wait for it.
 
-        After these seconds, and when somebody asks at infinity, it is a batch.
+        After these seconds, and when somebody asks at infinity, for nothing more will come, it is a batch.
         """
 
 
@@ -56,9 +65,9 @@ class Alone:
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
-    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Rows | float:
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
         """See `Strategy`."""
-        return heads[:1]
+        return Chosen(heads[:1], "alone")
 
 
 class Direct:
@@ -73,14 +82,19 @@ class Direct:
         self._enough = rows * strategy.minimum_slot_utilization
         self._delay = strategy.max_queue_delay if strategy.minimum_slot_utilization else 0.0
 
-    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Rows | float:
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
         """See `Strategy`."""
         chosen = _alike(heads, self._key)
         left = heads[0].arrived + self._delay - now
         if self._delay and len(chosen) < self._enough and left > 0:
             return left
         places = {head.run.slot.row: head for head in chosen if head.run.slot is not None}
-        return [places.get(row) for row in range(max(places) + 1)]
+        reason: Reason = "no_delay"
+        if len(chosen) == self.rows:
+            reason = "full"
+        elif self._delay:
+            reason = "preferred" if len(chosen) >= self._enough else _why_no_longer(now)
+        return Chosen([places.get(row) for row in range(max(places) + 1)], reason)
 
 
 class Oldest:
@@ -93,14 +107,19 @@ class Oldest:
         self._preferred = [size for size in strategy.preferred_sizes if size <= most]
         self._delay = strategy.max_queue_delay
 
-    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Rows | float:
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
         """See `Strategy`."""
         chosen = _alike(heads, self._key)[: self._most]
-        reached = [size for size in self._preferred if size <= len(chosen)]
-        left = heads[0].arrived + self._delay - now
-        if left <= 0 or len(chosen) == self._most or not self._delay:
-            return chosen[: max(reached)] if reached else chosen
+        reached = max([size for size in self._preferred if size <= len(chosen)], default=0)
         # All that there can be are here.
-        if reached or len(heads) == self.rows:
-            return chosen[: max(reached)] if reached else chosen
-        return left
+        full = len(chosen) == self._most or len(heads) == self.rows
+        left = heads[0].arrived + self._delay - now
+        if reached:
+            return Chosen(chosen[:reached], "full" if full and reached == len(chosen) else "preferred")
+        if full or not self._delay:
+            return Chosen(chosen, "full" if full else "no_delay")
+        return left if left > 0 else Chosen(chosen, _why_no_longer(now))
+
+
+def _why_no_longer(now: float) -> Reason:
+    return "drained" if now == inf else "delay"

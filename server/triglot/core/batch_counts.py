@@ -1,0 +1,34 @@
+"""What became of the batches that a part of the server forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from triglot.core.readings import Reading
+
+NO_LABELS: Mapping[str, str] = MappingProxyType({})
+
+
+class BatchCounts:
+    """One thread at a time counts, any may read."""
+
+    def __init__(self) -> None:
+        self._closed: dict[str, int] = {}
+        self._requests = 0
+        self._rows = 0
+
+    def add(self, reason: str, requests: int, rows: int) -> None:
+        """A batch was closed for this reason."""
+        self._closed[reason] = self._closed.get(reason, 0) + 1
+        self._requests += requests
+        self._rows += rows
+
+    def readings(self, labels: Mapping[str, str] = NO_LABELS) -> Iterator[Reading]:
+        """What was executed, and why it was not joined with more; all have these labels, too."""
+        for reason, count in list(self._closed.items()):
+            text = "Batches by why they were closed."
+            yield Reading("batches_closed", text, count, {**labels, "reason": reason}, counter=True)
+        text = "Requests that were executed in batches."
+        yield Reading("batched_requests", text, self._requests, labels, counter=True)
+        yield Reading("batched_rows", "Rows that were executed in batches.", self._rows, labels, counter=True)
