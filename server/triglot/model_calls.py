@@ -237,6 +237,8 @@ def _following(parent: Call) -> Iterator[None]:
 
     Raises `Cancelled` or `DeadlineExceeded` then.
     """
+    if parent.cancelled:
+        raise _left(parent)
     task = asyncio.current_task()
     assert task is not None
     gone = False
@@ -247,8 +249,6 @@ def _following(parent: Call) -> Iterator[None]:
             gone = True
             task.cancel()
 
-    if parent.cancelled:
-        raise _left(parent)
     parent.follow(end)
     try:
         yield
@@ -258,6 +258,7 @@ def _following(parent: Call) -> Iterator[None]:
         raise _left(parent) from None
     finally:
         parent.unfollow(end)
+        del task  # It has the error, whose traceback has this frame.
 
 
 async def _next(parent: Call, answers: AsyncGenerator[T, None]) -> T:

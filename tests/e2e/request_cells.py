@@ -18,7 +18,12 @@ MODELS = (
     "pushed_thread",
     "batched_thread",
     "batched_loop",
+    "growing_thread",
+    "growing_loop",
     "sequence_thread",
+    "nested_thread",
+    "nested_loop",
+    "ensemble_loop",
     "unary_process",
     "decoupled_process",
     "pushed_process",
@@ -31,9 +36,18 @@ POINTS = {
     "decoupled": ("queued", "yield 1", "yield 2", "end"),
     "pushed": ("queued", "yield 1", "yield 2", "end"),
     "batched": ("queued", "running"),
-    "sequence": ("queued", "running"),
+    "growing": ("growing", "running"),
+    "sequence": ("backlog", "queued", "running"),
+    "nested": ("queued", "step 1"),
+    "ensemble": ("queued", "step 1", "step 2"),
 }
-"""Where a request of a kind may be: behind another one, or in the model's code."""
+"""Where a request of a kind may be: behind another one, or another sequence, alone in a batch that waits for more,
+or in the code of the model or of one that it calls."""
+BEHIND = ("queued", "backlog")
+"""Where it waits for another one."""
+WAITING = (*BEHIND, "growing")
+QUEUES = {"nested_loop": "step_1", "ensemble_loop": "step_1"}
+"""Whose queue it waits in, if not its model's."""
 SEEN = {
     "ok": "OK",
     "cancel": "CANCELLED",
@@ -84,9 +98,19 @@ class Cell:
         return self.model.partition("_")[0]
 
     @property
+    def waits(self) -> bool:
+        """Whether it is behind another one."""
+        return self.point in BEHIND
+
+    @property
+    def queue(self) -> str:
+        """The model whose queue it waits in."""
+        return QUEUES.get(self.model, self.model)
+
+    @property
     def survives(self) -> bool:
         """Whether what happens does not happen to it: the process that it waits for is replaced."""
-        return (self.event, self.point) == ("crash", "queued") and self.kind != "sequence"
+        return self.event == "crash" and self.waits and not self.orphaned
 
     @property
     def orphaned(self) -> bool:
@@ -125,16 +149,21 @@ def carries(door: type[Door] | Door, model: str) -> bool:
     if kind in ("decoupled", "pushed"):
         # A model that only may stream gives ModelStreamInfer the one answer that it returns.
         return door.streams and (kind == "decoupled" or door.endpoint[0] == "grps")
+    if kind in ("growing", "nested", "ensemble"):
+        return not door.streams
     return door.sequences if kind == "sequence" else True
 
 
 def points(model: str, event: str) -> tuple[str, ...]:
     """Where this may happen to a request of such a model."""
     everywhere = POINTS[model.partition("_")[0]]
+    running = everywhere[everywhere.index(first_point(model)) :]
     if event == "ok":
-        return everywhere[-1:]
+        return running[-1:]
     if event == "error" or model in ("unary_loop", "decoupled_loop"):
-        return everywhere[1:]
+        return running
+    if event == "deadline" and "growing" in everywhere:
+        return running  # It would not be waited for so long.
     return everywhere
 
 
@@ -182,4 +211,4 @@ def answers_of(model: str, text: str) -> list[str]:
 
 def first_point(model: str) -> str:
     """Where the model's code first says that it runs."""
-    return POINTS[model.partition("_")[0]][1]
+    return next(point for point in POINTS[model.partition("_")[0]] if point not in WAITING)

@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 
-from request_cells import TOLD, Cell, first_point, good, part
+from request_cells import TOLD, WAITING, Cell, first_point, good, part
 from request_doors import Attempt
 from request_house import TRIES, House
 from request_stage import Visit
@@ -40,20 +40,20 @@ class Scene:
         cell = self.cell
         batched = cell.kind == "batched"
         subject = good(cell.model, SUBJECT, timeout)
-        here = None if cell.point == "queued" else self.house.stage.hold(SUBJECT, cell.point)
-        if here is None and cell.event == "deadline":
-            # What it waits for may be too late before it is, and it would be in time.
+        here = None if cell.point in WAITING else self.house.stage.hold(SUBJECT, cell.point)
+        if cell.point == "growing" or (cell.waits and cell.event == "deadline"):
+            # What it waits for may be too late before it is, or nothing that it waits for may come.
             self._held.append(self.house.stage.hold(SUBJECT, first_point(cell.model)))
-        if here is None or batched:
+        if cell.waits or batched:
             if not await self._occupy():
                 return False
-            if cell.kind == "sequence":
+            if cell.kind == "sequence" and cell.point == "queued":
                 subject = part(subject, self._sequence, end=True)
         self.subject = sent = self.door.begin(subject)
         if batched:
             self.companion = self.door.begin(good(cell.model, COMPANION))
         if here is None or batched:
-            await self._until(lambda: sent.over or self.house.waiting(cell.model) == 1 + batched)
+            await self._until(lambda: sent.over or self.house.waiting(cell.queue) == 1 + batched)
         if here is not None:
             if batched:
                 self.let_go()
@@ -83,7 +83,7 @@ class Scene:
         cell, stage = self.cell, self.house.stage
         ask = good(cell.model, FIRST)
         if cell.kind == "sequence":
-            ask = part(ask, self._sequence, start=True)
+            ask = part(ask, self._sequence, start=True, end=cell.point == "backlog")
         visit = stage.hold(FIRST, first_point(cell.model))
         self.first = first = self.door.begin(ask)
         self._held.append(visit)
@@ -145,10 +145,10 @@ class Scene:
         if self.house.hurried:
             return cell.told | {self.door.good}  # It is late, too, or let go before that.
         # While the subject waits, the first one runs; when it runs, that one is over, and its companion is there.
-        is_there = cell.point == "queued" or other is not self.first
+        is_there = cell.waits or other is not self.first
         if cell.event == "shutdown" and is_there:
             return cell.told
-        if cell.event in ("error", "crash") and (other is self.first) == (cell.point == "queued"):
+        if cell.event in ("error", "crash") and (other is self.first) == cell.waits:
             return {TOLD[cell.door][cell.event]}
         return {self.door.good}
 

@@ -7,7 +7,7 @@ a thread, on the event loop and in a process of its own are told in the same way
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -107,32 +107,72 @@ PUSHED = """
             call.respond({"y": inputs["x"]})
         self.at("end", inputs, call)
 """
+NESTED = """
+    def infer(self, inputs, call):
+        return {"y": call.infer("step_1", inputs)["y"]}
+"""
+NESTED_ON_LOOP = """
+    async def infer(self, inputs, call):
+        return {"y": (await call.infer("step_1", inputs))["y"]}
+"""
+STEPS = """
+import triglot
+
+
+class Model(triglot.Ensemble):
+    inputs = [triglot.TensorSpec("x", "BYTES", [-1])]
+    outputs = [triglot.TensorSpec("y", "BYTES", [-1])]
+    steps = [
+        triglot.Step("step_1", inputs={"x": "x"}, outputs={"y": "between"}),
+        triglot.Step("step_2", inputs={"x": "between"}, outputs={"y": "y"}),
+    ]
+"""
 PROCESS = '    execution = "process"\n'
 BATCHED = "    max_batch_size = 8\n    dynamic_batching = DynamicBatching()\n"
+GROWING = "    max_batch_size = 8\n    dynamic_batching = DynamicBatching(max_queue_delay=0.25)\n"
 SEQUENCE = "    sequence_batching = SequenceBatching(max_idle=30)\n"
+
+
+def _text(infer: str, attributes: str = "") -> str:
+    return TEXT.replace("{attributes}", attributes).replace("{infer}", infer)
+
+
 MODELS = {
-    "unary_thread": (ONE, ""),
-    "unary_loop": (ONE_ON_LOOP, ""),
-    "unary_process": (ONE, PROCESS),
-    "decoupled_thread": (MANY, ""),
-    "decoupled_loop": (MANY_ON_LOOP, ""),
-    "decoupled_process": (MANY, PROCESS),
-    "pushed_thread": (PUSHED, ""),
-    "pushed_process": (PUSHED, PROCESS),
-    "batched_thread": (JOINED, BATCHED),
-    "batched_loop": (JOINED_ON_LOOP, BATCHED),
-    "batched_process": (JOINED, BATCHED + PROCESS),
-    "sequence_thread": (ONE, SEQUENCE),
-    "sequence_process": (ONE, SEQUENCE + PROCESS),
+    "unary_thread": _text(ONE),
+    "unary_loop": _text(ONE_ON_LOOP),
+    "unary_process": _text(ONE, PROCESS),
+    "decoupled_thread": _text(MANY),
+    "decoupled_loop": _text(MANY_ON_LOOP),
+    "decoupled_process": _text(MANY, PROCESS),
+    "pushed_thread": _text(PUSHED),
+    "pushed_process": _text(PUSHED, PROCESS),
+    "batched_thread": _text(JOINED, BATCHED),
+    "batched_loop": _text(JOINED_ON_LOOP, BATCHED),
+    "batched_process": _text(JOINED, BATCHED + PROCESS),
+    "growing_thread": _text(JOINED, GROWING),
+    "growing_loop": _text(JOINED_ON_LOOP, GROWING),
+    "sequence_thread": _text(ONE, SEQUENCE),
+    "sequence_process": _text(ONE, SEQUENCE + PROCESS),
+    "nested_thread": _text(NESTED),
+    "nested_loop": _text(NESTED_ON_LOOP),
+    "ensemble_loop": STEPS,
+    "step_1": _text(ONE.replace("running", "step 1")),
+    "step_2": _text(ONE.replace("running", "step 2")),
 }
-"""`infer` and the class attributes of each model: what kind of call it answers, and what runs it."""
+"""What kind of call each model answers, and what runs it."""
+CALLS = {
+    "nested_thread": ("step_1",),
+    "nested_loop": ("step_1",),
+    "ensemble_loop": ("step_1", "step_2"),
+}
+"""The models that a model calls."""
 
 
-def write_models(folder: Path, names: Mapping[str, object] | tuple[str, ...]) -> None:
-    """FOLDER/NAME/model.py for each of these `MODELS`."""
-    for name in names:
-        infer, attributes = MODELS[name]
-        write_model(folder / name, TEXT.replace("{attributes}", attributes).replace("{infer}", infer))
+def write_models(folder: Path, names: Sequence[str]) -> None:
+    """FOLDER/NAME/model.py for each of these `MODELS`, and for those that they call."""
+    called = {other for name in names for other in CALLS.get(name, ())}
+    for name in {*names, *called}:
+        write_model(folder / name, MODELS[name])
 
 
 class Visit:
