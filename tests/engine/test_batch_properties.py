@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from batched_models import Batched, Inputs, rows
+from batched_models import FOREVER, Batched, Inputs, Joining, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triglot import Call, Cancelled, InvalidArgument
+from triglot import Call, Cancelled, InvalidArgument, Model
 from triglot.core.errors import DeadlineExceeded, ServingError
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.scheduling import DynamicBatching
 from triglot.engine.batcher import Batcher
+from triglot.engine.loop_batcher import LoopBatcher
+from triglot.engine.loop_guard import LoopGuard
 from triglot.engine.work import AwaitedExecution, Work
 
 BAD = -1.0
@@ -66,15 +68,20 @@ class Run:
     def __init__(self, batching: DynamicBatching, loop: asyncio.AbstractEventLoop) -> None:
         self.in_order = batching.preserve_ordering
         self.loop = loop
-        model = Batched(batching, max_batch_size=6, answer=self.answer)
-        self.schedule = Batcher(model, 10_000, lambda _: None, lambda _: None, loop.call_later)
-        self.function: Callable[[Inputs, Call], Any] = model.infer
+        self.model = self.new_model(batching)
+        self.schedule = self.new_schedule()
         self.requests: list[AwaitedExecution] = []
         self.values: list[list[float]] = []
         self.given_up: set[int] = set()
         self.executed: list[Work] = []
         self.seen: list[float] = []
         self.failed: set[float] = set()
+
+    def new_model(self, batching: DynamicBatching) -> Model:
+        return Batched(batching, max_batch_size=6, answer=self.answer)
+
+    def new_schedule(self) -> Batcher | LoopBatcher:
+        return Batcher(self.model, 10_000, lambda _: None, lambda _: None, self.loop.call_later)
 
     def answer(self, inputs: Inputs) -> Any:
         values = inputs["x"][:, 0].tolist()
@@ -123,7 +130,7 @@ class Run:
         if len(self.schedule):
             work = self.schedule.take(0)
             assert work is not None
-            work.run(self.function, self.explain)
+            work.run(self.model.infer, self.explain)
             self.executed.append(work)
 
     @staticmethod
@@ -161,6 +168,80 @@ class Run:
         assert len({id(error) for error in errors}) == len(errors)
 
 
+class OfLists(Run):
+    """The model gets its batches as lists."""
+
+    def new_model(self, batching: DynamicBatching) -> Model:
+        model = super().new_model(batching)
+        model.infer_batch = self.answer_each
+        return model
+
+    def answer_each(self, inputs: list[Inputs], calls: list[Call]) -> list[Any]:
+        assert len(inputs) == len(calls)
+        return [self.answer_or_error(one) for one in inputs]
+
+    def answer_or_error(self, inputs: Inputs) -> Any:
+        try:
+            return self.answer(inputs)
+        except InvalidArgument as error:
+            return error
+
+
+class OnLoop(Run):
+    """The batches run on the loop, several at the same time, each until a step lets it go on."""
+
+    def __init__(self, batching: DynamicBatching, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(batching, loop)
+        self.running: list[asyncio.Future[None]] = []
+
+    def new_model(self, batching: DynamicBatching) -> Model:
+        model = Joining(batching, max_batch_size=6, instances=2)
+        model.infer = self.infer
+        return model
+
+    def new_schedule(self) -> Batcher | LoopBatcher:
+        guard = LoopGuard("joining", "")
+        return LoopBatcher(self.model, 10_000, self.loop, self.infer, self.explain, guard)
+
+    async def infer(self, inputs: Inputs, call: Call) -> Any:
+        go = self.loop.create_future()
+        self.running.append(go)
+        try:
+            await go
+        finally:
+            self.running.remove(go)
+        return self.answer(inputs)
+
+    def put(self, put: Put) -> None:
+        super().put(put)
+        self.settle()
+
+    def do(self, do: Do) -> None:
+        if do.what == "deliver":
+            if self.running:
+                self.running[do.place % len(self.running)].set_result(None)
+        elif do.what != "run":
+            super().do(do)
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the loop do what there is to do."""
+        self.loop.run_until_complete(self._turns())
+
+    @staticmethod
+    async def _turns() -> None:
+        for _ in range(6):
+            await asyncio.sleep(0)
+
+    def end(self) -> None:
+        self.schedule.close()
+        self.settle()
+        while self.running:
+            self.running[-1].set_result(None)
+            self.settle()
+        assert not len(self.schedule)
+
+
 @contextmanager
 def new_loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop = asyncio.new_event_loop()
@@ -176,12 +257,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
         yield loop
 
 
-@settings(max_examples=300)
-@given(batching=SCHEDULES, steps=STEPS)
-def test_each_member_gets_its_own_rows_and_one_outcome(
-    loop: asyncio.AbstractEventLoop, batching: DynamicBatching, steps: list[Put | Do]
-) -> None:
-    run = Run(batching, loop)
+def play(run: Run, steps: list[Put | Do]) -> None:
     for step in steps:
         if isinstance(step, Put):
             run.put(step)
@@ -189,3 +265,26 @@ def test_each_member_gets_its_own_rows_and_one_outcome(
             run.do(step)
     run.end()
     run.check()
+
+
+@settings(max_examples=300)
+@given(batching=SCHEDULES, steps=STEPS)
+def test_each_member_gets_its_own_rows_and_one_outcome(
+    loop: asyncio.AbstractEventLoop, batching: DynamicBatching, steps: list[Put | Do]
+) -> None:
+    play(Run(batching, loop), steps)
+
+
+@given(batching=SCHEDULES, steps=STEPS)
+def test_so_it_does_in_a_list(
+    loop: asyncio.AbstractEventLoop, batching: DynamicBatching, steps: list[Put | Do]
+) -> None:
+    play(OfLists(batching, loop), steps)
+
+
+@given(batching=SCHEDULES, delay=st.sampled_from([0.0, FOREVER]), steps=STEPS)
+def test_so_it_does_on_the_loop(
+    loop: asyncio.AbstractEventLoop, batching: DynamicBatching, delay: float, steps: list[Put | Do]
+) -> None:
+    """Also where batches grow for ever, and run at the same time."""
+    play(OnLoop(replace(batching, max_queue_delay=delay), loop), steps)
