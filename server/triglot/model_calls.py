@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from concurrent.futures import CancelledError
@@ -239,15 +240,19 @@ def _following(parent: Call) -> Iterator[None]:
     """
     if parent.cancelled:
         raise _left(parent)
-    task = asyncio.current_task()
-    assert task is not None
+    running = asyncio.current_task()
+    assert running is not None
+    # It has the error in the end, whose traceback has this frame.
+    task = weakref.ref(running)
+    del running
     gone = False
 
     def end() -> None:
         nonlocal gone
-        if parent.cancelled and not gone:  # A batch is, when all of its members are.
+        # A batch is cancelled when all of its members are.
+        if parent.cancelled and not gone and (followed := task()) is not None:
             gone = True
-            task.cancel()
+            followed.cancel()
 
     parent.follow(end)
     try:
@@ -258,7 +263,6 @@ def _following(parent: Call) -> Iterator[None]:
         raise _left(parent) from None
     finally:
         parent.unfollow(end)
-        del task  # It has the error, whose traceback has this frame.
 
 
 async def _next(parent: Call, answers: AsyncGenerator[T, None]) -> T:

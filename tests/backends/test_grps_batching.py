@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from grps_folders import (
     write_project,
 )
 
+from triglot.backends.grps import batching
 from triglot.backends.grps.settings import ProjectSettings
 from triglot.core.errors import Cancelled, DeadlineExceeded, Internal
 from triglot.pb.grps.grps_pb2 import GrpsMessage
@@ -96,6 +99,26 @@ def test_why_batches_were_closed_is_counted(tmp_path: Path) -> None:
     with one(tmp_path / "window", SIZES, 100, timeout_us=1) as model:
         texts_of(model, "a")
         assert counted(model) == {"delay": 1, "batched_requests": 1, "batched_rows": 1}
+
+
+def test_a_batch_is_not_waited_for_when_a_deadline_is_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "hurry_of", lambda deadline, now: now if deadline else inf)
+    with one(tmp_path, SIZES, 100) as model:
+        call = GrpsCall(GrpsMessage(str_data="a"))
+        call.deadline = time.monotonic() + PATIENCE
+        assert answer_of(model.infer({}, call)) == "a@1"
+        assert counted(model)["deadline"] == 1
+
+
+def test_the_oldest_that_waits_leads_the_next_batch(tmp_path: Path) -> None:
+    """More come at once than one batch takes; what is left of them need not wait for others to come."""
+    with one(tmp_path, SIZES, 3, timeout_us=100_000) as model:
+        answers = dict(answer.split("@") for answer in told(texts_of(model, *"abcdefg")))
+        assert sorted(answers) == list("abcdefg")
+        assert set(answers.values()) <= {"1", "2", "3"}
+        assert counted(model)["batched_requests"] == 7
 
 
 def counted(model: Any) -> dict[str, float]:

@@ -46,6 +46,11 @@ class Waiting:
     gone: bool = False
 
 
+def hurry_of(deadline: float | None, now: float) -> float:
+    """When a request that comes now is not kept for company any more: what is left has to be enough to run."""
+    return inf if deadline is None else now + (deadline - now) / 2
+
+
 @dataclass(slots=True, eq=False)
 class Lane:
     """The requests of one priority level, in the order in which they came.

@@ -21,7 +21,7 @@ from triglot.core.errors import ServingError, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.core.scheduling import AUTO, DynamicBatching, QueuePolicy
-from triglot.engine.forming import Decision, Lane, Rules, Run, Wait, Waiting, form
+from triglot.engine.forming import Decision, Lane, Rules, Run, Wait, Waiting, form, hurry_of
 from triglot.engine.kinds import Kinds
 from triglot.engine.queue import RETRY_AFTER_SECONDS, queue_full
 from triglot.engine.stream import Stream
@@ -151,9 +151,7 @@ class WaitingRoom:
         self._check_room(level, rows)
         timeout = _timeout(level.policy, call.scheduling.timeout)
         expires = now + timeout if timeout else inf
-        # What is left after the wait has to be enough to run.
-        hurry = inf if call.deadline is None else now + (call.deadline - now) / 2
-        return level, expires, hurry
+        return level, expires, hurry_of(call.deadline, now)
 
     def _level(self, number: int) -> Level:
         level = self._levels.get(number)

@@ -1,8 +1,8 @@
 """Dynamic batching of a model inside a DAG of several (grps 6.5); that of a model alone is the server's own.
 
-Strategy: there is no thread of its own. The first request opens a batch and leads it: its thread waits until the
-batch is full or the window ends, and then runs it for all. A full batch is closed at once, so the next request
-opens another, and several batches may run at the same time.
+Strategy: there is no thread of its own. The oldest request that waits leads: its thread asks the server's own
+rules until there is a batch, and then runs it for all; whoever is the oldest then leads the next one, and several
+batches may run at the same time.
 """
 
 from __future__ import annotations
@@ -11,17 +11,22 @@ import threading
 import time
 from collections.abc import Callable
 from copy import copy
+from math import inf
 from typing import Any
 
 from triglot.backends.grps.context import GrpsContext
 from triglot.core.batch_counts import BatchCounts
 from triglot.core.call import Call
 from triglot.core.errors import Cancelled, ServingError
+from triglot.engine import forming
+from triglot.engine.forming import Lane, Rules, Wait, Waiting, form, hurry_of
 
 Run = Callable[[list[Any], list[GrpsContext]], list[Any]]
 """Messages and contexts in, an output for each out."""
 Explain = Callable[[BaseException], ServingError]
 """What the callers are told of an exception of the project's code."""
+_ANY = "any"
+"""All requests can share a batch: to join them is the project's own work."""
 
 
 def reason_to_skip(call: Call, awaited: str) -> ServingError:
@@ -32,17 +37,21 @@ def reason_to_skip(call: Call, awaited: str) -> ServingError:
 
 
 class _Member:
-    """One request of a batch."""
+    """One request of a batch. `called`: it leads, or is in a batch."""
 
-    __slots__ = ("context", "done", "error", "joined", "message", "output")
+    __slots__ = ("called", "context", "done", "error", "joined", "message", "output", "place")
 
     def __init__(self, message: Any, context: GrpsContext) -> None:
         self.message = message
         self.context = context
         self.output: Any = None
         self.error: ServingError | None = None
+        self.called = threading.Event()
         self.done = threading.Event()
         self.joined = time.perf_counter()
+        now = time.monotonic()
+        deadline = None if context.call is None else context.call.deadline
+        self.place = Waiting(self, 1, _ANY, now, hurry=hurry_of(deadline, now))
         context.on_finish(self.done.set)
 
 
@@ -50,13 +59,12 @@ class DynamicBatcher:
     """Puts requests that come at about the same time into one batch, at most `max_batch_size` of them."""
 
     def __init__(self, max_batch_size: int, timeout_us: int, run: Run, explain: Explain) -> None:
-        self._max_batch_size = max_batch_size
-        self._window = timeout_us / 1e6
+        self._rules = Rules(max_batch_size, delay=timeout_us / 1e6)
         self._run = run
         self._explain = explain
         self.counts = BatchCounts()
-        self._open: list[_Member] | None = None
-        self._closed = threading.Condition()
+        self._waiting: list[Waiting] = []
+        self._changed = threading.Condition()
 
     def infer(self, message: Any, context: GrpsContext) -> Any:
         """The request's own output, once its batch has run; None once its final answer is sent.
@@ -64,36 +72,41 @@ class DynamicBatcher:
         Raises a `ServingError` of its own for what the batch raised.
         """
         member = _Member(message, context)
-        batch, leads = self._join(member)
-        if leads:
-            self._wait_until_closed(batch)
-            self._execute(batch)
+        if not self._leads(member):
+            member.called.wait()
+        if not member.place.gone:
+            self._execute(self._batch())
         member.done.wait()
         if member.error is not None:
             raise member.error
         return member.output
 
-    def _join(self, member: _Member) -> tuple[list[_Member], bool]:
-        """The batch that the request is in now, and whether it leads it."""
-        with self._closed:
-            leads = self._open is None
-            batch = self._open = [] if self._open is None else self._open
-            batch.append(member)
-            if len(batch) == self._max_batch_size:
-                self._close("full")
-                self._closed.notify_all()
-            return batch, leads
+    def _leads(self, member: _Member) -> bool:
+        with self._changed:
+            self._waiting.append(member.place)
+            if len(self._waiting) >= self._rules.max_rows or member.place.hurry < inf:
+                self._changed.notify()
+            return self._waiting[0] is member.place
 
-    def _wait_until_closed(self, batch: list[_Member]) -> None:
-        with self._closed:
-            self._closed.wait_for(lambda: self._open is not batch, self._window)
-            if self._open is batch:
-                self._close("delay")
+    def _batch(self) -> list[_Member]:
+        """The batch of the oldest request, which asks for it, once it is closed."""
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                then = form([Lane(waiting=self._waiting)], now, self._rules).then
+                if isinstance(then, Wait):
+                    self._changed.wait(max(0.0, then.until - now))
+                elif then is not None:
+                    return self._closed(then)
 
-    def _close(self, reason: str) -> None:
-        assert self._open is not None
-        self.counts.add(reason, len(self._open), len(self._open))
-        self._open = None
+    def _closed(self, batch: forming.Run) -> list[_Member]:
+        self.counts.add(batch.reason, len(batch.members), len(batch.members))
+        self._waiting = self._waiting[len(batch.members) :]
+        for one in batch.members:
+            one.gone = True
+        for one in [*batch.members, *self._waiting[:1]]:
+            one.work.called.set()
+        return [one.work for one in batch.members]
 
     def _execute(self, batch: list[_Member]) -> None:
         members = []
