@@ -35,7 +35,7 @@ codegen:  ## Regenerate what `make check` compares.
 	@python="$(call environment,dev)" && set -ex && \
 	"$$python" codegen/generate.py && "$$python" codegen/image_classifier.py && "$$python" codegen/readme.py
 
-bench:  ## Measure everything, in some minutes: bench/results.md, and a text for each of the other benches; ARGS=NAME... runs these.
+bench:  ## Measure everything, in half an hour: bench/results.md, and a text for each of the other benches; ARGS=NAME... runs these.
 	@python="$(call environment,dev)" && "$$python" -m bench $(ARGS)
 
 clean:  ## Remove the virtual environments and caches.

@@ -1,4 +1,4 @@
-"""What a codec costs, bytes to array and array to bytes, against plain protobuf, and what telemetry does.
+"""What a codec costs, bytes to array and array to bytes, against plain protobuf; telemetry, the garbage collector.
 
 From the repository's root: `python -m bench.micro`. `--keep-memory` runs it with a malloc that keeps freed
 memory; as it comes, glibc's gives large blocks back to the kernel, and page faults are then most of what is
@@ -6,6 +6,8 @@ measured.
 """
 
 import argparse
+import gc
+import importlib
 import os
 import statistics
 import sys
@@ -135,8 +137,22 @@ def telemetry_lines(repeats: int) -> list[list[str]]:
     return [["telemetry", *(f"{seconds * 1e6:,.1f}" for seconds in timed[0])]]
 
 
+def collection_lines(repeats: int) -> list[list[str]]:
+    """A full round of the garbage collector, through what a server has loaded and after that was frozen."""
+    importlib.import_module("triglot.app")
+    gc.collect()
+    through = best_of(repeats, [gc.collect])[0]
+    gc.freeze()
+    frozen = best_of(repeats, [gc.collect])[0]
+    gc.unfreeze()
+    named = ("collection", through), ("collection, frozen", frozen)
+    return [[name, *(f"{seconds * 1e6:,.1f}" for seconds in times)] for name, times in named]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.micro", description="Codecs, telemetry.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.micro", description="Codecs, telemetry, the garbage collector."
+    )
     parser.add_argument("--repeats", type=int, default=9, help="timed batches of each (default: %(default)s)")
     parser.add_argument("--keep-memory", action="store_true", help="with a malloc that keeps freed memory")
     arguments = parser.parse_args()
@@ -149,7 +165,8 @@ def main() -> None:
     header = ["µs per call", *(f"{one.name} {what}" for one in CODECS for what in ("min", "median"))]
     header += [f"{one.name} / protobuf" for one in CODECS[1:]]
     print(report.plain(header, lines(arguments.repeats)))
-    print("", report.plain(["µs per call", "min", "median"], telemetry_lines(arguments.repeats)), sep="\n")
+    others = telemetry_lines(arguments.repeats) + collection_lines(arguments.repeats)
+    print("", report.plain(["µs per call", "min", "median"], others), sep="\n")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,9 @@ def test_aims() -> None:
 
 
 def growth(shape: leaks.Shape, slope: int) -> str:
-    return leaks.line(leaks.Growth(shape, 10, [2**26 + slope * 10 * number for number in range(leaks.SLICES)]))
+    return leaks.line(
+        leaks.Growth(shape, 10, [2**26 + slope * 10 * number for number in range(leaks.SLICES)], 10 * leaks.SLICES)
+    )
 
 
 def test_what_other_benches_say(tmp_path: Path) -> None:
