@@ -244,7 +244,7 @@ class Rest:
         return self.post(f"/v2/models/{model}/infer", {"inputs": [tensor]})
 
     def post(self, path: str, body: object) -> tuple[int, Any]:
-        """Status and decoded JSON of the answer to a JSON body."""
+        """Status and decoded JSON of the answer to a JSON body; None for an empty one."""
         return self._call(urllib.request.Request(self._url(path), json.dumps(body).encode()))
 
     def _url(self, path: str) -> str:
@@ -255,7 +255,8 @@ class Rest:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=SECONDS) as response:
-                return response.status, json.load(response)
+                text = response.read()
+                return response.status, json.loads(text) if text else None
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, json.load(error)

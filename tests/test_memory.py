@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from live import request
 
-from process import FREE_PORTS, SECONDS, Triglot, clean_environment
+from process import FREE_PORTS, SECONDS, Triglot, clean_environment, run_triglot
 from triglot.memory import TUNABLES, VARIABLES, keep_memory
 
 pytestmark = pytest.mark.skipif(
@@ -138,3 +138,12 @@ def test_a_server_makes_no_faults_with_each_large_call(tmp_path: Path) -> None:
             for _ in range(10):
                 infer(body)
             assert faults_of(server.pid) - before < sent.nbytes // PAGE
+
+
+@pytest.mark.parametrize(("malloc", "asked"), [("keep", True), ("system", False)])
+def test_the_option_says_whether_malloc_is_told(tmp_path: Path, malloc: str, asked: bool) -> None:
+    words = ("serve", tmp_path / "nothing", *FREE_PORTS, "--log-level", "debug", "--malloc", malloc)
+    # Who asks finds that it has been told already, and says so.
+    ended = run_triglot(*words, environment={TUNABLES: "glibc.malloc.trim_threshold=131072"})
+    assert ended.returncode == 1
+    assert ("malloc is left as it is" in ended.stderr) == asked

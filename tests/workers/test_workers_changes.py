@@ -177,7 +177,33 @@ def test_settings_reach_all_and_a_worker_that_comes_later(tmp_path: Path) -> Non
         with workers.at(second) as channel:
             unregister = rpc(channel, "SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterResponse)
             unregister(pb.SystemSharedMemoryUnregisterRequest(name="r"), timeout=SECONDS)
+            offline = rpc(channel, "/grps.protos.v1.GrpsService/Offline", grps_pb2.GrpsMessage)
+            offline(grps_pb2.GrpsMessage(), timeout=SECONDS)
         assert workers.on_each(regions) == [[], []]
+        assert workers.on_each(grps_ready) == [503, 503]
+
+
+def test_settings_by_rest_reach_all(tmp_path: Path) -> None:
+    options = ("--shared-memory-prefix", "/", "--trace-file", str(tmp_path.parent / "traces.json"))
+    with shared_memory() as key, Workers(tmp_path, *options) as workers:
+
+        def look(channel: grpc.Channel) -> tuple[object, ...]:
+            verbose = log_settings(channel)["log_verbose_level"]
+            return verbose, trace_settings(channel)["trace_rate"], regions(channel), grps_ready(channel)
+
+        assert workers.on_each(look) == [(0, ["1000"], [], 503)] * 2
+        for path, body in (
+            ("/v2/logging", {"log_verbose_level": 1}),
+            ("/v2/trace/setting", {"trace_rate": "7"}),
+            ("/v2/systemsharedmemory/region/r/register", {"key": key, "byte_size": 64}),
+        ):
+            status, answer = workers.rest.post(path, body)
+            assert status == 200, answer
+        assert workers.rest.get("/grps/v1/health/online")[0] == 200
+        assert workers.on_each(look) == [(1, ["7"], ["r"], 200)] * 2
+        assert workers.rest.post("/v2/systemsharedmemory/region/r/unregister", {})[0] == 200
+        assert workers.rest.get("/grps/v1/health/offline")[0] == 200
+        assert workers.on_each(look) == [(1, ["7"], [], 503)] * 2
 
 
 def test_a_wrong_setting_is_refused_as_by_one_process(tmp_path: Path) -> None:
