@@ -75,18 +75,15 @@ ONCE = (
     "tests/repository/test_reconciler_machine.py",
     "tests/repository/test_reload.py",
     "tests/repository/test_versions.py",
-    "tests/test_cli.py",
     "tests/test_layers.py",
     "tests/test_memory.py",
     "tests/test_parallel.py",
     "tests/transports/test_h2_hostile_tls.py",
     "tests/transports/test_tls_slow_readers.py",
-    "tests/workers/test_workers_alone.py",
-    "tests/workers/test_workers_deaf.py",
 )
 """Files that the newest libraries are enough for. What they test is ours and the standard library's alone (the
-plan of versions, what follows it, the life of processes and workers, our own HTTP/2 under attack through TLS, the
-command line, the source text), or runs with the newest only (the bench). None of them but the bench goes through a
+plan of versions, what follows it, the life of processes, our own HTTP/2 under attack through TLS, the source text),
+or runs with the newest only (the bench). None of them but the bench goes through a
 gRPC door whose transport is chosen."""
 AGAIN = (
     "tests/e2e/test_callers_that_leave.py",

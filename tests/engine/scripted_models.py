@@ -97,3 +97,9 @@ class CountingLoop(asyncio.SelectorEventLoop):
             callback(*args)
 
         super().add_reader(fd, wake)
+
+
+def idle(one: Servable) -> int:
+    """Threads of its instances that wait for work."""
+    schedule: Any = one._schedule
+    return len(schedule._parked)

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from batched_models import FOREVER, Batched, Inputs, Site, call, first_values, rows
+from scripted_models import idle
 
 from triglot import Call, InvalidArgument
 from triglot.core.errors import Internal, Unavailable
 from triglot.core.scheduling import DynamicBatching, QueuePolicy
+from waiting import until
 
 
 async def test_what_waits_while_the_instance_is_busy_is_executed_together() -> None:
@@ -216,6 +218,7 @@ async def test_answers_leave_in_the_order_in_which_the_requests_came() -> None:
 async def test_instances_are_started_when_there_are_batches_for_them() -> None:
     model = Batched(open_gate=False, instances=3, max_batch_size=2)
     site = Site(model)
+    await until(lambda: idle(site.servable) == 1)
     tasks = []
     for running in range(1, 4):
         tasks.append(site.ask(rows(running, running)))

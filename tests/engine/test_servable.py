@@ -12,12 +12,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from scripted_models import Counting, CountingLoop, Inputs, Plain, Scripted, number, servable
+from scripted_models import Counting, CountingLoop, Inputs, Plain, Scripted, idle, number, servable
 
 from triglot import Call, Cancelled, InvalidArgument
 from triglot.core.errors import Code, DeadlineExceeded, Internal, QueueFull, ServingError
 from triglot.engine.servable import Servable
 from triglot.engine.stream import STREAM_BUFFER
+from waiting import until
 
 
 async def test_blocking_code_runs_on_the_instances_threads() -> None:
@@ -39,6 +40,7 @@ async def test_instances_are_started_when_there_is_work_for_them() -> None:
     model = Scripted(instances=5, open_gate=False)
     one = Servable("many", 1, model, max_queue_size=10)
     assert threads() == 1
+    await until(lambda: idle(one) == 1)
     calls = []
     for running in range(1, 4):
         calls.append(asyncio.ensure_future(one.infer(number(0), Call())))

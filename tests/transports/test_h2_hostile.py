@@ -54,13 +54,17 @@ async def calling(channel: grpc.aio.Channel, ended: asyncio.Event) -> int:
 
 @pytest.mark.parametrize("said", [b"", b"PRI * HT"], ids=["nothing", "half a preface"])
 async def test_who_does_not_greet_is_let_go(said: bytes) -> None:
-    async with served(Limits(greeting=0.2)) as here:
+    async with served(Limits(greeting=0.2)) as here, here.channel() as channel:
+        ended = asyncio.Event()
+        others = asyncio.create_task(calling(channel, ended))
         client = await here.client()
         await client.send(said)
         assert [got.code for got in await client.rest() if got.kind == frames.GOAWAY] == [
             ErrorCode.SETTINGS_TIMEOUT
         ]
         await client.close()
+        ended.set()
+        assert await asyncio.wait_for(others, SECONDS) > 1
 
 
 async def test_who_speaks_no_http2_is_let_go() -> None:
@@ -121,7 +125,7 @@ async def test_who_asks_on_and_reads_nothing_is_let_go() -> None:
 
 
 async def test_answers_that_no_window_takes_are_bounded() -> None:
-    async with served(Limits(max_unsent=1_000_000, stall=0.5)) as here:
+    async with served(Limits(max_unsent=1_000_000, stall=0.5)) as here, here.channel() as channel:
         client = await here.client()
         await client.greet(initial_window_size=0)
         body = message(bytes(400_000))
@@ -132,10 +136,12 @@ async def test_answers_that_no_window_takes_are_bounded() -> None:
         refused = await client.status(7)
         assert refused["grpc-status"] == "8"
         assert "that its client has not read" in refused["grpc-message"]
+        assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
         # It takes nothing of the first ones either.
         last = [got.code for got in await client.rest() if got.kind == frames.GOAWAY]
         assert last == [ErrorCode.ENHANCE_YOUR_CALM]
         await client.close()
+        assert await channel.unary_unary("/t.T/Echo")(b"2", timeout=SECONDS) == b"2"
 
 
 async def test_answers_that_no_window_takes_are_bounded_in_all() -> None:
@@ -166,7 +172,7 @@ async def test_answers_that_no_window_takes_are_bounded_in_all() -> None:
 
 
 async def test_requests_on_their_way_are_bounded() -> None:
-    async with served(max_total_queue_bytes=100_000, max_queue_bytes=0) as here:
+    async with served(max_total_queue_bytes=100_000, max_queue_bytes=0) as here, here.channel() as channel:
         client = await here.client()
         await client.greet(initial_window_size=1_000_000)
         await client.send(frames.window_update(0, 1_000_000))
@@ -176,6 +182,8 @@ async def test_requests_on_their_way_are_bounded() -> None:
             )
         refused = await client.status(3)
         assert refused["grpc-status"] == "8"
+        # A small one has room.
+        assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
         await client.send(data(1, bytes(10_000)))
         assert (await client.status(1))["grpc-status"] == "0"
         assert here.server.held_bytes == 0
