@@ -82,9 +82,9 @@ ONCE = (
     "tests/transports/test_tls_slow_readers.py",
 )
 """Files that the newest libraries are enough for. What they test is ours and the standard library's alone (the
-plan of versions, what follows it, the life of processes, our own HTTP/2 under attack through TLS, the source text),
-or runs with the newest only (the bench). None of them but the bench goes through a
-gRPC door whose transport is chosen."""
+plan of versions, what follows it, the life of processes, our own HTTP/2 under attack through TLS, the source), or
+runs with the newest only (the bench). None of them but the bench goes through a gRPC door whose transport is
+chosen."""
 AGAIN = (
     "tests/e2e/test_callers_that_leave.py",
     "tests/e2e/test_every_protocol.py",
