@@ -14,6 +14,8 @@ from yarl import URL
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = "/v2/models/m"
 OF_A_VERSION = [
+    ("GET", "/trace/setting"),
+    ("POST", "/trace/setting"),
     ("GET", "/ready"),
     ("GET", ""),
     ("POST", "/infer"),
@@ -47,7 +49,8 @@ OF_THE_SERVER = [
         for kind in ("system", "cuda")
         for place in ("", "/region/r")
     ],
-    *[(verb, path) for path in ("/v2/trace/setting", f"{MODEL}/trace/setting") for verb in ("GET", "POST")],
+    ("GET", "/v2/trace/setting"),
+    ("POST", "/v2/trace/setting"),
     ("GET", "/v2/logging"),
     ("POST", "/v2/logging"),
 ]

@@ -85,6 +85,16 @@ async def traced(door: str, file: Path | str = "", **options: Any) -> AsyncItera
         yield GrpcTrace(house.grpc) if door == "grpc" else RestTrace(house.rest)
 
 
+async def test_a_versions_settings_are_its_models() -> None:
+    async with open_house(MODELS) as house:
+        path = "/v2/models/half_plus_two{}/trace/setting"
+        status, _, _ = await house.rest.call("POST", path.format("/versions/1"), b'{"trace_rate": "7"}')
+        assert status == 200
+        for version in ("", "/versions/1"):
+            _, _, reply = await house.rest.call("GET", path.format(version), b"")
+            assert json.loads(reply)["trace_rate"] == "7"
+
+
 # --- what is set ---
 
 

@@ -17,19 +17,22 @@ from triglot.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Route
 from triglot.protocols.json_text import read_body, type_name
-from triglot.protocols.kserve.extension import MODEL
+from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.wire import parse_control, serialize
 from triglot.telemetry.trace_settings import LEVEL
 
-PATHS = ("/v2/trace/setting", f"{MODEL}/trace/setting")
+PATHS = ("/v2/trace/setting", *[f"{path}/trace/setting" for path in MODEL_PATHS])
+"""A version's settings are its model's, as in Triton."""
 Settings = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceChange:
-    """New values by key, None to take one back; `model` is empty for the server's."""
+    """New values by key, None to take one back; `model` is empty for the server's. `version`: one of the model's
+    that there has to be."""
 
     model: str = ""
+    version: str = ""
     settings: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
 
 
@@ -49,6 +52,8 @@ class TraceSetting:
         """
         if change.model and not self._dataplane.knows(change.model):
             raise ModelNotFound(f"Request for unknown model: '{change.model}' is not found")
+        if change.version:
+            self._dataplane.model_ready(change.model, change.version)  # Raises where there is none.
         if change.settings:
             arguments = {"model": change.model, "settings": change.settings}
             await self._dataplane.control.act(TRACE_SETTINGS, arguments)
@@ -75,9 +80,8 @@ class TraceSetting:
 
 def _decode(data: bytes) -> TraceChange:
     request = parse_control(pb.TraceSettingRequest, data)
-    return TraceChange(
-        request.model_name, {key: tuple(setting.value) or None for key, setting in request.settings.items()}
-    )
+    settings = {key: tuple(setting.value) or None for key, setting in request.settings.items()}
+    return TraceChange(request.model_name, settings=settings)
 
 
 def _encode(settings: Settings) -> bytes:
@@ -88,11 +92,11 @@ def _encode(settings: Settings) -> bytes:
 
 
 def _decode_get(http: HttpRequest) -> TraceChange:
-    return TraceChange(http.path.get("model", ""))
+    return TraceChange(http.path.get("model", ""), http.path.get("version", ""))
 
 
 def _decode_post(http: HttpRequest) -> TraceChange:
-    return TraceChange(http.path.get("model", ""), read_settings(http, _texts))
+    return TraceChange(http.path.get("model", ""), http.path.get("version", ""), read_settings(http, _texts))
 
 
 def read_settings(http: HttpRequest, read: Any) -> dict[str, Any]:
