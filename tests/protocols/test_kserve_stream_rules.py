@@ -149,6 +149,21 @@ async def test_only_true_ends_the_call_with_a_status(said: str) -> None:
         await until(lambda: door.leases() == 0)
 
 
+async def test_what_no_queue_has_taken_ends_no_call() -> None:
+    model = Scripted(open_gate=False)
+    async with live({"busy": model}, max_queue_size=1) as door:
+        runs = asyncio.ensure_future(answers(door, asking("busy", 1)))
+        await model.wait_until_entered()
+        waits = asyncio.ensure_future(answers(door, asking("busy", 2)))
+        await until(lambda: door.server.manager.servable("busy").queue_depth == 1)
+        call = door.stream_infer(sending(asking("busy", 3)), metadata=(("triton_grpc_error", "true"),), timeout=30)
+        text = "Exceeds maximum queue size: 1 requests wait, as many as max_queue_size allows"
+        assert (await call.read()).error_message == f"[request id: <id_unknown>] {text}"
+        assert await call.read() is grpc.aio.EOF
+        model.gate.set()
+        assert [value(one) for one in (*await runs, *await waits)] == [2, 4]
+
+
 async def test_a_status_cancels_what_still_runs() -> None:
     cancelled = asyncio.Event()
 

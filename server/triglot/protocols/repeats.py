@@ -41,6 +41,11 @@ Around = Sequence[bytes]
 """What stands before the values of each output, and behind the last ones."""
 
 
+def as_it_is(error: ServingError) -> ServingError:
+    """The error of a protocol that adds nothing to it."""
+    return error
+
+
 @dataclass(frozen=True, slots=True)
 class Ways(Generic[R]):
     """How a protocol has its requests run.
@@ -54,7 +59,7 @@ class Ways(Generic[R]):
     inference: Callable[[Servable, R], InferenceRequest]
     around: Callable[[InferenceResponse, InferenceRequest], Around | None]
     answer: Callable[[InferenceResponse, InferenceRequest], Any]
-    worded: Callable[[ServingError], ServingError] = lambda error: error
+    worded: Callable[[ServingError], ServingError] = as_it_is
 
 
 class Repeats(Generic[R]):

@@ -24,7 +24,7 @@ from triglot.protocols.kserve.small_answers import around_small, small_answer
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.stream_requests import StreamRequests
 from triglot.protocols.kserve.templates import infer_decoder
-from triglot.protocols.repeats import Repeats, Ways
+from triglot.protocols.repeats import Repeats, Ways, as_it_is
 from triglot.protocols.wire import length_prefix, parse_control, rest_size, serialize
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
@@ -221,13 +221,13 @@ def scatter_infer(response: InferenceResponse) -> bytes | Scattered:
 
 
 def infer_ways(dataplane: DataPlane, *, final: bool | None = None) -> Ways[InferenceRequest]:
-    """How requests that repeat others are run; see `small_answer` for `final`."""
+    """How requests that repeat others are run; `final`, see `small_answer`: of a stream, which words errors itself."""
     return Ways(
         finder=lambda request: partial(dataplane.servable, request.model_name, request.model_version),
         inference=lambda _, request: request,
         around=lambda response, _: around_small(response, final=final),
         answer=lambda response, _: response,
-        worded=partial(name_request, request_id=""),
+        worded=partial(name_request, request_id="") if final is None else as_it_is,
     )
 
 

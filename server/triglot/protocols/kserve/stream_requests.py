@@ -30,7 +30,6 @@ from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint
 
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
-_VALIDATION = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
 
 
 class Place:
@@ -196,8 +195,8 @@ class StreamRequests:
         call.model_name = request.model_name
         failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
         observed.answered()
-        # What is wrong with a request stays in band; a model may raise the same codes (spec 2.8).
-        if self._end_on_error and (failure.code not in _VALIDATION or call.began):
+        # Only an execution ends the call: what no queue has taken is told in band, whatever the code (spec 2.8).
+        if self._end_on_error and (call.queued or call.began):
             observed.end(code)
             return failure
         encoded = encode_stream_infer(StreamError(request, failure))
