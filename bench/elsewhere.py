@@ -8,8 +8,10 @@ READY_SECONDS, RESTING_MEBIBYTES = 1.0, 90
 _START = re.compile(
     r"\s*start over +(?P<transport>\w+): ready after (?P<seconds>[\d.]+) s .*, (?P<resting>\d+) MiB at rest"
 )
+WRONG = "WRONG"
+"""What is said of a shape whose memory grows, or whose calls did not end as they should."""
 _TRANSPORT = re.compile(r"\w+")
-_SLOPE = re.compile(r"\s*(?P<shape>.+): +(?P<bytes>-?\d+) bytes a call, \d+ calls, .*")
+_SLOPE = re.compile(r"\s*(?P<shape>.+): +(?P<bytes>-?\d+) bytes a call, .*, (?P<said>.+)")
 _LIMITS = re.compile(r"less than (\d+) bytes a call wanted, more than (\d+) of what keeps (\d+)")
 
 
@@ -44,20 +46,22 @@ def _leaks(lines: list[str]) -> Iterator[list[str]]:
     if limits is None:
         return
     most, seen, kept = map(int, limits.groups())
-    slopes: dict[str, list[tuple[int, str]]] = {}
+    slopes: dict[str, list[tuple[int, str, bool]]] = {}
     transport = ""
     for line in lines:
         if (found := _SLOPE.fullmatch(line)) is not None:
-            slopes.setdefault(transport, []).append((int(found["bytes"]), found["shape"].strip()))
+            slope = int(found["bytes"]), found["shape"].strip(), found["said"] != WRONG
+            slopes.setdefault(transport, []).append(slope)
         elif _TRANSPORT.fullmatch(line):
             transport = line
-    for transport, (*shapes, control) in slopes.items():
+    for transport, (*shapes, (control, _, control_right)) in slopes.items():
         if shapes:
-            worst, shape = max(shapes)
+            worst, shape, _ = max(shapes)
             what = f"memory that a call leaves over {transport}, worst of {len(shapes)} shapes: {shape}"
-            yield [what, f"less than {most} bytes", f"{worst} bytes", _yes(worst < most)]
+            right = _yes(all(right for _, _, right in shapes))
+            yield [what, f"less than {most} bytes", f"{worst} bytes", right]
         what = f"the same where {kept} bytes are kept on purpose"
-        yield [what, f"more than {seen} bytes", f"{control[0]} bytes", _yes(control[0] > seen)]
+        yield [what, f"more than {seen} bytes", f"{control} bytes", _yes(control_right)]
 
 
 def _yes(met: bool) -> str:

@@ -19,6 +19,7 @@ import grpc.aio
 import numpy as np
 
 from bench import report, servers
+from bench.elsewhere import WRONG
 from bench.payloads import GRPC_PATH, STREAM_PATH, infer_request, tensor
 from bench.tally import BenchError
 from triglot.core.errors import Code
@@ -246,7 +247,7 @@ def line(growth: Growth) -> str:
     calls = growth.slice_calls * SLICES
     meant = f"{calls} calls" if growth.meant == calls else f"{growth.meant} of {calls} calls"
     first, last = (growth.resident[at] / 2**20 for at in (0, -1))
-    said = "as it should be" if growth.right else "WRONG"
+    said = "as it should be" if growth.right else WRONG
     return (
         f"  {growth.shape.name:>10}: {growth.slope:7.0f} bytes a call, {meant}, "
         f"{first:.1f} → {last:.1f} MiB, {said}"

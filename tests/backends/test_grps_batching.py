@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from concurrent.futures import Future
 from math import inf
@@ -112,13 +113,44 @@ def test_a_batch_is_not_waited_for_when_a_deadline_is_near(
         assert counted(model)["deadline"] == 1
 
 
-def test_the_oldest_that_waits_leads_the_next_batch(tmp_path: Path) -> None:
-    """More come at once than one batch takes; what is left of them need not wait for others to come."""
+def test_what_one_batch_does_not_take_is_in_the_next(tmp_path: Path) -> None:
     with one(tmp_path, SIZES, 3, timeout_us=100_000) as model:
         answers = dict(answer.split("@") for answer in told(texts_of(model, *"abcdefg")))
         assert sorted(answers) == list("abcdefg")
         assert set(answers.values()) <= {"1", "2", "3"}
         assert counted(model)["batched_requests"] == 7
+
+
+def test_a_batch_is_no_larger_than_the_pool(tmp_path: Path) -> None:
+    with one(tmp_path, SIZES, 100, max_concurrency=2) as model:
+        assert told(texts_of(model, *"abcd")) == [f"{text}@2" for text in "abcd"]
+
+
+def test_a_window_of_any_length_is_waited_for(tmp_path: Path) -> None:
+    with one(tmp_path, SIZES, 2, timeout_us=10**18) as model:
+        assert told(texts_of(model, *"ab")) == ["a@2", "b@2"]
+
+
+def test_when_nothing_can_be_decided_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        monkeypatch.undo()
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(batching, "form", fail)
+    with one(tmp_path, SIZES, 2) as model:
+        outcomes = told(texts_of(model, *"abc"))
+        assert sorted("none left" in outcome for outcome in outcomes) == [False, False, True]
+
+
+def test_nothing_holds_a_request_that_is_over(tmp_path: Path) -> None:
+    with one(tmp_path, SIZES, 1) as model:
+        gc.collect()
+        gc.disable()
+        try:
+            texts_of(model, "a", "b")
+            assert [found for found in gc.get_objects() if isinstance(found, batching.Member)] == []
+        finally:
+            gc.enable()
 
 
 def counted(model: Any) -> dict[str, float]:
@@ -273,6 +305,7 @@ def test_a_member_whose_caller_left_is_skipped(tmp_path: Path) -> None:
         others = [pool.submit(model.infer, {}, GrpsCall(GrpsMessage(str_data=text))) for text in "ab"]
         with pytest.raises(Cancelled):
             result(gone)
+        assert counted(model)["batched_requests"] == 2
         assert [answer_of(result(other)) for other in others] == ["a@2", "b@2"]
 
 

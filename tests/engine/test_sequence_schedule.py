@@ -33,6 +33,7 @@ SIZES = oldest(max_candidate_sequences=4, preferred_sizes=[2], max_queue_delay=2
         (SLOTS, (1, 2), 0, "preferred"),
         (SLOTS, (1,), 2, "delay"),
         (SLOTS, (1,), None, "drained"),
+        (direct(), (1,), None, "drained"),
         (oldest(max_candidate_sequences=4), (1,), 0, "no_delay"),
         (SIZES, (1, 2, 3), 0, "preferred"),
         (SIZES, (1,), 2, "delay"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scripted_models import Inputs, servable
-from sequence_models import CONTROLS, HOUR, LONG, SUM, Summing, send, sequence_call
+from sequence_models import CONTROLS, HOUR, LONG, SUM, Driver, Summing, rows_of, send, sequence_call
 
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Internal
@@ -96,6 +96,35 @@ async def test_states_of_texts_that_grow() -> None:
     both = tuple(await asyncio.gather(say(b"c", 1), say(b"y", 2), say(b"z", 2)))
     assert both == ([b"a", b"b", b"c"], [b"x", b"y"], [b"x", b"y", b"z"])
     await one.close()
+
+
+class Longer(Model):
+    """Answers its state, and gives one that is longer by a letter, as texts of numpy's own."""
+
+    inputs = [TensorSpec("x", "FP32", [-1, 1])]
+    outputs = [TensorSpec("y", "BYTES", [-1, 1])]
+    max_batch_size = 4
+    sequence_batching = SequenceBatching(max_idle=HOUR, states=[SequenceState("old", "new", "BYTES", [1])])
+
+    def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
+        return {"y": inputs["old"], "new": np.array([[old.decode() + "x"] for [old] in inputs["old"]])}
+
+
+async def test_texts_of_unlike_lengths_are_in_one_batch() -> None:
+    driver = Driver(Longer())
+    x = {"x": np.zeros((1, 1), np.float32)}
+    first = driver.put_inputs(x, sequence_call(1, start=True))
+    assert driver.run()
+    assert first.future.result()["y"].tolist() == [[b""]]
+    for words in ([b"x", b""], [b"xx", b"x"]):
+        sent = [
+            driver.put_inputs(x, sequence_call(number, start=not words[-1] and number == 2)) for number in (1, 2)
+        ]
+        batch = driver.take()
+        assert rows_of(batch) == [1, 2]
+        assert batch is not None
+        driver.finish(batch)
+        assert [one.future.result()["y"].tolist() for one in sent] == [[[word]] for word in words]
 
 
 async def test_a_model_that_uses_its_buffer_again_does_not_change_the_state() -> None:

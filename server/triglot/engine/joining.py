@@ -55,7 +55,8 @@ def _name_of(part: tuple[str, object, object]) -> str:
 
 
 class Stack:
-    """Arrays of one dtype below each other, in `shape`, that nobody has copied yet.
+    """Arrays of one dtype below each other, in `shape`, that nobody has copied yet; who copies them has the time
+    counted as the model's own.
 
     `rows` is at least the sum of theirs: where it is more, the first row is repeated at the end. Arrays that
     differ in other dims are padded with zeros, or empty texts, up to the longest.
@@ -111,7 +112,7 @@ def join(members: Sequence[Inputs], rows: int, buffers: Buffers | None) -> dict[
 def stacked(arrays: Sequence[Array], rows: int, buffers: Buffers | None) -> Any:
     """The arrays as one, read-only, each copied once; their `Stack` where there are no `buffers`.
 
-    Texts are joined in any case: they are packed later, which copies them again.
+    Texts are joined in any case, in memory of their own: to hand them over is to pack them.
     """
     stack = Stack(arrays, rows)
     shape, dtype = stack.shape, stack.dtype

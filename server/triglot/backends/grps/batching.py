@@ -36,7 +36,7 @@ def reason_to_skip(call: Call, awaited: str) -> ServingError:
     return Cancelled(f"the caller left while the request waited for {awaited}")
 
 
-class _Member:
+class Member:
     """One request of a batch. `called`: it leads, or is in a batch."""
 
     __slots__ = ("called", "context", "done", "error", "joined", "message", "output", "place")
@@ -71,44 +71,54 @@ class DynamicBatcher:
 
         Raises a `ServingError` of its own for what the batch raised.
         """
-        member = _Member(message, context)
+        member = Member(message, context)
         if not self._leads(member):
             member.called.wait()
         if not member.place.gone:
-            self._execute(self._batch())
+            self._execute(*self._batch())
         member.done.wait()
         if member.error is not None:
             raise member.error
         return member.output
 
-    def _leads(self, member: _Member) -> bool:
+    def _leads(self, member: Member) -> bool:
         with self._changed:
             self._waiting.append(member.place)
             if len(self._waiting) >= self._rules.max_rows or member.place.hurry < inf:
                 self._changed.notify()
             return self._waiting[0] is member.place
 
-    def _batch(self) -> list[_Member]:
-        """The batch of the oldest request, which asks for it, once it is closed."""
+    def _batch(self) -> tuple[list[Member], str]:
+        """The batch of the oldest request, which asks for it, once it is closed, and why it was."""
         with self._changed:
-            while True:
-                now = time.monotonic()
-                then = form([Lane(waiting=self._waiting)], now, self._rules).then
-                if isinstance(then, Wait):
-                    self._changed.wait(max(0.0, then.until - now))
-                elif then is not None:
-                    return self._closed(then)
+            try:
+                while not isinstance(then := self._next(), forming.Run):
+                    self._changed.wait(then)
+                self._take(len(then.members))
+            except BaseException:  # The others go on without it.
+                self._take(1)
+                raise
+        members: list[Member] = [one.work for one in then.members]
+        for one in then.members:
+            one.work = None  # Who has a place would be in a circle with it.
+        return members, then.reason
 
-    def _closed(self, batch: forming.Run) -> list[_Member]:
-        self.counts.add(batch.reason, len(batch.members), len(batch.members))
-        self._waiting = self._waiting[len(batch.members) :]
-        for one in batch.members:
+    def _next(self) -> forming.Run | float:
+        """What is executed now, or how many seconds to wait for it."""
+        now = time.monotonic()
+        then = form([Lane(waiting=self._waiting)], now, self._rules).then
+        assert then is not None  # Somebody waits.
+        return max(0.0, then.until - now) if isinstance(then, Wait) else then
+
+    def _take(self, count: int) -> None:
+        """The oldest ones wait no more, and the next one leads."""
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        for one in taken:
             one.gone = True
-        for one in [*batch.members, *self._waiting[:1]]:
+        for one in [*taken, *self._waiting[:1]]:
             one.work.called.set()
-        return [one.work for one in batch.members]
 
-    def _execute(self, batch: list[_Member]) -> None:
+    def _execute(self, batch: list[Member], reason: str) -> None:
         members = []
         for member in batch:
             call = member.context.call
@@ -117,14 +127,17 @@ class DynamicBatcher:
                 member.done.set()
             else:
                 members.append(member)
+        if not members:
+            return
         try:
-            if members:
-                self._fill(members)
+            with self._changed:
+                self.counts.add(reason, len(members), len(members))
+            self._fill(members)
         finally:
             for member in members:
                 member.done.set()
 
-    def _fill(self, members: list[_Member]) -> None:
+    def _fill(self, members: list[Member]) -> None:
         for member in members:
             if (call := member.context.call) is not None:
                 call.waited(member.joined)

@@ -17,7 +17,7 @@ from triglot.backends.grps.tensors import arrays_of, message_of
 from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError
 from triglot.core.model import Model
-from triglot.core.scheduling import LONGEST_SECONDS, DynamicBatching
+from triglot.core.scheduling import DynamicBatching
 from triglot.core.tensor import Array
 
 log = logging.getLogger(__name__)
@@ -116,9 +116,7 @@ class BatchedGrpsModel(GrpsModel):
 
     def __init__(self, runner: ModelRunner, batching: Batching, *said: Any) -> None:
         super().__init__([runner], *said)
-        # Each request of a batch takes one of the pool's places.
-        size = min(batching.max_batch_size, self._pool.size)
-        delay = min(batching.timeout_us / 1e6, LONGEST_SECONDS)
+        size, delay = batching.max_batch_size, batching.timeout_us / 1e6
         self.dynamic_batching = DynamicBatching(max_batch_size=size, max_queue_delay=delay)
 
     def infer(self, inputs: Mapping[str, Array], call: Call) -> Any:

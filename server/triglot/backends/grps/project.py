@@ -14,10 +14,11 @@ from triglot.backends.grps.http_values import require_flask
 from triglot.backends.grps.model import BatchedGrpsModel, GrpsModel
 from triglot.backends.grps.names import ImportNames
 from triglot.backends.grps.runner import Failures, ModelRunner, Pool
-from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings
+from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, Batching, ProjectSettings
 from triglot.backends.grps.surface import GlobalConf, Registers, import_names
 from triglot.core.errors import ModelLoadError
 from triglot.core.monitor import Monitor
+from triglot.core.scheduling import LONGEST_SECONDS
 
 MODULES = ("src.customized_converter", "src.customized_inferer")
 """Imported for what they register."""
@@ -76,9 +77,19 @@ class GrpsProject:
             if model_id not in self._runners:
                 entry = self.settings.model(model_id)
                 self._runners[model_id] = ModelRunner(
-                    components.inferer(entry), components.converter(entry), entry.batching, self._failures
+                    components.inferer(entry),
+                    components.converter(entry),
+                    self._reachable(entry.batching),
+                    self._failures,
                 )
             return self._runners[model_id]
+
+    def _reachable(self, batching: Batching | None) -> Batching | None:
+        """Each request of a batch takes one of the pool's places, and nothing can be waited for for ever."""
+        if batching is None:
+            return None
+        longest = int(LONGEST_SECONDS * 1e6)
+        return Batching(min(batching.max_batch_size, self._pool.size), min(batching.timeout_us, longest))
 
     def _open(self, model_ids: Sequence[str], model_id: str, description: Mapping[str, Any]) -> GrpsModel:
         with self._lock:

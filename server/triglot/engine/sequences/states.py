@@ -14,6 +14,7 @@ from triglot.core.tensor import (
     DATATYPES,
     Array,
     BytesFramingError,
+    bytes_elements,
     datatype_of,
     element_count,
     object_array,
@@ -96,6 +97,9 @@ class StateTensors:
                 f"the model returned state '{name}' with shape {shape_text(array.shape)}, expected "
                 f"{shape_text(wanted)}"
             )
+        if datatype == "BYTES" and not array.dtype.hasobject:
+            # Of another length in each batch, such arrays could not be joined.
+            return object_array(bytes_elements(array), array.shape)
         return array
 
     def _shaped(self, array: Array) -> Array:

@@ -89,11 +89,11 @@ class Direct:
         if self._delay and len(chosen) < self._enough and left > 0:
             return left
         places = {head.run.slot.row: head for head in chosen if head.run.slot is not None}
-        reason: Reason = "no_delay"
+        reason = _why_no_longer(now, self._delay)
         if len(chosen) == self.rows:
             reason = "full"
-        elif self._delay:
-            reason = "preferred" if len(chosen) >= self._enough else _why_no_longer(now)
+        elif self._delay and len(chosen) >= self._enough:
+            reason = "preferred"
         return Chosen([places.get(row) for row in range(max(places) + 1)], reason)
 
 
@@ -116,10 +116,12 @@ class Oldest:
         left = heads[0].arrived + self._delay - now
         if reached:
             return Chosen(chosen[:reached], "full" if full and reached == len(chosen) else "preferred")
-        if full or not self._delay:
-            return Chosen(chosen, "full" if full else "no_delay")
-        return left if left > 0 else Chosen(chosen, _why_no_longer(now))
+        if self._delay and left > 0 and not full:
+            return left
+        return Chosen(chosen, "full" if full else _why_no_longer(now, self._delay))
 
 
-def _why_no_longer(now: float) -> Reason:
-    return "drained" if now == inf else "delay"
+def _why_no_longer(now: float, delay: float) -> Reason:
+    if now == inf:
+        return "drained"
+    return "delay" if delay else "no_delay"

@@ -221,7 +221,7 @@ def scatter_infer(response: InferenceResponse) -> bytes | Scattered:
 
 
 def infer_ways(dataplane: DataPlane, *, final: bool | None = None) -> Ways[InferenceRequest]:
-    """How requests that repeat others are run; `final`, see `small_answer`: of a stream, which words errors itself."""
+    """How requests that repeat others are run; a stream says whether answers are `final`, and words its errors."""
     return Ways(
         finder=lambda request: partial(dataplane.servable, request.model_name, request.model_version),
         inference=lambda _, request: request,
