@@ -1,4 +1,4 @@
-"""Every bench, one after the other: `python -m bench`, from the repository's root, takes half an hour.
+"""Every bench of the server, one after the other: `python -m bench`, from the repository's root; half an hour.
 
 What each of them prints is kept beside it, as NAME.txt; the load bench comes last and writes the page of them all.
 """

@@ -6,31 +6,38 @@ measured.
 """
 
 import argparse
+import asyncio
 import gc
 import importlib
 import os
 import statistics
 import sys
+import time
 import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import orjson
 
 from bench import report
 from bench.payloads import Floats, infer_request, infer_response, tensor
 from bench.scenarios import IMAGE, KEEP_MEMORY, MIB, THREAD
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from triglot.core.http import HttpRequest
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec
+from triglot.protocols.kserve.rest import decode_infer
 from triglot.protocols.kserve.templates import infer_decoder
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.transports.off_loop import OFF_LOOP_BYTES
 
 SIZES = {"64 B": 16, "4 KiB": 1024, "602 kB": IMAGE, "16 MiB": 16 * MIB}
+HOPS = 1000
 BATCH = 0.02  # seconds that one timed batch takes at least
 
 
@@ -137,6 +144,34 @@ def telemetry_lines(repeats: int) -> list[list[str]]:
     return [["telemetry", *(f"{seconds * 1e6:,.1f}" for seconds in timed[0])]]
 
 
+def json_lines(repeats: int) -> list[list[str]]:
+    """A REST body of just what is still read on the event loop, and of a tenth of that, beside what it takes to
+    hand work to a thread and wait for it there."""
+    bodies = []
+    for size in (OFF_LOOP_BYTES // 10, OFF_LOOP_BYTES):
+        values = np.random.default_rng(1).standard_normal(size // 21).tolist()
+        given = {"name": "x", "datatype": "FP64", "shape": [len(values)], "data": values}
+        bodies.append(orjson.dumps({"inputs": [given]}))
+    decodes = [partial(decode_infer, HttpRequest({"model": "m"}, {}, body)) for body in bodies]
+    with asyncio.Runner() as runner:
+        timed = best_of(repeats, decodes)
+        hops = [runner.run(_hops()) for _ in range(repeats)]
+    names = [f"JSON of {len(body) / 1024:.0f} KiB" for body in bodies]
+    timed.append((min(hops), statistics.median(hops)))
+    return [
+        [name, *(f"{seconds * 1e6:,.1f}" for seconds in times)]
+        for name, times in zip([*names, "a thread and back"], timed, strict=True)
+    ]
+
+
+async def _hops() -> float:
+    """Seconds for one, of many."""
+    began = time.perf_counter()
+    for _ in range(HOPS):
+        await asyncio.to_thread(int)
+    return (time.perf_counter() - began) / HOPS
+
+
 def collection_lines(repeats: int) -> list[list[str]]:
     """A full round of the garbage collector, through what a server has loaded and after that was frozen."""
     importlib.import_module("triglot.app")
@@ -165,7 +200,8 @@ def main() -> None:
     header = ["µs per call", *(f"{one.name} {what}" for one in CODECS for what in ("min", "median"))]
     header += [f"{one.name} / protobuf" for one in CODECS[1:]]
     print(report.plain(header, lines(arguments.repeats)))
-    others = telemetry_lines(arguments.repeats) + collection_lines(arguments.repeats)
+    others = telemetry_lines(arguments.repeats) + json_lines(arguments.repeats)
+    others += collection_lines(arguments.repeats)
     print("", report.plain(["µs per call", "min", "median"], others), sep="\n")
 
 

@@ -23,7 +23,7 @@ async def seen(call: Any, *, said: bool = True) -> Seen:
     """How the call ends."""
     answers: list[bytes] = []
     try:
-        if isinstance(call, grpc.aio.UnaryUnaryCall):
+        if isinstance(call, grpc.aio.UnaryUnaryCall | grpc.aio.StreamUnaryCall):
             answers.append(await call)
         else:
             async for one in call:

@@ -45,8 +45,12 @@ class MoreRows(Rows):
         yield bytes(data)
         raise QueueFull("no more", retry_after=0.5)
 
+    async def joined(self, requests: AsyncIterator[Any], _: Call) -> AsyncIterator[bytes]:
+        yield b"+".join([bytes(data) async for data in requests])
+
     def service(self) -> Service:
         more = (
+            row("Joined", Kind.BIDI_STREAM, self.joined),
             row("Full", Kind.UNARY, self.full),
             row("Long", Kind.UNARY, self.long),
             row("Code", Kind.UNARY, self.code),
@@ -225,6 +229,17 @@ async def test_calls_that_run_when_the_server_stops_are_finished(here: Here) -> 
     assert await seen(held) == Seen("OK", answers=(b"1",))
     await asyncio.wait_for(stopping, SECONDS)
     assert (await here.ask("Echo", said=False)).code == "UNAVAILABLE"
+
+
+async def test_a_client_that_streams_gets_its_one_answer(here: Here) -> None:
+    """To a server, such a call is a stream both ways that has one answer."""
+
+    async def sending() -> AsyncIterator[bytes]:
+        for data in (b"1", b"2", b"3"):
+            yield data
+
+    call = here.channel.stream_unary(PATH + "Joined")(sending(), timeout=SECONDS)
+    assert await seen(call) == Seen("OK", answers=(b"1+2+3",))
 
 
 async def test_streams_are_ended_when_the_server_stops(here: Here) -> None:
