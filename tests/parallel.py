@@ -59,11 +59,16 @@ ONCE = (
     "bench/test_stream.py",
     "tests/engine/test_adaptive.py",
     "tests/engine/test_process_at_once.py",
+    "tests/engine/test_process_calls.py",
+    "tests/engine/test_process_channel.py",
     "tests/engine/test_process_chaos.py",
     "tests/engine/test_process_errors.py",
+    "tests/engine/test_process_frames.py",
     "tests/engine/test_process_keeper.py",
     "tests/engine/test_process_leaks.py",
+    "tests/engine/test_process_lists.py",
     "tests/engine/test_process_loading.py",
+    "tests/engine/test_process_regions.py",
     "tests/engine/test_process_scheduling.py",
     "tests/engine/test_process_sequences.py",
     "tests/repository/test_dependents.py",
@@ -78,13 +83,16 @@ ONCE = (
     "tests/test_layers.py",
     "tests/test_memory.py",
     "tests/test_parallel.py",
+    "tests/transports/test_h2_any_bytes.py",
+    "tests/transports/test_h2_fuzzed.py",
     "tests/transports/test_h2_hostile_tls.py",
+    "tests/transports/test_h2_machine.py",
     "tests/transports/test_tls_slow_readers.py",
 )
 """Files that the newest libraries are enough for. What they test is ours and the standard library's alone (the
-plan of versions, what follows it, the life of processes, our own HTTP/2 under attack through TLS, the source), or
-runs with the newest only (the bench). None of them but the bench goes through a gRPC door whose transport is
-chosen."""
+plan of versions, what follows it, processes and what goes between them, our own HTTP/2 with whatever bytes, and
+under attack through TLS, the source), or runs with the newest only (the bench). None of them but the bench goes
+through a gRPC door whose transport is chosen."""
 AGAIN = (
     "tests/e2e/test_callers_that_leave.py",
     "tests/e2e/test_every_protocol.py",
