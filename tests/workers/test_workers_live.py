@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import aiohttp
-import grpc
 import pytest
 from shared_ports import TRANSPORTS, Workers
+from steady_callers import calling
 
 from gates import Gate
 from process import (
@@ -32,51 +29,11 @@ from process import (
 from waiting import wait_until
 
 
-class Callers:
-    """Threads that call `who` all the time, each over a channel of its own, which connects again when it must."""
-
-    def __init__(self, port: int, count: int) -> None:
-        self.port = port
-        self.answers: Counter[int] = Counter()
-        self.errors: list[str] = []
-        self._stopped = threading.Event()
-        self._threads = [threading.Thread(target=self._call) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    def _call(self) -> None:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        while not self._stopped.is_set():
-            with grpc.insecure_channel(f"127.0.0.1:{self.port}", options) as channel:
-                for _ in range(20):
-                    if self._stopped.is_set():
-                        return
-                    try:
-                        self.answers[infer(channel, "who")] += 1
-                    except grpc.RpcError as error:
-                        self.errors.append(f"{error.code()}: {error.details()}")
-
-    def stop(self) -> None:
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join(SECONDS)
-
-
-@contextmanager
-def calling(workers: Workers, count: int = 4) -> Iterator[Callers]:
-    callers = Callers(workers.grpc_port, count)
-    try:
-        wait_until(lambda: len(callers.answers) == workers.count or bool(callers.errors))
-        yield callers
-    finally:
-        callers.stop()
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_worker_that_is_killed_is_replaced_while_others_answer(tmp_path: Path, transport: str) -> None:
     with Workers(tmp_path, "--grpc-transport", transport) as workers:
         first, second = workers.pids()
-        with calling(workers) as callers:
+        with calling(workers.grpc_port, workers.count) as callers:
             os.kill(first, signal.SIGKILL)
             before = callers.answers[second]
             wait_until(lambda: callers.answers[second] > before + 20)
@@ -99,7 +56,7 @@ def test_replacing_all_workers_refuses_no_call(tmp_path: Path) -> None:
     options = ("--model-control-mode", "explicit", "--load-model", "who", "--grpc-transport", "h2")
     with Workers(tmp_path, *options) as workers:
         workers.rest.post("/v2/repository/models/one/load", {})
-        with calling(workers) as callers:
+        with calling(workers.grpc_port, workers.count) as callers:
             for round_ in (1, 2):
                 old = workers.pids()
                 workers.signal(signal.SIGHUP)
