@@ -30,6 +30,7 @@ from triglot.protocols import Service
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
+from triglot.repository.default_batching import DefaultBatching
 from triglot.repository.loader import Adapt, Load
 from triglot.repository.manager import Manager
 from triglot.repository.settings import ModelSettings
@@ -96,7 +97,7 @@ class Server:
             allow_symlinks=self.config.allow_symlinks,
             load_timeout=self.config.load_timeout,
             labels_before_load=self.config.labels_before_load,
-            adapt=adapt,
+            adapt=adapt or DefaultBatching(self.config.default_max_batch_size),
         )
         self._tracer = Tracer(_trace_options(self.config))
         self.dataplane = DataPlane(

@@ -158,10 +158,11 @@ class Config:
         "model_control_mode explicit",
     )
     load_timeout: float = _option(600.0, "seconds that loading a version may take; 0 sets no limit")
-    allow_symlinks: bool = _option(False, "let symbolic links in a repository lead out of it")
-    labels_before_load: bool = _option(
-        False, "let a new version label point to a version that is not available yet"
+    default_max_batch_size: int = _option(
+        0, "max_batch_size, with dynamic batching, of ONNX models that say none (Triton's is 4); 0: not batched"
     )
+    allow_symlinks: bool = _option(False, "let symbolic links in a repository lead out of it")
+    labels_before_load: bool = _option(False, "let a new version label point to one that is not available yet")
     warm_up: bool = _option(
         True, "run a version's recorded requests, assets.extra/tf_serving_warmup_requests, before it takes calls"
     )
@@ -211,9 +212,7 @@ class Config:
     max_total_queue_bytes: int = _option(
         2 * GIB, "bytes of requests that all models may hold, waiting or running; 0 sets no limit"
     )
-    response_cache_bytes: int = _option(
-        0, "bytes of answers to keep for equal requests to models that allow it; 0 keeps none"
-    )
+    response_cache_bytes: int = _option(0, "bytes of answers to keep for equal requests, where models allow it")
     shared_memory_prefix: str = _option(
         "",
         "what the keys of shared memory that clients may register begin with; / allows all keys, and without one "

@@ -41,6 +41,7 @@ OURS: Mapping[str, str] = MappingProxyType(
         "--grpc-max-connection-age": f"--max-connection-age, {_IN_SECONDS}",
         "--grpc-max-connection-age-grace": f"--max-connection-age-grace, {_IN_SECONDS}",
         "--trace-config": "--trace-file, --trace-level, --trace-rate, --trace-count and --trace-log-frequency",
+        "--backend-config": "--default-max-batch-size; other settings are parameters of a model's config.pbtxt",
         "--strict-model-config": "a config.pbtxt may be partial or missing in any case",
         "--disable-auto-complete-config": "a config.pbtxt may be partial or missing in any case",
     }

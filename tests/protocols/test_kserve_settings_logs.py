@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
@@ -16,6 +17,7 @@ from process import FREE_PORTS, IDENTITY, Rest, Triglot, grpc_channel, rpc, run_
 from triglot.backends.triton_python.logger import Logger
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
+from waiting import wait_until
 
 MODELS = [DEMO / "half_plus_two"]
 START = {
@@ -281,6 +283,67 @@ def test_what_a_server_process_logs(tmp_path: Path) -> None:
     text = server.stderr.text()
     assert text.count("KeyError: 'lost'") == 1
     assert re.search(r"^\d\d:\d\d:\d\d I stopped$", text, re.MULTILINE)
+
+
+TALKS = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "x", "data_type": "TYPE_INT32", "dims": [1]})
+        config.add_output({"name": "y", "data_type": "TYPE_INT32", "dims": [1]})
+        return config
+
+    def execute(self, requests):
+        (request,) = requests
+        x = pb_utils.get_input_tensor_by_name(request, "x")
+        said = f"call {x.as_numpy()[0]}"
+        pb_utils.Logger.log_verbose(f"{said} verbose")
+        pb_utils.Logger.log_info(f"{said} info")
+        pb_utils.Logger.log_warn(f"{said} warning")
+        pb_utils.Logger.log_error(f"{said} error")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())])]
+"""
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_what_a_model_in_a_process_logs_follows(to_file: bool, tmp_path: Path) -> None:
+    """The process looks some ten times a second, so it is called until it has seen the change."""
+    write_model(tmp_path / "model", TALKS)
+    (tmp_path / "model" / "config.pbtxt").write_text(
+        'backend: "python" parameters { key: "execution" value { string_value: "process" } }'
+    )
+    file = tmp_path / "server.log"
+    options = ("--log-file", file) if to_file else ()
+    with Triglot(tmp_path / "model", *FREE_PORTS, "--drain-delay", "0", *options) as server:
+        (rest_port,) = server.stdout.wait_for(r"http://127\.0\.0\.1:(\d+)/v2").groups()
+        rest = Rest(int(rest_port))
+        numbers = itertools.count()
+
+        def lines_of_a_call() -> list[str]:
+            """The time's form, the kind and the text of what the model says in one call."""
+            number = next(numbers)
+            value = {"name": "x", "datatype": "INT32", "shape": [1], "data": [number]}
+            assert rest.post("/v2/models/model/infer", {"inputs": [value]})[0] == 200
+            text = file.read_text() if to_file else server.stderr.text()
+            found = re.findall(rf"^(\S+) (\w) call {number} (\w+)$", text, re.MULTILINE)
+            return [f"{'ISO' if time.endswith('Z') else ''}{kind} {said}" for time, kind, said in found]
+
+        def change(**settings: object) -> None:
+            assert rest.post("/v2/logging", settings)[0] == 200
+
+        wait_until(lambda: lines_of_a_call() == ["I info", "W warning", "E error"])
+        change(log_verbose_level=1)
+        wait_until(lambda: lines_of_a_call() == ["D verbose", "I info", "W warning", "E error"])
+        change(log_warning=False, log_format="ISO8601")
+        wait_until(lambda: lines_of_a_call() == ["ISOD verbose", "ISOI info", "ISOE error"])
+        change(log_info=False, log_error=False, log_verbose_level=0)
+        wait_until(lambda: lines_of_a_call() == [])
+        change(log_error=True, log_format="default")
+        wait_until(lambda: lines_of_a_call() == ["E error"])
+        server.stop()
 
 
 def test_options_of_the_log(tmp_path: Path) -> None:

@@ -12,25 +12,23 @@ import time
 from collections.abc import Iterator, Mapping
 
 from triglot.core.errors import InvalidArgument, Unimplemented
-from triglot.core.loggers import MODELS
+from triglot.core.loggers import DATES, MODELS, OURS
 from triglot.telemetry.access_log import LOGGER as ACCESS
 from triglot.telemetry.access_log import AccessLog
 
-OURS = "triglot"
 FILE, FORMAT, VERBOSE = "log_file", "log_format", "log_verbose_level"
 SWITCHES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 KEYS = (FILE, *SWITCHES, VERBOSE, FORMAT)
 MOST_VERBOSE = 2**32 - 1
 DEFAULT, ISO8601 = "default", "ISO8601"
-FORMATS = {DEFAULT: "%H:%M:%S", ISO8601: "%Y-%m-%dT%H:%M:%SZ"}
-"""How the time is written; of ISO8601 it is UTC's."""
+FORMATS = (DEFAULT, ISO8601)
 
 Value = bool | int | str
 
 
 def formatter(name: str, source: str = "") -> logging.Formatter:
     """The formatter of a `log_format`; `source` stands before each message."""
-    made = logging.Formatter(f"%(asctime)s %(levelname).1s {source}%(message)s", FORMATS[name])
+    made = logging.Formatter(f"%(asctime)s %(levelname).1s {source}%(message)s", DATES[name == ISO8601])
     if name == ISO8601:
         made.converter = time.gmtime
     return made

@@ -69,7 +69,7 @@ def look_at(process: Process, hang_seconds: float, longest_run: float) -> None:
         process.hung = True
         process.kill(why)
     process.tell_cancelled()
-    process.trim()
+    process.keep_up()
 
 
 def _why_hung(process: Process, hang_seconds: float, longest_run: float) -> str:

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ from triglot.engine.processes.frames import Kind
 from triglot.engine.processes.health import BEAT_SECONDS
 from triglot.engine.processes.in_turn import InTurn
 from triglot.engine.processes.instance_config import InstanceConfig
+from triglot.engine.processes.logs import ProcessLog
 from triglot.engine.processes.notices import Outbox
 from triglot.engine.processes.page import Page
 from triglot.engine.processes.values import dumps, loads
@@ -75,6 +76,7 @@ class Worker:
         self._notices = notices
         self._page = page
         self._name = ""
+        self._log: ProcessLog | None = None
 
     # --- the heart ---
 
@@ -91,6 +93,8 @@ class Worker:
 
     def _see_to(self) -> None:
         try:
+            if self._log is not None:
+                self._log.follow(self._page.log_switches)
             self._channel.arena.trim(time.monotonic())
         except Exception:  # As long as the heart beats nobody takes the process for hung.
             log.exception("%s: what is done between two calls failed", self._name)
@@ -115,7 +119,7 @@ class Worker:
     def _load(self, message: Message) -> tuple[Model, Path] | None:
         setup = loads(message.text)
         self._name = setup["name"]
-        _log_as(setup["log"])
+        self._log = ProcessLog(setup["log"])
         file: Path = setup["file"]
         try:
             _run_on(setup["cpus"], setup["instance"])
@@ -201,16 +205,3 @@ def _run_on(cpus: Any, instance: int) -> None:
 def _runs_beside_server() -> bool:
     """Whether there is a core for each of the two."""
     return len(usable_cpus() | usable_cpus(os.getppid())) > 1
-
-
-def _log_as(settings: Mapping[str, Any]) -> None:
-    """As the server does, to the same place."""
-    if not settings:
-        return
-    file = settings["file"]
-    handler = logging.FileHandler(file, encoding="utf-8") if file else logging.StreamHandler()
-    formatter = logging.Formatter(settings["format"], settings["dates"])
-    if settings["utc"]:
-        formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=settings["level"], handlers=[handler])

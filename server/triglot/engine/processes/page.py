@@ -10,14 +10,14 @@ import numpy as np
 from triglot.engine.processes.arena import mapped, shared_memory
 
 SIZE = 4 * mmap.PAGESIZE
-_BEATS, _CANCELLED = 0, 8
+_BEATS, _LOG_SWITCHES, _CANCELLED = 0, 8, 9
 # Apart by the length of a cache line: each has another writer.
 _CALLS = SIZE // 8 - _CANCELLED
 """Calls that have a place of their own there, of those that run at the same time; others share one."""
 
 
 class Page:
-    """How often the process's heart has beaten, and which of its calls are cancelled."""
+    """How often the process's heart has beaten, what it is to log, and which of its calls are cancelled."""
 
     def __init__(self, descriptor: int) -> None:
         self._numbers = np.frombuffer(mapped(descriptor, SIZE, writable=True), np.uint64)
@@ -40,6 +40,15 @@ class Page:
     def beat(self) -> None:
         """In the process: one more."""
         self._numbers[_BEATS] += np.uint64(1)
+
+    @property
+    def log_switches(self) -> int:
+        """What is to be logged, as `switches` in logs.py; 0 where nobody has said."""
+        return int(self._numbers[_LOG_SWITCHES])
+
+    @log_switches.setter
+    def log_switches(self, switches: int) -> None:
+        self._numbers[_LOG_SWITCHES] = switches
 
     def is_cancelled(self, call: int) -> bool:
         """In the process: whether somebody has said so."""

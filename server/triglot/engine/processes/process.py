@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from triglot.core.model_config import ModelConfig
 from triglot.engine.processes.channel import Channel, Gone
 from triglot.engine.processes.frames import FrameError, Kind
 from triglot.engine.processes.health import Pulse
+from triglot.engine.processes.logs import log_setup, switches
 from triglot.engine.processes.multiplexed import MultiplexedCalls
 from triglot.engine.processes.notices import Inbox, Notice
 from triglot.engine.processes.owner import load_error
@@ -113,7 +113,7 @@ class Process:
             "file": program.file.absolute(),
             "config": program.config,
             "cpus": list(program.config.cpus),
-            "log": _log_settings(),
+            "log": log_setup(),
         }
         try:
             self.channel.send(Kind.LOAD, text=dumps(setup))
@@ -221,8 +221,9 @@ class Process:
         self._close()
         return True
 
-    def trim(self) -> None:
-        """Give back memory that has not been used for a while, and take what it has told."""
+    def keep_up(self) -> None:
+        """Give back memory that has not been used for a while, take what it has told, and say what is logged."""
+        self.page.log_switches = switches()
         self.channel.arena.trim(time.monotonic())
         self.notices.read()
 
@@ -243,21 +244,6 @@ def _spawned(name: str, *passed: int) -> subprocess.Popen[bytes]:
         # The server says when it ends, not the terminal.
         start_new_session=True,
     )
-
-
-def _log_settings() -> dict[str, Any]:
-    root = logging.getLogger()
-    for handler in root.handlers:
-        formatter = handler.formatter
-        if type(handler) in (logging.StreamHandler, logging.FileHandler) and formatter is not None:
-            return {
-                "level": root.level,
-                "format": formatter._fmt,
-                "dates": formatter.datefmt,
-                "utc": formatter.converter is time.gmtime,
-                "file": handler.baseFilename if isinstance(handler, logging.FileHandler) else "",
-            }
-    return {}
 
 
 def _ended(status: int) -> str:
