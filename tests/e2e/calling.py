@@ -67,7 +67,7 @@ def failure(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
 
 
 class Caller:
-    """Asks all the time, on a thread of its own, until the `with` block ends.
+    """Asks all the time, on a thread of its own, until the `with` block ends, which begins with the first answer.
 
     `answers` are the answers in their order, each once as long as it stays the same. An error is raised by the end
     of the block.
@@ -91,6 +91,7 @@ class Caller:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        wait_until(lambda: self._error is not None or bool(self.answers))
         return self
 
     def __exit__(
