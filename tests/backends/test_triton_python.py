@@ -127,7 +127,6 @@ async def test_what_initialize_is_told(caplog: pytest.LogCaptureFixture) -> None
     assert sorted(one.message for one in caplog.records if one.message.startswith("initializing")) == [
         f"initializing what_came_0_{number}" for number in range(4)
     ]
-    assert any("parameters: EXECUTION_ENV_PATH: without effect here" in one.message for one in caplog.records)
 
 
 async def test_its_own_modules(tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ def test_the_configuration_of_a_python_model(tmp_path: Path) -> None:
         ),
         outputs=(TensorConfig("token", "BYTES", (-1,)),),
         decoupled=True,
-        parameters={"temperature": "0.7", "EXECUTION_ENV_PATH": "/envs/a.tar.gz", "empty": ""},
+        parameters={"temperature": "0.7", "empty": ""},
+        environment=Path("/envs/a.tar.gz"),
     )
     assert warnings == []
 

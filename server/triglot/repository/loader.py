@@ -119,7 +119,7 @@ class Loader:
         return model
 
     def _loaded(self, files: ModelFiles, loading: Loading) -> Model:
-        if files.config.execution != "process":
+        if files.config.execution != "process" and files.config.environment is None:
             try:
                 return self._load(files.backend, files.file, files.config)
             except NeedsProcess:

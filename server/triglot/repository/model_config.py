@@ -34,7 +34,7 @@ from triglot.repository.ensembles import ensemble_of
 from triglot.repository.paths import inside
 from triglot.repository.proto_text import parse_text
 from triglot.repository.scheduling import dynamic_batching, response_cache, sequence_batching
-from triglot.repository.server_parameters import misspelt, others, server_parameters
+from triglot.repository.server_parameters import environment_of, misspelt, others, server_parameters
 
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -149,6 +149,7 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
             cpus=own.cpus,
             hang_seconds=own.hang_seconds,
             longest_run=own.longest_run,
+            environment=environment_of(parameters, folder),
             source=source,
             text=json_text(message),
             sign=_sign(message),

@@ -6,11 +6,19 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from triglot.core.model_config import EXECUTIONS
 from triglot.core.scheduling import AUTO
 
-OWN = ("execution", "max_queue_delay", "latency_objective_ms", "cpus", "hang_seconds", "longest_run_seconds")
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+"""Triton's own: the Python of a model, a folder or an archive."""
+OWN = (
+    *("execution", "max_queue_delay", "latency_objective_ms", "cpus", "hang_seconds", "longest_run_seconds"),
+    ENVIRONMENT,
+)
+MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
+"""What stands for the model's folder there."""
 MAX_CPU = 4095
 MISSPELT = 0.9
 """How like one of ours a name must be to be taken for it."""
@@ -42,6 +50,17 @@ def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
     return ServerParameters(
         execution, _cpus(parameters), _latency_objective(parameters), hang_seconds, longest_run
     )
+
+
+def environment_of(parameters: Mapping[str, str], folder: Path) -> Path | None:
+    """The Python of the model in `folder`; None: the server's. Raises `ValueError` for one without a process."""
+    text = parameters.get(ENVIRONMENT, "")
+    if not text:
+        return None
+    execution = parameters.get("execution", "process")
+    if execution != "process":
+        raise ValueError(f"parameters[{ENVIRONMENT}]: expected the execution 'process' with it, got {execution!r}")
+    return folder.absolute() / text.replace(MODEL_FOLDER, str(folder.absolute()))
 
 
 def others(parameters: Mapping[str, str]) -> dict[str, str]:

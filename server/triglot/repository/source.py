@@ -21,6 +21,7 @@ from triglot.core.model_config import ALL, NO_CONFIG, ModelConfig, VersionPolicy
 from triglot.repository.layout import BACKEND_OF_FILE, backend_by_name, backend_of, candidates, listed
 from triglot.repository.model_config import CONFIG_FILE, config_of, read_config
 from triglot.repository.paths import check_links, check_links_below
+from triglot.repository.server_parameters import ENVIRONMENT
 from triglot.repository.settings import NAME, NAME_RULE, ModelSettings
 
 GRPS_PROJECT = ("conf/inference.yml", "conf/server.yml")
@@ -259,6 +260,11 @@ class _Search:
         else:
             source = f"the configuration in the request to load model '{folder.name}'"
             config = config_of(override, folder, source, warnings)
+            if config.environment is not None and config.environment != read_config(folder, []).environment:
+                raise ModelLoadError(
+                    f"{source}: parameters[{ENVIRONMENT}]: expected none, or that of its {CONFIG_FILE}",
+                    Code.INVALID_ARGUMENT,
+                )
         for file in named_files(config):
             self._check(file)
         if config is NO_CONFIG:

@@ -28,8 +28,8 @@ from triglot.core.types import TensorSpec
 log = logging.getLogger(__name__)
 
 MODEL_CLASS = "TritonPythonModel"
-NO_EFFECT = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
-"""Parameters of Triton's own: models run in the server's environment, and all tensors are the CPU's."""
+NO_EFFECT = ("FORCE_CPU_ONLY_INPUT_TENSORS",)
+"""Parameters of Triton's own: all tensors are the CPU's."""
 
 
 def modules_of(file: Path) -> TritonModules:

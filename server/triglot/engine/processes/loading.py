@@ -13,6 +13,7 @@ from triglot.core.errors import Code, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.engine.processes.care import CARE, Care
+from triglot.engine.processes.environment import Environment
 from triglot.engine.processes.on_loop_model import OnLoopDecoupledModel, OnLoopListsModel, OnLoopModel
 from triglot.engine.processes.pool import Pool
 from triglot.engine.processes.process import Program
@@ -44,7 +45,9 @@ class Loading:
         """The model, with one process; `name` is what messages call it. Raises `ModelLoadError`."""
         if not hasattr(socket, "send_fds"):
             raise ModelLoadError(f"{file}: execution: expected 'thread' on {sys.platform}, got 'process'")
-        program = Program(name, self._path(file), backend, file, config)
+        environment = Environment(config.environment)
+        program = Program(name, self._path(file), backend, file, config, environment)
+        environment.open()
         pool = self._pool = Pool(program, self._care)
         if self._given_up:
             pool.give_up()

@@ -99,7 +99,7 @@ class Pool:
         """On the keeper's thread."""
         if self._closed:
             raise OSError("the model was given up")
-        process = Process.start(self.program.name, place.number, self.metrics.apply)
+        process = Process.start(self.program, place.number, self.metrics.apply)
         with self._free:
             place.coming, place.begun = process, time.monotonic()
         if bool(self._closed):  # By now.
@@ -340,6 +340,7 @@ class Pool:
         for process in there:
             process.kill("was given up")
             process.end(self._care.more_patience, 0.0)
+        self.program.environment.close()
 
     def readings(self) -> Iterator[Reading]:
         """The processes that live, and how many were replaced."""

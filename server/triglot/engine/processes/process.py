@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 from triglot.core.errors import ModelLoadError
 from triglot.core.model_config import ModelConfig
 from triglot.engine.processes.channel import Channel, Gone
+from triglot.engine.processes.environment import Environment
 from triglot.engine.processes.frames import FrameError, Kind
 from triglot.engine.processes.health import Pulse
 from triglot.engine.processes.logs import log_setup, switches
@@ -28,20 +28,21 @@ from triglot.engine.processes.page import Page
 from triglot.engine.processes.sequential import SequentialCalls
 from triglot.engine.processes.values import dumps, loads
 
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from triglot.engine.processes.child import main; main()"
 _STATUS_SECONDS = 1.0
 """How long the status of a process that hung up may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a process is to load: `load` is the import path of a function of backend, file and configuration."""
+    """What a process is to load, and where: `load` is the import path of a function of backend, file and
+    configuration."""
 
     name: str
     load: str
     backend: str
     file: Path
     config: ModelConfig = field(repr=False)
+    environment: Environment = field(repr=False, compare=False)
 
 
 class Process:
@@ -75,7 +76,7 @@ class Process:
         self._killing = threading.Lock()
 
     @classmethod
-    def start(cls, name: str, number: int, take: Callable[[Notice], object]) -> Process:
+    def start(cls, program: Program, number: int, take: Callable[[Notice], object]) -> Process:
         """A new one, which waits for `load`; `take` gets what it tells at any time, on any thread.
 
         It ends with the thread that calls this. Raises `OSError`.
@@ -89,9 +90,9 @@ class Process:
             notices, pipe = Inbox.make(take)
             kept.callback(notices.close)
             passed.callback(os.close, pipe)
-            popen = _spawned(name, theirs.fileno(), memory, pipe)
+            popen = _spawned(program, theirs.fileno(), memory, pipe)
             kept.pop_all()
-            return cls(name, number, popen, Channel(ours), page, notices)
+            return cls(program.name, number, popen, Channel(ours), page, notices)
 
     @property
     def pid(self) -> int:
@@ -228,15 +229,16 @@ class Process:
         self.notices.read()
 
 
-def _spawned(name: str, *passed: int) -> subprocess.Popen[bytes]:
+def _spawned(program: Program, *passed: int) -> subprocess.Popen[bytes]:
     try:
         os.fstat(2)
         log: int = 2
     except OSError:
         log = subprocess.DEVNULL
-    program = _PROGRAM.format(path=[str(path) for path in sys.path])
+    environment = program.environment
     return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, passed), str(os.getpid()), name],
+        environment.command(*map(str, passed), str(os.getpid()), program.name),
+        env=environment.variables(),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -1,0 +1,235 @@
+"""Triton's Python models that bring their Python along, in a folder or packed (EXECUTION_ENV_PATH)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from triton_served import X_TO_Y, serving, write_model
+
+import triglot
+from triglot.core.errors import Code, ServingError
+from triglot.engine.processes.environment import LENT
+
+X = {"X": np.arange(3, dtype=np.int32)}
+FATAL = 9
+OWN_PYTHON = '\nparameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{}" }} }}\n'
+SAYS = """
+import os
+import sys
+
+import only_there
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            if x[0] == 9:
+                os._exit(3)
+            parameters = {
+                "prefix": sys.prefix,
+                "said": only_there.SAID,
+                "activated": os.environ.get("VIRTUAL_ENV", ""),
+                "program": os.popen("command -v python").read().strip(),
+                "beside": "health" in sys.modules or any("processes" in one for one in sys.path),
+            }
+            tensor = pb_utils.Tensor("Y", x * only_there.FACTOR)
+            responses.append(pb_utils.InferenceResponse([tensor], parameters=parameters))
+        return responses
+"""
+
+
+def package_folder(name: str) -> Path:
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+def made(folder: Path, *packages: str) -> Path:
+    """A virtual environment with a module of its own, and some packages that this one has."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python3.*/site-packages")
+    (site / "only_there.py").write_text("SAID, FACTOR = 'hello from there', 3\n")
+    for name in packages:
+        package = package_folder(name)
+        for one in (package, package.with_name(f"{name}.libs")):
+            if one.exists():
+                (site / one.name).symlink_to(one)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("environment") / "own", "numpy")
+
+
+def packed(folder: Path, archive: Path) -> Path:
+    """As conda-pack and venv-pack do: what the archive has at its top are bin, lib and so on."""
+    with tarfile.open(archive, "w:gz") as file:
+        for one in folder.iterdir():
+            file.add(one, one.name)
+    return archive
+
+
+def unpacked_folders() -> set[str]:
+    return {one.name for one in Path(os.environ.get("TMPDIR", "/tmp")).glob("triglot-environment-*")}
+
+
+async def test_a_folder(environment: Path, tmp_path: Path) -> None:
+    path = write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(environment))
+    async with serving(path) as door:
+        answer = await door.infer("own", X)
+        assert answer.outputs["Y"].tolist() == [0, 3, 6]
+        assert answer.parameters == {
+            "prefix": str(environment),
+            "said": "hello from there",
+            "activated": str(environment),
+            "program": str(environment / "bin" / "python"),
+            "beside": False,
+        }
+
+
+async def test_an_archive_beside_the_model(environment: Path, tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format("$$TRITON_MODEL_DIRECTORY/environment.tar.gz")
+    )
+    packed(environment, path / "environment.tar.gz")
+    before = unpacked_folders()
+    async with serving(path) as door:
+        answer = await door.infer("own", X)
+        assert answer.outputs["Y"].tolist() == [0, 3, 6]
+        assert answer.parameters["said"] == "hello from there"
+        (unpacked,) = unpacked_folders() - before
+        assert answer.parameters["prefix"].endswith(f"/{unpacked}")
+    assert unpacked_folders() == before
+
+
+async def test_what_was_packed_elsewhere_is_told_where_it_is(environment: Path, tmp_path: Path) -> None:
+    path = write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(tmp_path / "environment.tgz"))
+    mender = "import pathlib, sys; pathlib.Path(sys.prefix, 'mended').write_text(sys.argv[0])"
+    with tarfile.open(packed(environment, tmp_path / "first.tgz")) as before:
+        before.extractall(tmp_path / "again", filter="tar")
+    (tmp_path / "again" / "bin" / "conda-unpack").write_text(mender)
+    packed(tmp_path / "again", tmp_path / "environment.tgz")
+    async with serving(path) as door:
+        prefix = Path((await door.infer("own", X)).parameters["prefix"])
+        assert (prefix / "mended").read_text() == str(prefix / "bin" / "conda-unpack")
+
+
+async def test_its_processes_are_replaced_there(environment: Path, tmp_path: Path) -> None:
+    config = X_TO_Y + OWN_PYTHON.format(environment) + "instance_group { kind: KIND_CPU count: 2 }"
+    async with serving(write_model(tmp_path, "own", SAYS, config)) as door:
+        code, _ = await door.failure("own", {"X": np.array([FATAL], np.int32)})
+        assert code is grpc.StatusCode.UNAVAILABLE
+        answers = [await door.infer("own", X) for _ in range(8)]
+        assert {answer.parameters["prefix"] for answer in answers} == {str(environment)}
+
+
+# --- what is wrong with it ---
+
+
+async def refused(path: Path) -> str:
+    """Why it is not loaded."""
+    with pytest.raises(triglot.ModelLoadError) as raised:
+        async with serving(path):
+            pass
+    return str(raised.value.__cause__ or raised.value)
+
+
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (lambda path: None, "No such file or directory"),
+        (lambda path: path.write_bytes(b"none"), "file could not be opened successfully"),
+        (lambda path: packed(path.parent / "empty", path), "bin/python"),
+        (lambda path: path.mkdir(), "bin/python"),
+    ],
+    ids=["nothing", "no archive", "an archive of something else", "a folder of something else"],
+)
+async def test_no_environment(write: object, told: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    environment = tmp_path / "environment"
+    write(environment)  # type: ignore[operator]  # One of those above.
+    before = unpacked_folders()
+    text = await refused(write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(environment)))
+    assert f"{environment}: not an environment of Python's: " in text
+    assert told in text
+    assert unpacked_folders() == before
+
+
+@pytest.mark.parametrize(
+    ("python", "told"),
+    [
+        ('echo "[[3, 10], []]"', "its Python is 3.10, expected 3.11 or newer"),
+        ('echo "lib missing" >&2; exit 7', "bin/python ended with status 7: lib missing"),
+        (
+            'echo "[[4, 0], []]"',
+            "its Python has no numpy and no ml_dtypes; install it there: pip install numpy ml_dtypes",
+        ),
+        ('echo "{}"', "not an environment of Python's: "),
+        ("echo hello", "not an environment of Python's: "),
+    ],
+)
+async def test_a_python_that_cannot_run_it(python: str, told: str, tmp_path: Path) -> None:
+    program = tmp_path / "environment" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{python}\n")
+    program.chmod(0o755)
+    text = await refused(write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(tmp_path / "environment")))
+    assert text.startswith(f"{tmp_path / 'environment'}: ")
+    assert told in text
+
+
+async def test_without_numpy(tmp_path: Path) -> None:
+    bare = made(tmp_path / "bare")
+    text = await refused(write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(bare)))
+    assert text == f"{bare}: its Python has no numpy; install it there: pip install numpy"
+
+
+async def test_what_the_server_lends(environment: Path, tmp_path: Path) -> None:
+    """Our own package, whatever is there, and ml_dtypes where it is missing."""
+    both = made(tmp_path / "both", "numpy", LENT)
+    (site,) = both.glob("lib/python3.*/site-packages")
+    (site / "triglot.py").write_text("raise ImportError('not this one')")
+    code = SAYS.replace(
+        '"beside":',
+        '"ours": sys.modules["triglot"].__file__, "lent": sys.modules["ml_dtypes"].__file__, "beside":',
+    )
+    for folder, lent in ((environment, package_folder(LENT)), (both, site / LENT)):
+        path = write_model(tmp_path / folder.name, "own", code, X_TO_Y + OWN_PYTHON.format(folder))
+        async with serving(path) as door:
+            said = (await door.infer("own", X)).parameters
+            assert said["lent"] == str(lent / "__init__.py")
+            assert said["ours"] == str(package_folder("triglot") / "__init__.py")
+
+
+async def test_on_a_thread(environment: Path, tmp_path: Path) -> None:
+    thread = 'parameters { key: "execution" value { string_value: "thread" } }'
+    text = await refused(write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(environment) + thread))
+    assert "parameters[EXECUTION_ENV_PATH]: expected the execution 'process' with it, got 'thread'" in text
+
+
+async def test_a_client_cannot_say_which_program_runs(environment: Path, tmp_path: Path) -> None:
+    config = X_TO_Y + OWN_PYTHON.format(environment)
+    path = write_model(tmp_path / "models", "own", SAYS, config)
+    async with serving(path.parent, model_control_mode="explicit", load_model="*") as door:
+        manager = door.server.manager
+        (files,) = [version.files for version in manager.versions()]
+        config = files.config.text
+        assert str(environment) in config
+        await manager.load_model("own", config)
+        with pytest.raises(ServingError) as raised:
+            await manager.load_model("own", config.replace(str(environment), str(tmp_path)))
+        assert raised.value.code is Code.INVALID_ARGUMENT
+        assert "parameters[EXECUTION_ENV_PATH]: expected none, or that of its config.pbtxt" in raised.value.message
+        assert (await door.infer("own", X)).parameters["prefix"] == str(environment)
