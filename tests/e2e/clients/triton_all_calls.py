@@ -1,17 +1,31 @@
-"""Which public functions of a tritonclient module its user has called: each notes its name and works as before."""
+"""Which public functions of a tritonclient module its user has called with success: each notes its name then."""
 
 import functools
 import inspect
 import sys
 
-CLASSES = ("InferenceServerClient", "InferInput", "InferRequestedOutput", "InferResult")
+NOT_CALLED = {
+    "InferenceServerClientBase": "what the client derives from: its functions are the client's",
+    "InferenceServerClientPlugin": "what a user's own class derives from",
+    "Request": "what a plug-in is given, with a dict of headers",
+    "raise_error": "only raises",
+    "raise_error_grpc": "only raises",
+}
+MADE = ("KeepAliveOptions",)
+"""Classes whose use is to be made."""
+REFUSED = ("InferenceServerClient.register_cuda_shared_memory",)
+"""Functions that a server without a GPU refuses."""
 
 
 def _public(one):
     """Name → function as it stands in the class or one of its bases, `staticmethod` and the like around it."""
-    names = {name for name in dir(one) if not name.startswith("_")}
+    names = {name for name in dir(one) if not name.startswith("_")} - set(dir(Exception))
     found = {name: inspect.getattr_static(one, name) for name in sorted(names)}
     return {name: value for name, value in found.items() if callable(getattr(one, name))}
+
+
+def _is_own(value):
+    return value.__module__.startswith("tritonclient.")
 
 
 def _by_its_user(frame):
@@ -19,16 +33,26 @@ def _by_its_user(frame):
 
 
 class Calls:
-    """What a user has called of the classes of a client module, and of the functions of others."""
+    """What a user has called of the classes of a client module, of those in `more`, and of other modules' functions.
 
-    def __init__(self, module, *functions_of):
+    `but`: names of classes that the module has and does nothing with.
+    """
+
+    def __init__(self, module, *functions_of, more=(), but=()):
         self.missing = set()
-        for one in [getattr(module, name) for name in CLASSES]:
+        classes = {
+            one for name, one in inspect.getmembers(module, inspect.isclass) if name[0] != "_" and _is_own(one)
+        }
+        for one in {*classes, *more}:
+            if one.__name__ in NOT_CALLED or one.__name__ in but:
+                continue
+            if one.__name__ in MADE:
+                one.__init__ = self._noting(one.__name__, one.__init__)
             for name, value in _public(one).items():
                 setattr(one, name, self._noting(f"{one.__name__}.{name}", value))
         for other in functions_of:
             for name, value in inspect.getmembers(other, inspect.isfunction):
-                if not name.startswith("_") and value.__module__ == other.__name__:
+                if not name.startswith("_") and name not in NOT_CALLED and value.__module__ == other.__name__:
                     setattr(other, name, self._noting(f"{other.__name__}.{name}", value))
 
     def _noting(self, name, value):
@@ -38,8 +62,17 @@ class Calls:
 
         @functools.wraps(function)
         def noting(*arguments, **named):
-            if _by_its_user(sys._getframe(1)):
+            called = _by_its_user(sys._getframe(1))
+            if called and name in REFUSED:
                 self.missing.discard(name)
-            return function(*arguments, **named)
+            answer = function(*arguments, **named)
+            if called and not inspect.iscoroutine(answer):
+                self.missing.discard(name)
+            return self._awaiting(name, answer) if called and inspect.iscoroutine(answer) else answer
 
         return kept(noting) if kept else noting
+
+    async def _awaiting(self, name, coroutine):
+        answer = await coroutine
+        self.missing.discard(name)
+        return answer

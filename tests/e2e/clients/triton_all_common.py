@@ -6,6 +6,7 @@ The server is called "triton" and has loaded all of them.
 import numpy as np
 from checks import Raises
 from samples import assert_same, strings
+from tritonclient import utils
 from tritonclient.utils import InferenceServerException
 
 MODELS = (
@@ -141,6 +142,20 @@ async def check_strings(t):
         assert_same(result.as_numpy("OUTPUT0"), text)
 
 
+async def check_strings_packed_by_hand(t):
+    text = strings([b"one", "zw\u00f6lf".encode(), b""])
+    packed = utils.serialize_byte_tensor(text)
+    assert utils.serialized_byte_size(packed) == len(packed.item())
+    assert_same(utils.deserialize_bytes_tensor(packed.item()).reshape(text.shape), text)
+    result = await t.client.infer("simple_identity", [t.input("INPUT0", text)])
+    assert_same(result.as_numpy("OUTPUT0"), text)
+
+
+async def check_datatypes_as_numpy_has_them(t):
+    metadata = await t.json("get_model_metadata", "simple_int8")
+    assert {utils.triton_to_np_dtype(one["datatype"]) for one in metadata["inputs"]} == {np.int8}
+
+
 async def check_python_identity(t):
     values = np.random.default_rng(1).random((3, 1000), np.float32)
     result = await t.client.infer("identity_fp32", [t.input("INPUT0", values)])
@@ -176,6 +191,7 @@ async def check_bls(t):
     with Raises(InferenceServerException) as caught:
         await bls(t, "nope")
     assert "'nope' is not found" in caught.error.message()
+    assert (caught.error.debug_details() is None) is t.http
 
 
 async def check_optional_inputs_and_parameters(t):

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import numpy as np
 import triton_subject
 from triton_all_calls import Calls
-from tritonclient.utils import np_to_triton_dtype, shared_memory
+from tritonclient import utils
+from tritonclient.utils import shared_memory
 
 _numbers = itertools.count(1)
 
@@ -31,7 +32,7 @@ class AllSubject(triton_subject.Subject):
 
     def empty(self, name, shape, dtype):
         """An input without data yet."""
-        return self.module.InferInput(name, shape, np_to_triton_dtype(np.dtype(dtype)))
+        return self.module.InferInput(name, shape, utils.np_to_triton_dtype(np.dtype(dtype)))
 
     def wanted(self, name, **options):
         return self.module.InferRequestedOutput(name, **options)
@@ -72,7 +73,12 @@ def _plain(value):
 async def open_all(kind, address):
     """The subject of one kind of client; its functions are noted from here on."""
     module = importlib.import_module(f"tritonclient.{kind}")
-    calls = Calls(module, shared_memory)
+    # What an asynchronous call gives its caller has no public name; the asyncio clients have no such calls.
+    more = (
+        [importlib.import_module("tritonclient.grpc._client").CallContext] if kind == triton_subject.GRPC else []
+    )
+    but = ["InferAsyncRequest"] if kind == triton_subject.HTTP_AIO else []
+    calls = Calls(module, utils, shared_memory, more=more, but=but)
     make = functools.partial(AllSubject, calls=calls)
     if kind in (triton_subject.GRPC_AIO, triton_subject.HTTP_AIO):
         async with module.InferenceServerClient(address) as client:
