@@ -33,7 +33,7 @@ def _by_its_user(frame):
 
 
 class Calls:
-    """What a user has called of the classes of a client module, of those in `more`, and of other modules' functions.
+    """What a user has called of a client module's classes, of those in `more`, and of other modules' functions.
 
     `but`: names of classes that the module has and does nothing with.
     """
