@@ -39,6 +39,8 @@ def admit(servable: Servable, request: InferenceRequest, call: Call) -> Signatur
         call.requested_outputs = request.outputs
     call.request_id = request.id
     call.parameters = request.parameters
+    if request.input_parameters is not None:
+        call.input_parameters = request.input_parameters
     if request.parameters:
         call.scheduling = scheduling_of(request.parameters, call.scheduling)
         timeout = call.scheduling.timeout

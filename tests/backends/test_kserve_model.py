@@ -59,6 +59,7 @@ class Mine(Model):
         y = InferOutput(name="y", shape=list(x.shape), datatype="FP32")
         y.set_data_from_numpy(x, binary_data=bool(payload.parameters.get("binary")))
         said = f"{payload.id} {payload.model_name} {headers.get('from')} {payload.parameters.get('mine')}"
+        said += f" {payload.inputs[0].parameters.get('tag')}"
         if len(payload.inputs) > 1:
             said += payload.inputs[1].as_numpy()[0].decode()
         names = InferOutput(name="said", shape=[1], datatype="BYTES", data=[said])
@@ -113,14 +114,17 @@ async def post(door: Door, path: str, body: Any) -> tuple[int, Any]:
 async def test_a_model_of_the_v2_protocol(tmp_path: Path, binary: bool) -> None:
     async with serving(write(tmp_path)) as door:
         parameters = {"mine": 3, "binary": binary}
-        answer = await door.infer("mine", {"x": X, "names": text("é")}, id="seven", parameters=parameters)
+        tags = {"x": {"tag": "blue"}}
+        answer = await door.infer(
+            "mine", {"x": X, "names": text("é")}, id="seven", parameters=parameters, input_parameters=tags
+        )
         assert (answer.outputs["y"] == X * 2).all()
-        assert answer.outputs["said"].item() == "seven mine None 3é".encode()
+        assert answer.outputs["said"].item() == "seven mine None 3 blueé".encode()
         assert answer.parameters == {"took": 0.5}
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [[1, 2]]}], "id": "a"}
         status, told = await post(door, "/v2/models/mine/infer", body)
         assert (status, told["outputs"][0]["data"]) == (200, [2, 4])
-        assert told["outputs"][1]["data"] == ["a mine me None"]
+        assert told["outputs"][1]["data"] == ["a mine me None None"]
 
 
 async def test_types_that_it_declares(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class Mine(MLModel):
         said = {
             "id": payload.id, "name": self.name, "version": self.version, "uri": self.uri,
             "mine": getattr(payload.parameters, "mine", None), "extra": self.settings.parameters.extra,
+            "tag": getattr(by_name["x"].parameters, "tag", None),
             "header": (payload.parameters.headers or {}).get("from"),
             "names": self.decode(by_name["names"], default_codec=StringCodec) if "names" in by_name else None,
         }
@@ -122,9 +123,14 @@ async def test_a_class_in_a_model_py(tmp_path: Path) -> None:
             "uri": str(path / "3"),
             "mine": 3,
             "extra": {},
+            "tag": None,
             "header": None,
             "names": ["é"],
         }
+        assert (await said(door, input_parameters={"x": {"tag": "blue"}}))["tag"] == "blue"
+        as_base64 = {"names": {"content_type": "base64"}}
+        _, told_wrong = await door.failure("mine", {"x": X, "names": text("é")}, input_parameters=as_base64)
+        assert "base64" in told_wrong
         assert not (path / "3" / "unloaded").exists()
     assert (path / "3" / "unloaded").exists()
 

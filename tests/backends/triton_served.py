@@ -70,20 +70,25 @@ class Door:
 
 
 def request(model: str, inputs: Mapping[str, Any], **said: Any) -> pb.ModelInferRequest:
-    """`said`: `id`, `outputs` by name, and `parameters` of bool, int and str."""
+    """`said`: `id`, `outputs` by name, `parameters` of bool, int and str, and `input_parameters` by input."""
     message = pb.ModelInferRequest(model_name=model, id=said.get("id", ""))
     for name in said.get("outputs", ()):
         message.outputs.add(name=name)
-    for key, value in said.get("parameters", {}).items():
-        kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
-        setattr(message.parameters[key], kind, value)
+    _set(message.parameters, said.get("parameters", {}))
     for name, value in inputs.items():
         array = np.asarray(value)
-        message.inputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+        tensor = message.inputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+        _set(tensor.parameters, said.get("input_parameters", {}).get(name, {}))
         raw = raw_buffer(array)
         message.raw_input_contents.append(raw.tobytes() if isinstance(raw, np.ndarray) else bytes(raw))
         assert byte_length(raw) == len(message.raw_input_contents[-1])
     return message
+
+
+def _set(parameters: Any, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
+        setattr(parameters[key], kind, value)
 
 
 def reply(message: pb.ModelInferResponse) -> Reply:

@@ -107,7 +107,7 @@ class KServeModel(ForeignModel):
                 list(array.shape),
                 datatype_of(array),
                 array.tolist() if array.dtype.hasobject else array,
-                parameters={},
+                parameters=dict(call.input_parameters.get(name, {})),
             )
             for name, array in inputs.items()
         ]

@@ -1,7 +1,8 @@
 """MLServer's `MLModel`: a class in a `model.py`, or what a `model-settings.json` names as its implementation.
 
 Served are `load`, `predict`, `predict_stream` where there is no `predict`, and `unload`; requests have the codecs'
-content types that the settings declare, and the request's own. The parameters of single inputs do not arrive.
+content types that the settings declare, the inputs' and the request's own. What a response says of single outputs
+does not leave.
 """
 
 from __future__ import annotations
@@ -133,13 +134,17 @@ class MLServerModel(ForeignModel):
         return self._answer(await self._served.predict(self._request(inputs, call)))
 
     def _request(self, inputs: Inputs, call: Call) -> Any:
-        types = self._types
+        types, own = self._types, call.input_parameters
         return types.InferenceRequest(
             id=call.request_id or None,
             parameters=types.Parameters(**{**call.parameters, "headers": call.metadata}),
             inputs=[
                 types.RequestInput(
-                    name=name, datatype=datatype_of(array), shape=array.shape, data=array.reshape(-1).tolist()
+                    name=name,
+                    datatype=datatype_of(array),
+                    shape=array.shape,
+                    data=array.reshape(-1).tolist(),
+                    parameters=types.Parameters(**own[name]) if name in own else None,
                 )
                 for name, array in inputs.items()
             ],

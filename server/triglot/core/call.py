@@ -10,7 +10,7 @@ from typing import Any, Literal
 from triglot.core.errors import Code, DeadlineExceeded
 from triglot.core.request_scheduling import PLAIN, own_parameters
 from triglot.core.statistics import Statistics
-from triglot.core.types import Exchange, ParameterValue
+from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, ParameterValue
 
 Metadata = Iterable[tuple[str, str | bytes]]
 Respond = Callable[[Any], bool]
@@ -67,7 +67,8 @@ class Call:
 
     `deadline` is a `time.monotonic()` instant, or None. `size`: bytes of the request as it came; 0: it came by no
     door of the server, as a warm-up, or a model's own call. `signature_name` is the one of the model's signatures
-    that is called. `read_metadata` gives gRPC metadata or HTTP headers; few calls look at them, so they are read
+    that is called. `parameters` are the request's, and `input_parameters` those of its inputs that mean nothing to
+    the server. `read_metadata` gives gRPC metadata or HTTP headers; few calls look at them, so they are read
     when asked for.
 
     `respond(answer)` sends one answer of a streaming call, from any thread; it blocks while the reader is slow,
@@ -100,6 +101,7 @@ class Call:
         "deadline",
         "exchange",
         "finish",
+        "input_parameters",
         "input_seconds",
         "model_name",
         "model_version",
@@ -129,6 +131,7 @@ class Call:
         self.requested_outputs: Sequence[str] = ()
         self.signature_name = ""
         self.parameters: dict[str, ParameterValue] = {}
+        self.input_parameters: InputParameters = NO_INPUT_PARAMETERS
         self.exchange: Exchange | None = None
         self.respond: Respond = _nobody_listens
         self.finish: Callable[[], None] = _nothing
@@ -288,6 +291,7 @@ class BatchCall(Call):
         self.signature_name = first.signature_name
         # Its time in the queue, for one, was one member's.
         self.parameters = own_parameters(first.parameters)
+        self.input_parameters = first.input_parameters
         self.reach = first.reach
         self.model_name, self.model_version = first.model_name, first.model_version
 

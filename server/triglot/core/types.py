@@ -12,6 +12,9 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.tensor import DATATYPES, Array, Buffer
 
 ParameterValue = bool | int | float | str
+InputParameters = Mapping[str, Mapping[str, ParameterValue]]
+"""Parameters of single inputs, by the input's name."""
+NO_INPUT_PARAMETERS: InputParameters = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class InferenceRequest:
 
     `lenient_shapes`: the model gets the inputs in whatever shapes they have, as in TensorFlow Serving (tfs 0.9).
     `options`: of single tensors, where there are any; inputs in a region have no data before it is read.
+    `input_parameters`: the inputs' own parameters, where there are any that mean nothing to the server.
     """
 
     model_name: str
@@ -97,6 +101,7 @@ class InferenceRequest:
     signature_name: str = ""
     lenient_shapes: bool = False
     options: TensorOptions | None = None
+    input_parameters: InputParameters | None = None
 
 
 @dataclass(slots=True)

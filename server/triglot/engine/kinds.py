@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
@@ -10,6 +10,7 @@ from triglot.core.model import Model
 from triglot.core.request_scheduling import own_parameters
 from triglot.core.scheduling import DynamicBatching
 from triglot.core.signature import signatures_of
+from triglot.core.types import ParameterValue
 from triglot.engine.declarations import looks_at_call
 from triglot.engine.joining import NoBatchDim, layout_of, rows_of
 from triglot.engine.work import Inputs
@@ -56,10 +57,8 @@ class Kinds:
         # Parts of one request are not padded to the lengths of others: their outputs must fit together.
         any_lengths = batching.pad_variable_lengths and rows <= self.max_rows and self._pads_little(inputs)
         layout = layout_of(inputs, any_lengths=any_lengths)
-        if call.parameters and self._by_parameters and (own := own_parameters(call.parameters)):
-            # True is equal to 1, and 1 to 1.0, but not to a model.
-            typed = [(name, type(value), value) for name, value in sorted(own.items())]
-            return rows, (call.signature_name, layout, tuple(typed))
+        if self._by_parameters and (call.parameters or call.input_parameters) and (own := _typed(call)):
+            return rows, (call.signature_name, layout, own)
         return rows, (call.signature_name, layout)
 
     def _pads_little(self, inputs: Inputs) -> bool:
@@ -82,3 +81,14 @@ class Kinds:
             return min(max(1, rows_of(inputs)), self.max_rows)
         except NoBatchDim:
             return 1
+
+
+def _typed(call: Call) -> tuple[Hashable, ...]:
+    """What the request says to the model besides its tensors: True is equal to 1, and 1 to 1.0, but not to it."""
+    said: list[tuple[str | None, Mapping[str, ParameterValue]]] = [(None, own_parameters(call.parameters))]
+    said += sorted(call.input_parameters.items())
+    return tuple(
+        (place, name, type(value), value)
+        for place, parameters in said
+        for name, value in sorted(parameters.items())
+    )

@@ -100,7 +100,14 @@ class Shelf:
     ) -> Key:
         """What is the same for equal requests: signature, inputs, parameters, and which outputs are wanted."""
         order = tuple(inputs) if self._ordered else ()
-        asked = (call.signature_name, tuple(outputs), lenient_shapes, order, _custom(call.parameters))
+        asked = (
+            call.signature_name,
+            tuple(outputs),
+            lenient_shapes,
+            order,
+            _custom(call.parameters),
+            _by_input(call),
+        )
         if max(_work(inputs), call.size) > OFF_LOOP_BYTES:
             return self._number, await asyncio.to_thread(digest, asked, inputs)
         return self._number, digest(asked, inputs)
@@ -177,6 +184,10 @@ def _work(inputs: Mapping[str, Array]) -> int:
 def _custom(parameters: Mapping[str, ParameterValue]) -> list[tuple[str, ParameterValue]]:
     """What a request says to the model: not when it is to be executed."""
     return sorted(item for item in parameters.items() if item[0] not in _SCHEDULING)
+
+
+def _by_input(call: Call) -> list[tuple[str, list[tuple[str, ParameterValue]]]]:
+    return sorted((name, sorted(values.items())) for name, values in call.input_parameters.items())
 
 
 def digest(asked: object, inputs: Mapping[str, Array]) -> bytes:

@@ -102,6 +102,8 @@ def _is_plain(servable: Servable, request: InferenceRequest) -> bool:
     signature = servable.signatures.get(request.signature_name or servable.default_signature)
     if signature is None or request.parameters or request.options is not None or request.id:
         return False
+    if request.input_parameters is not None:
+        return False
     if (
         servable.model.takes_messages
         or servable.decoupled

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from triglot.core.call import Call, ModelCall, ModelTask, Reach
 from triglot.core.request_scheduling import PLAIN, Scheduling
+from triglot.core.types import NO_INPUT_PARAMETERS
 
 
 class Server(Protocol):
@@ -52,6 +53,7 @@ class RemoteCall(Call):
         self.request_id = fields.get("id", "")
         self.signature_name = fields.get("signature", "")
         self.parameters = fields.get("parameters", {})
+        self.input_parameters = fields.get("input_parameters", NO_INPUT_PARAMETERS)
         self.model_name, self.model_version = fields.get("model", ""), fields.get("version", 0)
         self.batch_size = fields.get("batch", 1)
         self.size = fields.get("size", 0)
@@ -110,6 +112,7 @@ def _own_fields(call: Call) -> dict[str, Any]:
         "id": call.request_id,
         "signature": call.signature_name,
         "parameters": call.parameters,
+        "input_parameters": dict(call.input_parameters),
         "model": call.model_name,
         "version": call.model_version,
         "batch": call.batch_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ from triglot.core.tensor import DATATYPES, Array, Buffer, byte_length, object_ar
 from triglot.core.types import (
     InferenceRequest,
     InferenceResponse,
+    InputParameters,
     InputTensor,
     OutputWish,
     ParameterValue,
@@ -21,15 +22,7 @@ from triglot.core.types import (
     TensorOptions,
 )
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.kserve.parameters import (
-    CLASSIFICATION,
-    REGION,
-    REGION_OFFSET,
-    REGION_SIZE,
-    region_of,
-    set_parameters,
-    wish_of,
-)
+from triglot.protocols.kserve.parameters import REGION, own_of_input, region_of, set_parameters, wish_of
 from triglot.protocols.kserve.small_answers import small_answer
 from triglot.protocols.wire import Limit, MessageRules, length_prefix, limit_error, parse, scan, serialize
 
@@ -43,7 +36,6 @@ MAX_OUTPUTS = Limit("requested outputs", 1024)
 MAX_RAW = Limit("raw_input_contents", 1024)
 MAX_DIMS = Limit("dims in a shape", 16)
 MAX_PARAMETERS = Limit("parameters", 256)
-_OPTIONS = (REGION, REGION_SIZE, REGION_OFFSET, CLASSIFICATION)
 _SHAPE, _TENSOR_PARAMETERS, _OUTPUT_PARAMETERS = 3, 4, 2
 ID, RAW_INPUTS = 3, 7
 _REQUEST_PARAMETERS, _INPUTS, _OUTPUTS = 4, 5, 6
@@ -167,6 +159,7 @@ def _request_of(message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Inferen
                 "in request."
             )
         request.inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    request.input_parameters = _own_parameters(message.inputs)
     if next_raw < len(raw):
         raise InvalidArgument(
             f"the request has {len(raw)} raw_input_contents for {next_raw} inputs that take one, "
@@ -189,23 +182,24 @@ def _decode_region(tensor: pb.ModelInferRequest.InferInputTensor, model: str) ->
             "contents field must not be specified when using shared memory for "
             f"'{tensor.name}' for model '{model}'"
         )
-    region = region_of(_options_in(tensor.parameters), f"input '{tensor.name}'")
+    region = region_of(_values(tensor.parameters), f"input '{tensor.name}'")
     assert region is not None  # Its key is there.
     return region
 
 
 def _decode_wish(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> OutputWish | None:
-    return wish_of(_options_in(output.parameters), f"output '{output.name}'", fewest=1)
+    return wish_of(_values(output.parameters), f"output '{output.name}'", fewest=1)
 
 
-def _options_in(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
-    """Those of a tensor's parameters that mean something: other clients' own are not looked at."""
-    options: dict[str, ParameterValue] = {}
-    for key in _OPTIONS:
-        if key in parameters:
-            choice = parameters[key].WhichOneof("parameter_choice")
-            options[key] = getattr(parameters[key], choice) if choice else ""
-    return options
+def _own_parameters(inputs: Iterable[pb.ModelInferRequest.InferInputTensor]) -> InputParameters | None:
+    of_inputs = ((one.name, own_of_input(_values(one.parameters))) for one in inputs if one.parameters)
+    return {name: own for name, own in of_inputs if own} or None
+
+
+def _values(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
+    """A tensor's parameters; one without a value is ""."""
+    choices = ((key, one, one.WhichOneof("parameter_choice")) for key, one in parameters.items())
+    return {key: getattr(one, choice) if choice else "" for key, one, choice in choices}
 
 
 def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:

@@ -22,6 +22,13 @@ REGION = "shared_memory_region"
 REGION_SIZE = "shared_memory_byte_size"
 REGION_OFFSET = "shared_memory_offset"
 CLASSIFICATION = "classification"
+BINARY_SIZE = "binary_data_size"
+_OF_INPUTS = (REGION, REGION_SIZE, REGION_OFFSET, BINARY_SIZE)
+
+
+def own_of_input(parameters: Mapping[str, ParameterValue]) -> dict[str, ParameterValue]:
+    """Those of an input's parameters that mean something to the model alone."""
+    return {key: value for key, value in parameters.items() if key not in _OF_INPUTS}
 
 
 def set_parameters(request: InferenceRequest, parameters: dict[str, ParameterValue]) -> None:

@@ -27,7 +27,14 @@ from triglot.core.types import (
 from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS, packing_size
 from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements
-from triglot.protocols.kserve.parameters import REGION, region_of, set_parameters, wish_of
+from triglot.protocols.kserve.parameters import (
+    BINARY_SIZE,
+    REGION,
+    own_of_input,
+    region_of,
+    set_parameters,
+    wish_of,
+)
 from triglot.protocols.wire import Limit, limit_error
 
 HEADER_NAME, BINARY = "Inference-Header-Content-Length", "application/octet-stream"
@@ -93,6 +100,7 @@ class _Reader:
         self._at = json_length
         self._regions: dict[int, RegionSlice] = {}
         self._wishes: dict[str, OutputWish] = {}
+        self._own_parameters: dict[str, dict[str, ParameterValue]] = {}
         self._binary_outputs: list[str] = []
 
     def read(self, body: dict[str, Any]) -> RestInfer:
@@ -105,6 +113,8 @@ class _Reader:
                 f"unexpected additional input data for model '{self._model}': {len(self._body) - self._at} bytes "
                 "follow the last binary tensor"
             )
+        if self._own_parameters:
+            request.input_parameters = self._own_parameters
         request.outputs = [self._requested_output(output) for output in _objects(body, "outputs", MAX_OUTPUTS)]
         if self._regions or self._wishes:
             request.options = TensorOptions(self._regions, self._wishes)
@@ -125,7 +135,9 @@ class _Reader:
         parameters = _parameters(tensor, what)
         if not parameters and tensor.get("data") is not None:
             return InputTensor(name, datatype, shape, elements_of_json(tensor["data"], datatype, shape, what))
-        given: list[str] = [key for key in (REGION, "binary_data_size") if key in parameters]
+        if own := own_of_input(parameters):
+            self._own_parameters[name] = own
+        given: list[str] = [key for key in (REGION, BINARY_SIZE) if key in parameters]
         # KServe's client sends a null beside the size of an empty binary tensor.
         given += ["data"] if tensor.get("data") is not None else []
         if len(given) != 1:
@@ -137,8 +149,8 @@ class _Reader:
         if (region := region_of(parameters, what)) is not None:
             self._regions[at] = region
             data = b""
-        elif given == ["binary_data_size"]:
-            data = self._binary(name, parameters["binary_data_size"])
+        elif given == [BINARY_SIZE]:
+            data = self._binary(name, parameters[BINARY_SIZE])
         else:
             data = elements_of_json(tensor["data"], datatype, shape, what)
         return InputTensor(name, datatype, shape, data)

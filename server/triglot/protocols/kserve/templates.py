@@ -15,7 +15,7 @@ def infer_decoder() -> TemplateDecoder[InferenceRequest]:
 
 
 def _find(data: bytes, request: InferenceRequest) -> Variables[InferenceRequest] | None:
-    if request.parameters or request.options is not None:
+    if request.parameters or request.options is not None or request.input_parameters is not None:
         return None
     if not all(_fixed_size(tensor) for tensor in request.inputs):
         return None
