@@ -176,6 +176,17 @@ def test_a_request_of_the_models_own() -> None:
     assert PB.InferenceRequest(inputs=[], preferred_memory=memory).priority() == 0
 
 
+def test_tensors_of_a_configuration_and_kinds_of_memory() -> None:
+    config = {"input": [{"name": "X", "dims": [1]}], "output": [{"name": "X", "dims": [2]}, {"name": "Y"}]}
+    assert PB.get_input_config_by_name(config, "X") == {"name": "X", "dims": [1]}
+    assert PB.get_output_config_by_name(config, "X") == {"name": "X", "dims": [2]}
+    assert PB.get_input_config_by_name(config, "Y") is None
+    assert PB.get_output_config_by_name({}, "Y") is None
+    kinds = (PB.TRITONSERVER_MEMORY_CPU, PB.TRITONSERVER_MEMORY_CPU_PINNED, PB.TRITONSERVER_MEMORY_GPU)
+    assert [int(kind) for kind in kinds] == [0, 1, 2]
+    assert PB.PreferredMemory(kinds[2], 3).preferred_device_id == 3
+
+
 def test_names_may_be_elements_of_a_tensor() -> None:
     name = Tensor("NAME", np.array([b"Y"], object)).as_numpy()[0]
     request = PB.InferenceRequest(

@@ -65,7 +65,9 @@ async def check_config(t):
     assert int(simple["version_policy"]["latest"]["num_versions"]) == 1
     assert "dynamic_batching" not in simple
     assert len(simple["instance_group"]) == 1
-    assert (await t.config("simple_int8"))["instance_group"][0]["count"] == 2
+    int8 = await t.config("simple_int8")
+    assert int8["instance_group"][0]["count"] == 2
+    assert list(map(int, int8["dynamic_batching"]["preferred_batch_size"])) == [8]
     batched = await t.config("batched_add_one")
     assert list(map(int, batched["dynamic_batching"]["preferred_batch_size"])) == [4, 16]
     assert int(batched["dynamic_batching"]["max_queue_delay_microseconds"]) == 100000
@@ -133,6 +135,11 @@ async def check_int8(t):
     result = await t.client.infer("simple_int8", t.pair(100, 20, np.int8))
     assert_same(result.as_numpy("OUTPUT0"), np.full((1, 16), 120, np.int8))
     assert_same(result.as_numpy("OUTPUT1"), np.full((1, 16), 80, np.int8))
+    # It is batched.
+    results = await t.infer_all("simple_int8", [t.pair(at, at // 2, np.int8) for at in range(100)])
+    for at, result in enumerate(results):
+        assert_same(result.as_numpy("OUTPUT0"), np.full((1, 16), at + at // 2).astype(np.int8))
+        assert_same(result.as_numpy("OUTPUT1"), np.full((1, 16), at - at // 2, np.int8))
 
 
 async def check_strings(t):
