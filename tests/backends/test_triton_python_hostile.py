@@ -159,16 +159,3 @@ async def test_a_decoupled_coroutine_may_call_itself(tmp_path: Path, probe: Simp
     write(tmp_path, CALLS_ITSELF.format(ask=ask), kind="async def", decoupled=True)
     async with serving(tmp_path) as door:
         assert await outcome(door, 3) == 1
-
-
-async def test_sequences_of_a_decoupled_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_model(
-        tmp_path,
-        "m",
-        "class TritonPythonModel:\n    def execute(self, requests):\n        pass\n",
-        DECOUPLED + "sequence_batching { }\n",
-    )
-    await not_served(tmp_path)
-    assert (
-        "sequence_batching: expected none for a decoupled model: its sequences are not served, and" in caplog.text
-    )

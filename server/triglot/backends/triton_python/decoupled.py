@@ -155,7 +155,7 @@ class DecoupledModel(TritonModel):
                 # It goes on while this thread takes the next requests.
                 returned.add_done_callback(partial(_look_at, instance, lines))
             elif returned is not None:
-                raise _no_none(instance, returned)
+                raise no_none(instance, returned)
         except BaseException as error:
             _fail(instance, lines, error)
 
@@ -174,7 +174,7 @@ def _look_at(instance: Instance, lines: Sequence[Line], done: Future[Any]) -> No
     elif (error := done.exception()) is not None:
         _fail(instance, lines, error)
     elif (returned := done.result()) is not None:
-        _fail(instance, lines, _no_none(instance, returned))
+        _fail(instance, lines, no_none(instance, returned))
 
 
 def _fail(instance: Instance, lines: Sequence[Line], error: BaseException) -> None:
@@ -183,7 +183,8 @@ def _fail(instance: Instance, lines: Sequence[Line], error: BaseException) -> No
         line.fail(own_copy(told))
 
 
-def _no_none(instance: Instance, returned: object) -> Internal:
+def no_none(instance: Instance, returned: object) -> Internal:
+    """The error for what `execute` has returned. It is in the log, too."""
     text = (
         f"Python model '{instance.name}' is using the decoupled mode and the execute function must return None, "
         f"got {type(returned).__name__}"

@@ -13,6 +13,7 @@ from triglot.backends.reshaping import reshaped
 from triglot.backends.triton_python.config import ModelConfig, complete, using_decoupled_model_transaction_policy
 from triglot.backends.triton_python.datatypes import datatype_of_config
 from triglot.backends.triton_python.decoupled import DecoupledModel
+from triglot.backends.triton_python.decoupled_sequences import DecoupledSequencesModel
 from triglot.backends.triton_python.home import Home, working
 from triglot.backends.triton_python.instance import Instance
 from triglot.backends.triton_python.model import TritonModel
@@ -67,13 +68,11 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
     largest = completed["max_batch_size"]
     if using_decoupled_model_transaction_policy(completed):
         if "sequence_batching" in completed:
-            raise ModelLoadError(
-                f"{file}: sequence_batching: expected none for a decoupled model: its sequences are not served, "
-                "and its requests are not rescheduled"
-            )
-        model: TritonModel = DecoupledModel(instances, modules, home, 0 if batching is None else largest)
-        # A coroutine leaves its instance to others while it waits.
-        model.holds_instances = not is_async(model_class.execute)
+            model: TritonModel = DecoupledSequencesModel(instances, modules, home)
+        else:
+            model = DecoupledModel(instances, modules, home, 0 if batching is None else largest)
+            # A coroutine leaves its instance to others while it waits.
+            model.holds_instances = not is_async(model_class.execute)
     else:
         model = SingleResponseModel(instances, modules, home)
         if batching is not None and config.dynamic_batching is None:

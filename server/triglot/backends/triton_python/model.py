@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from triglot.backends.placement import Placement
 from triglot.backends.reshaping import Reshaping
 from triglot.backends.triton_python.home import Home
 from triglot.backends.triton_python.instance import Instance
@@ -60,3 +61,22 @@ class TritonModel(Model):
             self._home.close()
         finally:
             self._modules.close()
+
+
+class PlacedModel(TritonModel):
+    """Its instances are the engine's threads."""
+
+    def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
+        super().__init__(instances, modules, home)
+        self._placement = Placement(instances)
+
+    def start_instance(self, call: Call) -> None:
+        """See `Model`: calls `initialize`. Raises `ModelLoadError` for what that raises."""
+        self._home.begin(call)
+        self._mine()
+
+    def _mine(self) -> Instance:
+        instance = self._placement.mine()
+        if not instance.initialized:
+            self._initialize(instance)
+        return instance

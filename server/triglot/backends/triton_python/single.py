@@ -9,12 +9,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from triglot.backends.placement import Placement
 from triglot.backends.reshaping import Reshaping
 from triglot.backends.triton_python.errors import TritonError
 from triglot.backends.triton_python.home import Home
 from triglot.backends.triton_python.instance import Instance
-from triglot.backends.triton_python.model import Inputs, TritonModel
+from triglot.backends.triton_python.model import Inputs, PlacedModel
 from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.response import InferenceResponse
 from triglot.backends.triton_python.sender import Line
@@ -27,28 +26,14 @@ log = logging.getLogger(__name__)
 Outcome = Answer | ServingError
 
 
-class SingleResponseModel(TritonModel):
-    """Its instances are the engine's threads.
-
-    What the model raises fails all requests of the list, with its text, as in Triton: it is the user's own code
+class SingleResponseModel(PlacedModel):
+    """What the model raises fails all requests of the list, with its text, as in Triton: it is the user's own code
     that words it. A response with an error is its own request's alone.
     """
 
     def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
         super().__init__(instances, modules, home)
         self.infer_batch = self._infer_batch
-        self._placement = Placement(instances)
-
-    def start_instance(self, call: Call) -> None:
-        """See `Model`: calls `initialize`. Raises `ModelLoadError` for what that raises."""
-        self._home.begin(call)
-        self._mine()
-
-    def _mine(self) -> Instance:
-        instance = self._placement.mine()
-        if not instance.initialized:
-            self._initialize(instance)
-        return instance
 
     def infer(self, inputs: Inputs, call: Call) -> Answer:
         """One request as a list of one; raises the error of its response, and as `infer_batch`."""
