@@ -108,7 +108,10 @@ async def test_outputs_are_checked(tmp_path: Path) -> None:
             "pb_utils.InferenceRequest(inputs=[]).get_response_sender()",
             "expected a request that execute was given",
         ),
-        ("requests[0].set_release_flags(2)", "requests are not rescheduled here"),
+        (
+            "requests[0].set_release_flags(2)",
+            "whose sequence_batching says iterative_sequence",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])

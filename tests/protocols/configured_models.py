@@ -32,6 +32,7 @@ SEQUENCES = SequenceBatching(
     ],
     states=[SequenceState("in", "out", "INT32", [-1, 2], InitialState("INT32", [1, 2], name="first"))],
     strategy=OldestStrategy(4, (2,), 1e-3, True),
+    iterative=True,
 )
 
 

@@ -255,7 +255,6 @@ def test_a_file_below_the_version_folder(tmp_path: Path) -> None:
             "data_type: TYPE_FP32 use_same_buffer_for_input_output: true } }",
             [
                 "sequence_batching.state[0].use_same_buffer_for_input_output: without effect here",
-                "sequence_batching.iterative_sequence: without effect here",
             ],
         ),
         (

@@ -252,13 +252,15 @@ class OldestStrategy:
 class SequenceBatching:
     """Requests with the same sequence id reach the same instance, in their order (spec 5.2).
 
-    `max_idle`: seconds after which a sequence without a request is over.
+    `max_idle`: seconds after which a sequence without a request is over. `iterative`: each request is a sequence
+    of its own, whatever it says, and needs no id; a Triton Python model may take it up again before it answers.
     """
 
     max_idle: float = 1.0
     controls: Sequence[ControlInput] = ()
     states: Sequence[SequenceState] = ()
     strategy: DirectStrategy | OldestStrategy = DirectStrategy()
+    iterative: bool = False
 
     def __post_init__(self) -> None:
         with checks.within("sequence_batching"):
@@ -274,6 +276,7 @@ class SequenceBatching:
                 checks.kind(f"{name}[{at}]", value, kind)
             object.__setattr__(self, name, values)
         checks.kind("strategy", self.strategy, DirectStrategy, OldestStrategy)
+        checks.kind("iterative", self.iterative, bool)
         checks.different("controls", [control.kind for control in self.controls])
         checks.different(
             "states",

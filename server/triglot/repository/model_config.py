@@ -69,7 +69,7 @@ _UNDERSTOOD = (
     | {"instance_group.name", "instance_group.count", "instance_group.kind", "instance_group.gpus"}
     | {"dynamic_batching", "ensemble_scheduling", "response_cache"}
     | {f"sequence_batching.{name}" for name in ("max_sequence_idle_microseconds", "control_input")}
-    | {f"sequence_batching.{name}" for name in ("direct", "oldest")}
+    | {f"sequence_batching.{name}" for name in ("direct", "oldest", "iterative_sequence")}
     | {f"sequence_batching.state.{name}" for name in ("input_name", "output_name", "data_type", "dims")}
     | {"sequence_batching.state.initial_state"}
 )

@@ -144,7 +144,11 @@ def sequence_batching(config: pb.ModelConfig, folder: Path) -> SequenceBatching 
     ]
     with _said_of(_SEQUENCE):
         return SequenceBatching(
-            _seconds(batching.max_sequence_idle_microseconds or DEFAULT_IDLE), controls, states, strategy
+            _seconds(batching.max_sequence_idle_microseconds or DEFAULT_IDLE),
+            controls,
+            states,
+            strategy,
+            batching.iterative_sequence,
         )
 
 

@@ -62,6 +62,7 @@ def sequence_batching_message(batching: SequenceBatching) -> pb.ModelSequenceBat
         max_sequence_idle_microseconds=_microseconds(batching.max_idle),
         control_input=map(_control, batching.controls),
         state=map(_state, batching.states),
+        iterative_sequence=batching.iterative,
     )
     strategy = batching.strategy
     if isinstance(strategy, OldestStrategy):

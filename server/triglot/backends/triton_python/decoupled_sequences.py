@@ -64,11 +64,16 @@ class DecoupledSequencesModel(PlacedModel):
         instance = self._mine()
         line = Line(call, outlet, decoupled=True, reshaping=self.reshaping)
         try:
-            returned = instance.execute([self._request(inputs, call, line)], [call])
-            if isinstance(returned, Future):
-                returned = returned.result()
-            if returned is not None:
-                raise no_none(instance, returned)
+            request = self._request(inputs, call, line)
+            while True:
+                returned = instance.execute([request], [call])
+                if isinstance(returned, Future):
+                    returned = returned.result()
+                if returned is not None:
+                    raise no_none(instance, returned)
+                if not line.again or call.cancelled:
+                    break
+                request.come_again()
         except BaseException as error:
             if is_told(error):
                 raise

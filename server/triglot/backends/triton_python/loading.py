@@ -81,6 +81,8 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
     specs = [_specs(file, kind, completed) for kind in ("input", "output")]
     model.inputs, model.outputs, model.reshaping = reshaped(file, replace(config, max_batch_size=largest), *specs)
     model.model_config = config
+    if config.sequence_batching is not None and config.sequence_batching.iterative:
+        model.iterative = config.sequence_batching
     return model
 
 

@@ -15,6 +15,7 @@ from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
 from triglot.core.model import Model
+from triglot.core.scheduling import SequenceBatching
 from triglot.core.tensor import Array
 
 Inputs = Mapping[str, Array]
@@ -36,6 +37,8 @@ class TritonModel(Model):
         self._request_class = modules.names["InferenceRequest"]
         self._initializing = threading.Lock()
         self.reshaping: Reshaping | None = None
+        self.iterative: SequenceBatching | None = None
+        """Where requests may come again: the model's sequences. A process is not told of others."""
 
     @abstractmethod
     def start_instance(self, call: Call) -> None:
@@ -50,7 +53,7 @@ class TritonModel(Model):
         request = self._request_class()
         if self.reshaping is not None:
             inputs = self.reshaping.given(inputs)
-        request.receive(inputs, call, line, [spec.name for spec in self.outputs])
+        request.receive(inputs, call, line, [spec.name for spec in self.outputs], self.iterative)
         return request
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from triglot.backends.triton_python import calls
 from triglot.backends.triton_python.errors import TritonModelException
 from triglot.backends.triton_python.home import Home
@@ -18,6 +20,7 @@ from triglot.backends.triton_python.tensor import Tensor
 from triglot.backends.triton_python.texts import text
 from triglot.core.call import Call, ModelCall
 from triglot.core.request_scheduling import own_parameters
+from triglot.core.scheduling import SequenceBatching
 from triglot.core.tensor import Array
 from triglot.core.types import ParameterValue
 
@@ -71,6 +74,7 @@ class InferenceRequest:
     """The model whose code makes requests of this class; None: the one whose code runs."""
 
     __slots__ = (
+        "_batching",
         "_call",
         "_correlation_id",
         "_flags",
@@ -110,9 +114,20 @@ class InferenceRequest:
         self._trace = trace
         self._call: Call | None = None
         self._line: Line | None = None
+        self._batching: SequenceBatching | None = None
 
-    def receive(self, inputs: Mapping[str, Array], call: Call, line: Line, outputs: Sequence[str]) -> None:
-        """Make it one that the model is to answer; all `outputs` are wanted where the call names none."""
+    def receive(
+        self,
+        inputs: Mapping[str, Array],
+        call: Call,
+        line: Line,
+        outputs: Sequence[str],
+        batching: SequenceBatching | None = None,
+    ) -> None:
+        """Make it one that the model is to answer; all `outputs` are wanted where the call names none.
+
+        `batching`: the model's, where its requests may come again.
+        """
         said = call.scheduling
         self._inputs = {name: Tensor.of(name, array) for name, array in inputs.items()}
         self._outputs = list(call.requested_outputs or outputs)
@@ -123,7 +138,7 @@ class InferenceRequest:
         )
         self._timeout, self._priority = round(said.timeout * 1e6), said.priority
         self._parameters = own_parameters(call.parameters) if call.parameters else NO_PARAMETERS
-        self._call, self._line = call, line
+        self._call, self._line, self._batching = call, line, batching
 
     # --- what it says ---
 
@@ -196,11 +211,29 @@ class InferenceRequest:
         return InferenceResponseSender(self._line)
 
     def set_release_flags(self, flags: int) -> None:
-        """Raises `TritonModelException` for all but TRITONSERVER_REQUEST_RELEASE_ALL: nothing is run again."""
-        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+        """With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE the request comes again when `execute` has returned.
+
+        Raises `TritonModelException` for other flags than that and TRITONSERVER_REQUEST_RELEASE_ALL, and where the
+        model's sequences are not iterative.
+        """
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(f"set_release_flags: expected ..._ALL or ..._RESCHEDULE, got {flags!r}")
+        if self._line is None or (flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and self._batching is None):
             raise TritonModelException(
-                "set_release_flags: expected TRITONSERVER_REQUEST_RELEASE_ALL; requests are not rescheduled here"
+                "set_release_flags: TRITONSERVER_REQUEST_RELEASE_RESCHEDULE is for the requests of a model whose "
+                "sequence_batching says iterative_sequence"
             )
+        self._line.again = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+    def come_again(self) -> None:
+        """It was released to be executed once more: its sequence has started by now."""
+        assert self._line is not None
+        assert self._batching is not None
+        self._line.again = False
+        self._flags &= ~TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+        for control in self._batching.controls:
+            if control.kind == "START" and (tensor := self._inputs.get(control.name)) is not None:
+                self._inputs[control.name] = Tensor.of(control.name, np.full_like(tensor.array, control.false))
 
     # --- one that it makes ---
 

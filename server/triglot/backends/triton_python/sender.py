@@ -32,16 +32,17 @@ class Line:
     """The way from a model back to who waits for one request's responses.
 
     The request and its senders hold it, and nobody else: when all of them are gone before the final flag came,
-    nothing can come any more, and the request ends with an error. `taken`: whether there was a sender.
+    nothing can come any more, and the request ends with an error. `taken`: whether there was a sender. `again`:
+    whether the model wants to see the request once more.
     """
 
-    __slots__ = ("_closing", "_outlet", "_over", "call", "closed", "decoupled", "reshaping", "taken")
+    __slots__ = ("_closing", "_outlet", "_over", "again", "call", "closed", "decoupled", "reshaping", "taken")
 
     def __init__(self, call: Call, outlet: Outlet, *, decoupled: bool, reshaping: Reshaping | None = None) -> None:
         self.call = call
         self.reshaping = reshaping
         self.decoupled = decoupled
-        self.closed = self.taken = False
+        self.closed = self.taken = self.again = False
         self._over = False
         self._outlet = outlet
         self._closing = threading.Lock()

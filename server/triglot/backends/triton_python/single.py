@@ -24,6 +24,7 @@ from triglot.core.types import Answer
 log = logging.getLogger(__name__)
 
 Outcome = Answer | ServingError
+_LEFT = "the caller left before the request was executed again"
 
 
 class SingleResponseModel(PlacedModel):
@@ -52,10 +53,7 @@ class SingleResponseModel(PlacedModel):
         ]
         requests = [self._request(*one) for one in zip(inputs, calls, lines, strict=True)]
         try:
-            returned = instance.execute(requests, calls)
-            if isinstance(returned, Future):
-                returned = returned.result()
-            given = _given(returned, lines)
+            given = _executed(instance, requests, calls, lines)
         except BaseException as error:
             if is_told(error):
                 log.error("%s: %s", instance.name, error.message)
@@ -103,6 +101,30 @@ class _Outlet:
         return self._outcome
 
 
+def _executed(
+    instance: Instance, requests: Sequence[Any], calls: Sequence[Call], lines: Sequence[Line]
+) -> list[Any]:
+    """A response for each request, None where it is sent; those that are rescheduled are executed again."""
+    given: list[Any] = [None] * len(requests)
+    left: Sequence[int] = range(len(requests))
+    while left:
+        returned = instance.execute([requests[at] for at in left], [calls[at] for at in left])
+        if isinstance(returned, Future):
+            returned = returned.result()
+        responses = _given(returned, [lines[at] for at in left])
+        again: list[int] = []
+        for at, response in zip(left, responses, strict=True):
+            given[at] = response
+            if response is None and lines[at].again:
+                requests[at].come_again()
+                if calls[at].cancelled:
+                    given[at] = InferenceResponse(error=TritonError(_LEFT, TritonError.CANCELLED))
+                else:
+                    again.append(at)
+        left = again
+    return given
+
+
 def _outcome(response: InferenceResponse, reshaping: Reshaping | None) -> Outcome:
     try:
         return response.answer(reshaping)
@@ -131,7 +153,7 @@ def _given(returned: Any, lines: Sequence[Line]) -> list[Any]:
 
 
 def _checked(response: Any, line: Line) -> InferenceResponse | None:
-    if response is None and line.taken:
+    if response is None and (line.taken or line.again):
         return None
     if isinstance(response, InferenceResponse):
         return response

@@ -20,6 +20,11 @@ class ControlTensors:
         self._controls = tuple(controls)
         self._batched = batched
 
+    @property
+    def takes_texts(self) -> bool:
+        """Whether sequences have texts as ids, as the model's input has."""
+        return any(control.kind == "CORRID" and control.datatype == "BYTES" for control in self._controls)
+
     def check(self, sequence_id: int | str) -> None:
         """Raises `InvalidArgument` for an id that the model's input cannot carry."""
         for control in self._controls:

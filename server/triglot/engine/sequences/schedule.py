@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import threading
@@ -10,12 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 
 from triglot.core.batch_counts import BatchCounts
 from triglot.core.errors import InvalidArgument, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
+from triglot.core.request_scheduling import Scheduling
 from triglot.core.scheduling import OldestStrategy
 from triglot.engine.hosted import HostedModel
 from triglot.engine.joining import buffers_for, layout_of
@@ -70,6 +73,8 @@ class SequenceSchedule:
         self._grow = grow
         self._later = later
         self._clock = clock
+        self._iterative = batching.iterative
+        self._numbers = itertools.count(1)
         self._in_order = isinstance(batching.strategy, OldestStrategy) and batching.strategy.preserve_ordering
         self._taken: deque[SequenceBatch] = deque()
         """Batches whose answers leave in the order in which they began, if they are to. What waits for a slot has
@@ -116,6 +121,8 @@ class SequenceSchedule:
 
     def _put(self, work: SequenceWork) -> None:
         call, inputs = work.call, work.inputs
+        if self._iterative:
+            call.scheduling = self._as_a_sequence(call.scheduling)
         scheduling = call.scheduling
         if not scheduling.sequence_id:
             raise InvalidArgument(
@@ -133,6 +140,15 @@ class SequenceSchedule:
             self._instances = slot.instance + 1
         self._call_soon()
         self._keep_up()
+
+    def _as_a_sequence(self, said: Scheduling) -> Scheduling:
+        sequence_id = said.sequence_id
+        while not sequence_id:
+            number = next(self._numbers)
+            sequence_id = str(number) if self._tensors.controls.takes_texts else number
+            if sequence_id in self._table.live:
+                sequence_id = 0
+        return replace(said, sequence_id=sequence_id, sequence_start=True, sequence_end=True)
 
     def discard(self, work: Work) -> bool:
         """See `Schedule`. What follows a START that nobody waits for is refused."""

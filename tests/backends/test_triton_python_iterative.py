@@ -1,0 +1,138 @@
+"""Triton Python models that have their requests come again, until they answer (`iterative_sequence`)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from triton_served import DECOUPLED, X_TO_Y, Door, ints, reply, request, serving, write_model
+
+BATCHING = """
+max_batch_size: 4
+sequence_batching {{
+  iterative_sequence: true
+  {strategy}
+  control_input [
+    {{ name: "START" control [ {{ kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }} ] }},
+    {{ name: "CORRID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: {datatype} }} ] }}
+  ]
+}}
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+"""
+NOTES = """
+class TritonPythonModel:
+    \"\"\"Counts down from X, once each time that it is called, and answers with how often it was.\"\"\"
+
+    def initialize(self, args):
+        self.left, self.count = {}, {}
+
+    KIND execute(self, requests):
+        responses = []
+        for request in requests:
+            start, x = (
+                pb_utils.get_input_tensor_by_name(request, name).as_numpy().ravel()[0].item()
+                for name in ("START", "X")
+            )
+            corrid = pb_utils.get_input_tensor_by_name(request, "CORRID").as_numpy().ravel()[0]
+            mine = request.correlation_id()
+            assert (corrid.decode() if isinstance(corrid, bytes) else corrid) == mine
+            assert bool(start) == bool(request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+            assert bool(start) == (mine not in self.left)
+            self.left[mine] = (x if start else self.left[mine]) - 1
+            self.count[mine] = self.count.get(mine, 0) + 1
+            RESPOND
+        return RETURNED
+"""
+ONCE = """if self.left[mine] > 0:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                responses.append(None)
+            else:
+                del self.left[mine]
+                tensor = pb_utils.Tensor("Y", np.array([[self.count.pop(mine)]], np.int32))
+                responses.append(pb_utils.InferenceResponse([tensor]))"""
+EACH_TIME = """sender = request.get_response_sender()
+            tensor = pb_utils.Tensor("Y", np.array([[self.count[mine]]], np.int32))
+            sender.send(pb_utils.InferenceResponse([tensor]))
+            if self.left[mine] > 0:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            else:
+                del self.left[mine], self.count[mine]
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)"""
+DIRECT, OLDEST = "direct { }", "oldest { max_candidate_sequences: 8 }"
+PROCESS = 'parameters { key: "execution" value { string_value: "process" } }'
+
+
+def written(
+    folder: Path,
+    strategy: str = DIRECT,
+    datatype: str = "TYPE_UINT64",
+    *,
+    kind: str = "def",
+    decoupled: bool = False,
+    more: str = "",
+) -> Path:
+    code = NOTES.replace("KIND", kind).replace("RETURNED", "None" if decoupled else "responses")
+    code = code.replace("RESPOND", EACH_TIME if decoupled else ONCE)
+    tensors = (DECOUPLED if decoupled else X_TO_Y) + BATCHING.format(strategy=strategy, datatype=datatype)
+    return write_model(folder, "m", code, tensors + more)
+
+
+async def answer(door: Door, x: int, **said: Any) -> int:
+    outputs = (await door.infer("m", {"X": ints(x)[None]}, **said)).outputs
+    return int(outputs["Y"].item())
+
+
+async def answers(door: Door, x: int) -> list[int]:
+    stream = door.stream([request("m", {"X": ints(x)[None]})])
+    return [reply(one.infer_response).outputs["Y"].item() async for one in stream]
+
+
+@pytest.mark.parametrize("place", ["", PROCESS], ids=["thread", "process"])
+@pytest.mark.parametrize("datatype", ["TYPE_UINT64", "TYPE_INT32", "TYPE_STRING"])
+@pytest.mark.parametrize("strategy", [DIRECT, OLDEST], ids=["direct", "oldest"])
+async def test_until_it_answers(strategy: str, datatype: str, place: str, tmp_path: Path) -> None:
+    async with serving(written(tmp_path, strategy, datatype, more=place)) as door:
+        wanted = [1, 7, 2, 3, 30, 1, 5]
+        assert await asyncio.gather(*(answer(door, x) for x in wanted)) == wanted
+
+
+async def test_what_a_request_says_of_its_sequence(tmp_path: Path) -> None:
+    async with serving(written(tmp_path)) as door:
+        said: list[dict[str, Any]] = [
+            {"sequence_id": 7},
+            {"sequence_id": 7, "sequence_start": True},
+            {"sequence_end": True},
+            {},
+        ]
+        assert [await answer(door, 3, parameters=parameters) for parameters in said] == [3] * 4
+
+
+async def test_a_coroutine(tmp_path: Path) -> None:
+    async with serving(written(tmp_path, kind="async def")) as door:
+        assert [await answer(door, x) for x in (1, 4)] == [1, 4]
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("place", ["", PROCESS], ids=["thread", "process"])
+async def test_a_decoupled_model(place: str, kind: str, tmp_path: Path) -> None:
+    async with serving(written(tmp_path, kind=kind, decoupled=True, more=place)) as door:
+        found = await asyncio.gather(*(answers(door, x) for x in (1, 5, 3)))
+        assert found == [[1], [1, 2, 3, 4, 5], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+async def test_who_leaves_is_not_executed_for_ever(decoupled: bool, tmp_path: Path) -> None:
+    async with serving(written(tmp_path, decoupled=decoupled)) as door:
+        endless = 2**31 - 1
+        if decoupled:
+            async for _ in door.stream([request("m", {"X": ints(endless)[None]})]):
+                break
+            assert await answers(door, 2) == [1, 2]
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await door.infer("m", {"X": ints(endless)[None]}, timeout=0.2)
+            assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert await answer(door, 2) == 2
