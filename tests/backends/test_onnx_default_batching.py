@@ -112,7 +112,8 @@ async def test_batches_of_any_size(tmp_path: Path, size: int, config: str) -> No
 
 
 @pytest.mark.parametrize(
-    "scheduling", ["dynamic_batching { max_queue_delay_microseconds: 7 }", "sequence_batching {}"]
+    "scheduling",
+    ["dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 7 }", "sequence_batching {}"],
 )
 async def test_a_scheduling_stays(tmp_path: Path, scheduling: str) -> None:
     async with served(tmp_path, 4, scheduling) as client:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import json
+import shutil
 import subprocess
 import sys
 import tarfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -17,6 +19,8 @@ from triton_served import X_TO_Y, serving, write_model
 import triglot
 from triglot.core.errors import Code, ServingError
 from triglot.engine.processes.environment import LENT
+from triglot.engine.processes.unpacking import FOLDER, WHOLE
+from waiting import until
 
 X = {"X": np.arange(3, dtype=np.int32)}
 FATAL = 9
@@ -81,8 +85,15 @@ def packed(folder: Path, archive: Path) -> Path:
     return archive
 
 
-def unpacked_folders() -> set[str]:
-    return {one.name for one in Path(os.environ.get("TMPDIR", "/tmp")).glob("triglot-environment-*")}
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where archives are unpacked."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "triglot" / "environments"
+
+
+def unpacked(cache: Path) -> list[Path]:
+    return [place / FOLDER for place in cache.iterdir() if (place / WHOLE).exists()]
 
 
 async def test_a_folder(environment: Path, tmp_path: Path) -> None:
@@ -99,19 +110,88 @@ async def test_a_folder(environment: Path, tmp_path: Path) -> None:
         }
 
 
-async def test_an_archive_beside_the_model(environment: Path, tmp_path: Path) -> None:
+async def test_an_archive_beside_the_model(environment: Path, tmp_path: Path, cache: Path) -> None:
     path = write_model(
         tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format("$$TRITON_MODEL_DIRECTORY/environment.tar.gz")
     )
     packed(environment, path / "environment.tar.gz")
-    before = unpacked_folders()
+    for again in (False, True):
+        async with serving(path) as door:
+            answer = await door.infer("own", X)
+            assert answer.outputs["Y"].tolist() == [0, 3, 6]
+            assert answer.parameters["said"] == "hello from there"
+            (folder,) = unpacked(cache)
+            assert answer.parameters["prefix"] == str(folder)
+        # It was kept.
+        assert (folder / "a mark").exists() is again
+        (folder / "a mark").touch()
+
+
+async def test_models_that_share_an_archive_unpack_it_once(environment: Path, tmp_path: Path, cache: Path) -> None:
+    archive = packed(environment, tmp_path / "environment.tgz")
+    config = X_TO_Y + OWN_PYTHON.format(archive)
+    paths = [write_model(tmp_path, name, SAYS, config) for name in ("one", "two")]
+    async with serving(*paths) as door:
+        prefixes = {(await door.infer(path.name, X)).parameters["prefix"] for path in paths}
+        assert prefixes == {str(folder) for folder in unpacked(cache)}
+
+
+async def test_an_archive_that_changes(environment: Path, tmp_path: Path, cache: Path) -> None:
+    archive = packed(environment, tmp_path / "environment.tgz")
+    config = X_TO_Y + OWN_PYTHON.format(archive)
+    path = write_model(tmp_path / "models", "own", SAYS, config)
+    options = {"model_control_mode": "explicit", "load_model": "*"}
+    async with serving(path.parent, **options) as door:
+        (first,) = unpacked(cache)
+        await door.server.manager.load_model("own")
+        assert unpacked(cache) == [first]
+        with tarfile.open(archive) as before:
+            before.extractall(tmp_path / "again", filter="tar")
+        (module,) = (tmp_path / "again").glob("lib/python3.*/site-packages/only_there.py")
+        module.write_text("SAID, FACTOR = 'changed', 5\n")
+        packed(tmp_path / "again", archive)
+        await door.server.manager.load_model("own")
+        assert (await door.infer("own", X)).parameters["said"] == "changed"
+        # The first one was in use when the second one came.
+        assert len(unpacked(cache)) == 2
+    packed(tmp_path / "again", archive)
+    async with serving(path.parent, **options) as door:
+        assert (await door.infer("own", X)).parameters["said"] == "changed"
+        (only,) = unpacked(cache)
+        assert only != first
+
+
+async def test_an_archive_that_was_unpacked_in_part(environment: Path, tmp_path: Path, cache: Path) -> None:
+    path = write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(tmp_path / "environment.tgz"))
+    packed(environment, tmp_path / "environment.tgz")
+    async with serving(path):
+        (folder,) = unpacked(cache)
+    (folder.parent / WHOLE).unlink()
+    (folder / "bin" / "activate").unlink()
     async with serving(path) as door:
-        answer = await door.infer("own", X)
-        assert answer.outputs["Y"].tolist() == [0, 3, 6]
-        assert answer.parameters["said"] == "hello from there"
-        (unpacked,) = unpacked_folders() - before
-        assert answer.parameters["prefix"].endswith(f"/{unpacked}")
-    assert unpacked_folders() == before
+        assert (await door.infer("own", X)).parameters["activated"]
+
+
+def pid_in(cache: Path) -> int:
+    (file,) = cache.glob(f"*/{FOLDER}/pid")
+    return int(file.read_text())
+
+
+async def test_a_load_that_nobody_waits_for(environment: Path, tmp_path: Path, cache: Path) -> None:
+    """The program that completes what was unpacked ends with it."""
+    copy = Path(shutil.copytree(environment, tmp_path / "copy", symlinks=True))
+    (copy / "bin" / "conda-unpack").write_text(
+        "import os, pathlib, sys, time\n"
+        "pathlib.Path(sys.prefix, 'pid').write_text(str(os.getpid()))\n"
+        "time.sleep(600)"
+    )
+    archive = packed(copy, tmp_path / "environment.tgz")
+    path = write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(archive))
+    text = await refused(path, load_timeout=2.0)
+    assert "it was not loaded within 2 s" in text
+    pid = pid_in(cache)
+    await until(lambda: not Path(f"/proc/{pid}").exists())
+    assert unpacked(cache) == []
 
 
 async def test_what_was_packed_elsewhere_is_told_where_it_is(environment: Path, tmp_path: Path) -> None:
@@ -138,10 +218,10 @@ async def test_its_processes_are_replaced_there(environment: Path, tmp_path: Pat
 # --- what is wrong with it ---
 
 
-async def refused(path: Path) -> str:
+async def refused(path: Path, **options: Any) -> str:
     """Why it is not loaded."""
     with pytest.raises(triglot.ModelLoadError) as raised:
-        async with serving(path):
+        async with serving(path, **options):
             pass
     return str(raised.value.__cause__ or raised.value)
 
@@ -160,11 +240,9 @@ async def test_no_environment(write: object, told: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     environment = tmp_path / "environment"
     write(environment)  # type: ignore[operator]  # One of those above.
-    before = unpacked_folders()
     text = await refused(write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(environment)))
     assert f"{environment}: not an environment of Python's: " in text
     assert told in text
-    assert unpacked_folders() == before
 
 
 @pytest.mark.parametrize(
@@ -232,4 +310,7 @@ async def test_a_client_cannot_say_which_program_runs(environment: Path, tmp_pat
             await manager.load_model("own", config.replace(str(environment), str(tmp_path)))
         assert raised.value.code is Code.INVALID_ARGUMENT
         assert "parameters[EXECUTION_ENV_PATH]: expected none, or that of its config.pbtxt" in raised.value.message
+        tensors = json.loads(config)
+        del tensors["parameters"]
+        await manager.load_model("own", json.dumps(tensors))
         assert (await door.infer("own", X)).parameters["prefix"] == str(environment)

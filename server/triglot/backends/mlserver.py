@@ -17,7 +17,7 @@ from typing import Any
 from triglot.backends import missing_dependency
 from triglot.backends.foreign_classes import CodeLoop, ForeignModel, ForeignStream, Inputs, answer_of, array_of
 from triglot.core.call import Call
-from triglot.core.errors import Internal, MissingDependency, ModelLoadError
+from triglot.core.errors import Internal, InvalidArgument, MissingDependency, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.core.tensor import datatype_of
@@ -78,7 +78,7 @@ def _settings(mlserver: Any, file: Path, implementation: str) -> Any:
         parameters = said["parameters"] = dict(said.get("parameters") or {})
         for name in NOT_SUPPORTED:
             if parameters.get(name):
-                raise ValueError(f"parameters.{name}: expected none, models run in the server's environment")
+                raise ValueError(f"parameters.{name}: expected none; a config.pbtxt may have EXECUTION_ENV_PATH")
         parameters.setdefault("uri", str(folder.absolute()))
         parameters.setdefault("version", folder.name if folder.name.isdecimal() else "1")
         for name in NO_EFFECT:
@@ -134,17 +134,23 @@ class MLServerModel(ForeignModel):
         return self._answer(await self._served.predict(self._request(inputs, call)))
 
     def _request(self, inputs: Inputs, call: Call) -> Any:
-        types, own = self._types, call.input_parameters
+        """Raises `InvalidArgument` for parameters that MLServer's types do not take."""
+        types = self._types
+        try:
+            said = types.Parameters(**{**call.parameters, "headers": call.metadata})
+            own = {name: types.Parameters(**values) for name, values in call.input_parameters.items()}
+        except ValueError as error:  # pydantic's.
+            raise InvalidArgument(f"parameters: {error}") from None
         return types.InferenceRequest(
             id=call.request_id or None,
-            parameters=types.Parameters(**{**call.parameters, "headers": call.metadata}),
+            parameters=said,
             inputs=[
                 types.RequestInput(
                     name=name,
                     datatype=datatype_of(array),
                     shape=array.shape,
                     data=array.reshape(-1).tolist(),
-                    parameters=types.Parameters(**own[name]) if name in own else None,
+                    parameters=own.get(name),
                 )
                 for name, array in inputs.items()
             ],

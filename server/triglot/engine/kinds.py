@@ -57,7 +57,7 @@ class Kinds:
         # Parts of one request are not padded to the lengths of others: their outputs must fit together.
         any_lengths = batching.pad_variable_lengths and rows <= self.max_rows and self._pads_little(inputs)
         layout = layout_of(inputs, any_lengths=any_lengths)
-        if self._by_parameters and (call.parameters or call.input_parameters) and (own := _typed(call)):
+        if self._by_parameters and (call.parameters or call.input_parameters) and (own := said_besides(call)):
             return rows, (call.signature_name, layout, own)
         return rows, (call.signature_name, layout)
 
@@ -83,7 +83,7 @@ class Kinds:
             return 1
 
 
-def _typed(call: Call) -> tuple[Hashable, ...]:
+def said_besides(call: Call) -> tuple[Hashable, ...]:
     """What the request says to the model besides its tensors: True is equal to 1, and 1 to 1.0, but not to it."""
     said: list[tuple[str | None, Mapping[str, ParameterValue]]] = [(None, own_parameters(call.parameters))]
     said += sorted(call.input_parameters.items())

@@ -33,7 +33,10 @@ def contents_of(files: ModelFiles) -> dict[str, Sign]:
         found = {str(file): sign_of(file) for file in folder.glob("*.py")}  # It may import them.
     else:
         found = {}
-    return found | {str(file): sign_of(file) for file in (files.file, *named_files(files.config))}
+    named = [files.file, *named_files(files.config)]
+    if files.config.environment is not None:
+        named.append(files.config.environment)
+    return found | {str(file): sign_of(file) for file in named}
 
 
 def folder_contents(folder: Path) -> dict[str, Sign]:

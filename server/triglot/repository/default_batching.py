@@ -30,5 +30,5 @@ class DefaultBatching:
         if any(spec.shape is None or spec.shape[:1] != (-1,) for spec in specs):
             return
         model.max_batch_size = self._max_batch_size
-        if self._max_batch_size > 1 and not (model.dynamic_batching or model.sequence_batching):
+        if self._max_batch_size > 1 and not (config.dynamic_batching or config.sequence_batching):
             model.dynamic_batching = DynamicBatching()

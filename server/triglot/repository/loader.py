@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,13 +23,18 @@ from triglot.engine.processes.owner import ModelFailure
 from triglot.engine.processes.remote_model import RemoteModel
 from triglot.engine.servable import Servable
 from triglot.repository.labels import read_labels
+from triglot.repository.server_parameters import ENVIRONMENT
 from triglot.repository.source import ModelFiles
 from triglot.repository.thread import in_thread
 
+log = logging.getLogger(__name__)
+
+PYTHON = "python"
+"""The backend whose models may bring their Python along."""
 Load = Callable[[str, Path, ModelConfig], Model]
 """Makes a loaded model of (backend, file, configuration); blocks."""
 Adapt = Callable[[Model, ModelFiles], object]
-"""Completes a loaded model that is configured already; blocks. Raises `ModelLoadError`."""
+"""Completes a loaded model before its configuration does; blocks. Raises `ModelLoadError`."""
 Complete = Callable[[Servable], Awaitable[None]]
 """Waits for what a version needs besides itself; raises `ModelLoadError`."""
 Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
@@ -102,9 +109,9 @@ class Loader:
         except BaseException as error:  # SystemExit too: it would end the server.
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         try:
-            configure(model, files.config)
             if self._adapt is not None:
                 self._adapt(model, files)
+            configure(model, files.config)
             if isinstance(model, RemoteModel):
                 model.start()
         except ModelLoadError:
@@ -119,12 +126,16 @@ class Loader:
         return model
 
     def _loaded(self, files: ModelFiles, loading: Loading) -> Model:
-        if files.config.execution != "process" and files.config.environment is None:
+        config = files.config
+        if config.environment is not None and files.backend != PYTHON:
+            log.warning("%s: parameters[%s]: without effect for %s", files, ENVIRONMENT, files.backend)
+            config = replace(config, environment=None)
+        if config.execution != "process" and config.environment is None:
             try:
-                return self._load(files.backend, files.file, files.config)
+                return self._load(files.backend, files.file, config)
             except NeedsProcess:
                 pass
-        return loading(str(files), files.backend, files.file, files.config)
+        return loading(str(files), files.backend, files.file, config)
 
 
 def _made(files: ModelFiles, make: Callable[[], Model]) -> Model:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -251,20 +251,8 @@ class _Search:
         self._check(folder)
         warnings = self.found.warnings.setdefault(str(folder), [])
         override = self.overrides.get(folder.name)
-        if override is None:
-            file = folder / CONFIG_FILE
-            self._check(file)
-            if file.exists() and not file.is_file():  # Reading a pipe may take for ever.
-                raise ModelLoadError(f"{file}: expected a file")
-            config = read_config(folder, warnings)
-        else:
-            source = f"the configuration in the request to load model '{folder.name}'"
-            config = config_of(override, folder, source, warnings)
-            if config.environment is not None and config.environment != read_config(folder, []).environment:
-                raise ModelLoadError(
-                    f"{source}: parameters[{ENVIRONMENT}]: expected none, or that of its {CONFIG_FILE}",
-                    Code.INVALID_ARGUMENT,
-                )
+        own = override is None
+        config = self._own_config(folder, warnings) if own else self._override(override, folder, warnings)
         for file in named_files(config):
             self._check(file)
         if config is NO_CONFIG:
@@ -272,6 +260,26 @@ class _Search:
         if folder.name not in self.found.models:  # Or it will be refused.
             self.found.policies[folder.name] = config.version_policy
         return replace(config, version_policy=ALL)
+
+    def _own_config(self, folder: Path, warnings: list[str]) -> ModelConfig:
+        file = folder / CONFIG_FILE
+        self._check(file)
+        if file.exists() and not file.is_file():  # Reading a pipe may take for ever.
+            raise ModelLoadError(f"{file}: expected a file")
+        return read_config(folder, warnings)
+
+    def _override(self, message: Any, folder: Path, warnings: list[str]) -> ModelConfig:
+        """What a client has sent; which program runs is not for it to say."""
+        source = f"the configuration in the request to load model '{folder.name}'"
+        config, own = config_of(message, folder, source, warnings), NO_CONFIG
+        with suppress(ModelLoadError):
+            own = self._own_config(folder, [])
+        if config.environment not in (None, own.environment):
+            raise ModelLoadError(
+                f"{source}: parameters[{ENVIRONMENT}]: expected none, or that of its {CONFIG_FILE}",
+                Code.INVALID_ARGUMENT,
+            )
+        return replace(config, environment=own.environment)
 
     def _check(self, path: Path) -> None:
         if not self.allow_symlinks:

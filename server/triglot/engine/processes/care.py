@@ -87,6 +87,8 @@ def look_at_coming(process: Process, age: float, care: Care, usual: float) -> No
         process.kill(why)
     elif usual and age > max(care.load_patience, 10 * usual):
         process.kill(f"did not load its model within {age:.0f} s and was killed")
+    else:
+        process.say_what_is_logged()
 
 
 class Keeper:

@@ -39,7 +39,7 @@ _DIE_WITH_PARENT = 1
 
 
 def main() -> None:
-    """`python -c … SOCKET PAGE NOTICES PARENT NAME`: what `Process.start` runs."""
+    """What `Process.start` runs, with the arguments SOCKET PAGE NOTICES PARENT NAME."""
     end, page, notices, parent = map(int, sys.argv[1:5])
     # A terminal's Ctrl-C is for the server: it lets the calls end first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from triglot.core.errors import ModelLoadError
+from triglot.engine.processes.unpacking import GivenUp, Unpacked
 
 OLDEST_PYTHON = (3, 11)
 LENT = "ml_dtypes"
@@ -26,51 +26,61 @@ _LOOK = (
     "there = [one for one in sys.argv[1:] if importlib.util.find_spec(one)]; "
     "print(json.dumps([sys.version_info[:2], there]))"
 )
-_ACTIVATED = 'source "$0/bin/activate" && exec "$@"'
-_LOOK_SECONDS = 60.0
-_UNPACKED_SECONDS = 600.0
+_ACTIVATED = 'source "$0/bin/activate"; exec "$@"'
+_SECONDS = 0.1
+"""Between two looks whether somebody waits for a program still."""
 
 
 class Environment:
     """`path` is a folder with a bin/python, as conda and venv make it, or an archive of one, as conda-pack makes
-    it, which is unpacked for as long as the model lives; None: the server's own Python.
+    it, which is unpacked first; None: the server's own Python.
 
-    It needs Python 3.11 and numpy. Its bin/activate, where there is one, is read by bash first.
+    It needs Python 3.11, numpy and, of another version than the server's, ml_dtypes. Its bin/activate, where there
+    is one, is read by bash first.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._unpacked: tempfile.TemporaryDirectory[str] | None = None
+        self._unpacked: Unpacked | None = None
         self._folder: Path | None = None
         self._lent: dict[str, str] = {}
+        self._given_up = False
 
     def open(self) -> None:
         """Have it ready. Blocks. Raises `ModelLoadError`, which names the path, for what is none."""
         if self._path is None:
             return
         try:
-            self._folder = self._path if self._path.is_dir() else self._unpack(self._path)
-            self._look(self._folder / "bin" / "python")
+            if self._path.is_dir():
+                self._folder = self._path
+            else:
+                self._unpacked = Unpacked.of(self._path, self._mend, lambda: self._given_up)
+                self._folder = self._unpacked.folder
+            self._look(self._folder)
         except BaseException as error:
             self.close()
-            if isinstance(error, OSError | tarfile.TarError | subprocess.SubprocessError | EOFError | ValueError):
+            if isinstance(error, GivenUp):
+                raise ModelLoadError(f"{self._path}: it was given up") from None
+            if isinstance(error, OSError | tarfile.TarError | EOFError | ValueError):
                 raise ModelLoadError(f"{self._path}: not an environment of Python's: {error}") from error
             raise
 
-    def _unpack(self, archive: Path) -> Path:
-        self._unpacked = tempfile.TemporaryDirectory(prefix="triglot-environment-", ignore_cleanup_errors=True)
-        folder = Path(self._unpacked.name)
-        with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="tar")
-        # conda's files know where they are; this tells them anew.
+    def give_up(self) -> None:
+        """On any thread: nobody waits for it any more."""
+        self._given_up = True
+
+    def _mend(self, folder: Path) -> None:
+        """conda's files know where they are; this tells them anew."""
         mender = folder / "bin" / "conda-unpack"
         if mender.exists():
-            self._run(_UNPACKED_SECONDS, str(folder / "bin" / "python"), str(mender))
-        return folder
+            self._run(folder, [str(folder / "bin" / "python"), str(mender)])
 
-    def _look(self, python: Path) -> None:
+    def _look(self, folder: Path) -> None:
         """Raises `ModelLoadError` for a Python that cannot run our part of the process."""
-        version, there = json.loads(self._run(_LOOK_SECONDS, str(python), "-c", _LOOK, "numpy", LENT))
+        python = str(folder / "bin" / "python")
+        printed = self._run(folder, _activated(folder, [python, "-c", _LOOK, "numpy", LENT]))
+        # What activates it may print, too.
+        version, there = json.loads(printed.strip().rpartition("\n")[2])
         if tuple(version) < OLDEST_PYTHON:
             oldest = ".".join(map(str, OLDEST_PYTHON))
             raise ModelLoadError(
@@ -85,35 +95,43 @@ class Environment:
                 f"pip install {' '.join(missing)}"
             )
 
-    def _run(self, seconds: float, *command: str) -> str:
-        ran = subprocess.run(
+    def _run(self, folder: Path, command: Sequence[str]) -> str:
+        """What it prints. Raises `GivenUp`, and `ValueError` when it fails."""
+        with subprocess.Popen(
             command,
-            check=False,
-            timeout=seconds,
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # A module of the server's own folder is none of this Python's.
+            cwd=folder,
             env=self.variables(),
-        )
-        if ran.returncode:
-            lines = ran.stderr.strip().splitlines()
+        ) as program:
+            while True:
+                try:
+                    out, err = program.communicate(timeout=_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if self._given_up:
+                        program.kill()
+                        raise GivenUp from None
+        if program.returncode:
+            lines = err.strip().splitlines()
             said = f": {lines[-1][:500]}" if lines else ""
-            raise ValueError(f"{command[0]} ended with status {ran.returncode}{said}")
-        return ran.stdout
+            raise ValueError(f"{folder / 'bin' / 'python'} ended with status {program.returncode}{said}")
+        return out
 
     def command(self, *arguments: str) -> list[str]:
         """What runs the process's `main` with these arguments."""
-        if self._folder is None:
+        if self._path is None:
             path = [str(path) for path in sys.path]
             return [sys.executable, "-c", _SAME_PYTHON.format(path=path), *arguments]
+        assert self._folder is not None, "it is open"
         packages = json.dumps([{"triglot": _folder_of("triglot")}, self._lent])
         # -P: what lies beside the file is none of the model's.
         python = [str(self._folder / "bin" / "python"), "-P", str(_FIRST_STEPS), packages, *arguments]
-        bash = shutil.which("bash")
-        if bash is None or not (self._folder / "bin" / "activate").exists():
-            return python
-        return [bash, "-c", _ACTIVATED, str(self._folder), *python]
+        return _activated(self._folder, python)
 
     def variables(self) -> Mapping[str, str]:
         """The process's environment variables."""
@@ -129,7 +147,14 @@ class Environment:
         """No process runs in it any more."""
         unpacked, self._unpacked, self._folder = self._unpacked, None, None
         if unpacked is not None:
-            unpacked.cleanup()
+            unpacked.close()
+
+
+def _activated(folder: Path, command: list[str]) -> list[str]:
+    bash = shutil.which("bash")
+    if bash is None or not (folder / "bin" / "activate").exists():
+        return command
+    return [bash, "-c", _ACTIVATED, str(folder), *command]
 
 
 def _folder_of(package: str) -> str:

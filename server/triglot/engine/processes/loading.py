@@ -38,6 +38,7 @@ class Loading:
     def __init__(self, load: Callable[[str, Path, ModelConfig], Model], care: Care = CARE) -> None:
         self._load = load
         self._care = care
+        self._environment: Environment | None = None
         self._pool: Pool | None = None
         self._given_up = False
 
@@ -45,8 +46,10 @@ class Loading:
         """The model, with one process; `name` is what messages call it. Raises `ModelLoadError`."""
         if not hasattr(socket, "send_fds"):
             raise ModelLoadError(f"{file}: execution: expected 'thread' on {sys.platform}, got 'process'")
-        environment = Environment(config.environment)
+        environment = self._environment = Environment(config.environment)
         program = Program(name, self._path(file), backend, file, config, environment)
+        if self._given_up:
+            environment.give_up()
         environment.open()
         pool = self._pool = Pool(program, self._care)
         if self._given_up:
@@ -65,6 +68,8 @@ class Loading:
     def give_up(self) -> None:
         """Nobody waits for it any more."""
         self._given_up = True
+        if self._environment is not None:
+            self._environment.give_up()
         if self._pool is not None:
             self._pool.give_up()
 

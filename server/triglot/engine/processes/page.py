@@ -11,7 +11,7 @@ from triglot.engine.processes.arena import mapped, shared_memory
 
 SIZE = 4 * mmap.PAGESIZE
 _BEATS, _LOG_SWITCHES, _CANCELLED = 0, 8, 9
-# Apart by the length of a cache line: each has another writer.
+# Apart by the length of a cache line: the process writes the first, and the server the others.
 _CALLS = SIZE // 8 - _CANCELLED
 """Calls that have a place of their own there, of those that run at the same time; others share one."""
 

@@ -224,9 +224,13 @@ class Process:
 
     def keep_up(self) -> None:
         """Give back memory that has not been used for a while, take what it has told, and say what is logged."""
-        self.page.log_switches = switches()
         self.channel.arena.trim(time.monotonic())
         self.notices.read()
+        self.say_what_is_logged()
+
+    def say_what_is_logged(self) -> None:
+        """See `ProcessLog`."""
+        self.page.log_switches = switches()
 
 
 def _spawned(program: Program, *passed: int) -> subprocess.Popen[bytes]:

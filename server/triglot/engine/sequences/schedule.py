@@ -20,8 +20,10 @@ from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.scheduling import OldestStrategy
+from triglot.engine.declarations import looks_at_call
 from triglot.engine.hosted import HostedModel
 from triglot.engine.joining import buffers_for, layout_of
+from triglot.engine.kinds import said_besides
 from triglot.engine.queue import Defer, Grow, Later, Timer, no_growth, queue_full
 from triglot.engine.sequences.batch import SequenceBatch, Tensors
 from triglot.engine.sequences.request import SequenceRequest, SequenceWork
@@ -73,6 +75,7 @@ class SequenceSchedule:
         self._grow = grow
         self._later = later
         self._clock = clock
+        self._by_parameters = model.takes_parameters or looks_at_call(model)
         self._iterative = batching.iterative
         self._numbers = itertools.count(1)
         self._in_order = isinstance(batching.strategy, OldestStrategy) and batching.strategy.preserve_ordering
@@ -131,6 +134,8 @@ class SequenceSchedule:
             )
         self._tensors.check(inputs, scheduling.sequence_id, call.model_name)
         shapes = layout_of(inputs)
+        if self._by_parameters and (call.parameters or call.input_parameters):
+            shapes = (shapes, said_besides(call))
         with self._lock:
             request = self._table.add(work, scheduling, inputs, shapes, self._clock())
             self._requests[work] = request
