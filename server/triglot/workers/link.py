@@ -77,8 +77,6 @@ class Link(Control):
             return await self.told[name](arguments)
         if what == "alive":
             return None
-        if what == "alive":
-            return None
         # The time for it has come: a signal of its own.
         self._signals.put_nowait({"stop": signal.SIGTERM, "retire": RETIRE, "leave": signal.SIGINT}[what])
         return None
