@@ -135,7 +135,7 @@ async def check_int8(t):
     result = await t.client.infer("simple_int8", t.pair(100, 20, np.int8))
     assert_same(result.as_numpy("OUTPUT0"), np.full((1, 16), 120, np.int8))
     assert_same(result.as_numpy("OUTPUT1"), np.full((1, 16), 80, np.int8))
-    # It is batched.
+    # Many at the same time share batches, or not: each has its own answer.
     results = await t.infer_all("simple_int8", [t.pair(at, at // 2, np.int8) for at in range(100)])
     for at, result in enumerate(results):
         assert_same(result.as_numpy("OUTPUT0"), np.full((1, 16), at + at // 2).astype(np.int8))
