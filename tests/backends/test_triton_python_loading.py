@@ -51,11 +51,6 @@ def with_auto_complete(*lines: str) -> str:
             "model.py:10: TritonModelException: no GPU",
         ),
         (
-            CLASS,
-            X_TO_Y + "sequence_batching { } model_transaction_policy { decoupled: true }",
-            "sequence_batching: expected none for a decoupled model",
-        ),
-        (
             with_auto_complete("pass"),
             X_TO_Y,
             "expected it to return the ModelConfig that it was given, got NoneType",
