@@ -96,6 +96,11 @@ def unpacked(cache: Path) -> list[Path]:
     return [place / FOLDER for place in cache.iterdir() if (place / WHOLE).exists()]
 
 
+def folders(cache: Path) -> list[Path]:
+    """Whole or not."""
+    return list(cache.glob(f"*/{FOLDER}"))
+
+
 async def test_a_folder(environment: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(environment))
     async with serving(path) as door:
@@ -154,10 +159,13 @@ async def test_an_archive_that_changes(environment: Path, tmp_path: Path, cache:
         assert (await door.infer("own", X)).parameters["said"] == "changed"
         # The first one was in use when the second one came.
         assert len(unpacked(cache)) == 2
+    # Of a server that has ended half way, too, nothing is left.
+    (first.parent / WHOLE).unlink()
     packed(tmp_path / "again", archive)
     async with serving(path.parent, **options) as door:
         assert (await door.infer("own", X)).parameters["said"] == "changed"
         (only,) = unpacked(cache)
+        assert folders(cache) == [only]
         assert only != first
 
 

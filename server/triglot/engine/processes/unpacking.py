@@ -119,9 +119,15 @@ def _sweep(home: Path) -> None:
     for place in home.iterdir():
         with suppress(OSError, ValueError), (place / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            source = (place / WHOLE).read_text()
-            with suppress(FileNotFoundError):
-                if source == _source_of(Path(json.loads(source)[0])):
-                    continue
-            (place / WHOLE).unlink()
-            shutil.rmtree(place / FOLDER, ignore_errors=True)
+            if not _is_current(place / WHOLE):
+                (place / WHOLE).unlink(missing_ok=True)
+                shutil.rmtree(place / FOLDER, ignore_errors=True)
+
+
+def _is_current(whole: Path) -> bool:
+    """Whether it is whole, and its archive as it was."""
+    try:
+        source = whole.read_text()
+        return source == _source_of(Path(json.loads(source)[0]))
+    except FileNotFoundError:
+        return False
