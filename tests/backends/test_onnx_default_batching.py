@@ -94,6 +94,13 @@ async def test_with_the_option(tmp_path: Path, config: str) -> None:
         assert before + 16 <= await client.executions() <= before + 64
 
 
+async def test_a_size_that_is_configured_stays(tmp_path: Path) -> None:
+    async with served(tmp_path, 4, "max_batch_size: 8") as client:
+        found = await client.config()
+        assert (found.max_batch_size, found.WhichOneof("scheduling_choice")) == (8, None)
+        await client.sum(8)
+
+
 async def test_one_row_at_a_time_is_not_batched(tmp_path: Path) -> None:
     async with served(tmp_path, 1) as client:
         found = await client.config()
@@ -101,7 +108,9 @@ async def test_one_row_at_a_time_is_not_batched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "config"), [(0, ""), (4, TENSORS)], ids=["without the option", "a configuration that says all"]
+    ("size", "config"),
+    [(0, ""), (4, TENSORS), (4, TENSORS.partition("output")[0])],
+    ids=["without the option", "a configuration that says all", "one that says the inputs"],
 )
 async def test_batches_of_any_size(tmp_path: Path, size: int, config: str) -> None:
     async with served(tmp_path, size, config) as client:

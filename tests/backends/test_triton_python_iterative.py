@@ -123,6 +123,35 @@ async def test_a_decoupled_model(place: str, kind: str, tmp_path: Path) -> None:
         assert found == [[1], [1, 2, 3, 4, 5], [1, 2, 3]]
 
 
+TWO = "oldest { max_candidate_sequences: 8 preferred_batch_size: 2 max_queue_delay_microseconds: 20000000 }"
+
+
+async def test_an_error_later_on_is_of_those_that_are_left(tmp_path: Path) -> None:
+    """Two requests are executed together; one has its answer, and the other one fails when it comes again."""
+    path = written(tmp_path, TWO)
+    file = path / "1" / "model.py"
+    fails = (
+        "        if len(requests) == 1 and self.left:\n            raise ValueError('alone')\n        for request"
+    )
+    file.write_text(file.read_text().replace("        for request", fails, 1))
+    async with serving(path) as door:
+        first = asyncio.create_task(answer(door, 1))
+        with pytest.raises(grpc.aio.AioRpcError, match="alone"):
+            await answer(door, 2)
+        assert await first == 1
+
+
+async def test_a_model_that_keeps_the_sender_of_who_has_left(tmp_path: Path) -> None:
+    path = written(tmp_path, decoupled=True)
+    file = path / "1" / "model.py"
+    kept = "sender = request.get_response_sender()"
+    file.write_text(file.read_text().replace(kept, f"{kept}\n            self.kept = sender", 1))
+    async with serving(path) as door:
+        async for _ in door.stream([request("m", {"X": ints(2**31 - 1)[None]})]):
+            break
+        assert await answers(door, 2) == [1, 2]
+
+
 @pytest.mark.parametrize("decoupled", [False, True])
 async def test_who_leaves_is_not_executed_for_ever(decoupled: bool, tmp_path: Path) -> None:
     async with serving(written(tmp_path, decoupled=decoupled)) as door:

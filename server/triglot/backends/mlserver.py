@@ -78,7 +78,9 @@ def _settings(mlserver: Any, file: Path, implementation: str) -> Any:
         parameters = said["parameters"] = dict(said.get("parameters") or {})
         for name in NOT_SUPPORTED:
             if parameters.get(name):
-                raise ValueError(f"parameters.{name}: expected none; a config.pbtxt may have EXECUTION_ENV_PATH")
+                raise ValueError(
+                    f"parameters.{name}: expected none; a model.py with a config.pbtxt may have EXECUTION_ENV_PATH"
+                )
         parameters.setdefault("uri", str(folder.absolute()))
         parameters.setdefault("version", folder.name if folder.name.isdecimal() else "1")
         for name in NO_EFFECT:

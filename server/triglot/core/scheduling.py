@@ -253,7 +253,8 @@ class SequenceBatching:
     """Requests with the same sequence id reach the same instance, in their order (spec 5.2).
 
     `max_idle`: seconds after which a sequence without a request is over. `iterative`: each request is a sequence
-    of its own, whatever it says, and needs no id; a Triton Python model may take it up again before it answers.
+    of its own, whatever it says, and needs no id (those with the same one follow each other); a Triton Python
+    model may take it up again before it answers.
     """
 
     max_idle: float = 1.0

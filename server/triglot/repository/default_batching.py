@@ -23,7 +23,7 @@ class DefaultBatching:
         config = files.config
         if not self._max_batch_size or model.max_batch_size or files.backend != BACKEND:
             return
-        if config.inputs and config.outputs:
+        if config.max_batch_size or config.inputs or config.outputs:
             return
         signatures = signatures_of(model).values()
         specs = [spec for signature in signatures for spec in (*signature.inputs, *signature.outputs)]

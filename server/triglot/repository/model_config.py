@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,13 @@ from triglot.repository.ensembles import ensemble_of
 from triglot.repository.paths import inside
 from triglot.repository.proto_text import parse_text
 from triglot.repository.scheduling import dynamic_batching, response_cache, sequence_batching
-from triglot.repository.server_parameters import environment_of, misspelt, others, server_parameters
+from triglot.repository.server_parameters import (
+    ENVIRONMENT,
+    environment_of,
+    misspelt,
+    others,
+    server_parameters,
+)
 
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -158,6 +165,23 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
         raise ModelLoadError(f"{source}: {error}", Code.INVALID_ARGUMENT) from None
     warnings += [f"{source}: {note}" for note in (*_without_effect(message), *misspelt(parameters))]
     return config
+
+
+def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
+    """What stands in place of the model's `own` configuration, with its Python: which program runs is not for a
+    client to say. Raises `ModelLoadError` where it does."""
+    if config.environment not in (None, own.environment):
+        raise ModelLoadError(
+            f"{config.source}: parameters[{ENVIRONMENT}]: expected none, or that of its {CONFIG_FILE}",
+            Code.INVALID_ARGUMENT,
+        )
+    if own.environment is not None and config.execution not in ("", "process"):
+        raise ModelLoadError(
+            f"{config.source}: parameters[execution]: expected 'process', as its {CONFIG_FILE} has {ENVIRONMENT}, "
+            f"got {config.execution!r}",
+            Code.INVALID_ARGUMENT,
+        )
+    return replace(config, environment=own.environment)
 
 
 def _sign(message: pb.ModelConfig) -> str:

@@ -19,9 +19,8 @@ from triglot.core.errors import Code, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ALL, NO_CONFIG, ModelConfig, VersionPolicy
 from triglot.repository.layout import BACKEND_OF_FILE, backend_by_name, backend_of, candidates, listed
-from triglot.repository.model_config import CONFIG_FILE, config_of, read_config
+from triglot.repository.model_config import CONFIG_FILE, config_of, in_its_environment, read_config
 from triglot.repository.paths import check_links, check_links_below
-from triglot.repository.server_parameters import ENVIRONMENT
 from triglot.repository.settings import NAME, NAME_RULE, ModelSettings
 
 GRPS_PROJECT = ("conf/inference.yml", "conf/server.yml")
@@ -271,15 +270,10 @@ class _Search:
     def _override(self, message: Any, folder: Path, warnings: list[str]) -> ModelConfig:
         """What a client has sent; which program runs is not for it to say."""
         source = f"the configuration in the request to load model '{folder.name}'"
-        config, own = config_of(message, folder, source, warnings), NO_CONFIG
+        own = NO_CONFIG
         with suppress(ModelLoadError):
             own = self._own_config(folder, [])
-        if config.environment not in (None, own.environment):
-            raise ModelLoadError(
-                f"{source}: parameters[{ENVIRONMENT}]: expected none, or that of its {CONFIG_FILE}",
-                Code.INVALID_ARGUMENT,
-            )
-        return replace(config, environment=own.environment)
+        return in_its_environment(config_of(message, folder, source, warnings), own)
 
     def _check(self, path: Path) -> None:
         if not self.allow_symlinks:

@@ -71,7 +71,10 @@ class DecoupledSequencesModel(PlacedModel):
                     returned = returned.result()
                 if returned is not None:
                     raise no_none(instance, returned)
-                if not line.again or call.cancelled:
+                if line.again and call.cancelled:
+                    outlet.end()  # Nobody asks the model for a final flag any more.
+                    break
+                if not line.again:
                     break
                 request.come_again()
         except BaseException as error:

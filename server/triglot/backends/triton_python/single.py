@@ -52,13 +52,7 @@ class SingleResponseModel(PlacedModel):
             for call, outlet in zip(calls, outlets, strict=True)
         ]
         requests = [self._request(*one) for one in zip(inputs, calls, lines, strict=True)]
-        try:
-            given = _executed(instance, requests, calls, lines)
-        except BaseException as error:
-            if is_told(error):
-                log.error("%s: %s", instance.name, error.message)
-                raise
-            raise instance.failure(error) from error
+        given = _executed(instance, requests, calls, lines)
         requests.clear()
         outcomes: list[Outcome] = []
         for response, outlet in zip(given, outlets, strict=True):
@@ -104,25 +98,44 @@ class _Outlet:
 def _executed(
     instance: Instance, requests: Sequence[Any], calls: Sequence[Call], lines: Sequence[Line]
 ) -> list[Any]:
-    """A response for each request, None where it is sent; those that are rescheduled are executed again."""
-    given: list[Any] = [None] * len(requests)
+    """A response for each request, None where it is sent; those that are rescheduled are executed again.
+
+    Raises as `_executed_once`, while no request has a response.
+    """
+    given = _executed_once(instance, requests, calls, lines)
     left: Sequence[int] = range(len(requests))
-    while left:
-        returned = instance.execute([requests[at] for at in left], [calls[at] for at in left])
+    while left := [at for at in left if given[at] is None and lines[at].again]:
+        for at in left:
+            requests[at].come_again()
+            if calls[at].cancelled:
+                given[at] = InferenceResponse(error=TritonError(_LEFT, TritonError.CANCELLED))
+        left = [at for at in left if given[at] is None]
+        if left:
+            try:
+                responses = _executed_once(
+                    instance, [requests[at] for at in left], [calls[at] for at in left], [lines[at] for at in left]
+                )
+            except ServingError as error:
+                responses = [InferenceResponse(error=TritonError(error.message)) for _ in left]
+            for at, response in zip(left, responses, strict=True):
+                given[at] = response
+    return given
+
+
+def _executed_once(
+    instance: Instance, requests: Sequence[Any], calls: Sequence[Call], lines: Sequence[Line]
+) -> list[Any]:
+    """Raises `Internal` for what `execute` raises, and for what it must not return."""
+    try:
+        returned = instance.execute(requests, calls)
         if isinstance(returned, Future):
             returned = returned.result()
-        responses = _given(returned, [lines[at] for at in left])
-        again: list[int] = []
-        for at, response in zip(left, responses, strict=True):
-            given[at] = response
-            if response is None and lines[at].again:
-                requests[at].come_again()
-                if calls[at].cancelled:
-                    given[at] = InferenceResponse(error=TritonError(_LEFT, TritonError.CANCELLED))
-                else:
-                    again.append(at)
-        left = again
-    return given
+        return _given(returned, lines)
+    except BaseException as error:
+        if is_told(error):
+            log.error("%s: %s", instance.name, error.message)
+            raise
+        raise instance.failure(error) from error
 
 
 def _outcome(response: InferenceResponse, reshaping: Reshaping | None) -> Outcome:

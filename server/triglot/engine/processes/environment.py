@@ -6,12 +6,14 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from triglot.core.errors import ModelLoadError
 from triglot.engine.processes.unpacking import GivenUp, Unpacked
@@ -61,7 +63,7 @@ class Environment:
             self.close()
             if isinstance(error, GivenUp):
                 raise ModelLoadError(f"{self._path}: it was given up") from None
-            if isinstance(error, OSError | tarfile.TarError | EOFError | ValueError):
+            if isinstance(error, Exception) and not isinstance(error, ModelLoadError):
                 raise ModelLoadError(f"{self._path}: not an environment of Python's: {error}") from error
             raise
 
@@ -80,7 +82,7 @@ class Environment:
         python = str(folder / "bin" / "python")
         printed = self._run(folder, _activated(folder, [python, "-c", _LOOK, "numpy", LENT]))
         # What activates it may print, too.
-        version, there = json.loads(printed.strip().rpartition("\n")[2])
+        version, there = json.loads(printed.rpartition("\n")[2])
         if tuple(version) < OLDEST_PYTHON:
             oldest = ".".join(map(str, OLDEST_PYTHON))
             raise ModelLoadError(
@@ -97,30 +99,34 @@ class Environment:
 
     def _run(self, folder: Path, command: Sequence[str]) -> str:
         """What it prints. Raises `GivenUp`, and `ValueError` when it fails."""
-        with subprocess.Popen(
-            command,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # A module of the server's own folder is none of this Python's.
-            cwd=folder,
-            env=self.variables(),
-        ) as program:
-            while True:
-                try:
-                    out, err = program.communicate(timeout=_SECONDS)
-                    break
-                except subprocess.TimeoutExpired:
+        with TemporaryFile() as out, TemporaryFile() as err:
+            program = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                # No pipes: what it has started may keep them open.
+                stdout=out,
+                stderr=err,
+                # A module of the server's own folder is none of this Python's.
+                cwd=folder,
+                env=self.variables(),
+                start_new_session=True,
+            )
+            try:
+                while program.poll() is None:
                     if self._given_up:
-                        program.kill()
-                        raise GivenUp from None
+                        raise GivenUp
+                    with suppress(subprocess.TimeoutExpired):
+                        program.wait(_SECONDS)
+            except BaseException:
+                with suppress(ProcessLookupError):
+                    os.killpg(program.pid, signal.SIGKILL)
+                program.wait()
+                raise
+            printed, told = (_text(file) for file in (out, err))
         if program.returncode:
-            lines = err.strip().splitlines()
-            said = f": {lines[-1][:500]}" if lines else ""
+            said = f": {told.rpartition(chr(10))[2][:500]}" if told else ""
             raise ValueError(f"{folder / 'bin' / 'python'} ended with status {program.returncode}{said}")
-        return out
+        return printed
 
     def command(self, *arguments: str) -> list[str]:
         """What runs the process's `main` with these arguments."""
@@ -155,6 +161,11 @@ def _activated(folder: Path, command: list[str]) -> list[str]:
     if bash is None or not (folder / "bin" / "activate").exists():
         return command
     return [bash, "-c", _ACTIVATED, str(folder), *command]
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip()
 
 
 def _folder_of(package: str) -> str:

@@ -40,23 +40,25 @@ class Unpacked:
     def of(cls, archive: Path, finish: Callable[[Path], object], given_up: Callable[[], bool]) -> Unpacked:
         """Unpack it unless that was done before; `finish` completes a new folder.
 
-        Blocks. Raises `GivenUp`, `OSError`, `tarfile.TarError` and what `finish` raises.
+        Blocks. Raises `GivenUp`, `OSError`, `tarfile.TarError`, what else broken archives raise, and what `finish`
+        raises.
         """
         source = _source_of(archive)
         home = _home()
         place = home / hashlib.sha256(source.encode()).hexdigest()[:32]
         place.mkdir(exist_ok=True)
-        lock = (place / LOCK).open("w")
+        lock = (place / LOCK).open("a+")  # Read and write, as NFS asks for.
         try:
             _wait_for(lock, fcntl.LOCK_SH, given_up)
             while not (place / WHOLE).exists():
+                fcntl.flock(lock, fcntl.LOCK_UN)
                 _wait_for(lock, fcntl.LOCK_EX, given_up)
                 if not (place / WHOLE).exists():
-                    _unpack(archive, place / FOLDER, given_up)
-                    finish(place / FOLDER)
-                    (place / WHOLE).write_text(source)
                     _sweep(home)
+                    _unpack(archive, place / FOLDER, finish, given_up)
+                    (place / WHOLE).write_text(source)
                 # In between somebody may find that the archive has changed.
+                fcntl.flock(lock, fcntl.LOCK_UN)
                 _wait_for(lock, fcntl.LOCK_SH, given_up)
         except BaseException:
             lock.close()
@@ -75,17 +77,26 @@ def _source_of(archive: Path) -> str:
 
 def _home() -> Path:
     """Where unpacked environments lie: this user's alone. Raises `OSError`."""
+    said = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        home = cache / "triglot" / "environments"
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        cache = said if said.is_absolute() else Path.home() / ".cache"
+        return _own(cache / "triglot" / "environments")
     except (OSError, RuntimeError):  # A user without a home, or whose home is not to be written.
         home = Path(tempfile.gettempdir()) / f"triglot-environments-{os.geteuid()}"
-        home.mkdir(exist_ok=True, mode=0o700)
-    status = home.stat(follow_symlinks=False)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{home}: expected a folder that this user alone may write to")
-    return home
+        if home.is_symlink():  # Anybody may have made it.
+            raise PermissionError(f"{home}: expected a folder, got a link") from None
+        return _own(home)
+
+
+def _own(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = folder.resolve()
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder}: expected a folder that belongs to this user, who may write there")
+    if status.st_mode & 0o022:
+        folder.chmod(0o700)
+    return folder
 
 
 def _wait_for(lock: IO[str], kind: int, given_up: Callable[[], bool]) -> None:
@@ -98,10 +109,7 @@ def _wait_for(lock: IO[str], kind: int, given_up: Callable[[], bool]) -> None:
         time.sleep(_LOOK_SECONDS)  # A lock that is waited for cannot be given up.
 
 
-def _unpack(archive: Path, folder: Path, given_up: Callable[[], bool]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # Of who did not come to the end.
-    folder.mkdir()
-
+def _unpack(archive: Path, folder: Path, finish: Callable[[Path], object], given_up: Callable[[], bool]) -> None:
     def plain(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
         if given_up():
             raise GivenUp
@@ -110,8 +118,15 @@ def _unpack(archive: Path, folder: Path, given_up: Callable[[], bool]) -> None:
             uid=os.geteuid(), gid=os.getegid(), uname="", gname="", deep=False
         )
 
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter=plain)
+    shutil.rmtree(folder, ignore_errors=True)  # Of who did not come to the end.
+    folder.mkdir()
+    try:
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter=plain)
+        finish(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _sweep(home: Path) -> None:

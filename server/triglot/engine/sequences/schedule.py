@@ -34,6 +34,9 @@ from triglot.engine.work import Execution, InstanceExecution, Work
 
 log = logging.getLogger(__name__)
 
+_LARGEST_NUMBER = 2**31 - 1
+"""A sequence's made-up number fits whatever integers the model takes."""
+
 
 class SequenceSchedule:
     """Requests with the same sequence id reach the same instance, in their order. A `Schedule`.
@@ -75,7 +78,9 @@ class SequenceSchedule:
         self._grow = grow
         self._later = later
         self._clock = clock
-        self._by_parameters = model.takes_parameters or looks_at_call(model)
+        # In a list each request has its own.
+        looks = model.takes_parameters or looks_at_call(model)
+        self._by_parameters = looks and model.infer_batch is None
         self._iterative = batching.iterative
         self._numbers = itertools.count(1)
         self._in_order = isinstance(batching.strategy, OldestStrategy) and batching.strategy.preserve_ordering
@@ -149,7 +154,7 @@ class SequenceSchedule:
     def _as_a_sequence(self, said: Scheduling) -> Scheduling:
         sequence_id = said.sequence_id
         while not sequence_id:
-            number = next(self._numbers)
+            number = next(self._numbers) % _LARGEST_NUMBER + 1
             sequence_id = str(number) if self._tensors.controls.takes_texts else number
             if sequence_id in self._table.live:
                 sequence_id = 0
