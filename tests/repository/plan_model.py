@@ -154,6 +154,8 @@ class PlanModel:
         assert self.wanted.get(number) == files
         version = self.known[number]
         assert version.retry or version.files != files or version.state is State.START, "there is a reason"
+        if version.gone:  # What it failed with was of other files.
+            version = self.known[number] = Version(files)
         self.loading = version, version.files
         version.files, version.retry = files, False
         if version.state is not State.READY:
