@@ -7,7 +7,6 @@ generator that yields nothing, since its senders put the responses into its stre
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -18,8 +17,6 @@ from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
 from triglot.core.errors import ServingError, is_told
 from triglot.core.types import Answer
-
-log = logging.getLogger(__name__)
 
 
 class _Outlet:
