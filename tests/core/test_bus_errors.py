@@ -56,8 +56,15 @@ def run(code: str, folder: Path) -> tuple[int, str, str]:
             "one = file(); memory = GuardedMemory(one, SIZE); os.ftruncate(one, 0); memory.write(gone().data, 0)",
             id="both sides of a copy",
         ),
-        pytest.param("with errors.mended(lambda: False): gone()[0]", id="what cannot be mended"),
-        pytest.param("with errors.mended(lambda: 1 / 0): gone()[0]", id="what fails at that"),
+        pytest.param(
+            "one = file(); memory = GuardedMemory(one, SIZE); os.ftruncate(one, 0)\n"
+            "import triglot.core.bus_errors as ours; ours.map_nothing = lambda *_: 1 / 0\nmemory.view(0, SIZE)[0]",
+            id="what nothing can be put in the place of",
+        ),
+        pytest.param(
+            "data = gone(); errors.forget(errors.guard(data.ctypes.data, SIZE)); data[0]",
+            id="what was guarded once",
+        ),
     ],
 )
 @pytest.mark.parametrize("before", [True, False], ids=["after another's handler", "after none"])
@@ -67,6 +74,46 @@ def test_a_process_that_is_to_end(before: bool, end: str, tmp_path: Path) -> Non
     code, _, said = run(f"{handler}errors = bus_errors()\nassert errors.in_place()\n{end}\n", tmp_path)
     assert code == -signal.SIGBUS
     assert ("Fatal Python error: Bus error" in said) == before
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        pytest.param("assert data[7] == 0", id="with the interpreter's lock"),
+        pytest.param("assert data.view('f4').sum() == 0", id="without it"),
+        pytest.param("assert bytes(data.data) == bytes(SIZE)", id="the interpreter itself"),
+        pytest.param("import zlib; assert zlib.crc32(data) == zlib.crc32(bytes(SIZE))", id="a C library"),
+        pytest.param(
+            "from threading import Thread\n"
+            "threads = [Thread(target=lambda at=at: data[at:].sum()) for at in range(0, SIZE, SIZE // 8)]\n"
+            "for one in threads: one.start()\n"
+            "for one in threads: one.join()",
+            id="several threads",
+        ),
+        pytest.param(
+            "libc = ctypes.CDLL(None)\n"
+            "thread, length = ctypes.c_ulong(), ctypes.c_void_p(1)\n"
+            "where = ctypes.c_void_p(data.ctypes.data)\n"
+            "assert not libc.pthread_create(ctypes.byref(thread), None, libc.strlen, where)\n"
+            "assert not libc.pthread_join(thread, ctypes.byref(length))\n"
+            "assert length.value is None",
+            id="a thread that is not Python's",
+        ),
+    ],
+)
+def test_whoever_touches_what_is_guarded_lives(touch: str, tmp_path: Path) -> None:
+    """Wherever in it, and finds zeros."""
+    code = """
+import ctypes
+data = gone()
+guarded = bus_errors().guard(data.ctypes.data, SIZE)
+assert not guarded.lost
+"""
+    after = """
+assert guarded.lost and not data.any()
+assert bus_errors().in_place()
+"""
+    assert run(f"{code}{touch}{after}", tmp_path) == (0, "", "")
 
 
 def test_a_handler_that_comes_later(tmp_path: Path) -> None:

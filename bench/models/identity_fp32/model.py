@@ -10,6 +10,7 @@ class Model(triglot.Model):
 
     inputs = (triglot.TensorSpec("x", "FP32", [-1, -1]),)
     outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]),)
+    inputs_in_place = True
 
     def infer(self, inputs: dict[str, Any]) -> dict[str, Any]:
         return {"y": inputs["x"]}

@@ -104,6 +104,7 @@ class EstimatorModel(Model):
     """
 
     platform = "sklearn"
+    inputs_in_place = True  # Each call takes a copy.
     takes_parameters = True
 
     def __init__(self, file: Path, estimator: Any, candidates: Iterable[Layout]) -> None:

@@ -2,10 +2,11 @@
 
 Strategy: a file that another process makes smaller takes the memory away that is mapped from it, and who touches
 that gets SIGBUS, which ends a process. Python's own handlers run too late: when the instruction has ended. So the
-C library is given a function that ctypes makes, which runs at once, on the thread that copies. That is as safe as
-a callback of the copy would be: C code makes it, which holds neither Python's lock nor any other. The function
-puts other memory there, the copy goes on with it, and whoever asked for the copy learns of it. A SIGBUS of
-anything else is left to what was there before.
+C library is given a function that ctypes makes, which runs at once, on the thread that has touched it, whatever
+code that runs. Where the address lies in memory that is guarded, the function puts zeros there, the thread goes
+on with these, and the memory is known as lost. The function is as safe as a callback of that code would be: what
+reads and writes tensors holds no lock but Python's, which its own thread may take again. A SIGBUS of anything
+else is left to what was there before.
 """
 
 from __future__ import annotations
@@ -13,79 +14,123 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import mmap
+import platform
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import sys
+from contextlib import suppress
 from functools import cache
 
-_ACTION_BYTES = 1024
-"""No C library's `struct sigaction` is larger."""
-_FAILED = ctypes.c_void_p(-1).value
-"""SIG_ERR."""
+from triglot.core.mapping import map_nothing
+
+_MACHINES = ("x86_64", "aarch64")
+"""Of which the two structures below are known."""
+_SIGINFO = 4
+"""SA_SIGINFO: the handler is told where."""
+_RESTART = 0x10000000
+"""SA_RESTART, as `signal` has it."""
+_ADDRESS_GONE = 2
+"""BUS_ADRERR."""
+_MOST_REPLACED = 16 * 1024 * 1024
+"""Bytes for which there are zeros at a time: more may be than a system promises."""
+
+
+class _Action(ctypes.Structure):
+    """`struct sigaction` of Linux' C libraries, and room for more than any of them has."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_uint64 * 16),
+        ("flags", ctypes.c_int),
+        ("rest", ctypes.c_uint64 * 16),
+    )
+
+
+class _Info(ctypes.Structure):
+    """The beginning of a `siginfo_t`."""
+
+    _fields_ = (
+        ("number", ctypes.c_int),
+        ("error", ctypes.c_int),
+        ("code", ctypes.c_int),
+        ("address", ctypes.c_uint64),
+    )
+
+
+class Guarded:
+    """`size` bytes from `address` that may go, page by page; `lost` when a part was found gone."""
+
+    __slots__ = ("address", "lost", "size")
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address = address
+        self.size = size
+        self.lost = False
+
+    def replace(self, at: int) -> None:
+        """Zeros from the page of the address `at` on: what is left before it is still the file's."""
+        self.lost = True
+        first = at - at % mmap.PAGESIZE
+        map_nothing(first, min(self.address + self.size - first, _MOST_REPLACED))
 
 
 class BusErrors:
     """The process's handler of SIGBUS. Raises `OSError` where it cannot have one. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._mending: dict[int, Callable[[], bool]] = {}
-        self._before = ctypes.create_string_buffer(_ACTION_BYTES)
+        if sys.platform != "linux" or platform.machine() not in _MACHINES:
+            raise OSError(errno.ENOSYS, "SIGBUS cannot be handled on this system")
+        self._guarded: dict[int, Guarded] = {}
+        self._before = _Action()
         try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            number = int(signal.SIGBUS)
-            self._ask, install = libc.sigaction, libc.signal
+            self._ask = ctypes.CDLL(None, use_errno=True).sigaction
             # Kept as long as this object: the C library has nothing but its address.
-            self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._handle)
+            self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_void_p)(self._handle)
         except (AttributeError, MemoryError) as error:  # A system may forbid to make functions.
             raise OSError(errno.ENOSYS, f"SIGBUS cannot be handled: {error}") from None
         self._ask.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-        install.argtypes, install.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-        self._number = number
-        self._ask(number, None, self._before)
+        self._number = int(signal.SIGBUS)
         self._address = ctypes.cast(self._handler, ctypes.c_void_p).value
-        if install(number, self._address) == _FAILED or not self.in_place():
-            self._ask(number, self._before, None)
+        ours = _Action(handler=self._address, flags=_SIGINFO | _RESTART)
+        if self._ask(self._number, ctypes.byref(ours), ctypes.byref(self._before)) or not self.in_place():
             raise OSError(errno.ENOSYS, "SIGBUS cannot be handled")
         # Without an interpreter there is nobody to handle it.
         atexit.register(self._step_back)
 
     def in_place(self) -> bool:
         """Whether it is this that handles SIGBUS; others in the process may have taken its place."""
-        now = (ctypes.c_void_p * (_ACTION_BYTES // ctypes.sizeof(ctypes.c_void_p)))()
-        self._ask(self._number, None, now)
-        return now[0] == self._address
+        now = _Action()
+        self._ask(self._number, None, ctypes.byref(now))
+        return bool(now.handler == self._address)
 
-    @contextmanager
-    def mended(self, mend: Callable[[], bool]) -> Iterator[None]:
-        """What this thread touches in the block and is not there, `mend` puts there, once; whether it could.
+    def guard(self, address: int, size: int) -> Guarded:
+        """Who touches what is gone of this memory goes on from now on, until `forget`."""
+        guarded = Guarded(address, size)
+        self._guarded[address] = guarded
+        return guarded
 
-        The block is to call C code that holds no lock. `mend` runs in the midst of it, on the same thread.
-        """
-        thread = threading.get_ident()
-        self._mending[thread] = mend
-        try:
-            yield
-        finally:
-            self._mending.pop(thread, None)
+    def forget(self, guarded: Guarded) -> None:
+        """It is going to be unmapped."""
+        del self._guarded[guarded.address]
 
-    def _handle(self, _: int) -> None:
-        thread = threading.get_ident()
-        mend = self._mending.get(thread)
-        mended = False
+    def _handle(self, _: int, info: ctypes._Pointer[_Info], __: int | None) -> None:
         with suppress(Exception):  # It would come again and again.
-            mended = mend is not None and mend()
-        if mended:
-            # A second one was not to be mended so.
-            self._mending.pop(thread, None)
-        else:
-            self._step_back()
-            # It waits until this returns; then it is as if this had never been there.
-            signal.raise_signal(signal.SIGBUS)
+            if info.contents.code == _ADDRESS_GONE and self._replaced(info.contents.address):
+                return
+        self._step_back()
+        # It waits until this returns; then it is as if this had never been there.
+        signal.raise_signal(signal.SIGBUS)
+
+    def _replaced(self, address: int) -> bool:
+        for guarded in list(self._guarded.values()):
+            if guarded.address <= address < guarded.address + guarded.size:
+                guarded.replace(address)
+                return True
+        return False
 
     def _step_back(self) -> None:
         if self.in_place():
-            self._ask(self._number, self._before, None)
+            self._ask(self._number, ctypes.byref(self._before), None)
 
 
 @cache

@@ -76,6 +76,9 @@ class Model:
     response_cache: bool = False
     """Whether equal requests may get an earlier one's answer, where the server has a cache: `infer` gives the same
     for the same inputs and parameters."""
+    inputs_in_place: bool = False
+    """Whether `infer` is through with its inputs when it answers: neither they nor what lies in them is kept, or
+    written to. Large ones of floats that a client has in shared memory are the client's own memory then."""
     execution: str = "thread"
     """"thread"; "process": each instance is a process, for code that holds the interpreter's lock; "inline": a
     plain function that is short, and waits for nothing, runs on the event loop, and nothing else then."""

@@ -115,8 +115,8 @@ class ModelConfig:
     model that is made of others, and `max_inflight_requests` how many calls of each of these run at the same time,
     0: as many as come. `response_cache`: keep its answers, where the server has a cache. `execution`:
     one of `EXECUTIONS`, "" where nothing is said. `cpus` are for the instances, in turn; none: any.
-    `hang_seconds` and `longest_run` are the model's, None where nothing is said. `environment`: the Python that
-    its processes run in, a folder or an archive; None: the server's. `source` is what messages call the
+    `hang_seconds`, `longest_run` and `inputs_in_place` are the model's, None where nothing is said. `environment`:
+    the Python that its processes run in, a folder or an archive; None: the server's. `source` is what messages call the
     configuration: its file. `text` is the whole of it in Triton's JSON (spec 3.7), with what is zero, and
     "" where there is none; `sign` changes with all of it but the name, which is the folder's, and the version
     policy, which is of the model and no part of a version's own.
@@ -141,6 +141,7 @@ class ModelConfig:
     cpus: Sequence[int] = ()
     hang_seconds: float | None = None
     longest_run: float | None = None
+    inputs_in_place: bool | None = None
     environment: Path | None = None
     source: str = field(default="", compare=False)
     text: str = field(default="", compare=False, repr=False)

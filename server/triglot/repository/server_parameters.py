@@ -15,7 +15,7 @@ ENVIRONMENT = "EXECUTION_ENV_PATH"
 """Triton's own: the Python of a model, a folder or an archive."""
 OWN = (
     *("execution", "max_queue_delay", "latency_objective_ms", "cpus", "hang_seconds", "longest_run_seconds"),
-    ENVIRONMENT,
+    *("inputs_in_place", ENVIRONMENT),
 )
 MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 """What stands for the model's folder there."""
@@ -31,7 +31,7 @@ class ServerParameters:
     """What they say: as what the instances run, "" where nothing is said, and on which CPUs.
 
     `latency_objective`: seconds in which 99 % of the requests are to be answered; the batcher finds its delay.
-    `hang_seconds`, `longest_run`: the model's.
+    `hang_seconds`, `longest_run`, `inputs_in_place`: the model's.
     """
 
     execution: str = ""
@@ -39,6 +39,7 @@ class ServerParameters:
     latency_objective: float | None = None
     hang_seconds: float | None = None
     longest_run: float | None = None
+    inputs_in_place: bool | None = None
 
 
 def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
@@ -48,7 +49,12 @@ def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
         raise _wrong("execution", f"{', '.join(EXECUTIONS[:-1])} or {EXECUTIONS[-1]}", execution, EXECUTIONS)
     hang_seconds, longest_run = (_seconds(parameters, name) for name in ("hang_seconds", "longest_run_seconds"))
     return ServerParameters(
-        execution, _cpus(parameters), _latency_objective(parameters), hang_seconds, longest_run
+        execution,
+        _cpus(parameters),
+        _latency_objective(parameters),
+        hang_seconds,
+        longest_run,
+        _flag(parameters, "inputs_in_place"),
     )
 
 
@@ -106,6 +112,13 @@ def _seconds(parameters: Mapping[str, str], name: str) -> float | None:
     if text is not None and not _NUMBER.fullmatch(text):
         raise _wrong(name, "a number of seconds, 0 for no limit", text)
     return None if text is None else float(text)
+
+
+def _flag(parameters: Mapping[str, str], name: str) -> bool | None:
+    text = parameters.get(name)
+    if text not in (None, "true", "false"):
+        raise _wrong(name, "true or false", str(text), ("true", "false"))
+    return None if text is None else text == "true"
 
 
 def _cpus(parameters: Mapping[str, str]) -> tuple[int, ...]:

@@ -64,6 +64,7 @@ class TorchModel(Model):
     """
 
     platform = "pytorch_libtorch"
+    inputs_in_place = True  # Each call takes a copy.
 
     def __init__(self, file: Path, config: ModelConfig, programs: Sequence[Program]) -> None:
         self._file = file

@@ -23,6 +23,7 @@ class RemoteModel(HostedModel):
         vars(self).update(declared["attributes"])
         self.looks_at_call = declared["takes_call"]
         self.execution = "process"
+        self.inputs_in_place = True  # Its process gets a copy.
         self._pool = pool
         self._start_call: Call | None = None
         if declared["metrics"]:

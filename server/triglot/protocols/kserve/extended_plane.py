@@ -2,13 +2,15 @@
 
 Strategy: this stands in front of the data plane, for such requests only. Inputs are copied out of their regions
 before the model sees them: whatever their owner does to a region later, a model, a batch or a cache has what was
-there when the request came. Outputs are copied into theirs when the answer is complete.
+there when the request came. Only a model that keeps nothing of its inputs reads large ones where they are, and
+only numbers that nobody takes for an address, of which a check is still true when they have changed. Outputs are
+copied into their regions when the answer is complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,13 +18,13 @@ import numpy as np
 
 from triglot.core.call import Call
 from triglot.core.cpus import usable_cpus
-from triglot.core.errors import Internal
-from triglot.core.tensor import DATATYPES, element_count, raw_buffer
+from triglot.core.errors import Internal, ServingError
+from triglot.core.tensor import DATATYPES, Array, element_count, raw_buffer
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, OutputWish
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.protocols.kserve.classification import classify
-from triglot.protocols.kserve.regions import Region, Regions
+from triglot.protocols.kserve.regions import Loan, Region, Regions
 
 OFF_LOOP_BYTES = 2 * 1024 * 1024
 """To copy more takes longer than the way to a thread and back."""
@@ -30,6 +32,8 @@ ONE_CORE_BYTES = 16 * 1024 * 1024
 """The same where a thread would only run in place of the loop, not beside it; it is held up for 1 to 2 ms."""
 ELEMENT_WORK = 1024
 """An element that is looked at, or printed, for itself takes as long as so many bytes that are copied."""
+_LENT = ("FP16", "FP32", "FP64", "BF16")
+"""Integers and booleans may be checked as indices, and used later; texts are taken apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,47 +59,67 @@ class ExtendedPlane:
         """As `DataPlane.infer`. Raises `NotFound` for a region, too, and whatever else is wrong with it."""
         call.model_name = request.model_name
         with self._dataplane.servable_of(request) as servable:
-            targets = await self._read(servable, request, call)
-            return await self._finished(servable, targets, await self._dataplane.infer_on(servable, request, call))
+            targets = self._targets(request)
+            loans = await self._read(servable, request, call, targets if _may_borrow(servable) else None)
+            with _returned(loans):
+                response = await self._dataplane.infer_on(servable, request, call)
+                return await self._finished(servable, targets, response, loans)
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """As `DataPlane.infer_stream`; in a region, every answer takes the place of the one before."""
         call.model_name = request.model_name
         with self._dataplane.servable_of(request) as servable:
-            targets = await self._read(servable, request, call)
+            targets = self._targets(request)
+            await self._read(servable, request, call)
             async with aclosing(await self._dataplane.infer_stream_on(servable, request, call)) as responses:
                 async for response in responses:
                     yield await self._finished(servable, targets, response)
 
-    async def _read(self, servable: Servable, request: InferenceRequest, call: Call) -> Targets:
-        """Fill the inputs that are in regions, and find what the answers need."""
+    def _targets(self, request: InferenceRequest) -> Targets:
+        """What the answers need."""
         assert request.options is not None  # Else it would not be here.
-        targets = {
+        return {
             name: _Target(wish, None if wish.region is None else self._regions.find(wish.region))
             for name, wish in request.options.outputs.items()
         }
+
+    async def _read(
+        self, servable: Servable, request: InferenceRequest, call: Call, beside: Targets | None = None
+    ) -> Sequence[Loan]:
+        """Fill the inputs that are in regions; with `beside`, they may be lent where no target is."""
+        assert request.options is not None  # Else it would not be here.
         sources = [(at, self._regions.find(place), place) for at, place in request.options.inputs.items()]
         size = sum(place.size for _, _, place in sources)
         self._regions.check_total(size)
         call.size += size
-        reads = []
+        reads, loans = [], []
+        written = {one.region.file for one in (beside or {}).values() if one.region is not None}
         for at, region, place in sources:
             if not _can_fit(request.inputs[at], place.size):
                 request.inputs[at].data = np.broadcast_to(np.uint8(0), place.size).data
                 continue  # Whoever checks it says what is wrong; nothing is copied for that.
+            lends = beside is not None and request.inputs[at].datatype in _LENT and region.file not in written
+            if lends and (loan := region.lend(place.offset, place.size)) is not None:
+                request.inputs[at].data = loan.data
+                loans.append(loan)
+                continue
             memory = self._regions.memory(place.size)
             request.inputs[at].data = memory
             reads.append(partial(region.read, memory, place.offset))
         # Requests of a sequence must not overtake each other on a thread.
-        await self._run(size if servable.sequences is None else 0, partial(_all, reads))
-        return targets
+        work = sum(place.size for _, _, place in sources) - sum(len(loan.data) for loan in loans)
+        await self._run(work if servable.sequences is None else 0, partial(_all, reads))
+        return loans
 
     async def _finished(
-        self, servable: Servable, targets: Targets, response: InferenceResponse
+        self, servable: Servable, targets: Targets, response: InferenceResponse, loans: Sequence[Loan] = ()
     ) -> InferenceResponse:
         """The answer, its outputs where they are wanted and as they are wanted."""
         work = sum(_work(output, targets[output.name]) for output in response.outputs if output.name in targets)
         await self._run(work, partial(_finish, servable, targets, response))
+        for output in response.outputs:
+            if output.name not in response.placed and any(_lies_in(loan, output.array) for loan in loans):
+                output.array = output.array.copy()
         return response
 
     async def _run(self, work: int, function: Callable[[], None]) -> None:
@@ -103,6 +127,26 @@ class ExtendedPlane:
             await self._dataplane.off_loop(function)
         else:
             function()
+
+
+def _may_borrow(servable: Servable) -> bool:
+    """Whether nobody looks at the inputs when the answer is there, nor compares them with others'."""
+    return servable.model.inputs_in_place and servable.sequences is None and servable.answers is None
+
+
+@contextmanager
+def _returned(loans: Iterable[Loan]) -> Iterator[None]:
+    """Raises as `Loan.check` where a part was gone meanwhile, whatever came of that."""
+    try:
+        yield
+    except ServingError:
+        _all(loan.check for loan in loans)
+        raise
+    _all(loan.check for loan in loans)
+
+
+def _lies_in(loan: Loan, array: Array) -> bool:
+    return np.may_share_memory(np.frombuffer(loan.data, np.uint8), array)
 
 
 def _can_fit(tensor: InputTensor, size: int) -> bool:

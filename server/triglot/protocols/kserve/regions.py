@@ -1,9 +1,9 @@
 """Regions of system shared memory that clients have registered (spec 2.6, 3.10).
 
 Strategy: a region is a file that another process may make smaller at any time. The kernel copies small tensors
-and says when there is less than there was. Large ones are copied through a mapping; where a part of that was
-gone, the kernel is asked after all, and knows why. A region stays open as long as anybody refers to it: those of
-requests that run outlive their unregistering.
+and says when there is less than there was. Large ones are copied through a mapping, or lent; where a part of that
+was gone, the kernel is asked after all, and knows why. A region stays open as long as anybody refers to it: those
+of requests that run outlive their unregistering.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from __future__ import annotations
 import os
 import stat
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +41,27 @@ _BYTE = np.dtype(np.uint8)
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A part of a region, which its owner may still change; `check` raises as `Region.read` when it is not there."""
+
+    data: memoryview
+    check: Callable[[], None]
+
+
 class Region:
-    """`size` bytes at `offset` of the object `key`. Any thread may read and write."""
+    """`size` bytes at `offset` of the object `key`. Any thread may read and write.
+
+    `file` is the same for all regions of one object.
+    """
 
     def __init__(self, name: str, key: str, offset: int, size: int, descriptor: int) -> None:
         self.name = name
         self.key = key
         self.offset = offset
         self.size = size
+        status = os.fstat(descriptor)
+        self.file = (status.st_dev, status.st_ino)
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         self._memory: GuardedMemory | None = None
@@ -72,6 +88,17 @@ class Region:
                 f"Invalid offset + byte size for shared memory region: '{self.name}': it has {self.size} bytes, "
                 f"got {size} at offset {offset}"
             )
+
+    def lend(self, offset: int, size: int) -> Loan | None:
+        """What is at `offset`, which was checked, as it lies there; None where it is to be read."""
+        memory = self._quick(size)
+        if memory is None or not memory.usable:
+            return None
+        return Loan(memory.view(self.offset + offset, size), partial(self._check_loan, memory, offset + size))
+
+    def _check_loan(self, memory: GuardedMemory, end: int) -> None:
+        if memory.lost or self.offset + end > os.fstat(self._descriptor).st_size:
+            raise self._has_shrunk(end)
 
     def read(self, into: memoryview, offset: int) -> None:
         """Fill `into` with what is at `offset`, which was checked.
