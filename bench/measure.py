@@ -121,7 +121,7 @@ async def load_on(connections: Sequence[LoadConnection], subject: Subject, settl
         client_used, server_after = time.process_time() - client_before, subject.server.cpu_seconds()
     finally:
         await close(*connections)
-    return _round(outcome, server_before, server_after, client_used)
+    return round_of(outcome, server_before, server_after, client_used)
 
 
 async def _load_natively(scenario: Scenario, subject: Subject, settle: float, seconds: float) -> Round:
@@ -130,10 +130,11 @@ async def _load_natively(scenario: Scenario, subject: Subject, settle: float, se
     server_before = subject.server.cpu_seconds()
     outcome, client_used = await client.run(seconds, settled.calls / settled.seconds)
     subject.rate = outcome.calls / outcome.seconds
-    return _round(outcome, server_before, subject.server.cpu_seconds(), client_used)
+    return round_of(outcome, server_before, subject.server.cpu_seconds(), client_used)
 
 
-def _round(outcome: Outcome, before: float | None, after: float | None, client_used: float) -> Round:
+def round_of(outcome: Outcome, before: float | None, after: float | None, client_used: float) -> Round:
+    """What a run comes to; CPU seconds of the server's before and after it, and what the client used."""
     p50, p99 = np.percentile(outcome.latencies, (50, 99))
     cpu = None if before is None or after is None else (after - before) / outcome.calls
     rate = outcome.calls / outcome.seconds

@@ -2,7 +2,8 @@
 
 From the repository's root: `python -m bench.shared_memory --help`. One server and one model, and a bare grpc.aio
 handler that answers with the same bytes. The client has its tensor in the region, as a program that works there
-has it; what a call leaves in the other region is compared with it after each round.
+has it; what a call leaves in the other region is compared with it after each round. The load client costs as
+little as it can; what programs get that use grpcio, as tritonclient does, is measured, too.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from multiprocessing.shared_memory import SharedMemory
 
 import grpc
 
-from bench import report, rounds, servers
+from bench import report, rounds, servers, stockclient
 from bench.measure import CALL_LIMIT, Round, Subject, call_once, load
 from bench.payloads import GRPC_PATH, Exchange, Floats, grpc_exchange, tensor
 from bench.rounds import Measured, Plan
@@ -32,6 +33,7 @@ GOAL = 10
 PREFIX = "/triglot_bench_"
 IN, OUT = "in", "out"
 RAW, SHARED = "raw gRPC", "shared memory"
+BY_GRPCIO = ", by grpcio's client"
 COLUMNS = (
     "through",
     "calls/s",
@@ -45,10 +47,11 @@ COLUMNS = (
 )
 LEGEND = f"""\
 Medians over rounds, each of them {STARTS} times with new servers, since what malloc costs differs from start to
-start; the three are loaded in turn, one at a time. The first is a bare grpc.aio handler that answers with bytes it
-has; the others are a model on the same server. "x bare" is the median of the rounds' own ratios to the first line
-(and, in brackets, their range). CPU is user and kernel time of the server for one call. "client busy" is the share
-of its core that the load client used."""
+start; they are loaded in turn, one at a time. The first is a bare grpc.aio handler that answers with bytes it has;
+the others are a model on the same server. The client is the bench's own, which costs less than others, and where
+the line says so grpcio's, with protobuf's messages. "x bare" is the median of the rounds' own ratios to the first
+line (and, in brackets, their range). CPU is user and kernel time of the server for one call. "client busy" is the
+share of its core that the load client used."""
 
 
 def _bytes(region: SharedMemory) -> memoryview:
@@ -127,7 +130,7 @@ def _register(port: int, regions: Regions) -> None:
 
 @contextmanager
 def _serving(regions: Regions, core: int | None) -> Iterator[list[Subject]]:
-    """A bare handler, and one server; through shared memory comes last."""
+    """A bare handler, and one server, by each of the two clients."""
     messages = grpc_exchange(MODEL, regions.values)
     with (
         servers.bare(BARE_GRPC.bare, messages, core) as (handler, handler_port, _),
@@ -138,6 +141,8 @@ def _serving(regions: Regions, core: int | None) -> Iterator[list[Subject]]:
             Subject(BARE_GRPC.name, handler, handler_port, messages),
             Subject(RAW, server, port, messages),
             Subject(SHARED, server, port, region_exchange(regions.values)),
+            Subject(RAW + BY_GRPCIO, server, port, messages),
+            Subject(SHARED + BY_GRPCIO, server, port, region_exchange(regions.values)),
         ]
 
 
@@ -146,8 +151,11 @@ async def _rounds(
 ) -> list[Measured[str]]:
     async def one_round(subject: Subject, settle: float, seconds: float) -> Round:
         regions.expect()
-        taken = await load(scenario, subject, settle, seconds)
-        if subject is subjects[-1]:
+        if subject.name.endswith(BY_GRPCIO):
+            taken = await stockclient.load(subject, scenario.in_flight, settle, seconds)
+        else:
+            taken = await load(scenario, subject, settle, seconds)
+        if subject.name.startswith(SHARED):
             regions.check()
         return taken
 
@@ -181,8 +189,11 @@ def _joined(starts: Sequence[Measured[str]]) -> Measured[str]:
 def lines(measured: Sequence[Measured[str]]) -> Iterator[str]:
     """The table of one load, and what it comes to."""
     yield report.plain(COLUMNS, [rounds.row(one, measured[0]) for one in measured])
-    for other in measured[:-1]:
-        yield f"{SHARED} / {other.setting}: {rounds.middle(rounds.ratios(measured[-1], other))}, goal {GOAL}"
+    by_name = {one.setting: one for one in measured}
+    bare = measured[0].setting
+    for shared, other in ((SHARED, bare), (SHARED, RAW), (SHARED + BY_GRPCIO, RAW + BY_GRPCIO)):
+        ratio = rounds.middle(rounds.ratios(by_name[shared], by_name[other]))
+        yield f"{shared} / {other}: {ratio}, goal {GOAL}"
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -82,7 +82,8 @@ async def test_answers_of_another_size_are_an_error() -> None:
 def test_shared_memory() -> None:
     (in_flight, measured), *none = shared_memory.measure(PLAN, [2], None, elements=1000).items()
     assert (in_flight, none) == (2, [])
-    assert [one.setting for one in measured] == ["bare grpc.aio", "raw gRPC", "shared memory"]
+    clients = ["raw gRPC", "shared memory", "raw gRPC, by grpcio's client", "shared memory, by grpcio's client"]
+    assert [one.setting for one in measured] == ["bare grpc.aio", *clients]
     assert all(one.rounds[0].rate > 0 for one in measured)
 
 
@@ -91,11 +92,18 @@ def test_what_is_said_of_known_rounds() -> None:
         return Measured(name, [Round(rate, 0.01, 0.02, 1e-4, 0.95)] * 3)
 
     table, *verdicts = shared_memory.lines(
-        [measured("bare grpc.aio", 10.0), measured("raw gRPC", 25.0), measured("shared memory", 125.0)]
+        [
+            measured("bare grpc.aio", 10.0),
+            measured("raw gRPC", 25.0),
+            measured("shared memory", 125.0),
+            measured("raw gRPC, by grpcio's client", 5.0),
+            measured("shared memory, by grpcio's client", 100.0),
+        ]
     )
     assert verdicts == [
         "shared memory / bare grpc.aio: 12.50, goal 10",
         "shared memory / raw gRPC: 5.00, goal 10",
+        "shared memory, by grpcio's client / raw gRPC, by grpcio's client: 20.00, goal 10",
     ]
     figures = ["125", "12.50", "(12.50-12.50)", "10", "20", "100", "1.00", "95%", "!"]
     assert table.splitlines()[3].split() == ["shared", "memory", *figures]

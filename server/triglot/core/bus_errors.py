@@ -85,11 +85,16 @@ class BusErrors:
         try:
             self._ask = ctypes.CDLL(None, use_errno=True).sigaction
             # Kept as long as this object: the C library has nothing but its address.
-            self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_void_p)(self._handle)
+            self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_void_p)(
+                self._handle
+            )
         except (AttributeError, MemoryError) as error:  # A system may forbid to make functions.
             raise OSError(errno.ENOSYS, f"SIGBUS cannot be handled: {error}") from None
         self._ask.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._number = int(signal.SIGBUS)
+        # Whoever asks at the same time is told the same.
+        self._now = _Action()
+        self._now_at = ctypes.addressof(self._now)
         self._address = ctypes.cast(self._handler, ctypes.c_void_p).value
         ours = _Action(handler=self._address, flags=_SIGINFO | _RESTART)
         if self._ask(self._number, ctypes.byref(ours), ctypes.byref(self._before)) or not self.in_place():
@@ -99,9 +104,8 @@ class BusErrors:
 
     def in_place(self) -> bool:
         """Whether it is this that handles SIGBUS; others in the process may have taken its place."""
-        now = _Action()
-        self._ask(self._number, None, ctypes.byref(now))
-        return bool(now.handler == self._address)
+        self._ask(self._number, None, self._now_at)
+        return bool(self._now.handler == self._address)
 
     def guard(self, address: int, size: int) -> Guarded:
         """Who touches what is gone of this memory goes on from now on, until `forget`."""

@@ -116,8 +116,8 @@ class ModelConfig:
     0: as many as come. `response_cache`: keep its answers, where the server has a cache. `execution`:
     one of `EXECUTIONS`, "" where nothing is said. `cpus` are for the instances, in turn; none: any.
     `hang_seconds`, `longest_run` and `inputs_in_place` are the model's, None where nothing is said. `environment`:
-    the Python that its processes run in, a folder or an archive; None: the server's. `source` is what messages call the
-    configuration: its file. `text` is the whole of it in Triton's JSON (spec 3.7), with what is zero, and
+    the Python that its processes run in, a folder or an archive; None: the server's. `source` is what messages
+    call the configuration: its file. `text` is the whole of it in Triton's JSON (spec 3.7), with what is zero, and
     "" where there is none; `sign` changes with all of it but the name, which is the folder's, and the version
     policy, which is of the model and no part of a version's own.
     """

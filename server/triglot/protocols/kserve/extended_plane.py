@@ -115,11 +115,8 @@ class ExtendedPlane:
         self, servable: Servable, targets: Targets, response: InferenceResponse, loans: Sequence[Loan] = ()
     ) -> InferenceResponse:
         """The answer, its outputs where they are wanted and as they are wanted."""
-        work = sum(_work(output, targets[output.name]) for output in response.outputs if output.name in targets)
-        await self._run(work, partial(_finish, servable, targets, response))
-        for output in response.outputs:
-            if output.name not in response.placed and any(_lies_in(loan, output.array) for loan in loans):
-                output.array = output.array.copy()
+        work = sum(_work(output, targets.get(output.name), loans) for output in response.outputs)
+        await self._run(work, partial(_finish, servable, targets, response, loans))
         return response
 
     async def _run(self, work: int, function: Callable[[], None]) -> None:
@@ -145,8 +142,8 @@ def _returned(loans: Iterable[Loan]) -> Iterator[None]:
     _all(loan.check for loan in loans)
 
 
-def _lies_in(loan: Loan, array: Array) -> bool:
-    return np.may_share_memory(np.frombuffer(loan.data, np.uint8), array)
+def _is_lent(array: Array, loans: Iterable[Loan]) -> bool:
+    return any(np.may_share_memory(np.frombuffer(loan.data, np.uint8), array) for loan in loans)
 
 
 def _can_fit(tensor: InputTensor, size: int) -> bool:
@@ -162,18 +159,23 @@ def _all(functions: Iterable[Callable[[], None]]) -> None:
         function()
 
 
-def _work(output: OutputTensor, target: _Target) -> int:
+def _work(output: OutputTensor, target: _Target | None, loans: Iterable[Loan]) -> int:
     """What there is to do with an output, in bytes to copy, about."""
+    if target is None:
+        return output.array.nbytes if _is_lent(output.array, loans) else 0
     by_element = target.region is None or output.datatype == "BYTES"
     return output.array.size * ELEMENT_WORK if by_element else output.array.nbytes
 
 
-def _finish(servable: Servable, targets: Targets, response: InferenceResponse) -> None:
+def _finish(servable: Servable, targets: Targets, response: InferenceResponse, loans: Sequence[Loan]) -> None:
     """Raises `Internal` for an output that is larger than its place, before any is written (spec 2.6)."""
     writes = []
     # The outputs themselves may be in the response cache.
     for at, output in enumerate(response.outputs):
         target = targets.get(output.name)
+        if (target is None or target.region is None) and _is_lent(output.array, loans):
+            # Whoever prints, sorts or sends it needs what stays as it is.
+            output.array = output.array.copy()
         if target is None:
             continue
         if target.region is None or target.wish.region is None:

@@ -41,9 +41,12 @@ _BYTE = np.dtype(np.uint8)
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Loan:
-    """A part of a region, which its owner may still change; `check` raises as `Region.read` when it is not there."""
+    """A part of a region, which its owner may still change.
+
+    `check` raises `InvalidArgument` when it is, or was, not there any more.
+    """
 
     data: memoryview
     check: Callable[[], None]

@@ -1,0 +1,323 @@
+"""Models that read their inputs where the client has them, and which inputs these are (spec 2.6, 3.10)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from doors import DEMO, MODELS, House, open_house
+from tensor_places import PREFIX, In, Memory, Said, Wishes, ask, memory, message_of, register, unregister
+
+import triglot
+from triglot.core.errors import Code
+from triglot.core.tensor import DATATYPES, Array
+from triglot.core.types import InferenceResponse, OutputWish, RegionSlice
+from triglot.protocols.kserve.extended_plane import ExtendedPlane
+from triglot.protocols.kserve.regions import Loan, Region
+
+DOORS = pytest.mark.parametrize("door", ["grpc", "rest"])
+SIZE = 4 * 2**20
+BEFORE, AFTER = 3, 5
+WHOLE, INTO = RegionSlice("r", 0, SIZE), RegionSlice("into", 0, SIZE)
+X = [In("x", WHOLE, "FP32", [1, SIZE // 4])]
+PLACED: Wishes = {"y": OutputWish(region=INTO)}
+SHRUNK = (
+    f"shared memory region 'r': expected {SIZE} bytes of it, got fewer: its object is smaller than it was when it "
+    "was registered"
+)
+WELL = Said(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
+FAILED = Said(Code.INVALID_ARGUMENT, SHRUNK)
+
+
+class Waiting(triglot.Model):
+    """Looks at its input when it was let go, and gives that back."""
+
+    any_tensors = True
+    inputs_in_place = True
+
+    def __init__(self) -> None:
+        self.runs = threading.Event()
+        self.go = threading.Event()
+        self.look: Callable[[Array], Any] = np.copy
+
+    def infer(self, inputs: Any) -> Any:
+        self.runs.set()
+        assert self.go.wait(60)
+        return {"y": self.look(inputs["x"])}
+
+
+class Copying(Waiting):
+    inputs_in_place = False
+
+
+class Cached(Waiting):
+    any_tensors = False
+    inputs = [triglot.TensorSpec("x", "FP32", [-1, -1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1, -1])]
+    response_cache = True
+
+
+class InSequences(Cached):
+    response_cache = False
+    sequence_batching = triglot.SequenceBatching(max_idle=60)
+
+
+@pytest.fixture
+def made() -> Iterator[Memory]:
+    with memory(SIZE) as one:
+        yield one
+
+
+@pytest.fixture
+def into() -> Iterator[Memory]:
+    with memory(SIZE) as one:
+        yield one
+
+
+@asynccontextmanager
+async def house_of(made: Memory, into: Memory, model: triglot.Model | None = None) -> AsyncIterator[House]:
+    """A server of the demo's identities, or of a model as `scalar`, the regions "r" and "into", and what runs."""
+    own: dict[str, Any] = {} if model is None else {"paths": [MODELS / "scalar"], "load": lambda *_: model}
+    own.setdefault("paths", sorted(DEMO.glob("identity_*")))
+    async with open_house(**own, shared_memory_prefix=PREFIX, response_cache_bytes=2 * SIZE) as house:
+        for name, one in (("r", made), ("into", into)):
+            assert await register(house, name, one, SIZE) == (Code.OK, "")
+        yield house
+
+
+def filled(datatype: str, value: int, size: int = SIZE) -> bytes:
+    dtype = DATATYPES[datatype].dtype
+    return np.full(size // dtype.itemsize, value, dtype).tobytes()
+
+
+async def asked(house: House, door: str, inputs: list[In], outputs: Wishes) -> asyncio.Future[Said]:
+    return asyncio.ensure_future(ask(house, door, "scalar", inputs, outputs))
+
+
+async def changed(house: House, door: str, model: Waiting, made: Memory, datatype: str, wish: RegionSlice) -> None:
+    """Have the model look at its input when that has been changed."""
+    made.put(filled(datatype, BEFORE))
+    itemsize = DATATYPES[datatype].itemsize
+    inputs = [In("x", RegionSlice("r", 0, wish.size), datatype, [1, wish.size // itemsize])]
+    one = await asked(house, door, inputs, {"y": OutputWish(region=wish)})
+    await asyncio.to_thread(model.runs.wait)
+    made.put(filled(datatype, AFTER))
+    model.go.set()
+    assert (await one).code is Code.OK
+
+
+@DOORS
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
+async def test_large_inputs_of_floats(door: str, datatype: str, made: Memory, into: Memory) -> None:
+    """The model sees what the client's memory has, whenever it looks."""
+    model = Waiting()
+    async with house_of(made, into, model) as house:
+        await changed(house, door, model, made, datatype, INTO)
+        assert into.get(SIZE) == filled(datatype, AFTER)
+
+
+@DOORS
+@pytest.mark.parametrize("datatype", ["INT8", "UINT8", "INT32", "INT64"])
+async def test_others_are_copied(door: str, datatype: str, made: Memory, into: Memory) -> None:
+    """A model may check integers as indices, and use them when they have changed."""
+    model = Waiting()
+    async with house_of(made, into, model) as house:
+        await changed(house, door, model, made, datatype, INTO)
+        assert into.get(SIZE) == filled(datatype, BEFORE)
+
+
+@DOORS
+@pytest.mark.parametrize("kind", [Copying, Cached])
+async def test_models_that_may_keep_inputs(door: str, kind: type[Waiting], made: Memory, into: Memory) -> None:
+    model = kind()
+    async with house_of(made, into, model) as house:
+        await changed(house, door, model, made, "FP32", INTO)
+        assert into.get(SIZE) == filled("FP32", BEFORE)
+
+
+@DOORS
+async def test_small_inputs_are_copied(door: str, made: Memory, into: Memory) -> None:
+    model, size = Waiting(), 4096
+    async with house_of(made, into, model) as house:
+        await changed(house, door, model, made, "FP32", RegionSlice("into", 0, size))
+        assert into.get(size) == filled("FP32", BEFORE, size)
+
+
+@DOORS
+async def test_an_object_that_is_written_to(door: str, made: Memory, into: Memory) -> None:
+    """One output must not become another one's input, under whichever name its region has."""
+    model = Waiting()
+    async with house_of(made, into, model) as house:
+        assert await register(house, "again", made, SIZE) == (Code.OK, "")
+        await changed(house, door, model, made, "FP32", RegionSlice("again", 0, SIZE))
+        assert made.get(SIZE) == filled("FP32", BEFORE)
+
+
+async def test_a_model_of_sequences(made: Memory, into: Memory) -> None:
+    """It may have its state from them."""
+    model = InSequences()
+    made.put(filled("FP32", BEFORE))
+    message = message_of("scalar", X, PLACED)
+    message.parameters["sequence_id"].int64_param = 7
+    message.parameters["sequence_start"].bool_param = True
+    async with house_of(made, into, model) as house:
+        one = asyncio.ensure_future(house.grpc.call("ModelInfer", message.SerializeToString()))
+        await asyncio.to_thread(model.runs.wait)
+        made.put(filled("FP32", AFTER))
+        model.go.set()
+        assert (await one)[0] is Code.OK
+        assert into.get(SIZE) == filled("FP32", BEFORE)
+
+
+@DOORS
+@pytest.mark.parametrize("left", [0, 4096, SIZE - 1])
+@pytest.mark.parametrize("look", [np.copy, np.sum, bytes, lambda x: 1 / 0], ids=["copy", "sum", "bytes", "error"])
+async def test_an_object_that_is_made_smaller_while_a_model_runs(
+    look: Callable[[Array], Any], left: int, door: str, made: Memory, into: Memory
+) -> None:
+    """What came of it is worth nothing, an error of the model's included; the process lives."""
+    model = Waiting()
+    model.look = look
+    async with house_of(made, into, model) as house:
+        one = await asked(house, door, X, PLACED)
+        await asyncio.to_thread(model.runs.wait)
+        made.cut(left)
+        model.go.set()
+        assert await one == FAILED
+        assert made.path.stat().st_size == left
+        made.cut(SIZE)
+        model.look = np.copy
+        assert await ask(house, door, "scalar", X, PLACED) == WELL
+
+
+@DOORS
+async def test_an_object_that_was_smaller_for_a_while(door: str, made: Memory, into: Memory) -> None:
+    """It is as large as before when the model answers, which has seen zeros."""
+    model = Waiting()
+    made.put(filled("FP32", BEFORE))
+
+    def look(x: Array) -> Array:
+        made.cut(0)
+        seen = x.copy()
+        made.cut(SIZE)
+        made.put(filled("FP32", BEFORE))
+        return seen
+
+    model.look = look
+    model.go.set()
+    async with house_of(made, into, model) as house:
+        assert await ask(house, door, "scalar", X, PLACED) == FAILED
+        model.look = np.copy
+        assert await ask(house, door, "scalar", X, PLACED) == WELL
+        assert into.get(SIZE) == filled("FP32", BEFORE)
+
+
+@DOORS
+async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memory, into: Memory) -> None:
+    over = threading.Event()
+
+    def cut() -> None:
+        while not over.is_set():
+            for size in (0, SIZE, 4096, SIZE):
+                made.cut(size)
+
+    async with house_of(made, into) as house:
+        cutting = asyncio.ensure_future(asyncio.to_thread(cut))
+        try:
+            answers = [await ask(house, door, "identity_fp32", X, PLACED) for _ in range(100)]
+        finally:
+            over.set()
+            await cutting
+        assert all(answer in (WELL, FAILED) for answer in answers)
+        made.cut(SIZE)
+        assert await ask(house, door, "identity_fp32", X, PLACED) == WELL
+
+
+def mapped(one: Memory) -> int:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return sum(line.endswith((str(one.path), f"{one.path} (deleted)")) for line in maps)
+
+
+@DOORS
+@pytest.mark.parametrize("name", ["r", ""])
+async def test_a_region_that_is_unregistered_meanwhile(door: str, name: str, made: Memory, into: Memory) -> None:
+    """It stays for as long as the model runs, and goes then."""
+    model = Waiting()
+    made.put(filled("FP32", BEFORE))
+    with memory(SIZE) as other:
+        async with house_of(made, into, model) as house:
+            one = await asked(house, door, X, PLACED)
+            await asyncio.to_thread(model.runs.wait)
+            assert await unregister(house, name) == (Code.OK, "")
+            assert await register(house, "r", other, SIZE) == (Code.OK, "")
+            made.path.unlink()
+            assert mapped(made) == 1
+            model.go.set()
+            assert (await one).code is Code.OK
+            assert into.get(SIZE) == filled("FP32", BEFORE)
+    assert mapped(made) == 0
+
+
+IN_PROCESS = """
+import triglot
+
+class Doubling(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "FP32", [-1, -1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1, -1])]
+    execution = "process"
+
+    def infer(self, inputs):
+        return {"y": inputs["x"] * 2}
+"""
+
+
+@DOORS
+async def test_a_model_in_a_process(
+    door: str, made: Memory, into: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a copy, which is made once: from the region into what it shares with its process."""
+    lent, original = [], Region.lend
+
+    def lend(*arguments: Any) -> Loan | None:
+        lent.append(original(*arguments))
+        return lent[-1]
+
+    monkeypatch.setattr(Region, "lend", lend)
+    made.put(filled("FP32", BEFORE))
+    (tmp_path / "doubling").mkdir()
+    (tmp_path / "doubling" / "model.py").write_text(IN_PROCESS)
+    async with open_house([tmp_path / "doubling"], shared_memory_prefix=PREFIX) as house:
+        for name, one in (("r", made), ("into", into)):
+            assert await register(house, name, one, SIZE) == (Code.OK, "")
+        assert await ask(house, door, "doubling", X, PLACED) == WELL
+        assert into.get(SIZE) == filled("FP32", 2 * BEFORE)
+    assert len(lent) == 1
+    assert lent[0] is not None
+
+
+@DOORS
+async def test_answers_have_memory_of_their_own(
+    door: str, made: Memory, into: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a model gives back as it came is the client's only until it has been answered."""
+    original, shared = ExtendedPlane.infer, []
+
+    async def infer(self: ExtendedPlane, request: Any, call: Any) -> InferenceResponse:
+        response = await original(self, request, call)
+        given = np.frombuffer(request.inputs[0].data, np.uint8)
+        shared.append(np.may_share_memory(given, response.outputs[0].array))
+        return response
+
+    monkeypatch.setattr(ExtendedPlane, "infer", infer)
+    made.put(filled("FP32", BEFORE))
+    async with house_of(made, into) as house:
+        assert await ask(house, door, "identity_fp32", X, PLACED) == WELL
+        assert into.get(SIZE) == filled("FP32", BEFORE)
+        assert (await ask(house, door, "identity_fp32", X, {"y": None})).raw() == filled("FP32", BEFORE)
+    assert shared == [True, False]
