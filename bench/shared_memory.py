@@ -3,7 +3,7 @@
 From the repository's root: `python -m bench.shared_memory --help`. One server and one model, and a bare grpc.aio
 handler that answers with the same bytes. The client has its tensor in the region, as a program that works there
 has it; what a call leaves in the other region is compared with it after each round. The load client costs as
-little as it can; what programs get that use grpcio, as tritonclient does, is measured, too.
+little as it can; the same is measured by grpcio's, which tritonclient is built on, with a request made once.
 """
 
 import argparse

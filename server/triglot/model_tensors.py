@@ -21,7 +21,9 @@ async def request_of(parent: Call, wanted: ModelCall) -> InferenceRequest:
     """Raises `InvalidArgument` for what can be no input."""
     if not isinstance(wanted.inputs, Mapping):
         raise InvalidArgument(f"inputs: expected a dict of arrays by name, got {type(wanted.inputs).__name__}")
-    arrays = {name: _array(name, value) for name, value in wanted.inputs.items()}
+    # What the other model is told must not change while it looks, nor while its cache does.
+    copied = any(one.borrows for one in parent.members)
+    arrays = {name: _array(name, value, copied=copied) for name, value in wanted.inputs.items()}
     texts = sum([array.size for array in arrays.values() if array.dtype.kind in "OSUT"])
 
     def tensors() -> list[InputTensor]:
@@ -38,11 +40,11 @@ async def request_of(parent: Call, wanted: ModelCall) -> InferenceRequest:
     )
 
 
-def _array(name: object, value: Any) -> Array:
+def _array(name: object, value: Any, *, copied: bool) -> Array:
     if not isinstance(name, str):
         raise InvalidArgument(f"inputs: expected names, got {name!r}")
     try:
-        return np.asarray(value)
+        return np.array(value) if copied else np.asarray(value)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"input '{name}': expected an array: {error}") from None
 

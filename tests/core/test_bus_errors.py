@@ -102,7 +102,7 @@ def test_a_process_that_is_to_end(before: bool, end: str, tmp_path: Path) -> Non
     ],
 )
 def test_whoever_touches_what_is_guarded_lives(touch: str, tmp_path: Path) -> None:
-    """Wherever in it, and finds zeros."""
+    """Wherever in it, and finds zeros, where nobody waits for it with the interpreter's lock."""
     code = """
 import ctypes
 data = gone()

@@ -15,7 +15,7 @@ import numpy as np
 from doors import SERVICE, STATUS_OF, House
 
 from triglot.core.errors import Code
-from triglot.core.tensor import Array, datatype_of
+from triglot.core.tensor import DATATYPES, Array, datatype_of
 from triglot.core.types import OutputWish, RegionSlice
 from triglot.pb.kserve import inference_pb2 as pb
 
@@ -62,6 +62,12 @@ def memory(size: int = 4096, prefix: str = PREFIX) -> Iterator[Memory]:
         yield made
     finally:
         made.path.unlink(missing_ok=True)
+
+
+def filled(datatype: str, value: int, size: int) -> bytes:
+    """So many bytes of a value."""
+    dtype = DATATYPES[datatype].dtype
+    return np.full(size // dtype.itemsize, value, dtype).tobytes()
 
 
 @dataclass(frozen=True)

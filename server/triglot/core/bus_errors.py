@@ -4,9 +4,8 @@ Strategy: a file that another process makes smaller takes the memory away that i
 that gets SIGBUS, which ends a process. Python's own handlers run too late: when the instruction has ended. So the
 C library is given a function that ctypes makes, which runs at once, on the thread that has touched it, whatever
 code that runs. Where the address lies in memory that is guarded, the function puts zeros there, the thread goes
-on with these, and the memory is known as lost. The function is as safe as a callback of that code would be: what
-reads and writes tensors holds no lock but Python's, which its own thread may take again. A SIGBUS of anything
-else is left to what was there before.
+on with these, and the memory is known as lost. The function takes the interpreter's lock, so it must not be that
+another thread has that one and waits for this one. A SIGBUS of anything else is left to what was there before.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class BusErrors:
     """The process's handler of SIGBUS. Raises `OSError` where it cannot have one. Any thread may use it."""
 
     def __init__(self) -> None:
-        if sys.platform != "linux" or platform.machine() not in _MACHINES:
+        if sys.platform != "linux" or platform.machine() not in _MACHINES or ctypes.sizeof(ctypes.c_void_p) != 8:
             raise OSError(errno.ENOSYS, "SIGBUS cannot be handled on this system")
         self._guarded: dict[int, Guarded] = {}
         self._before = _Action()
@@ -118,12 +117,14 @@ class BusErrors:
         del self._guarded[guarded.address]
 
     def _handle(self, _: int, info: ctypes._Pointer[_Info], __: int | None) -> None:
+        code = info.contents.code
         with suppress(Exception):  # It would come again and again.
-            if info.contents.code == _ADDRESS_GONE and self._replaced(info.contents.address):
+            if code == _ADDRESS_GONE and self._replaced(info.contents.address):
                 return
         self._step_back()
-        # It waits until this returns; then it is as if this had never been there.
-        signal.raise_signal(signal.SIGBUS)
+        # Who touches what is gone does so again, as if this had never been there; what was sent is sent again.
+        if code <= 0:
+            signal.raise_signal(signal.SIGBUS)
 
     def _replaced(self, address: int) -> bool:
         for guarded in list(self._guarded.values()):

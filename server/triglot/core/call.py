@@ -66,10 +66,10 @@ class Call:
     """One call's own circumstances, as a model may ask for them.
 
     `deadline` is a `time.monotonic()` instant, or None. `size`: bytes of the request as it came; 0: it came by no
-    door of the server, as a warm-up, or a model's own call. `signature_name` is the one of the model's signatures
-    that is called. `parameters` are the request's, and `input_parameters` those of its inputs that mean nothing to
-    the server. `read_metadata` gives gRPC metadata or HTTP headers; few calls look at them, so they are read
-    when asked for.
+    door of the server, as a warm-up, or a model's own call. `borrows`: inputs are memory that somebody else may
+    still change. `signature_name` is the one of the model's signatures that is called. `parameters` are the
+    request's, and `input_parameters` those of its inputs that mean nothing to the server. `read_metadata` gives
+    gRPC metadata or HTTP headers; few calls look at them, so they are read when asked for.
 
     `respond(answer)` sends one answer of a streaming call, from any thread; it blocks while the reader is slow,
     and is False when nobody reads any more. `finish()` ends the stream before the model returns.
@@ -94,6 +94,7 @@ class Call:
         "_started",
         "batch_size",
         "began",
+        "borrows",
         "cache_hit",
         "cache_seconds",
         "compute_seconds",
@@ -127,6 +128,7 @@ class Call:
     ) -> None:
         self.deadline = deadline
         self.size = 0
+        self.borrows = False
         self.request_id = ""
         self.requested_outputs: Sequence[str] = ()
         self.signature_name = ""

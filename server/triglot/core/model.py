@@ -77,8 +77,10 @@ class Model:
     """Whether equal requests may get an earlier one's answer, where the server has a cache: `infer` gives the same
     for the same inputs and parameters."""
     inputs_in_place: bool = False
-    """Whether `infer` is through with its inputs when it answers: neither they nor what lies in them is kept, or
-    written to. Large ones of floats that a client has in shared memory are the client's own memory then."""
+    """Whether large inputs of floats that a client has in shared memory may be the client's own memory, without a
+    copy. A client may change that at any time: `infer` keeps no input and no view of one when it answers, and does
+    not sort by inputs, or find indices in them, without a copy; no thread holds the interpreter's lock while it
+    waits for another one that reads them."""
     execution: str = "thread"
     """"thread"; "process": each instance is a process, for code that holds the interpreter's lock; "inline": a
     plain function that is short, and waits for nothing, runs on the event loop, and nothing else then."""

@@ -2,9 +2,8 @@
 
 Strategy: this stands in front of the data plane, for such requests only. Inputs are copied out of their regions
 before the model sees them: whatever their owner does to a region later, a model, a batch or a cache has what was
-there when the request came. Only a model that keeps nothing of its inputs reads large ones where they are, and
-only numbers that nobody takes for an address, of which a check is still true when they have changed. Outputs are
-copied into their regions when the answer is complete.
+there when the request came. Only a model that says that it can do with less reads large ones where they are.
+Outputs are copied into their regions when the answer is complete.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ ONE_CORE_BYTES = 16 * 1024 * 1024
 ELEMENT_WORK = 1024
 """An element that is looked at, or printed, for itself takes as long as so many bytes that are copied."""
 _LENT = ("FP16", "FP32", "FP64", "BF16")
-"""Integers and booleans may be checked as indices, and used later; texts are taken apart."""
+"""Integers and booleans are often indices, which are checked and then used; texts are taken apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,7 @@ class ExtendedPlane:
             if lends and (loan := region.lend(place.offset, place.size)) is not None:
                 request.inputs[at].data = loan.data
                 loans.append(loan)
+                call.borrows = True
                 continue
             memory = self._regions.memory(place.size)
             request.inputs[at].data = memory

@@ -68,6 +68,7 @@ class Region:
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         self._memory: GuardedMemory | None = None
+        self._lends = True
 
     def _quick(self, size: int) -> GuardedMemory | None:
         """What copies so much sooner than a system call."""
@@ -94,14 +95,21 @@ class Region:
 
     def lend(self, offset: int, size: int) -> Loan | None:
         """What is at `offset`, which was checked, as it lies there; None where it is to be read."""
-        memory = self._quick(size)
+        memory = self._quick(size) if self._lends else None
         if memory is None or not memory.usable:
             return None
         return Loan(memory.view(self.offset + offset, size), partial(self._check_loan, memory, offset + size))
 
     def _check_loan(self, memory: GuardedMemory, end: int) -> None:
-        if memory.lost or self.offset + end > os.fstat(self._descriptor).st_size:
+        if self.offset + end > os.fstat(self._descriptor).st_size:
             raise self._has_shrunk(end)
+        if memory.lost:
+            # The kernel may still read what cannot be touched.
+            self._lends = False
+            raise InvalidArgument(
+                f"shared memory region '{self.name}': expected {end} bytes of it, got fewer: its object was "
+                "smaller meanwhile, or the system had no memory for a part that nobody has written to"
+            )
 
     def read(self, into: memoryview, offset: int) -> None:
         """Fill `into` with what is at `offset`, which was checked.
