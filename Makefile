@@ -2,6 +2,8 @@
 .PHONY: serve test check codegen bench clean
 SHELL := /bin/bash
 PYTHON ?= python3
+# Tests start hundreds of servers: each would be compiled anew.
+unexport PYTHONDONTWRITEBYTECODE
 # In the recipe, so that a failure ends it and `make -n` makes nothing.
 environment = $$($(PYTHON) tests/environments.py $(1))
 

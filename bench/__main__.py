@@ -22,7 +22,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("batching", ("--in-flight", "1", "64", "256", "--seconds", "0.6", "--learn", "5")),
     ("overload", ()),
     ("process", ("--rounds", "5", "--seconds", "0.5")),
-    ("shared_memory", ()),
+    ("shared_memory", ("--in-flight", "1", "--seconds", "0.7")),
     ("aio_tuning", ()),
 )
 ASKED_FOR = ("aio_tuning",)

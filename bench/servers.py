@@ -192,7 +192,8 @@ def serving(models: Path, core: int | None, flags: Sequence[str] = ()) -> Iterat
     """`triglot serve` of a folder, its gRPC and its REST port; it writes its log beside the folder."""
     grpc_port, rest_port = free_port(), free_port()
     command = [sys.executable, "-m", "triglot", "serve", str(models), *flags]
-    command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
+    # Nobody is to be told by its not being ready any more.
+    command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port), "--drain-delay", "0"]
     with started(
         "triglot",
         command,
