@@ -37,7 +37,7 @@ codegen:  ## Regenerate what `make check` compares.
 	@python="$(call environment,dev)" && set -ex && \
 	"$$python" codegen/generate.py && "$$python" codegen/image_classifier.py && "$$python" codegen/readme.py
 
-bench:  ## Measure everything, in half an hour: bench/results.md, and a text for each of the other benches; ARGS=NAME... runs these.
+bench:  ## Measure what bench/results.md says, in ten minutes; ARGS=NAME... runs other benches, ARGS=all every one.
 	@python="$(call environment,dev)" && "$$python" -m bench $(ARGS)
 
 clean:  ## Remove the virtual environments and caches.

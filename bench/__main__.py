@@ -1,6 +1,7 @@
-"""Every bench of the server, one after the other: `python -m bench`, from the repository's root; half an hour.
+"""The benches of the server, one after the other: `python -m bench`, from the repository's root.
 
-What each of them prints is kept beside it, as NAME.txt; the load bench comes last and writes the page of them all.
+What the page of results says is measured in ten minutes; the others run when they are named, or all of them. What
+each prints is kept beside it, as NAME.txt; the load bench comes last and writes the page.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from bench.servers import ROOT
 
 HERE = Path(__file__).parent
 PAGE = "load"
-# Some are shorter than by themselves, so that all of them do not take longer than half an hour.
+# Some are shorter than by themselves.
 BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("micro", ()),
     ("lifecycle", ()),
@@ -25,8 +26,8 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("shared_memory", ("--in-flight", "1", "--seconds", "0.7")),
     ("aio_tuning", ()),
 )
-ASKED_FOR = ("aio_tuning",)
-"""What runs only when it is named: it measures grpc's library, and not the server."""
+USUAL = ("micro", "lifecycle", "leaks", PAGE)
+ALL = "all"
 
 
 def keep(name: str, words: Sequence[str], folder: Path = HERE) -> bool:
@@ -49,10 +50,11 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run them; 1 when one has failed."""
     names = [*dict(BENCHES), PAGE]
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
-    usual = [name for name in names if name not in ASKED_FOR]
-    text = f"benches to run: {', '.join(names)} (default: all but {', '.join(ASKED_FOR)})"
+    text = f"benches to run: {', '.join(names)}, or {ALL} (default: {', '.join(USUAL)})"
     parser.add_argument("name", nargs="*", help=text)
-    chosen = parser.parse_args(words).name or usual
+    chosen = parser.parse_args(words).name or USUAL
+    if ALL in chosen:
+        chosen = names
     if unknown := [name for name in chosen if name not in names]:
         parser.error(f"unknown bench {unknown[0]!r}; there are {', '.join(names)}")
     began, failed = time.monotonic(), []

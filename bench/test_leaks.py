@@ -10,7 +10,7 @@ FEW = 4 * SLICES
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_each_shape_is_asked(shape: leaks.Shape) -> None:
-    growth = measure(shape, "h2", FEW, None)
+    growth = measure(shape, "h2", FEW)
     assert growth.slice_calls == 4
     assert len(growth.resident) == SLICES
     assert min(growth.resident) > 2**20
