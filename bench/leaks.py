@@ -197,7 +197,7 @@ class Growth:
         """Whether it is as it has to be."""
         if self.meant < MEANT * self.slice_calls * SLICES:
             return False
-        return self.slope > SEEN if self.shape is CONTROL else self.slope < LIMIT
+        return self.slope > SEEN if self.shape == CONTROL else self.slope < LIMIT
 
 
 async def _ask(port: int, models: Path, shape: Shape, calls: int, look: Callable[[], int]) -> Growth:

@@ -1,4 +1,6 @@
-"""The bench of memory: that it asks and counts, and tells what grows from what does not."""
+"""The bench of memory: that it asks and counts, and tells what grows import pickle
+
+from what does not."""
 
 import pytest
 
@@ -27,6 +29,7 @@ def test_what_is_said_of_known_sizes() -> None:
     seen = [level + at * 4_200_000 for at in range(SLICES)]
     assert Growth(CONTROL, 1000, seen, 16_000).right
     assert not Growth(CONTROL, 1000, [level] * SLICES, 16_000).right
+    assert pickle.loads(pickle.dumps(Growth(CONTROL, 1000, seen, 16_000))).right, "as it comes from a process"
 
 
 def test_calls_that_ended_otherwise_show_nothing() -> None:
