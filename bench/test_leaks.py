@@ -1,6 +1,6 @@
-"""The bench of memory: that it asks and counts, and tells what grows import pickle
+"""The bench of memory: that it asks and counts, and tells what grows from what does not."""
 
-from what does not."""
+import pickle
 
 import pytest
 
