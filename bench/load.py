@@ -32,7 +32,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", metavar="NAME", help="scenarios whose name holds NAME; may be repeated"
     )
-    parser.add_argument("--seconds", type=float, default=0.5, help="length of a round (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="length of a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds per scenario (default: %(default)s)")
     parser.add_argument("--output", type=Path, help=f"results page (default: {RESULTS.name}, for whole runs only)")
     parser.add_argument(
