@@ -88,6 +88,16 @@ class In:
         return list(self.data.shape if isinstance(self.data, np.ndarray) else self.shape)
 
 
+SIZE = 4 * 2**20
+"""Of a region "r" that is one large input; what is copied on a thread, where there are more cores than one."""
+WHOLE = RegionSlice("r", 0, SIZE)
+X = [In("x", WHOLE, "FP32", [1, SIZE // 4])]
+SHRUNK = (
+    f"shared memory region 'r': expected {SIZE} bytes of it, got fewer: its object is smaller than it was when it "
+    "was registered"
+)
+
+
 @dataclass(frozen=True)
 class Said:
     """A code with its text, or outputs by name: datatype, shape, and their bytes as they came."""

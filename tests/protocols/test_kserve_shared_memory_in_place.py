@@ -15,10 +15,13 @@ from doors import DEMO, MODELS, House, open_house
 from tensor_places import (
     DOORS,
     PREFIX,
+    SHRUNK,
+    SIZE,
     In,
     Memory,
     Said,
     Wishes,
+    X,
     ask,
     filled,
     memory,
@@ -34,15 +37,9 @@ from triglot.core.types import InferenceResponse, OutputWish, RegionSlice
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 
 EVERY = pytest.mark.parametrize("door", DOORS)
-SIZE = 4 * 2**20
 BEFORE, AFTER = 3, 5
-WHOLE, INTO = RegionSlice("r", 0, SIZE), RegionSlice("into", 0, SIZE)
-X = [In("x", WHOLE, "FP32", [1, SIZE // 4])]
+INTO = RegionSlice("into", 0, SIZE)
 PLACED: Wishes = {"y": OutputWish(region=INTO)}
-SHRUNK = (
-    f"shared memory region 'r': expected {SIZE} bytes of it, got fewer: its object is smaller than it was when it "
-    "was registered"
-)
 WELL = Said(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
 MEANWHILE = (
     f"shared memory region 'r': expected {SIZE} bytes of it, got fewer: its object was smaller meanwhile, or the "

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 from doors import House, open_house
-from tensor_places import PREFIX, In, Memory, Wishes, ask, filled, memory, message_of, register
+from tensor_places import PREFIX, SIZE, Memory, Wishes, X, ask, filled, memory, message_of, register
 
 from triglot.core.errors import Code
 from triglot.core.types import OutputWish, RegionSlice
 from triglot.protocols.kserve.regions import Loan, Region
 
-SIZE = 4 * 2**20
 BEFORE, AFTER = 3, 5
-X = [In("x", RegionSlice("r", 0, SIZE), "FP32", [1, SIZE // 4])]
 PLACED: Wishes = {"y": OutputWish(region=RegionSlice("into", 0, SIZE))}
 
 

@@ -15,10 +15,14 @@ from doors import DEMO, MODELS, House, open_house
 from tensor_places import (
     DOORS,
     PREFIX,
+    SHRUNK,
+    SIZE,
+    WHOLE,
     In,
     Memory,
     Said,
     Wishes,
+    X,
     ask,
     memory,
     message_of,
@@ -33,15 +37,7 @@ from triglot.core.types import OutputWish, RegionSlice
 from triglot.protocols.kserve.regions import Region
 
 EVERY = pytest.mark.parametrize("door", DOORS)
-SIZE = 4 * 2**20
-"""What is copied on a thread, where there are more cores than one."""
-WHOLE = RegionSlice("r", 0, SIZE)
 INTO: Wishes = {"y": OutputWish(region=WHOLE)}
-X = [In("x", WHOLE, "FP32", [1, SIZE // 4])]
-SHRUNK = (
-    f"shared memory region 'r': expected {SIZE} bytes of it, got fewer: its object is smaller than it was when it "
-    "was registered"
-)
 FINE = (Code.OK, "")
 PAIR = np.array([[1, 2]], "f4")
 
