@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format, text_format
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, ModelLoadError
@@ -128,14 +128,18 @@ def _with_texts(value: Any) -> Any:
 def _with_numbers(value: Any) -> Any:
     """JSON with numbers in place of texts of dims and versions, which protobuf writes as texts."""
     if isinstance(value, dict):
+        # Tensors and parameters may have such names, too; only the fields are lists.
         return {
-            key: [int(item) for item in value[key]] if key in ("dims", "versions") else _with_numbers(value[key])
-            for key in value
+            key: [int(one) for one in item]
+            if key in ("dims", "versions") and isinstance(item, list)
+            else _with_numbers(item)
+            for key, item in value.items()
         }
     return [_with_numbers(item) for item in value] if isinstance(value, list) else value
 
 
 @given(message=messages(), snake=st.booleans())
+@example(message=pb.ModelConfig(parameters={"dims": pb.ModelParameter(string_value="0")}), snake=False)
 def test_numbers_of_a_load_request_may_be_texts(message: Any, snake: bool) -> None:
     said = _with_numbers(json_format.MessageToDict(message, preserving_proto_field_name=snake))
     assert parse_override(json.dumps(said), "m") == message
