@@ -13,7 +13,9 @@ import pytest
 from h2_peers import SECONDS, Served, data, frame, greeted, message, served
 
 from triglot.transports.h2 import frames
+from triglot.transports.h2.body import MOST_UNREAD_BYTES
 from triglot.transports.h2.frames import ErrorCode
+from triglot.transports.h2.limits import DEFAULTS
 
 END_BOTH = frames.END_HEADERS | frames.END_STREAM
 
@@ -308,7 +310,8 @@ async def test_an_unread_stream_closes_its_window_and_no_other() -> None:
         await client.send(client.headers(3, "Echo"), data(3, message(b"1")))
         assert (await client.status(3))["grpc-status"] == "0"
         # Beyond what is given, it is the stream's fault alone.
-        await client.send(*(data(1, one, end=False) for _ in range(20)))
+        too_many = (MOST_UNREAD_BYTES + DEFAULTS.stream_window) // len(one) + 1
+        await client.send(*(data(1, one, end=False) for _ in range(too_many)))
         assert (await client.next(frames.RST_STREAM)).code is ErrorCode.FLOW_CONTROL_ERROR
         await client.send(client.headers(5, "Echo"), data(5, message(b"1")))
         assert (await client.status(5))["grpc-status"] == "0"

@@ -16,7 +16,8 @@ class Limits:
 
     max_streams: int = 1024
     max_frame: int = 4 * MIB
-    stream_window: int = MIB
+    stream_window: int = 2 * MIB
+    """What is smaller comes without waiting for more room: an image of a MiB and what surrounds it, too."""
     connection_window: int = 64 * MIB
     """Opened as soon as something comes: `Config.max_total_queue_bytes` bounds what calls hold."""
     max_header_block: int = 48 * 1024
