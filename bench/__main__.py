@@ -8,10 +8,11 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from bench.servers import ROOT
+from bench.servers import ROOT, ended_by_sigterm
 
 HERE = Path(__file__).parent
 PAGE = "load"
@@ -33,9 +34,7 @@ ALL = "all"
 def keep(name: str, words: Sequence[str], folder: Path = HERE) -> bool:
     """Run a bench, show what it prints and keep that; whether it ended well."""
     printed = []
-    with subprocess.Popen(
-        [sys.executable, "-m", f"bench.{name}", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with running(name, words, subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
@@ -72,7 +71,25 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def show(name: str) -> bool:
     """Run a bench; whether it ended well."""
-    return subprocess.run([sys.executable, "-m", f"bench.{name}"], cwd=ROOT, check=False).returncode == 0
+    with running(name) as process:
+        process.wait()
+    return process.returncode == 0
+
+
+@contextmanager
+def running(name: str, words: Sequence[str] = (), stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A bench; where the block is left early, it ends too, and has its time to end its servers."""
+    command = [sys.executable, "-m", f"bench.{name}", *words]
+    with ended_by_sigterm(), subprocess.Popen(command, cwd=ROOT, stdout=stdout, text=True) as process:
+        try:
+            yield process
+        except KeyboardInterrupt:  # Which the terminal has told it, too.
+            process.wait()
+            raise
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
 
 
 if __name__ == "__main__":

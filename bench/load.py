@@ -5,12 +5,10 @@ From the repository's root: `python -m bench.load --help`.
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 
 from bench import aims, native, page, report, servers
 from bench.comparing import Settings, compare
@@ -106,11 +104,6 @@ def main(words: Sequence[str] | None = None) -> int:
         for scenario in SCENARIOS:
             print(f"{scenario.name:26}{scenario.title}")
         return 0
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)  # through the `with` blocks that end the servers
-
-    signal.signal(signal.SIGTERM, stop)
     try:
         run(arguments)
     except BenchError as error:

@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from bench.payloads import Exchange
 from bench.tally import BenchError
@@ -62,6 +64,24 @@ def on_cores(cores: frozenset[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM leaves the block as Ctrl-C does: through the `with` blocks that end what was started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Signals are the main thread's.
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A second one would come in the way of these blocks.
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def free_port() -> int:
@@ -163,11 +183,25 @@ def started(
     environment: Mapping[str, str],
 ) -> Iterator[Server]:
     """Run a server until the block ends; it is ready when the block begins."""
+    with ended_by_sigterm():
+        process = _start(command, core, log, environment)
+        try:
+            server = Server(name, process, log)
+            _await_ready(server, ready)
+            yield server
+        finally:
+            _end(process)
+
+
+def _start(
+    command: Sequence[str], core: int | None, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """In a process group of its own."""
     mine = os.sched_getaffinity(0) if sys.platform == "linux" else set()
     with log.open("wb") as output:
         pin(core)  # a child inherits it from the thread that starts it, before it has any thread of its own
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 cwd=ROOT,
                 env={**os.environ, **environment},
@@ -179,12 +213,6 @@ def started(
         finally:
             if mine and sys.platform == "linux":
                 os.sched_setaffinity(0, mine)
-    server = Server(name, process, log)
-    try:
-        _await_ready(server, ready)
-        yield server
-    finally:
-        _end(process)
 
 
 @contextlib.contextmanager

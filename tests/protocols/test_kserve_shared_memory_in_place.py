@@ -124,23 +124,19 @@ async def changed(house: House, door: str, model: Waiting, made: Memory, datatyp
 
 
 @EVERY
-@pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
-async def test_large_inputs_of_floats(door: str, datatype: str, made: Memory, into: Memory) -> None:
-    """The model sees what the client's memory has, whenever it looks."""
+@pytest.mark.parametrize(
+    ("datatype", "seen"),
+    [
+        *((datatype, AFTER) for datatype in ("FP16", "BF16", "FP32", "FP64")),
+        *((datatype, BEFORE) for datatype in ("INT8", "UINT8", "INT32", "INT64")),
+    ],
+)
+async def test_large_inputs(door: str, datatype: str, seen: int, made: Memory, into: Memory) -> None:
+    """Floats are what the client's memory has whenever the model looks; integers it may check, and use later."""
     model = Waiting()
     async with house_of(made, into, model) as house:
         await changed(house, door, model, made, datatype, INTO)
-        assert into.get(SIZE) == filled(datatype, AFTER, SIZE)
-
-
-@EVERY
-@pytest.mark.parametrize("datatype", ["INT8", "UINT8", "INT32", "INT64"])
-async def test_others_are_copied(door: str, datatype: str, made: Memory, into: Memory) -> None:
-    """A model may check integers as indices, and use them when they have changed."""
-    model = Waiting()
-    async with house_of(made, into, model) as house:
-        await changed(house, door, model, made, datatype, INTO)
-        assert into.get(SIZE) == filled(datatype, BEFORE, SIZE)
+        assert into.get(SIZE) == filled(datatype, seen, SIZE)
 
 
 @EVERY
