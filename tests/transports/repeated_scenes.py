@@ -1,7 +1,4 @@
-"""Models, clients and scenes of calls that repeat others.
-
-Over grpc.aio no unary call is run in the quick way, so what that answers is what is expected.
-"""
+"""Models, clients and scenes of calls that repeat others."""
 
 from __future__ import annotations
 
@@ -21,12 +18,13 @@ from call_ends import Seen, seen
 
 import triglot
 from served_models import SECONDS, Served, serving
+from triglot.config import GRPC_TRANSPORTS
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
-from triglot.protocols.repeats import RequestPattern
+from triglot.protocols.repeats import Repeats, RequestPattern
 
 COLUMNS = 4
 Arrays = Mapping[str, Any]
@@ -223,20 +221,26 @@ async def alike(
     scene: Callable[[Client], Awaitable[Any]],
     **options: Any,
 ) -> int:
-    """The scene is the same over both transports; how many calls were run in the quick way over ours."""
-    results = []
-    for transport in ("aio", "h2"):
+    """The scene is the same in the ordinary way and over each transport in the quick one; how many ran in that."""
+    results, counts = [], []
+    for transport, quick in (("h2", False), *((transport, True) for transport in GRPC_TRANSPORTS)):
         begun.clear()
-        async with served(transport, models(), **options) as client:
-            result = await scene(client)
-            await client.served.is_idle()
-            results.append((result, client.counted()))
-            if transport == "aio":
-                assert begun == []
-    (expected, expected_counts), (found, found_counts) = results
-    assert found == expected
-    assert found_counts == expected_counts
-    return len(begun)
+        with pytest.MonkeyPatch.context() as patch:
+            if not quick:
+                patch.setattr(Repeats, "__call__", lambda *_: None)
+            async with served(transport, models(), **options) as client:
+                result = await scene(client)
+                await client.served.is_idle()
+                results.append((result, client.counted()))
+        counts.append(len(begun))
+    (expected, expected_counts), *others = results
+    for found, found_counts in others:
+        assert found == expected
+        assert found_counts == expected_counts
+    ordinary, *ways = counts
+    assert ordinary == 0
+    assert len(set(ways)) == 1
+    return ways[0]
 
 
 class Held(triglot.Model):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -18,6 +19,7 @@ from triglot.config import NO_PORT, Config
 from triglot.core.errors import Code
 from triglot.protocols import Kind, Method, Service
 from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.transports.aio_repeats import answer_repeated
 from triglot.transports.aio_requests import AioRequests
 from triglot.transports.gathering import Gathering, gathered
 from triglot.transports.grpc_calls import BidiStream, Calls, Trailing, endpoint_of
@@ -49,7 +51,7 @@ class GrpcServer:
         self._gathering = gathering = Gathering()
         makers: dict[Kind, Callable[[Method, Endpoint], grpc.RpcMethodHandler]] = {
             Kind.UNARY: lambda *row: grpc.unary_unary_rpc_method_handler(
-                gathered(calls.unary(*row).answer, gathering)
+                gathered(partial(answer_repeated, calls.unary(*row), gathering.defer), gathering)
             ),
             Kind.SERVER_STREAM: lambda *row: grpc.unary_stream_rpc_method_handler(calls.server_stream(*row)),
             Kind.BIDI_STREAM: lambda *row: grpc.stream_stream_rpc_method_handler(
