@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -169,8 +169,10 @@ def traces_as_text() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def open_house(models: Sequence[str], **options: Any) -> AsyncIterator[House]:
-    """Serve these models on the stage; each has answered a request once."""
+async def open_house(
+    models: Sequence[str], doors: Collection[str] = tuple(DOORS), **options: Any
+) -> AsyncIterator[House]:
+    """Serve these models on the stage; each has answered a request once by each of these doors."""
     gc.collect()
     gc.freeze()  # Who looks for what a request leaves need not look at what was there before.
     with traces_as_text(), TemporaryDirectory(prefix="stage-") as folder:
@@ -193,7 +195,7 @@ async def open_house(models: Sequence[str], **options: Any) -> AsyncIterator[Hou
         ):
             house = House(server, stage, channel, session)
             for model in models:
-                for name, door in house.doors.items():
-                    if carries(door, model):
+                for name in doors:
+                    if carries(house.doors[name], model):
                         await house.infer_well(model, name)
             yield house

@@ -11,14 +11,14 @@ from request_scene import Scene, run
 @pytest.mark.parametrize("cell", of("crash"))
 async def test_crashes(cell: Cell) -> None:
     """Each on a server of its own: the more often a process is lost, the later it is replaced."""
-    async with open_house([cell.model]) as house:
+    async with open_house([cell.model], [cell.door]) as house:
         await run(house, cell)
         await house.serves(cell.model, cell.door)
 
 
 @pytest.mark.parametrize("cell", of("shutdown"))
 async def test_shutdown(cell: Cell) -> None:
-    async with open_house([cell.model]) as house:
+    async with open_house([cell.model], [cell.door]) as house:
         scene = Scene(house, cell)
         assert await scene.begin()
         await scene.happens()

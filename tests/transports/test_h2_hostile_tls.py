@@ -49,7 +49,8 @@ async def connect(here: Served, authority: Authority) -> Client:
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_only_the_hostile_connection_ends(name: str, authority: Authority) -> None:
     code, made = ATTACKS[name]
-    limits = Limits(connection_window=1_000_000, stream_window=2_000_000)
+    # Who does not leave is left, so that the test need not wait for longer.
+    limits = Limits(connection_window=1_000_000, stream_window=2_000_000, linger=0.4)
     async with secured(authority, limits) as (here, channel):
         (kept,) = here.server.connections
         hostile = await connect(here, authority)
