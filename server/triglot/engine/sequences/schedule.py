@@ -275,15 +275,14 @@ class SequenceSchedule:
         chosen: Chosen | float = math.inf
         if heads:
             chosen = self._strategy.choose(heads, math.inf if self._closed else self._clock())
-        if isinstance(chosen, float):
-            if not dropped:
-                return None if self._closed and not self._table.waiting else chosen
-            rows: Rows = ()
-        else:
-            rows = chosen.rows
-        members = [row for row in rows if row is not None]
+        rows: Rows = ()
+        members = []
         if not isinstance(chosen, float):
+            rows = chosen.rows
+            members = [row for row in rows if row is not None]
             self._counts.add(chosen.reason, len(members), len(members))
+        elif not dropped:
+            return None if self._closed and not self._table.waiting else chosen
         self._table.take(members)
         for request in [*members, *(one for one, _ in dropped)]:
             self._requests.pop(request.work, None)
