@@ -17,6 +17,8 @@ WORKERS ?= $(shell expr $$(nproc) + 2)
 # libraries and over aio with the oldest; what these cannot do, and what clients use most, over aio with the newest too.
 AIO_TOO = tests/cases tests/e2e
 
+# Each of hundreds of processes would begin with threads of OpenBLAS that compute nothing, and wait awake.
+test: export OPENBLAS_NUM_THREADS = 1
 test:  ## Every test, with the newest libraries and again with the oldest that are admitted; ARGS="-n 0" to debug.
 	@python="$(call environment,dev)" && "$$python" -m pytest -n $(WORKERS) --grpc-transport h2 $(ARGS)
 	@python="$(call environment,oldest)" && \
