@@ -57,7 +57,7 @@ class Handler:
 @pytest.mark.parametrize("how", ["respond", "conclude"])
 async def test_a_cancellation_in_the_same_turn(how: str, first: str) -> None:
     handler: Any = Handler()
-    task = asyncio.ensure_future(answer_repeated(handler, lambda work: work(), b"", None))
+    task = asyncio.ensure_future(answer_repeated(handler, b"", None))
     await asyncio.sleep(0)
     if first == "told":
         handler.tell(how)

@@ -10,7 +10,6 @@ from triglot.core.errors import Code
 from triglot.telemetry.observation import Observation
 from triglot.transports.grpc_calls import UnaryHandler
 
-Defer = Callable[[Callable[[], None]], object]
 Ordinary = tuple[Awaitable[Any], Observation]
 """What is to be encoded in the ordinary way, and what counts it."""
 
@@ -20,10 +19,11 @@ class _AwaitedReply:
 
     __slots__ = ("_handler", "defer", "told")
 
-    def __init__(self, handler: UnaryHandler, defer: Defer) -> None:
+    def __init__(self, handler: UnaryHandler) -> None:
+        loop = asyncio.get_running_loop()
         self._handler = handler
-        self.defer = defer
-        self.told: asyncio.Future[bytes | Ordinary] = asyncio.get_running_loop().create_future()
+        self.defer: Callable[[Callable[[], None]], object] = loop.call_soon
+        self.told: asyncio.Future[bytes | Ordinary] = loop.create_future()
 
     def respond(self, message: bytes, /) -> None:
         """See `Reply`."""
@@ -47,9 +47,9 @@ class _AwaitedReply:
         return self._handler.left
 
 
-async def answer_repeated(handler: UnaryHandler, defer: Defer, data: bytes, context: Any) -> bytes:
-    """As `UnaryHandler.answer`, and quicker for a call that repeats others; `defer`: see `Reply`."""
-    reply = _AwaitedReply(handler, defer)
+async def answer_repeated(handler: UnaryHandler, data: bytes, context: Any) -> bytes:
+    """As `UnaryHandler.answer`, and quicker for a call that repeats others."""
+    reply = _AwaitedReply(handler)
     repeated = handler.repeat(data, context, reply)
     if repeated is None:
         return await handler.answer(data, context)

@@ -124,13 +124,6 @@ class Gathering:
         self._answered.append(turn)
         return turn
 
-    def defer(self, work: Callable[[], None]) -> None:
-        """Do it when all calls that run together have begun."""
-        if self._at_once:
-            self._loop.call_soon(work)
-        else:
-            work()
-
     def _leave(self, count: int, began: float) -> None:
         self._at_once = False
         answered, self._answered = self._answered, []

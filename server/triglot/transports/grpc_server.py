@@ -51,7 +51,7 @@ class GrpcServer:
         self._gathering = gathering = Gathering()
         makers: dict[Kind, Callable[[Method, Endpoint], grpc.RpcMethodHandler]] = {
             Kind.UNARY: lambda *row: grpc.unary_unary_rpc_method_handler(
-                gathered(partial(answer_repeated, calls.unary(*row), gathering.defer), gathering)
+                gathered(partial(answer_repeated, calls.unary(*row)), gathering)
             ),
             Kind.SERVER_STREAM: lambda *row: grpc.unary_stream_rpc_method_handler(calls.server_stream(*row)),
             Kind.BIDI_STREAM: lambda *row: grpc.stream_stream_rpc_method_handler(
