@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -20,6 +21,15 @@ def _serves(one: psutil.Process) -> bool:
         return False  # It has ended meanwhile.
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """What is started in the background of a shell ignores Ctrl-C, and so does all that it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_who_has_ended_has_ended_what_it_began(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "bench", "overload"]

@@ -1,4 +1,4 @@
-"""Calls that repeat others over grpc.aio, whose handlers are awaited."""
+"""Calls that repeat others over grpc.aio, whose handlers are awaited: all they wait for is one future."""
 
 from __future__ import annotations
 
