@@ -1,11 +1,11 @@
-"""Models that the test drives from outside, and a loop that counts how often threads wake it."""
+"""Models that the test drives from outside."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVarTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from triglot import Call, Model, TensorSpec
 from triglot.engine.servable import Servable
 
-Arguments = TypeVarTuple("Arguments")
 Inputs = Mapping[str, NDArray[Any]]
 
 
@@ -84,19 +83,6 @@ class Plain(Model):
 def servable(model: Model, *, max_queue_size: int = 1000) -> Servable:
     """A servable of the model; the test closes it."""
     return Servable("scripted", 1, model, max_queue_size=max_queue_size)
-
-
-class CountingLoop(asyncio.SelectorEventLoop):
-    """An event loop that counts how often a file that it watches woke it."""
-
-    wakes = 0
-
-    def add_reader(self, fd: int, callback: Callable[[*Arguments], object], *args: *Arguments) -> None:  # type: ignore[override]  # It gives nothing, in spite of the stubs.
-        def wake() -> None:
-            self.wakes += 1
-            callback(*args)
-
-        super().add_reader(fd, wake)
 
 
 def idle(one: Servable) -> int:
