@@ -75,7 +75,7 @@ async def test_the_deadline_passes(on_loop: bool) -> None:
 
     models = {"gated": gated, "outer": calling("gated", on_loop=True) if on_loop else Function(outer)}
     async with serving(models) as served:
-        error = await served.error("outer", ints(1), Call(time.monotonic() + 0.05))
+        error = await served.error("outer", ints(1), Call(time.monotonic() + 0.5))
         assert error.code is Code.DEADLINE_EXCEEDED
         if not on_loop:
             await until(lambda: seen)

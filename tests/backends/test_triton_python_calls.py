@@ -142,7 +142,7 @@ class TritonPythonModel:
     write_model(tmp_path, "twice", slow, X_TO_Y)
     write_model(tmp_path, "m", asks, X_TO_Y)
     async with serving(tmp_path) as door:
-        code, _ = await door.failure("m", {"X": ints(1)}, timeout=0.3)
+        code, _ = await door.failure("m", {"X": ints(1)}, timeout=1)
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: probe.seen)
 

@@ -104,7 +104,7 @@ def test_every_kind_of_call(tmp_path: Path) -> None:
             assert total(samples, "triglot_response_bytes_total", **labels) == len(sent)
         # The model pauses, and that is nobody's decoding or encoding.
         assert total(samples, "triglot_compute_seconds_sum", model="stream2") > 0.2
-        assert total(samples, "triglot_codec_seconds_sum") < 0.1
+        assert total(samples, "triglot_codec_seconds_sum") < 0.2
 
 
 def test_waiting_for_a_turn_is_no_computing(tmp_path: Path) -> None:
@@ -151,14 +151,14 @@ def test_a_batch(tmp_path: Path) -> None:
         request = GrpsMessage(model="double_batched-1.0.0", str_data="4")
         for answer in [threads.submit(predict, channel, request) for _ in range(4)]:
             answer.result(SECONDS)
-        # Alone it waits for the others until the window ends, 50 ms later.
+        # Alone it waits for the others until the window ends, a second later.
         assert predict(channel, request).str_data == "8@1"
         samples = samples_of(address)
         model = {"model": "double_batched"}
         assert total(samples, "triglot_batch_size_count", **model) == 5
         assert total(samples, "triglot_batch_size_bucket", **model, le="1.0") == 1
-        assert total(samples, "triglot_queue_seconds_sum", **model) >= 0.05
-        assert total(samples, "triglot_compute_seconds_sum", **model) < 0.05
+        assert total(samples, "triglot_queue_seconds_sum", **model) >= 1
+        assert total(samples, "triglot_compute_seconds_sum", **model) < 1
 
 
 def test_customised_http(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ async def test_callers_who_leave(server: Server) -> None:
 async def test_deadlines_and_full_queues(server: Server) -> None:
     first = server.live.infer(request("waits", FLOAT))
     await server.until_started()
-    late = server.live.infer(request("waits", FLOAT), timeout=0.2)
+    late = server.live.infer(request("waits", FLOAT), timeout=1)
     await server.until_two()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await server.live.infer(request("waits", FLOAT))
@@ -138,7 +138,7 @@ async def test_deadlines_and_full_queues(server: Server) -> None:
 
 
 async def test_a_rest_call_that_takes_too_long() -> None:
-    async with serving(rest_timeout=0.1) as server:
+    async with serving(rest_timeout=0.5) as server:
         status, _ = await server.post("/v2/models/waits/infer", BODY)
         assert status == 504
         assert await server.counted() == {kserve_rest("waits", 1, "DEADLINE_EXCEEDED"): 1}
