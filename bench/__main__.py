@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.servers import ROOT, ended_by_sigterm
+from bench.servers import ROOT, ended_by_sigterm, signals_held_back
 
 HERE = Path(__file__).parent
 PAGE = "load"
@@ -80,16 +80,18 @@ def show(name: str) -> bool:
 def running(name: str, words: Sequence[str] = (), stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
     """A bench; where the block is left early, it ends too, and has its time to end its servers."""
     command = [sys.executable, "-m", f"bench.{name}", *words]
-    with ended_by_sigterm(), subprocess.Popen(command, cwd=ROOT, stdout=stdout, text=True) as process:
-        try:
-            yield process
-        except KeyboardInterrupt:  # Which the terminal has told it, too.
+
+    def end(kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            if kind is not KeyboardInterrupt:  # Which the terminal has told it, too.
+                process.terminate()
             process.wait()
-            raise
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
+
+    with ended_by_sigterm(), ExitStack() as ends:
+        with signals_held_back():
+            process = ends.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=stdout, text=True))
+            ends.push(end)
+        yield process
 
 
 if __name__ == "__main__":

@@ -84,6 +84,26 @@ def ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Ctrl-C and SIGTERM come after the block: what is started in it, and kept, is not lost to them meanwhile."""
+    came: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # Signals are its own.
+        before = {
+            number: signal.signal(number, lambda number, frame: came.append(number))
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if callable(signal.getsignal(number))  # What is ignored stays so.
+        }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
+
+
 def free_port() -> int:
     """A port that is free now."""
     with socket.socket() as probe:
@@ -183,14 +203,13 @@ def started(
     environment: Mapping[str, str],
 ) -> Iterator[Server]:
     """Run a server until the block ends; it is ready when the block begins."""
-    with ended_by_sigterm():
-        process = _start(command, core, log, environment)
-        try:
-            server = Server(name, process, log)
-            _await_ready(server, ready)
-            yield server
-        finally:
-            _end(process)
+    with ended_by_sigterm(), contextlib.ExitStack() as ends:
+        with signals_held_back():
+            process = _start(command, core, log, environment)
+            ends.callback(_end, process)
+        server = Server(name, process, log)
+        _await_ready(server, ready)
+        yield server
 
 
 def _start(

@@ -4,12 +4,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from bench.servers import ROOT
+from bench.__main__ import running
+from bench.servers import ROOT, started
 
 SECONDS = 60.0
 
@@ -27,6 +31,54 @@ def _interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+class Starting:
+    """A `subprocess.Popen` that is told to end between the start and the return."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+        self.started: list[subprocess.Popen[bytes]] = []
+        self._start = subprocess.Popen
+
+    def __call__(self, *arguments: Any, **named: Any) -> subprocess.Popen[bytes]:
+        process = self._start(*arguments, **named)
+        self.started.append(process)
+        signal.raise_signal(self.number)
+        return process
+
+
+def server(tmp_path: Path) -> AbstractContextManager[Any]:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    return started("m", command, lambda: True, core=None, log=tmp_path / "log", environment={})
+
+
+def bench(tmp_path: Path) -> AbstractContextManager[Any]:
+    return running("overload", ("--seconds", "600"))
+
+
+@pytest.mark.usefixtures("_interruptible")
+@pytest.mark.parametrize(
+    ("start", "number", "told"),
+    [
+        (server, signal.SIGTERM, SystemExit),
+        (server, signal.SIGINT, KeyboardInterrupt),
+        (bench, signal.SIGTERM, SystemExit),
+    ],
+)
+def test_who_is_ended_while_it_starts_something(
+    start: Callable[[Path], AbstractContextManager[Any]],
+    number: signal.Signals,
+    told: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starting = Starting(number)
+    monkeypatch.setattr(subprocess, "Popen", starting)
+    with pytest.raises(told), start(tmp_path):
+        raise AssertionError
+    (process,) = starting.started
+    assert process.returncode is not None
 
 
 @pytest.mark.usefixtures("_interruptible")

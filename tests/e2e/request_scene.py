@@ -66,7 +66,7 @@ class Scene:
 
     async def give_up(self) -> None:
         """It came too late before it was where it was to come too late."""
-        self.house.stage.clear()
+        self.let_everybody_go()
         for attempt in (self.first, self.subject, self.companion):
             if attempt is not None:
                 await attempt.ended()
@@ -100,6 +100,11 @@ class Scene:
                 visit.result().go(order)
         self._held.clear()
 
+    def let_everybody_go(self) -> None:
+        """Let go who is held, and who would be."""
+        self.let_go()
+        self.house.stage.clear()
+
     async def happens(self) -> None:
         """What the cell says."""
         match self.cell.event:
@@ -127,8 +132,7 @@ class Scene:
             "it is not counted",
             lambda: self.house.counted(cell.door) - self.before,
         )
-        self.let_go()
-        self.house.stage.clear()
+        self.let_everybody_go()
         seen = [told]
         for other in (self.first, self.companion):
             if other is not None:
@@ -157,10 +161,11 @@ async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
     """One cell, on a server that stays."""
     for attempt in range(TRIES):
         scene = Scene(house, cell)
-        if await scene.begin(None if timeout is None else timeout * 2**attempt):
-            break
-        await scene.give_up()
-    else:
-        raise AssertionError(f"in {TRIES} tries it was not {cell.point}")
-    await scene.happens()
-    await house.at_rest(aborted=await scene.end())
+        try:
+            if await scene.begin(None if timeout is None else timeout * 2**attempt):
+                await scene.happens()
+                return await house.at_rest(aborted=await scene.end())
+            await scene.give_up()
+        finally:
+            scene.let_everybody_go()  # Those after a failure find nobody who waits.
+    raise AssertionError(f"in {TRIES} tries it was not {cell.point}")
