@@ -13,7 +13,6 @@ import re
 import shutil
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager
 from functools import partial
@@ -29,6 +28,7 @@ from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectS
 from triglot.backends.grps.unit_test import DEFAULT_TEST, run_unittest
 from triglot.config import LOG_LEVELS, NO_PORT, OPTIONS, Config, ConfigError
 from triglot.config_sources import load_config
+from triglot.core.archives import unpack
 from triglot.core.errors import ModelLoadError
 from triglot.repository.settings import NAME
 from triglot.repository.source import LAST_VERSION, ModelFiles
@@ -109,9 +109,8 @@ def _unpacked(archive: Path) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="triglot-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
-        with tarfile.open(archive, "r:gz") as opened:
-            opened.extractall(folder, filter="data")
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        unpack(archive, folder, mode="r:gz")
+    except (OSError, tarfile.TarError) as error:
         raise ModelLoadError(f"{archive}: expected a project's folder, or a gzipped tar of it: {error}") from None
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import sys
@@ -286,3 +287,15 @@ def test_a_package_that_wants_out(tmp_path: Path, load: Load, temporary: Path, n
     with pytest.raises(ModelLoadError, match=r"packages: cannot unpack code-0\.1\.tar\.gz: "):
         load(tmp_path / "model", {}, TOML + 'packages = ["code-0.1.tar.gz"]')
     assert not list(tmp_path.rglob("escaped.py"))
+
+
+def test_a_damaged_package(tmp_path: Path, load: Load, temporary: Path) -> None:
+    file = tmp_path / "model" / "code-0.1.tar.gz"
+    sdist(file, {"code.py": "VALUE = 1"})
+    # Nothing but the sum at its end tells of it.
+    file.write_bytes(
+        gzip.compress(gzip.decompress(file.read_bytes()).replace(b"= 1", b"= 7"), 0)[:-8] + file.read_bytes()[-8:]
+    )
+    with pytest.raises(ModelLoadError, match=r"packages: cannot unpack code-0\.1\.tar\.gz: CRC check failed"):
+        load(tmp_path / "model", {}, TOML + 'packages = ["code-0.1.tar.gz"]')
+    assert list(temporary.iterdir()) == []

@@ -30,6 +30,7 @@ import orjson
 
 from triglot.backends.model_modules import ModelModules
 from triglot.backends.parameters import warn_of_others
+from triglot.core.archives import unpack
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
@@ -150,9 +151,8 @@ def _below(file: Path, name: str) -> Path:
 def _unpack(file: Path, package: Path, target: Path) -> list[Path]:
     """The folders of a source distribution's modules."""
     try:
-        with tarfile.open(package) as archive:
-            archive.extractall(target, filter="data")
-    except (tarfile.TarError, OSError, EOFError) as error:
+        unpack(package, target)
+    except (OSError, tarfile.TarError) as error:
         raise ModelLoadError(f"{file}: packages: cannot unpack {package.name}: {error}") from error
     entries = list(target.iterdir())
     # A source distribution is one folder, NAME-VERSION.

@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from triglot.core.archives import unpack
+
 FOLDER, LOCK, WHOLE = "folder", "lock", "whole"
 """What there is in an archive's place: the folder, its lock, and once it is whole what it was unpacked from."""
 _LOOK_SECONDS = 0.1
@@ -40,8 +42,7 @@ class Unpacked:
     def of(cls, archive: Path, finish: Callable[[Path], object], given_up: Callable[[], bool]) -> Unpacked:
         """Unpack it unless that was done before; `finish` completes a new folder.
 
-        Blocks. Raises `GivenUp`, `OSError`, `tarfile.TarError`, what else broken archives raise, and what `finish`
-        raises.
+        Blocks. Raises `GivenUp`, `OSError`, `tarfile.TarError`, and what `finish` raises.
         """
         source = _source_of(archive)
         home = _home()
@@ -121,8 +122,7 @@ def _unpack(archive: Path, folder: Path, finish: Callable[[Path], object], given
     shutil.rmtree(folder, ignore_errors=True)  # Of who did not come to the end.
     folder.mkdir()
     try:
-        with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter=plain)
+        unpack(archive, folder, keep=plain)
         finish(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,33 @@
+"""Tar archives, compressed or not."""
+
+from __future__ import annotations
+
+import lzma
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+_PIECE = 1 << 20
+
+
+def unpack(
+    archive: Path,
+    folder: Path,
+    *,
+    mode: Literal["r", "r:gz"] = "r",
+    keep: Literal["data"] | Callable[[tarfile.TarInfo, str], tarfile.TarInfo | None] = "data",
+) -> None:
+    """Unpack it into `folder`; `mode` and `keep` are `tarfile.open`'s mode and `extractall`'s filter.
+
+    Raises `OSError` and `tarfile.TarError`, also when the sum of what is compressed is not what its end says.
+    """
+    try:
+        with tarfile.open(archive, mode) as packed:
+            packed.extractall(folder, filter=keep)
+            # The sum comes after the padding of the tar, which `tarfile` need not look at.
+            while packed.fileobj.read(_PIECE):
+                pass
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise tarfile.ReadError(f"{archive.name} is damaged: {error}") from error

@@ -1,0 +1,74 @@
+"""Archives: what is whole is unpacked, what is damaged is refused."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from triglot.core.archives import unpack
+
+TEXTS = {"a.txt": b"first " * 1000, "below/b.txt": b"second " * 2000}
+MODES = ("w", "w:gz", "w:bz2", "w:xz")
+
+
+def written(path: Path, mode: str) -> bytes:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]  # One of MODES.
+        for name, text in TEXTS.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_whole(mode: str, tmp_path: Path) -> None:
+    archive, folder = tmp_path / "archive", tmp_path / "folder"
+    written(archive, mode)
+    unpack(archive, folder)
+    assert {name: (folder / name).read_bytes() for name in TEXTS} == TEXTS
+    assert sorted(str(one.relative_to(folder)) for one in folder.rglob("*.txt")) == sorted(TEXTS)
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, -1, -8])
+def test_what_is_cut_off(mode: str, part: float, tmp_path: Path) -> None:
+    text = written(tmp_path / "archive", mode)
+    (tmp_path / "archive").write_bytes(text[: int(part * len(text)) if part > 0 else int(part)])
+    with pytest.raises((OSError, tarfile.TarError)):
+        unpack(tmp_path / "archive", tmp_path / "folder")
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_any_byte_that_is_changed(mode: str, tmp_path: Path) -> None:
+    """Either it says so, or the files are what they were."""
+    archive, text = tmp_path / "archive", written(tmp_path / "archive", mode)
+    for at in range(0, len(text), 3):
+        folder = tmp_path / str(at)
+        archive.write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
+        try:
+            unpack(archive, folder)
+        except (OSError, tarfile.TarError):
+            continue
+        assert {name: (folder / name).read_bytes() for name in TEXTS} == TEXTS
+
+
+def _sum(text: bytes) -> bytes:
+    return text.replace(b"second", b"Second", 1)
+
+
+def _end(text: bytes) -> bytes:
+    return text[:-5] + bytes([text[-5] ^ 1]) + text[-4:]
+
+
+@pytest.mark.parametrize("damage", [_sum, _end])
+def test_a_file_that_can_be_read_and_has_another_sum(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """The compressed data is stored as it is, so that all that tells of the change is the sum behind it."""
+    plain = written(tmp_path / "archive", "w")
+    (tmp_path / "archive").write_bytes(damage(gzip.compress(plain, 0)))
+    with pytest.raises(OSError, match="CRC check failed"):
+        unpack(tmp_path / "archive", tmp_path / "folder", mode="r:gz")
