@@ -201,6 +201,17 @@ async def test_a_body_of_just_the_limit_and_one_byte_more(door: Live) -> None:
         assert told.text.startswith(refusal)
 
 
+@pytest.mark.parametrize(("path", "limit", "advised"), [(PATH, LIMIT, True), ("/v2/logging", 1024 * 1024, False)])
+async def test_the_option_is_named_where_it_is_what_limits(
+    door: Live, path: str, limit: int, advised: bool
+) -> None:
+    async with await wire(door) as client:
+        told = await client.ask("POST", path, b"", sized(bytes(limit + 1)))
+        assert told.status == 413
+        assert told.text.startswith(f"the request body is larger than {limit} bytes")
+        assert ("max_message_size" in told.text) is advised
+
+
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"2\r\n{}x"])
 async def test_a_chunk_that_is_none(door: Live, broken: bytes) -> None:
     async with await wire(door) as client:

@@ -49,7 +49,4 @@ async def read_body(http: web.BaseRequest, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> PayloadTooLarge:
-    return PayloadTooLarge(
-        f"the request body is larger than {limit} bytes; send large tensors as binary data, and see the server's "
-        "option max_message_size"
-    )
+    return PayloadTooLarge(f"the request body is larger than {limit} bytes")

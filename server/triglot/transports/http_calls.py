@@ -11,7 +11,7 @@ from aiohttp import web
 
 from triglot.config import Config
 from triglot.core.call import Call
-from triglot.core.errors import Code, Unavailable, outcome
+from triglot.core.errors import Code, PayloadTooLarge, Unavailable, outcome
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.protocols import Route
 from triglot.telemetry.observation import Observation
@@ -34,6 +34,7 @@ CLEAN_UP_SECONDS = 1.0
 """What is left to write and close when the grace period is over."""
 RETRY_AFTER_SECONDS = 1.0
 """Until a connection may be free."""
+_ADVICE = "send large tensors as binary data, and see the server's option max_message_size"
 MODEL_VARIABLE = "model"
 """What a route's path calls the name of the model, known before the request is understood."""
 
@@ -158,9 +159,14 @@ class HttpCalls:
         route_limit = route.body_limit(headers)
         if route_limit is not None:
             limit = min(limit, route_limit)
-        body = body_at_once(http, limit)
-        if body is None:
-            body = await read_body(http, limit)
+        try:
+            body = body_at_once(http, limit)
+            if body is None:
+                body = await read_body(http, limit)
+        except PayloadTooLarge as error:
+            if limit < self._max_body:
+                raise  # No option of the server's changes a route's own limit.
+            raise PayloadTooLarge(f"{error}; {_ADVICE}") from None
         observed.received(len(body))
         bits = WINDOW_BITS[coding]
         if bits and body:
