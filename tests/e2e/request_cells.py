@@ -139,6 +139,11 @@ class Cell:
             return "INVALID_ARGUMENT"
         return COUNTED_OTHERWISE.get((self.door, self.event), SEEN[self.event])
 
+    @property
+    def may_count_as(self) -> set[str]:
+        """The same, and what else it may be now and then: who was read late leaves before its time is over."""
+        return {self.counted, "CANCELLED"} if self.event == "deadline" else {self.counted}
+
     def __str__(self) -> str:
         return f"{self.model}-{self.door}-{self.event}-{self.point}".replace(" ", "_")
 

@@ -129,12 +129,10 @@ async def test_deadlines_and_full_queues(server: Server) -> None:
     server.waits.go_on.set()
     await first
     assert expired.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    code = refused.value.code().name
-    assert await server.counted() == {
-        kserve("waits", 1, "OK"): 1,
-        kserve("waits", 1, "DEADLINE_EXCEEDED"): 1,
-        kserve("waits", 1, code): 1,
-    }
+    codes = ["OK", refused.value.code().name]
+    # Who was read late has left, by its own clock, before its time is over.
+    late_codes = [[*codes, one] for one in ("DEADLINE_EXCEEDED", "CANCELLED")]
+    assert await server.counted() in [{kserve("waits", 1, one): 1 for one in ended} for ended in late_codes]
 
 
 async def test_a_rest_call_that_takes_too_long() -> None:
