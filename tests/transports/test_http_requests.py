@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import pytest_asyncio
 from live import Live, live
 from scripted_models import Inputs, Plain
 
+from triglot.transports import http_bodies
 from triglot.transports.http_routes import LONGEST_KNOWN, MOST_KNOWN
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -229,6 +231,21 @@ async def test_a_body_that_is_cut_off_is_no_call(door: Live) -> None:
             assert b"200 OK" not in await client.reader.read()
     async with await wire(door) as client:
         assert (await client.ask("POST", PATH, TINY, sized(TINY))).status == 200
+
+
+@pytest.mark.parametrize("way", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
+async def test_a_body_that_does_not_go_on_is_not_waited_for(
+    door: Live, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_bodies, "PATIENCE", 0.2)
+    async with await wire(door) as client, await wire(door) as other:
+        client.send("POST", PATH, b"3\r\n{  \r\n", way)
+        assert (await other.ask("POST", PATH, TINY, sized(TINY))).status == 200
+        told = await client.answer()
+        assert told.status == 400
+        assert re.fullmatch(
+            r"the request body is incomplete: \d+ bytes, and then nothing for 0\.2 seconds", told.text
+        )
 
 
 async def test_requests_that_come_at_once_are_answered_in_turn(door: Live) -> None:
