@@ -36,7 +36,7 @@ def plain(decoded: InferenceRequest) -> tuple[Any, ...]:
         for one in decoded.inputs
     ]
     head = (decoded.model_name, decoded.model_version, decoded.id, repr(decoded.parameters))
-    return (*head, tensors, list(decoded.outputs))
+    return (*head, tensors, list(decoded.outputs), repr(decoded.options), repr(decoded.input_parameters))
 
 
 def outcome(decode: Any, data: bytes) -> Any:
@@ -114,6 +114,30 @@ def test_requests_with_more_in_them(more: bytes) -> None:
         assert_same(decoder, request(values, more=more), request(values), request(values, "8", more=more))
 
 
+def of_regions(name: str = "a", size: int = 8, request_id: str = "7", values: bytes | None = None) -> bytes:
+    """Its input `x` and its output are in regions; with `values`, another input `z` is not."""
+    message = pb.ModelInferRequest(model_name="m", id=request_id)
+    message.inputs.add(name="x", datatype="BYTES", shape=[1])
+    message.outputs.add(name="y")
+    for one in (message.inputs[0], message.outputs[0]):
+        one.parameters["shared_memory_region"].string_param = name
+        one.parameters["shared_memory_byte_size"].int64_param = size
+    if values is not None:
+        message.inputs.insert(0, pb.ModelInferRequest.InferInputTensor(name="z", datatype="INT8", shape=[2]))
+        message.raw_input_contents.append(values)
+    return message.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("values", [None, b"\1\2"])
+def test_what_is_in_regions_is_the_same_each_time(values: bytes | None) -> None:
+    decoder = infer_decoder()
+    first, second = (decoder(of_regions(values=values)) for _ in range(2))
+    assert first.options is second.options is not None
+    second.inputs[-1].data = b"what the region held"
+    others = [of_regions("b", values=values), of_regions(size=9, values=values), of_regions("aa", 300, "", values)]
+    assert_same(decoder, of_regions(values=values), *others, *others, of_regions(values=values and b"\3\4"))
+
+
 def test_tensors_whose_length_says_nothing() -> None:
     decoder = infer_decoder()
     text = request().replace(b"FP32", b"BYTE").replace(b"BYTE", b"BOOL")
@@ -126,17 +150,30 @@ def test_more_shapes_than_are_remembered() -> None:
     assert_same(decoder, *messages, *messages[::-1])
 
 
+REGIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "shared_memory_region": st.sampled_from(["a", "b"]).map(lambda name: pb.InferParameter(string_param=name)),
+        "shared_memory_byte_size": st.integers(0, 2).map(lambda size: pb.InferParameter(int64_param=size)),
+        "classification": st.integers(0, 2).map(lambda classes: pb.InferParameter(int64_param=classes)),
+    },
+)
 TENSORS = st.builds(
     pb.ModelInferRequest.InferInputTensor,
     name=st.sampled_from(["x", "y"]),
     datatype=st.sampled_from(["FP32", "INT8", "BYTES", "FP31"]),
     shape=st.lists(st.integers(-1, 3), max_size=2),
+    parameters=st.just({}) | REGIONS,
+)
+OUTPUTS = st.builds(
+    pb.ModelInferRequest.InferRequestedOutputTensor, name=st.sampled_from(["x", "y"]), parameters=REGIONS
 )
 REQUESTS = st.builds(
     pb.ModelInferRequest,
     model_name=st.sampled_from(["m", "n"]),
     id=st.text(max_size=2),
     inputs=st.lists(TENSORS, max_size=2),
+    outputs=st.lists(OUTPUTS, max_size=1),
     raw_input_contents=st.lists(st.binary(max_size=3), max_size=2),
 ).map(lambda message: message.SerializeToString())
 

@@ -1,4 +1,7 @@
-"""What is variable in a small ModelInfer request: its raw tensors and its id."""
+"""What is variable in a small ModelInfer request: its raw tensors and its id.
+
+Where shared memory is named, that is the same each time, too.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from triglot.protocols.kserve.codec import ID, RAW_INPUTS, SCAN_FROM_BYTES, deco
 from triglot.protocols.templates import TemplateDecoder, Variables
 from triglot.protocols.wire import LENGTH, fields
 
+NO_PLACE = slice(0)
+"""Of what is in a region."""
+
 
 def infer_decoder() -> TemplateDecoder[InferenceRequest]:
     """`codec.decode_infer`, with a memory for small messages."""
@@ -15,9 +21,12 @@ def infer_decoder() -> TemplateDecoder[InferenceRequest]:
 
 
 def _find(data: bytes, request: InferenceRequest) -> Variables[InferenceRequest] | None:
-    if request.parameters or request.options is not None or request.input_parameters is not None:
+    if request.parameters or request.input_parameters is not None:
         return None
-    if not all(_fixed_size(tensor) for tensor in request.inputs):
+    options = request.options
+    in_regions = options.inputs if options is not None else {}
+    in_message = [tensor for at, tensor in enumerate(request.inputs) if at not in in_regions]
+    if not all(map(_fixed_size, in_message)):
         return None
     found = [
         (number, slice(start, end))
@@ -26,14 +35,15 @@ def _find(data: bytes, request: InferenceRequest) -> Variables[InferenceRequest]
     ]
     ids = [place for number, place in found if number == ID]
     raw = [place for number, place in found if number == RAW_INPUTS]
-    if len(raw) != len(request.inputs) or len(ids) > 1:
+    if len(raw) != len(in_message) or len(ids) > 1:
         return None
     id_place = ids[0] if ids else None
     # Copied out: whoever has the request may change it.
     model_name, model_version, outputs = request.model_name, request.model_version, tuple(request.outputs)
+    raw_places = iter(raw)
     inputs = [
-        (tensor.name, tensor.datatype, tensor.shape, place)
-        for tensor, place in zip(request.inputs, raw, strict=True)
+        (tensor.name, tensor.datatype, tensor.shape, NO_PLACE if at in in_regions else next(raw_places))
+        for at, tensor in enumerate(request.inputs)
     ]
 
     def make(data: bytes) -> InferenceRequest | None:
@@ -44,9 +54,9 @@ def _find(data: bytes, request: InferenceRequest) -> Variables[InferenceRequest]
             except UnicodeDecodeError:
                 return None
         tensors = [InputTensor(name, datatype, shape, data[place]) for name, datatype, shape, place in inputs]
-        return InferenceRequest(model_name, model_version, request_id, tensors, outputs)
+        return InferenceRequest(model_name, model_version, request_id, tensors, outputs, options=options)
 
-    return Variables([place for _, place in found], make, None if ids else raw)
+    return Variables([place for _, place in found], make, None if ids or options is not None else raw)
 
 
 def _fixed_size(tensor: InputTensor) -> bool:
