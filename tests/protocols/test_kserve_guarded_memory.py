@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from triglot.core.errors import InvalidArgument
+from triglot.protocols.kserve import guarded_memory
 from triglot.protocols.kserve.guarded_memory import GuardedMemory
 from triglot.protocols.kserve.regions import Region
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has these calls")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SIZE = 64 * PAGE
+STRIDE, PIECE = guarded_memory._STRIDE, guarded_memory._PIECE
 LOSSES = 20
 
 
@@ -31,9 +33,10 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
     os.close(opened)
 
 
-@pytest.mark.parametrize("size", [PAGE, SIZE])
+@pytest.mark.parametrize("size", [PAGE, SIZE, STRIDE, STRIDE + 8, 3 * STRIDE - 1, PIECE, 2 * PIECE + 3 * PAGE])
 def test_what_is_written_is_there_and_is_read(size: int, descriptor: int) -> None:
-    memory = GuardedMemory(descriptor, SIZE)
+    os.ftruncate(descriptor, size)
+    memory = GuardedMemory(descriptor, size)
     data = np.random.default_rng(1).integers(0, 256, size - 7, np.uint8)
     assert memory.write(data.data, 7)
     assert os.pread(descriptor, data.size, 7) == data.tobytes()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -52,27 +51,23 @@ class GuardedMemory:
 
     def read(self, into: memoryview, at: int) -> bool:
         """Fill `into` with what is at `at`; whether all was there. Of the file's last page that is all."""
-        ours = np.frombuffer(into, np.uint8)
-        return all(
-            self._copy(ours.ctypes.data + done, self._guarded.address + at + done, size)
-            for done, size in _pieces(ours.size)
-        )
+        return self._copy(_address(into), self._guarded.address + at, len(into))
 
     def write(self, data: memoryview, at: int) -> bool:
         """Put `data` at `at`; whether all was there."""
-        ours = np.frombuffer(data, np.uint8)
-        return all(
-            self._copy(self._guarded.address + at + done, ours.ctypes.data + done, size)
-            for done, size in _pieces(ours.size)
-        )
+        return self._copy(self._guarded.address + at, _address(data), len(data))
 
     def _copy(self, to: int, source: int, size: int) -> bool:
-        if not self.usable:
-            return False
-        for at in range(0, size, _STRIDE):
-            ctypes.memmove(to + at, source + at, min(_STRIDE, size - at))
-        # Another thread may have found out, and what was copied may be memory that is nobody's.
-        return not self.lost
+        for piece in range(0, size, _PIECE):
+            if not self.usable:
+                return False
+            end = min(piece + _PIECE, size)
+            for at in range(piece, end, _STRIDE):
+                ctypes.memmove(to + at, source + at, min(_STRIDE, end - at))
+            # Another thread may have found out, and what was copied may be memory that is nobody's.
+            if self.lost:
+                return False
+        return True
 
 
 class _Part:
@@ -88,6 +83,5 @@ def _let_go(errors: BusErrors, guarded: Guarded) -> None:
     unmap(guarded.address, guarded.size)
 
 
-def _pieces(size: int) -> Iterator[tuple[int, int]]:
-    """Where each begins, and its size."""
-    return ((done, min(_PIECE, size - done)) for done in range(0, size, _PIECE))
+def _address(data: memoryview) -> int:
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
