@@ -21,7 +21,7 @@ import uvloop
 from h2_peers import SECONDS, Client, greeting, message, request_fields
 from hpack import Encoder
 from live import live, request
-from scripted_models import Inputs
+from scripted_models import Inputs, idle
 
 import triglot
 from triglot import Model, TensorSpec
@@ -30,6 +30,7 @@ from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from triglot.transports.h2 import frames
 from triglot.transports.h2.frames import Setting
+from waiting import until
 
 COUNT = 2 * 1024 * 1024
 SIZE = 4 * COUNT
@@ -131,7 +132,10 @@ def most_memory(model: Model, client: Plain, folder: Path, **options: Any) -> in
             warm = Plain(client.body, client.path)
             await asyncio.to_thread(warm.run, server.grpc_port)
             assert warm.size > SIZE, warm.answer[:200]
-            await asyncio.to_thread(_settled, server)
+            # Nothing of the call before is left once its thread waits, and the loop has had a turn.
+            servable = server.dataplane.servable("m")
+            await until(lambda: idle(servable) == 1)
+            await asyncio.sleep(0)
             tracemalloc.start()
             try:
                 await asyncio.to_thread(client.run, server.grpc_port)
@@ -141,10 +145,6 @@ def most_memory(model: Model, client: Plain, folder: Path, **options: Any) -> in
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
-
-
-def _settled(_: triglot.Server) -> None:
-    """A turn of the loop, so that nothing of the call before is left."""
 
 
 def kserve(payload: bytes) -> bytes:
