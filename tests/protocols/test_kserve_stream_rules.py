@@ -128,20 +128,26 @@ async def test_a_decoupled_model_that_fails_has_said_what_it_has_said() -> None:
 
 @pytest.mark.parametrize("said", ["true", "false", "TRUE"])
 async def test_only_true_ends_the_call_with_a_status(said: str) -> None:
+    told = asyncio.Event()
+
     def infer(inputs: Inputs) -> Any:
         raise Unavailable("not now")
 
+    async def requests() -> AsyncIterator[Any]:
+        yield asking("good", 1, "a")
+        yield asking("bad", 1, "b")
+        if said == "true":
+            await told.wait()  # grpc's client tells of a status as INTERNAL when it comes while it writes.
+        yield asking("good", 2, "c")
+
     async with live({"bad": Plain(infer), "good": Scripted()}) as door:
-        call = door.stream_infer(
-            sending(asking("good", 1, "a"), asking("bad", 1, "b"), asking("good", 2, "c")),
-            metadata=(("triton_grpc_error", said),),
-            timeout=30,
-        )
+        call = door.stream_infer(requests(), metadata=(("triton_grpc_error", said),), timeout=30)
         assert value(await call.read()) == 2
         if said == "true":
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
             assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, "not now")
+            told.set()
         else:
             assert (await call.read()).error_message == "not now"
             assert value(await call.read()) == 4
