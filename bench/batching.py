@@ -7,28 +7,23 @@ may well be the limit, then in this process straight on the engine, without any 
 
 import argparse
 import asyncio
-import gc
 import re
 import statistics
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from bench import affine, report, rounds, servers
+from bench import affine, engine, report, rounds, servers
 from bench.affine import Batching
-from bench.measure import Round, Subject, call_once, load
+from bench.measure import Subject, call_once, load
 from bench.payloads import grpc_exchange, tensor
 from bench.rounds import Measured
 from bench.scenarios import Scenario
 from bench.tally import BenchError
-from triglot.core.call import Call
 from triglot.engine.servable import Servable
 
 ELEMENTS = 16
@@ -138,41 +133,17 @@ def over_grpc(in_flight: int, plan: Plan, core: int | None) -> list[Measured[Bat
 # --- on the engine ---
 
 
-async def _load_engine(servable: Servable, in_flight: int, seconds: float) -> Round:
-    """So many tasks that ask again and again."""
-    inputs = {"x": tensor(1, ELEMENTS)}
-    latencies: list[float] = []
-    clock = time.perf_counter
-
-    async def client() -> None:
-        while (started := clock()) < began + seconds:
-            with servable:
-                await servable.infer(inputs, Call())
-            latencies.append(clock() - started)
-
-    gc.collect()
-    gc.disable()
-    try:
-        began, cpu = clock(), time.process_time()
-        await asyncio.gather(*[client() for _ in range(in_flight)])
-        took, cpu = clock() - began, time.process_time() - cpu
-    finally:
-        gc.enable()
-    p50, p99 = np.percentile(latencies, (50, 99))
-    return Round(len(latencies) / took, float(p50), float(p99), cpu / len(latencies))
-
-
 async def _on_engine(measured: Sequence[Measured[Batching]], in_flight: int, plan: Plan) -> None:
     servables = [
         Servable(one.setting.name, 1, affine.model(one.setting), max_queue_size=2 * in_flight) for one in measured
     ]
     try:
         for one, servable in zip(measured, servables, strict=True):
-            await _load_engine(servable, in_flight, _settle(one.setting, plan))
+            await engine.load(servable, ELEMENTS, in_flight, _settle(one.setting, plan))
         for _ in range(plan.rounds):
             for one, servable in zip(measured, servables, strict=True):
-                await _load_engine(servable, in_flight, min(0.2, plan.seconds))
-                one.rounds.append(await _load_engine(servable, in_flight, plan.seconds))
+                await engine.load(servable, ELEMENTS, in_flight, min(0.2, plan.seconds))
+                one.rounds.append(await engine.load(servable, ELEMENTS, in_flight, plan.seconds))
         print(_chosen({one.name.removeprefix("adaptive_"): one.value for one in servables[-1].readings()}))
     finally:
         for servable in servables:

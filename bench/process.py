@@ -6,25 +6,18 @@ same model as threads and as processes, in turn, round by round.
 
 import argparse
 import asyncio
-import gc
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from bench import holding, losing, report, rounds
+from bench import engine, holding, losing, report, rounds
 from bench.holding import COMPUTES, GIVES_BACK, STEPS
-from bench.measure import Round
-from bench.payloads import tensor
 from bench.rounds import Measured, Plan, ratios
 from triglot import backends
-from triglot.core.call import Call
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.engine.processes.loading import Loading
@@ -78,33 +71,6 @@ async def _serving(folder: Path, kind: Kind, steps: int) -> AsyncIterator[Servab
         await servable.close()
 
 
-async def _load(servable: Servable, elements: int, in_flight: int, seconds: float) -> Round:
-    """So many tasks that ask again and again, and look at what they get."""
-    inputs = {"x": tensor(1, elements)}
-    latencies: list[float] = []
-    clock = time.perf_counter
-
-    async def client() -> None:
-        while (started := clock()) < end:
-            with servable:
-                answer = await servable.infer(inputs, Call())
-            latencies.append(clock() - started)
-            if abs(answer["y"][0, -1]) != abs(inputs["x"][0, -1]):
-                raise RuntimeError("the model answered something else than it was asked")
-
-    gc.collect()
-    gc.disable()
-    try:
-        began = clock()
-        end = began + seconds
-        await asyncio.gather(*[client() for _ in range(in_flight)])
-        took = clock() - began
-    finally:
-        gc.enable()
-    p50, p99 = np.percentile(latencies, (50, 99))
-    return Round(len(latencies) / took, float(p50), float(p99))
-
-
 async def _compare(
     kinds: Sequence[Kind], steps: int, elements: int, in_flight: int, plan: Plan
 ) -> list[Measured[Kind]]:
@@ -116,8 +82,8 @@ async def _compare(
                 # Each by itself: processes that only look after themselves take something, too.
                 with tempfile.TemporaryDirectory(dir=name) as folder:
                     async with _serving(Path(folder), one.setting, steps) as servable:
-                        await _load(servable, elements, in_flight, settle)
-                        one.rounds.append(await _load(servable, elements, in_flight, plan.seconds))
+                        await engine.load(servable, elements, in_flight, settle)
+                        one.rounds.append(await engine.load(servable, elements, in_flight, plan.seconds))
     return measured
 
 

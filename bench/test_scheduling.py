@@ -6,11 +6,12 @@ from itertools import count
 import grpc
 import pytest
 
-from bench import affine, batching, openclient, overload
+from bench import affine, batching, engine, openclient, overload
 from bench.affine import Batching
 from bench.tally import BenchError, close
 from bench.test_clients import PATH, Context, grpc_server
 from triglot.core.scheduling import AUTO, DynamicBatching
+from triglot.engine.servable import Servable
 
 
 async def _offer(port: int, reply: bytes, patience: float = 10.0) -> openclient.Ended:
@@ -104,6 +105,16 @@ def test_batching(in_flight: int, over: str) -> None:
     assert all(one.rounds[0].rate > 0 for one in measured)
     printed = "\n".join(batching.lines(measured))
     assert printed.count("goal") == (2 if in_flight == 1 else 3)
+
+
+async def test_a_round_on_the_engine_has_an_answer_however_short_it_is() -> None:
+    servable = Servable("m", 1, affine.model(batching.UNBATCHED), max_queue_size=3)
+    try:
+        measured = await engine.load(servable, 4, in_flight=3, seconds=0)
+    finally:
+        await servable.close()
+    assert measured.rate > 0
+    assert 0 < measured.p50 <= measured.p99
 
 
 def test_overload() -> None:

@@ -1,0 +1,45 @@
+"""Load straight on the engine, in this process and without any protocol."""
+
+import asyncio
+import gc
+import time
+
+import numpy as np
+
+from bench.measure import Round
+from bench.payloads import tensor
+from triglot.core.call import Call
+from triglot.engine.servable import Servable
+
+
+async def load(servable: Servable, elements: int, in_flight: int, seconds: float) -> Round:
+    """One round of so many tasks, each of which asks at least once, and looks at what it gets.
+
+    The model's `y` is its `x`, which has one row of so many FP32 elements, or its negation. CPU is this process's.
+    Raises `RuntimeError` when it is something else.
+    """
+    inputs = {"x": tensor(1, elements)}
+    latencies: list[float] = []
+    clock = time.perf_counter
+
+    async def client() -> None:
+        ended = 0.0
+        while ended < began + seconds:
+            started = clock()
+            with servable:
+                answer = await servable.infer(inputs, Call())
+            ended = clock()
+            latencies.append(ended - started)
+            if abs(answer["y"][0, -1]) != abs(inputs["x"][0, -1]):
+                raise RuntimeError("the model answered something else than it was asked")
+
+    gc.collect()
+    gc.disable()
+    try:
+        began, cpu = clock(), time.process_time()
+        await asyncio.gather(*[client() for _ in range(in_flight)])
+        took, cpu = clock() - began, time.process_time() - cpu
+    finally:
+        gc.enable()
+    p50, p99 = np.percentile(latencies, (50, 99))
+    return Round(len(latencies) / took, float(p50), float(p99), cpu / len(latencies))
