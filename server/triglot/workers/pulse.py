@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
 """Between two questions, and for an answer."""
+READ_SECONDS = 0.05
+"""For an answer that came while the supervisor itself was held up."""
 WORKING = 0.02
 """Of a processor; what threads that only look at the time use is less."""
 
@@ -25,16 +27,20 @@ WORKING = 0.02
 async def stands_still(pid: int, ask: Callable[[], Awaitable[object]], seconds: float) -> None:
     """Return when the process has neither answered nor worked for so long. Raises what `ask` raises."""
     silent, used = 0.0, cpu_seconds(pid)
-    while True:
-        try:
-            async with asyncio.timeout(BEAT_SECONDS):
-                await ask()
-        except TimeoutError:
+    asked = asyncio.ensure_future(ask())
+    try:
+        while silent < seconds:
+            for patience in (BEAT_SECONDS, READ_SECONDS):
+                await asyncio.wait([asked], timeout=patience)
             before, used = used, cpu_seconds(pid)
-            works = used - before > WORKING * BEAT_SECONDS or has_something_to_do(pid)
-            silent = 0.0 if works else silent + BEAT_SECONDS
-            if silent >= seconds:
-                return
-        else:
-            silent, used = 0.0, cpu_seconds(pid)
-            await asyncio.sleep(BEAT_SECONDS)
+            if asked.done():
+                asked.result()
+                silent = 0.0
+                await asyncio.sleep(BEAT_SECONDS)
+                used, asked = cpu_seconds(pid), asyncio.ensure_future(ask())
+            elif used - before > WORKING * BEAT_SECONDS or has_something_to_do(pid):
+                silent = 0.0
+            else:
+                silent += BEAT_SECONDS
+    finally:
+        asked.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
@@ -52,14 +53,18 @@ class LoopDesk:
         self._asked[question] = task
         if stream is not None:
             self._pulls[stream] = task
-        task.add_done_callback(lambda _: self._asked.pop(question, None))
+        task.add_done_callback(partial(self._asked_no_more, question))
+
+    def _asked_no_more(self, question: int, task: asyncio.Task[None]) -> None:
+        self._asked.pop(question, None)
+        if task.cancelled():
+            # It may not even have begun. A thread of the model's may wait for it, whatever has become of the call.
+            refuse(self._post, question, Cancelled("nobody waits for the call any more"))
 
     async def _reply(self, question: int, fields: dict[str, Any], inputs: Mapping[str, Any]) -> None:
         try:
             answer = await self._answer(question, fields, inputs)
         except asyncio.CancelledError:
-            # A thread of the model's may wait for it, whatever has become of the call.
-            refuse(self._post, question, Cancelled("nobody waits for the call any more"))
             raise
         except BaseException as error:  # The process waits for a reply, whatever it is.
             refuse(self._post, question, error)

@@ -28,7 +28,7 @@ from triglot.engine.processes.page import Page
 from triglot.engine.processes.sequential import SequentialCalls
 from triglot.engine.processes.values import dumps, loads
 
-_STATUS_SECONDS = 1.0
+_STATUS_SECONDS = 5.0
 """How long the status of a process that hung up may take."""
 
 
