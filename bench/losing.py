@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,8 +95,11 @@ def _await_file(file: Path) -> None:
 
 def _children() -> set[int]:
     """The processes that this one has started."""
-    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(pid) for file in found for pid in file.read_text().split()}
+    found: set[int] = set()
+    for file in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        with suppress(OSError):  # The thread has ended meanwhile.
+            found.update(map(int, file.read_text().split()))
+    return found
 
 
 def lines(losses: Mapping[str, Sequence[Loss]]) -> Iterator[str]:

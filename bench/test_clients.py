@@ -119,7 +119,7 @@ async def test_h2_abort_is_an_error() -> None:
     numbers = count()
 
     async def handler(request: bytes, context: Context) -> bytes:
-        if next(numbers) == 100:
+        if next(numbers) == 3:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
         return request
 

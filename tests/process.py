@@ -28,7 +28,7 @@ import grpc_transport
 
 from triglot.pb.kserve import inference_pb2 as pb
 
-SECONDS = 20
+SECONDS = 60
 """How long anything may take; only a test that fails waits so long."""
 FREE_PORTS = ("--grpc-port", "0", "--rest-port", "0")
 LISTENING = re.compile(r"gRPC on 127\.0\.0\.1:(\d+) and REST on 127\.0\.0\.1:(\d+) in \d+\.\d\d s")
@@ -271,12 +271,13 @@ def taken_port() -> Iterator[int]:
 
 def unused_ports() -> tuple[int, int]:
     """Two ports that are free at the moment, none of those that the kernel gives to who asks for any (port 0)."""
-    found: list[int] = []
+    found: set[int] = set()
     while len(found) < 2:
         port = random.SystemRandom().randrange(10_000, 30_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-    return found[0], found[1]
+            found.add(port)
+    one, other = found
+    return one, other
 
 
 def is_listening(port: int) -> bool:
@@ -298,6 +299,14 @@ class Identity(triglot.Model):
     def infer(self, inputs):
         return {"y": inputs["x"]}
 """
+
+
+def write_whole(file: Path, text: str) -> Path:
+    """The file, replaced in one step: who looks meanwhile finds all of its text, or none."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f".{file.name}.part")
+    beside.write_text(text)
+    return beside.rename(file)
 
 
 def write_model(folder: Path, text: str = IDENTITY) -> Path:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 SECONDS = 60
 """How long anything may take; only a test that fails waits so long."""
 Found = TypeVar("Found")
+
+
+def ever_later(first: float) -> Iterator[float]:
+    """Deadlines, in seconds, each twice the one before: for a test of what is late once it has begun.
+
+    A busy machine may be late before that; the test ends the loop when it was not. Raises `AssertionError` when
+    eight were not enough.
+    """
+    for attempt in range(8):
+        yield first * 2**attempt
+    raise AssertionError("it was late each time before it began")
 
 
 async def until(

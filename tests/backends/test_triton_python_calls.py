@@ -10,7 +10,7 @@ import grpc
 import pytest
 from triton_served import DECOUPLED, X_TO_Y, in_common, ints, request, serving, write_model
 
-from waiting import until
+from waiting import ever_later, until
 
 
 @pytest.fixture
@@ -127,6 +127,7 @@ import probe
 
 class TritonPythonModel:
     def execute(self, requests):
+        probe.begun.set()
         while not requests[0].is_cancelled():
             probe.returned.wait(0.01)
         probe.seen.append("cancelled")
@@ -142,8 +143,11 @@ class TritonPythonModel:
     write_model(tmp_path, "twice", slow, X_TO_Y)
     write_model(tmp_path, "m", asks, X_TO_Y)
     async with serving(tmp_path) as door:
-        code, _ = await door.failure("m", {"X": ints(1)}, timeout=1)
-        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        for later in ever_later(0.2):
+            code, _ = await door.failure("m", {"X": ints(1)}, timeout=later)
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+            if probe.begun.is_set():
+                break
         await until(lambda: probe.seen)
 
 

@@ -156,6 +156,6 @@ def ints(*values: int) -> Any:
 
 def in_common(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What a test and the code of its models have in common: a module `probe` that both know."""
-    module = SimpleNamespace(returned=threading.Event(), seen=[], senders=[])
+    module = SimpleNamespace(begun=threading.Event(), returned=threading.Event(), seen=[], senders=[])
     monkeypatch.setitem(sys.modules, "probe", module)
     return module

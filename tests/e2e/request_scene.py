@@ -41,9 +41,11 @@ class Scene:
         batched = cell.kind == "batched"
         subject = good(cell.model, SUBJECT, timeout)
         here = None if cell.point in WAITING else self.house.stage.hold(SUBJECT, cell.point)
+        runs = None
         if cell.point == "growing" or (cell.waits and cell.event == "deadline"):
             # What it waits for may be too late before it is, or nothing that it waits for may come.
-            self._held.append(self.house.stage.hold(SUBJECT, first_point(cell.model)))
+            runs = self.house.stage.hold(SUBJECT, first_point(cell.model))
+            self._held.append(runs)
         if cell.waits or batched:
             if not await self._occupy():
                 return False
@@ -53,7 +55,9 @@ class Scene:
         if batched:
             self.companion = self.door.begin(good(cell.model, COMPANION))
         if here is None or batched:
-            await self._until(lambda: sent.over or self.house.waiting(cell.queue) == 1 + batched)
+            await self._until(
+                lambda: sent.over or (runs and runs.done()) or self.house.waiting(cell.queue) == 1 + batched
+            )
         if here is not None:
             if batched:
                 self.let_go()
@@ -62,7 +66,7 @@ class Scene:
                 await self._until(lambda: first.over)  # Its answer may be on its way for longer than it runs.
             await self._until(lambda: sent.over or here.done())
             self._held.append(here)
-        return not sent.over and (here is None or here.done())
+        return not sent.over and (here is None or here.done()) and not (runs and runs.done())
 
     async def give_up(self) -> None:
         """It came too late before it was where it was to come too late."""

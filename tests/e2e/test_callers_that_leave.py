@@ -15,7 +15,7 @@ from scripted_models import Inputs, Plain, Scripted
 
 from process import SECONDS
 from triglot.core.errors import Code
-from waiting import until
+from waiting import ever_later, until
 
 
 @EVERY_DOOR
@@ -107,14 +107,18 @@ class Steps:
 @pytest.mark.parametrize("on_loop", [False, True])
 @pytest.mark.parametrize("door", STREAMS.values(), ids=STREAMS)
 async def test_a_streaming_model_is_closed_at_its_next_answer(door: Door, on_loop: bool) -> None:
-    steps = Steps()
-    model = Plain(steps.on_loop if on_loop else steps.on_thread)
-    async with live({MODEL: model}, default_timeout=SOON) as server:
-        told = await ask(server, door)
-        assert told.code is Code.DEADLINE_EXCEEDED
-        assert "default_timeout" in told.text
-        assert "passed while the model was streaming" in told.text
-        await until_let_go(server)
-        steps.go.release(2)
-        assert await asyncio.to_thread(steps.closed.wait, SECONDS)
-        assert steps.yields <= 2
+    for later in ever_later(SOON):
+        steps = Steps()
+        model = Plain(steps.on_loop if on_loop else steps.on_thread)
+        async with live({MODEL: model}, default_timeout=later) as server:
+            told = await ask(server, door)
+            assert told.code is Code.DEADLINE_EXCEEDED
+            assert "default_timeout" in told.text
+            await until_let_go(server)
+            if not steps.yields:
+                continue
+            assert "passed while the model was streaming" in told.text
+            steps.go.release(2)
+            assert await asyncio.to_thread(steps.closed.wait, SECONDS)
+            assert steps.yields <= 2
+            break

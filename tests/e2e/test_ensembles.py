@@ -14,7 +14,7 @@ from calling import Caller, predict, predict_request
 from grps_calls import post, predicted, tensors
 from server_process import ServerProcess
 
-from process import SECONDS, Rest, rpc
+from process import SECONDS, Rest, rpc, write_whole
 from triglot.pb.grps.grps_pb2 import DT_FLOAT32, GenericTensor
 from triglot.pb.kserve import inference_pb2
 from waiting import wait_until
@@ -61,14 +61,6 @@ ensemble_scheduling {
 MADE = ("config_form", "python_form", "caller", "async_caller")
 
 
-def write(file: Path, text: str) -> None:
-    """The file, whole at once."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.part")
-    beside.write_text(text)
-    beside.rename(file)
-
-
 def write_repository(folder: Path) -> None:
     """Every model that gives (x + 1) * 2, and what they are made of."""
     for name, text in {
@@ -78,9 +70,9 @@ def write_repository(folder: Path) -> None:
         "caller": CALLER,
         "async_caller": ASYNC_CALLER,
     }.items():
-        write(folder / name / "1" / "model.py", text)
+        write_whole(folder / name / "1" / "model.py", text)
     (folder / "config_form" / "1").mkdir(parents=True)
-    write(folder / "config_form" / "config.pbtxt", CONFIG_FORM)
+    write_whole(folder / "config_form" / "config.pbtxt", CONFIG_FORM)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +170,7 @@ def test_parts_are_swapped_under_traffic(tmp_path: Path, model: str) -> None:
                 ("double/2", ON_LOOP.replace("* 2", "* 3"), [9.0]),
                 ("increment/1", ON_THREAD.replace("+ 1", "+ 3"), [12.0]),
             ):
-                write(tmp_path / place / "model.py", text)
+                write_whole(tmp_path / place / "model.py", text)
                 asking.wait_for(answer)
         assert asking.answers == [[4.0], [6.0], [9.0], [12.0]]
 
@@ -188,20 +180,19 @@ def test_a_part_goes_and_comes_back(tmp_path: Path) -> None:
     with ServerProcess(str(tmp_path), "--watch", "--poll-interval", "0.1") as server:
         rest = rest_of(server)
 
-        def states() -> dict[str, str]:
-            return {row["name"]: row["state"] for row in rest.post("/v2/repository/index", {})[1]}
+        def index(key: str) -> dict[str, str]:
+            return {row["name"]: row.get(key, "") for row in rest.post("/v2/repository/index", {})[1]}
 
-        assert states()["config_form"] == "READY"
+        assert index("state")["config_form"] == "READY"
         shutil.move(tmp_path / "double", tmp_path.parent / "double")
-        wait_until(lambda: states().get("config_form") == states().get("python_form") == "UNAVAILABLE")
+        reason = "steps[1].model: 'double' does not serve: there is no such model"
+        file = tmp_path / "python_form" / "1" / "model.py"
+        wait_until(lambda: index("reason").get("python_form") == f"{file}: {reason}")
+        assert index("state")["python_form"] == "UNAVAILABLE"
+        wait_until(lambda: index("state")["config_form"] == "UNAVAILABLE")
         assert rest.get("/v2/models/config_form/ready")[0] == 503
-        _, index = rest.post("/v2/repository/index", {})
-        (reason,) = [row["reason"] for row in index if row["name"] == "python_form"]
-        assert reason == (
-            f"{tmp_path}/python_form/1/model.py: steps[1].model: 'double' does not serve: there is no such model"
-        )
         shutil.move(tmp_path.parent / "double", tmp_path / "double")
-        wait_until(lambda: states()["config_form"] == states()["python_form"] == "READY")
+        wait_until(lambda: index("state")["config_form"] == index("state")["python_form"] == "READY")
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}
         for model in itertools.chain(MADE):
             assert rest.post(f"/v2/models/{model}/infer", body)[1]["outputs"][0]["data"] == [4.0]

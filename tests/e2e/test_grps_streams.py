@@ -37,7 +37,7 @@ MEMORY = 16 * 2**20
 QUIET_SECONDS = 0.3
 STOP_SECONDS = 0.1
 """How long a model may go on after its reader has left."""
-TRIES = 3
+TRIES = 10
 
 Reader = Callable[[ServerProcess, bytes], Generator[bytes, None, None]]
 

@@ -24,10 +24,11 @@ from swap_load import MODEL, Load, Reply, load_of, statuses
 from process import SECONDS, SERVICE, Triglot, write_model
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import management_pb2
-from waiting import until_found
+from waiting import until, until_found
 
 SWAPS = 100
 SWAPS_IN_PLACE = 10
+CLOSED = f"closed the former {MODEL} version 1"
 LEAK = 64
 """KiB by which a swap may add to the server's memory."""
 POOLED = 4
@@ -265,5 +266,6 @@ async def test_no_call_fails_while_a_version_is_replaced(tmp_path: Path) -> None
         for content in range(2, SWAPS_IN_PLACE + 2):
             await run.replace(content)
         await run.states({1: "AVAILABLE"})
+        await until(lambda: run.server.stderr.text().count(CLOSED) >= SWAPS_IN_PLACE)
     assert untimely(run) == []
-    assert run.server.stderr.text().count(f"closed the former {MODEL} version 1") == SWAPS_IN_PLACE
+    assert run.server.stderr.text().count(CLOSED) == SWAPS_IN_PLACE

@@ -14,15 +14,15 @@ import grpc.aio
 import numpy as np
 import pytest
 from async_doors import GRPS, MODEL, grps_body, grps_message, kserve_grpc
+from busy_servers import SOON, until_let_go
 from live import Live, live
 from scripted_models import Inputs, Plain
 
 from process import SECONDS
 from triglot import Call, InvalidArgument
 from triglot.pb.grps import grps_pb2
-from waiting import until
+from waiting import ever_later, until
 
-SOON = 0.05
 LARGE = 1 << 20
 
 
@@ -65,7 +65,10 @@ async def fails(server: Live, model: Turns) -> None:
 
 
 async def is_late(server: Live, model: Turns) -> None:
-    await kserve_grpc(server, 1, {"timeout": 50_000})
+    for later in ever_later(SOON):
+        told = await kserve_grpc(server, 1, {"timeout": int(later * 10**6)})
+        if "passed while the model ran" in told.text:
+            break
     await model.until_entered()
     model.gate.release()
 
@@ -125,9 +128,14 @@ class Flood:
     """Yields large answers without end."""
 
     def __init__(self) -> None:
+        self.begun = False
         self.closed = threading.Event()
 
+    def model(self, on_loop: bool) -> Plain:
+        return Plain(self.on_loop if on_loop else self.on_thread)
+
     def on_thread(self, inputs: Inputs) -> Iterator[dict[str, Any]]:
+        self.begun = True
         try:
             while True:
                 yield {"y": np.zeros(LARGE, np.float32)}
@@ -135,6 +143,7 @@ class Flood:
             self.closed.set()
 
     async def on_loop(self, inputs: Inputs) -> AsyncIterator[dict[str, Any]]:
+        self.begun = True
         try:
             while True:
                 yield {"y": np.zeros(LARGE, np.float32)}
@@ -147,28 +156,34 @@ ON_LOOP = pytest.mark.parametrize("on_loop", [False, True])
 
 @ON_LOOP
 async def test_a_stream_over_http_that_nobody_reads(on_loop: bool) -> None:
-    flood = Flood()
-    async with live({MODEL: Plain(flood.on_loop if on_loop else flood.on_thread)}, default_timeout=SOON) as server:
-        url = server.url.removesuffix("/v2") + "/grps/v1/infer/predict?streaming=true"
-        async with server.session.post(url, json=grps_body(1)) as response:
-            assert response.status == 200
-            await until(lambda: server.leases() == 0)
-            assert await asyncio.to_thread(flood.closed.wait, SECONDS)
+    for later in ever_later(SOON):
+        flood = Flood()
+        async with live({MODEL: flood.model(on_loop)}, default_timeout=later) as server:
+            url = server.url.removesuffix("/v2") + "/grps/v1/infer/predict?streaming=true"
+            async with server.session.post(url, json=grps_body(1)) as response:
+                await until_let_go(server)
+                if flood.begun:
+                    assert response.status == 200
+                    assert await asyncio.to_thread(flood.closed.wait, SECONDS)
+                    break
 
 
 @ON_LOOP
 async def test_a_stream_over_grpc_that_nobody_reads(on_loop: bool) -> None:
-    flood = Flood()
-    async with live({MODEL: Plain(flood.on_loop if on_loop else flood.on_thread)}, default_timeout=SOON) as server:
-        call = server.channel.unary_stream(
-            GRPS + "PredictStreaming", response_deserializer=grps_pb2.GrpsMessage.FromString
-        )(grps_message(1).SerializeToString())
-        answer = await call.read()
-        await until(lambda: server.leases() == 0)
-        assert await asyncio.to_thread(flood.closed.wait, SECONDS)
-        with suppress(grpc.aio.AioRpcError):
-            while (following := await call.read()) is not grpc.aio.EOF:
-                answer = following
-        # The last word is a message where one could still be sent, and otherwise the status.
-        late = await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "default_timeout" in (await call.details() if late else answer.status.msg)
+    for later in ever_later(SOON):
+        flood = Flood()
+        async with live({MODEL: flood.model(on_loop)}, default_timeout=later) as server:
+            call = server.channel.unary_stream(
+                GRPS + "PredictStreaming", response_deserializer=grps_pb2.GrpsMessage.FromString
+            )(grps_message(1).SerializeToString())
+            answer = await call.read()
+            await until_let_go(server)
+            assert not flood.begun or await asyncio.to_thread(flood.closed.wait, SECONDS)
+            with suppress(grpc.aio.AioRpcError):
+                while (following := await call.read()) is not grpc.aio.EOF:
+                    answer = following
+            # The last word is a message where one could still be sent, and otherwise the status.
+            late = await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "default_timeout" in (await call.details() if late else answer.status.msg)
+        if flood.begun:
+            break

@@ -22,6 +22,7 @@ from process import (
     infer_request,
     rpc,
     write_model,
+    write_whole,
 )
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until
@@ -137,7 +138,7 @@ def test_readiness_follows_the_process(folder: Path) -> None:
             assert next(statuses).status == status.SERVING
             # Its successor has to wait.
             text = (folder / "model.py").read_text()
-            (folder / "model.py").write_text("import no_such_module\n" + text)
+            write_whole(folder / "model.py", "import no_such_module\n" + text)
             os.kill(pids(folder)[0], signal.SIGKILL)
             assert next(statuses).status == status.NOT_SERVING
             assert Rest(rest_port).get("/v2/models/doer/ready")[0] == 503
@@ -145,7 +146,7 @@ def test_readiness_follows_the_process(folder: Path) -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 infer(channel, "doer")
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            (folder / "model.py").write_text(text)
+            write_whole(folder / "model.py", text)
             assert next(statuses).status == status.SERVING
             statuses.cancel()
             assert Rest(rest_port).get("/v2/health/ready")[0] == 200
@@ -227,9 +228,9 @@ def _metrics(port: int) -> str:
 
 def test_a_load_that_takes_too_long_ends_its_process(folder: Path) -> None:
     write_model(folder, BY_CLASS + LOAD.format("time.sleep(600)"))
-    with serving("--load-timeout", "1", "--no-exit-on-load-error", folder=folder) as server:
+    with serving("--load-timeout", "5", "--no-exit-on-load-error", folder=folder) as server:
         server.ports()
-        server.stderr.wait_for("it was not loaded within 1 s")
+        server.stderr.wait_for("it was not loaded within 5 s")
         wait_until(lambda: not any(map(alive, pids(folder))))
         assert len(pids(folder)) == 1
         server.stop()

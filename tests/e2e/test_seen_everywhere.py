@@ -14,7 +14,7 @@ from everywhere import Everywhere, State, Story
 from server_process import ServerProcess
 
 from gates import GATE, Gate
-from process import IDENTITY, SECONDS, grpc_channel, infer, rpc, write_model
+from process import IDENTITY, SECONDS, grpc_channel, infer, rpc, write_model, write_whole
 from triglot.pb.kserve import inference_pb2 as pb
 
 BROKEN = IDENTITY + "\n    def load(self, folder):\n        raise OSError('no disk')\n"
@@ -213,7 +213,7 @@ def test_what_is_wrong_with_a_folder_is_told_until_it_is_repaired(tmp_path: Path
             ("max_batch_size: -1", why),
             (policy, f"{file}: version_policy.specific: expected one of the versions 1 in {file.parent}, got 7"),
         ):
-            file.write_text(text)
+            write_whole(file, text)
             m.until_index([("1", "READY", error)])
             server.stderr.wait_for(f" E {re.escape(error)}\n")
             m.expect(Story({1: KEPT}, error=error, code="INVALID_ARGUMENT"))

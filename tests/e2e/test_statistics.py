@@ -19,6 +19,7 @@ from live import live
 from scripted_models import Scripted
 
 import triglot
+from process import SECONDS
 from served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
@@ -108,12 +109,12 @@ async def test_a_full_queue_is_no_failure() -> None:
 
 async def test_who_waits_for_too_long_has_failed() -> None:
     gate = Gate()
-    policy = QueuePolicy(timeout=0.01)
+    policy = QueuePolicy(timeout=SECONDS, allow_timeout_override=True)
     batching = triglot.DynamicBatching(policy=policy)
     async with counting({"m": Function(gate, max_batch_size=1, dynamic_batching=batching)}) as served:
         first = served.ask("m", 1)
         await gate.wait_until_entered()
-        assert await served.code("m", 2) is Code.UNAVAILABLE
+        assert await served.code("m", 2, timeout=10_000) is Code.UNAVAILABLE
         assert counts(await served.stats("m")) == {"fail": 1}
         assert await served.failures("m") == {"REJECTED": 1}
         gate.opened.set()

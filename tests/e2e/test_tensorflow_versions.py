@@ -141,6 +141,7 @@ def test_versions_come_and_go(
         base_path.remove(4)
         wait_for(2, three)
         until_statuses(channel, "busy-latest", Status(4, "END"), Status(2, "AVAILABLE"), Status(1, "END"))
+        until_statuses(channel, "busy-all", Status(4, "END"), Status(2, "AVAILABLE"), Status(1, "AVAILABLE"))
         # One that cannot be loaded takes nobody's place.
         base_path.spoil(5, "half_plus_two")
         wait_until(lambda: statuses(channel, "busy-all")[0].error != "")

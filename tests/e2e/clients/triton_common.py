@@ -137,7 +137,7 @@ async def check_custom_parameters(t):
 
 
 async def check_priority_and_timeout(t):
-    result = await t.client.infer("half_plus_two", t.floats(2), priority=1, timeout=1_000_000)
+    result = await t.client.infer("half_plus_two", t.floats(2), priority=1, timeout=60_000_000)
     assert result.as_numpy("y").tolist() == [3]
 
 

@@ -1,6 +1,7 @@
 """Inferers of the toy models; those without a converter take and give messages."""
 
 import time
+from pathlib import Path
 
 from grps_framework.apis.grps_pb2 import (
     DT_FLOAT16,
@@ -20,7 +21,7 @@ from grps_framework.model_infer.inferer import ModelInferer, inferer_register
 from grps_framework.monitor.monitor import app_monitor
 
 PAUSE = 0.1  # A client sees two chunks then, not one.
-SLOW = 1.0
+SLOW = 3.0  # Who calls at the same time is there by then.
 FIRST_BYTES, MORE_BYTES = b"\x00\xffab", b"cd"
 
 
@@ -183,10 +184,19 @@ class TypesInferer(Toy):
 
 
 class SlowInferer(Toy):
-    """What came, a second later."""
+    """What came, seconds later."""
 
     def infer(self, inp: GrpsMessage, context: GrpsContext):
         time.sleep(SLOW)
+        return inp
+
+
+class GatedInferer(Toy):
+    """What came, once there is the file that it names."""
+
+    def infer(self, inp: GrpsMessage, context: GrpsContext):
+        while not Path(inp.str_data).exists():
+            time.sleep(0.005)
         return inp
 
 
@@ -262,6 +272,7 @@ INFERERS = {
     "map_inferer": MapInferer,
     "types_inferer": TypesInferer,
     "slow_inferer": SlowInferer,
+    "gated_inferer": GatedInferer,
     "suffix_inferer": SuffixInferer,
     "sum_inferer": SumInferer,
     "http_inferer": HttpInferer,
