@@ -27,6 +27,8 @@ MAX_DETAILS_BYTES = 4096
 END_AGAIN_SECONDS = 1.0
 LAST_WORD_SECONDS = 1.0
 """For what a stream still has to say when its deadline is over."""
+READ_SECONDS = LAST_WORD_SECONDS + 0.1
+"""For a client to read that, likewise; a transport that can reset the call has done so before."""
 Trailing = tuple[tuple[str, str], ...]
 ServerStream = Callable[[bytes, Any], Awaitable[None]]
 BidiStream = Callable[[AsyncIterator[bytes] | Duplex, Any], Awaitable[None]]
@@ -308,7 +310,7 @@ async def _write(context: Context, encoded: bytes, call: Call) -> None:
         return
     try:
         # The model ends at the deadline, and may have a last word.
-        async with asyncio.timeout(call.remaining + LAST_WORD_SECONDS):
+        async with asyncio.timeout(call.remaining + READ_SECONDS):
             await context.write(encoded)
     except TimeoutError:
         raise SlowReader(call.overdue("while the client was reading").message) from None
