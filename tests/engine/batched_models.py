@@ -106,11 +106,11 @@ class Site:
             while self.servable.queue_depth != waiting:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0)
 
-    async def busy(self, model: Batched) -> asyncio.Task[Any]:
+    async def busy(self, model: Batched, own: Call | None = None) -> asyncio.Task[Any]:
         """Have the only instance, which is idle, run something, which the gate ends."""
         while model.entered.acquire(blocking=False):
             pass  # By what has been answered.
-        task = self.ask(rows(0))
+        task = self.ask(rows(0), own)
         await model.wait_until_entered()
         return task
 

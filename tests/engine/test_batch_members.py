@@ -68,7 +68,7 @@ async def test_a_deadline_that_passes_in_the_queue_leaves_the_others_alone() -> 
     model = Batched(open_gate=False)
     site = Site(model)
     busy = await site.busy(model)
-    late = site.ask(rows(1), Call(time.monotonic() + 0.3))
+    late = site.ask(rows(1), Call(time.monotonic() + 1))
     others = await site.ask_and_wait(rows(2), rows(3))
     with pytest.raises(DeadlineExceeded, match="while the request waited"):
         await late

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from batched_models import FOREVER, Inputs, Joining, Site, first_values, rows
+from batched_models import FOREVER, Inputs, Joining, Site, call, first_values, rows
 
 from triglot import Call, InvalidArgument
 from triglot.core.errors import DeadlineExceeded, Internal, QueueFull, Unavailable
+from triglot.core.request_scheduling import Scheduling
 from triglot.core.scheduling import DynamicBatching, QueuePolicy
 
 
@@ -135,11 +136,11 @@ async def test_a_batch_that_everybody_left_is_cancelled_and_no_other() -> None:
 async def test_a_deadline_ends_its_member_alone() -> None:
     model = OnLoop(open_gate=False)
     site = Site(model)
-    late = site.ask(rows(1), Call(time.monotonic() + 0.3))
+    late = site.ask(rows(1), Call(time.monotonic() + 1))
     other = site.ask(rows(2))
     with pytest.raises(DeadlineExceeded, match="while the model ran"):
         await late
-    waits = site.ask(rows(3), Call(time.monotonic() + 0.3))
+    waits = site.ask(rows(3), Call(time.monotonic() + 1))
     with pytest.raises(DeadlineExceeded, match="while the request waited"):
         await waits
     model.gate.set()
@@ -149,11 +150,12 @@ async def test_a_deadline_ends_its_member_alone() -> None:
 
 
 async def test_the_queue_is_bounded_and_its_policies_hold() -> None:
-    model = OnLoop(DynamicBatching(policy=QueuePolicy(timeout=0.01)), max_batch_size=1, open_gate=False)
+    policy = QueuePolicy(timeout=FOREVER, allow_timeout_override=True)
+    model = OnLoop(DynamicBatching(policy=policy), max_batch_size=1, open_gate=False)
     site = Site(model, max_queue_size=2)
     running = site.ask(rows(0))
     await until_running(model, 1)
-    tasks = [site.ask(rows(at)) for at in range(3)]
+    tasks = [site.ask(rows(at), call(Scheduling(timeout=0.01))) for at in range(3)]
     results: Sequence[Any] = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(one) for one in results] == [Unavailable, Unavailable, QueueFull]
     model.gate.set()

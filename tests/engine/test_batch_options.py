@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batched_models import FOREVER, Array, Batched, Inputs, Site, first_values, rows
+from batched_models import FOREVER, Array, Batched, Inputs, Site, call, first_values, rows
 
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Internal, Unavailable
+from triglot.core.request_scheduling import Scheduling
 from triglot.core.scheduling import DynamicBatching, QueuePolicy
 from triglot.engine.kinds import MOST_PADDED_BYTES
+
+OWN_TIMEOUTS = QueuePolicy(timeout=FOREVER, allow_timeout_override=True)
 
 # --- parts ---
 
@@ -81,11 +84,11 @@ async def test_a_large_request_that_is_given_up_leaves_no_part_behind() -> None:
 
 
 async def test_a_large_request_that_waits_too_long_is_refused_once() -> None:
-    batching = DynamicBatching(max_execution_size=1, policy=QueuePolicy(timeout=0.01), preserve_ordering=True)
+    batching = DynamicBatching(max_execution_size=1, policy=OWN_TIMEOUTS, preserve_ordering=True)
     model = Batched(batching, max_batch_size=4, open_gate=False)
     site = Site(model)
     busy = await site.busy(model)
-    large = site.ask(rows(1, 2, 3, 4))
+    large = site.ask(rows(1, 2, 3, 4), call(Scheduling(timeout=0.01)))
     await site.until(4)
     await site.until(0)
     model.gate.set()
@@ -221,11 +224,11 @@ class Listing(Model):
     def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
         self.lists.append([one["x"].shape for one in inputs])
         answers: list[Any] = []
-        for one, call in zip(inputs, calls, strict=True):
+        for one, own in zip(inputs, calls, strict=True):
             value = one["x"].flat[0]
-            if call.parameters.get("streamed"):
-                call.respond({"y": one["x"]})
-                call.finish()
+            if own.parameters.get("streamed"):
+                own.respond({"y": one["x"]})
+                own.finish()
                 answers.append(None)
             elif value < 0:
                 answers.append(InvalidArgument("below zero") if value > -10 else ValueError("far below"))
@@ -306,10 +309,10 @@ async def test_streams_of_a_model_that_may_give_more_run_alone() -> None:
 
 
 async def test_a_stream_that_waits_too_long_is_refused() -> None:
-    model = Batched(DynamicBatching(policy=QueuePolicy(timeout=0.01)), open_gate=False)
+    model = Batched(DynamicBatching(policy=OWN_TIMEOUTS), open_gate=False)
     site = Site(model)
     busy = await site.busy(model)
-    stream = site.servable.stream(rows(1), Call())
+    stream = site.servable.stream(rows(1), call(Scheduling(timeout=0.01)))
     with pytest.raises(Unavailable, match="Request timeout expired"):
         await anext(stream)
     model.gate.set()

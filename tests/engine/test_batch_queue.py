@@ -108,9 +108,13 @@ async def test_a_levels_own_queue_can_be_full() -> None:
 async def test_a_request_that_has_waited_too_long_is_refused_while_every_instance_is_busy(
     policy: QueuePolicy, own: float, refused: bool
 ) -> None:
-    model = Batched(DynamicBatching(policy=policy), open_gate=False)
+    # What keeps the instance busy is of another level, and may be late.
+    batching = DynamicBatching(
+        policy=policy, priority_levels=2, default_priority_level=2, policies={1: QueuePolicy()}
+    )
+    model = Batched(batching, open_gate=False)
     site = Site(model)
-    busy = await site.busy(model)
+    busy = await site.busy(model, call(Scheduling(priority=1)))
     task = site.ask(rows(1), call(Scheduling(timeout=own)))
     if refused:
         with pytest.raises(Unavailable, match=r"^Request timeout expired$"):

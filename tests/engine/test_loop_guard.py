@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import time
 import weakref
 from collections.abc import AsyncIterator
@@ -51,7 +52,7 @@ async def test_an_inline_model_that_takes_long(caplog: pytest.LogCaptureFixture)
         await here.infer(number(1), Call())
     assert holds(here) == 2
     (line,) = lines(caplog)
-    assert line.startswith("scripted version 1 held the event loop for 0.")
+    assert re.match(r"scripted version 1 held the event loop for \d+\.\d{3} s, and every other call", line)
     assert line.endswith("code that computes or waits for long needs execution 'thread' or 'process'")
     await here.close()
 

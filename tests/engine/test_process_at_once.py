@@ -101,7 +101,7 @@ async def test_a_call_that_leaves_leaves_the_others(tmp_path: Path) -> None:
         running[1].cancel()
         with pytest.raises(asyncio.CancelledError):
             await running[1]
-        assert (tmp_path / "ended").exists()
+        await one.entered("ended")
         (tmp_path / "go").touch()
         assert [await running[0], await running[2]] == ["went", "went"]
 
@@ -113,7 +113,7 @@ async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> Non
         with pytest.raises(ServingError) as caught:
             await one.say("await asyncio.sleep(600)", call)
         assert caught.value.code is Code.DEADLINE_EXCEEDED
-        assert (tmp_path / "ended").exists()
+        await one.entered("ended")
         assert await one.say("return 'next'") == "next"
 
 
@@ -131,9 +131,13 @@ async def test_async_code_that_blocks_holds_no_caller_beyond_its_deadline(tmp_pa
 
 
 class Other:
-    """Another model: answers when it is told to; its stream tells when it is closed."""
+    """Another model: answers when it is told to; its stream tells when it is closed.
 
-    def __init__(self, count: int) -> None:
+    What waits in it leaves a file in `folder`, "answer" or "stream".
+    """
+
+    def __init__(self, count: int, folder: Path) -> None:
+        self.folder = folder
         self.together = asyncio.Event()
         self.closed = asyncio.Event()
         self.cancelled = asyncio.Event()
@@ -150,6 +154,7 @@ class Other:
 
     async def answer(self) -> Any:
         try:
+            (self.folder / "answer").touch()
             await self.together.wait()
             return {"y": np.array(len(self.asked))}
         except asyncio.CancelledError:
@@ -159,6 +164,7 @@ class Other:
     async def stream(self) -> AsyncIterator[Any]:
         try:
             yield {"y": np.array(0)}
+            (self.folder / "stream").touch()
             await asyncio.Event().wait()
         finally:
             self.closed.set()
@@ -166,7 +172,7 @@ class Other:
 
 async def test_one_call_asks_several_models_at_once(tmp_path: Path) -> None:
     async with told(tmp_path, ON_LOOP) as one:
-        call, other = Call(), Other(5)
+        call, other = Call(), Other(5, tmp_path)
         call.reach = other
         asks = "answers = await asyncio.gather(*(call.infer('other', {'x': np.zeros(9_000)}) for _ in range(5)))\n"
         assert await one.say(f"{asks}return [int(answer['y']) for answer in answers]", call) == "[5, 5, 5, 5, 5]"
@@ -174,19 +180,19 @@ async def test_one_call_asks_several_models_at_once(tmp_path: Path) -> None:
 
 async def test_what_async_code_does_not_wait_for_is_cancelled(tmp_path: Path) -> None:
     async with told(tmp_path, ON_LOOP) as one:
-        call, other = Call(), Other(100)
+        call, other = Call(), Other(100, tmp_path)
         call.reach = other
         text = """
-try:
-    await asyncio.wait_for(call.infer('other', {}), 0.05)
-except TimeoutError:
-    pass
+async def leave(asked, where):
+    task = asyncio.ensure_future(asked)
+    while not (folder / where).exists():
+        await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.wait([task])
+await leave(call.infer('other', {}), 'answer')
 answers = call.infer_stream('other', {})
 first = await anext(answers)
-try:
-    await asyncio.wait_for(anext(answers), 0.05)
-except TimeoutError:
-    pass
+await leave(anext(answers), 'stream')
 return int(first['y'])"""
         assert await one.say(text, call) == "0"
         async with asyncio.timeout(SECONDS):
@@ -196,7 +202,7 @@ return int(first['y'])"""
 
 async def test_threads_of_async_code_reach_others_too(tmp_path: Path) -> None:
     async with told(tmp_path, ON_LOOP) as one:
-        call, other = Call(), Other(3)
+        call, other = Call(), Other(3, tmp_path)
         call.reach = other
         text = """
 def ask():

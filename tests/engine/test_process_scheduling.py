@@ -96,7 +96,7 @@ async def test_all_members_of_a_batch_are_unavailable_when_its_process_is_lost(t
 async def test_a_sequence_stays_with_its_process(tmp_path: Path) -> None:
     sequences = """
 Told.instances = 2
-Told.sequence_batching = triglot.SequenceBatching()
+Told.sequence_batching = triglot.SequenceBatching(max_idle=3600)
 """
     pids = """def infer(self, inputs):
         return {"y": np.full_like(inputs["x"], os.getpid())}"""

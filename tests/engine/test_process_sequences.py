@@ -34,7 +34,9 @@ DECLARED = """
 Told.any_tensors = False
 Told.inputs = [triglot.TensorSpec("x", "INT64", [1])]
 Told.outputs = [triglot.TensorSpec("y", "INT64", [2])]
-Told.sequence_batching = triglot.SequenceBatching(strategy=triglot.OldestStrategy(max_candidate_sequences=4))
+Told.sequence_batching = triglot.SequenceBatching(
+    max_idle=3600, strategy=triglot.OldestStrategy(max_candidate_sequences=4)
+)
 """
 SLOW = """
 def load(self, folder):
@@ -83,6 +85,8 @@ async def test_sequences_end_with_the_process_that_is_lost_while_nobody_calls(
                     await ask(one, number, 1)
             else:
                 assert await ask(one, number, 1) == [11, pid]
+        # It is logged a little later than it is so.
+        await until(lambda: "sequences ended with it" in caplog.text)
         assert "told: process " in caplog.text
         assert " was lost, and 3 sequences ended with it" in caplog.text
         assert count(one, "sequences") == 3
@@ -150,7 +154,7 @@ async def test_a_start_that_no_process_came_for_is_no_beginning(tmp_path: Path) 
         call = Call()
         call.scheduling = Scheduling(sequence_id=2, sequence_start=True)
         first = asyncio.ensure_future(one.servable.infer({"x": np.array([1])}, call))
-        await until(lambda: one.servable.queue_depth == 0)
+        await until(lambda: count(one, "sequences_started") == 2 and one.servable.queue_depth == 0)
         call.cancel()
         with pytest.raises(ServingError):
             await asyncio.wait_for(first, 60)

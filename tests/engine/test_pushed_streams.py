@@ -15,6 +15,7 @@ from triglot import Call
 from triglot.core.errors import Cancelled, ServingError
 from triglot.engine.servable import Servable
 from triglot.engine.stream import STREAM_BUFFER
+from waiting import until
 
 
 def servable(infer: Any) -> Servable:
@@ -153,19 +154,25 @@ async def test_outside_of_a_stream_nobody_listens() -> None:
 
 
 async def test_a_call_knows_how_long_it_waited_and_ran() -> None:
-    entered, gate = threading.Event(), threading.Event()
+    entered, gate = threading.Semaphore(0), threading.Semaphore(0)
 
     def infer(inputs: Inputs) -> int:
-        entered.set()
-        assert gate.wait(30)
+        entered.release()
+        assert gate.acquire(timeout=30)
         return 1
 
     one = servable(infer)
+    # Both wait before the first of them runs.
+    busy = asyncio.ensure_future(one.infer(number(0), Call()))
+    assert await asyncio.to_thread(entered.acquire, timeout=30)
     first, second = Call(), Call()
     running = [asyncio.ensure_future(one.infer(number(0), call)) for call in (first, second)]
-    assert await asyncio.to_thread(entered.wait, 30)
+    await until(lambda: one.queue_depth == 2)
+    gate.release()
+    assert await asyncio.to_thread(entered.acquire, timeout=30)
     assert one.queue_depth == 1
-    gate.set()
+    gate.release(2)
+    assert await busy == 1
     assert await asyncio.gather(*running) == [1, 1]
     assert (first.batch_size, second.batch_size) == (1, 1)
     # The second waited as long as the first ran, at least.

@@ -126,16 +126,19 @@ async def test_a_sequence_that_has_ended_is_not_known() -> None:
 
 
 async def test_a_full_queue_refuses_and_the_sequence_goes_on() -> None:
-    gate = threading.Event()
+    gate, entered = threading.Event(), threading.Event()
 
     class Held(Summing):
         def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
+            entered.set()
             assert gate.wait(30)
             return super().infer(inputs, call)
 
-    one = servable(Held(LONG), max_queue_size=2)
-    calls = [asyncio.ensure_future(send(one, 1, 5, start=at == 0)) for at in range(2)]
-    await asyncio.sleep(0)
+    one = servable(Held(LONG), max_queue_size=1)
+    calls = [asyncio.ensure_future(send(one, 1, 5, start=True))]
+    assert await asyncio.to_thread(entered.wait, 30)
+    calls.append(asyncio.ensure_future(send(one, 1, 5)))
+    await until(lambda: one.queue_depth == 1)
     refused = await refusal(one, 5, end=True)
     assert (refused.code, refused.retry_after) == (Code.RESOURCE_EXHAUSTED, 1.0)
     gate.set()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_models import Inputs, Plain, Scripted, number, servable
+from scripted_models import Inputs, Plain, Scripted, idle, number, servable
 from warmed_models import NAME, SECONDS, raises, raises_on_loop, refusal, runs_on_every_instance, warmed, zeros
 
 from triglot import Call, InvalidArgument, ModelLoadError
@@ -51,6 +51,7 @@ async def test_hundreds_of_instances_and_a_short_queue() -> None:
     one = servable(model, max_queue_size=1)
     await warm_up(one)
     assert (len(threads), set(threads.values())) == (300, {1})
+    await until(lambda: idle(one) == 300)
     # The queue is as short as before.
     first, second = (asyncio.ensure_future(one.infer(number(0), Call())) for _ in range(2))
     with pytest.raises(Exception, match="Exceeds maximum queue size: 1 requests wait"):

@@ -154,7 +154,7 @@ async def told(
         yield one
     finally:
         await one.servable.close()
-        await until(lambda: not one.servable._instances)
+        await until(lambda: not one.servable._instances and not model._pool._places)
 
 
 def children() -> list[str]:

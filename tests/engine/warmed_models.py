@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_models import Inputs, Scripted, number, servable
+from scripted_models import Inputs, Scripted, idle, number, servable
 
 from triglot import Call, Model, ModelLoadError, TensorSpec
 from triglot.core.model_config import WarmUpInput, WarmUpRequest
@@ -100,6 +100,7 @@ async def refusal(model: Model, *requests: WarmUpRequest, example: Any = ()) -> 
 
 async def runs_on_every_instance(model: Scripted, one: Servable) -> None:
     """No instance hangs somewhere: each takes a call."""
+    await until(lambda: idle(one) == model.instances)  # Out of the gate, too.
     model.gate.clear()
     model.threads.clear()
     calls = [asyncio.ensure_future(one.infer(number(0), Call())) for _ in range(model.instances)]

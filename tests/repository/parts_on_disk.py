@@ -104,5 +104,9 @@ class Site:
     def reason(self, name: str) -> str:
         return self.reconciler.statuses(name)[0].reason
 
+    def waits(self, name: str) -> bool:
+        """Whether an ensemble has been loaded and waits for its parts."""
+        return self.reconciler._dependents.waits(name)
+
     async def until(self, **states: State) -> None:
         await until(lambda: {name: self.state(name) for name in states} == states)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from written_model import serving, write
+from written_model import ROWS, serving, write
 
 from served_models import Served
 from triglot.core.errors import ModelLoadError
+from waiting import until
 
 NEVER = "max_queue_delay_microseconds: 30000000"
 """A delay that no test waits for: the batch fills up before."""
 OF_FOUR = "max_batch_size = 4"
+HELD = "gate, entered = threading.Event(), threading.Event()"
+TELLS_HELD = f"self.entered.set() or self.gate.wait(30) and {ROWS}"
+"""Answers when the test opens the gate."""
 
 
 async def sizes(here: Served, *rows: int) -> list[list[int]]:
@@ -49,12 +54,19 @@ async def test_a_load_request_has_a_model_batched(tmp_path: Path) -> None:
 
 async def test_without_a_batch_dim_the_queues_policy_holds(tmp_path: Path) -> None:
     config = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
-    async with serving(write(tmp_path, config)) as here:
-        assert await sizes(here, 3) == [[3, 3, 3]]
-        # Both come before an instance has looked.
+    async with serving(write(tmp_path, config, HELD, tells=TELLS_HELD)) as here:
+        (servable,) = (version.servable for version in here.server.dataplane.versions())
+        assert servable is not None
+        model: Any = servable.model
+        busy = asyncio.ensure_future(sizes(here, 3))
+        assert await asyncio.to_thread(model.entered.wait, 30)
         two, one = np.zeros(2, np.int32), np.zeros(1, np.int32)
-        first, second = await asyncio.gather(here.infer("m", two), here.error("m", one))
-        assert first.tolist() == [2, 2]
+        first = asyncio.ensure_future(here.infer("m", two))
+        await until(lambda: servable.queue_depth == 1)
+        second = await here.error("m", one)
+        model.gate.set()
+        assert await busy == [[3, 3, 3]]
+        assert (await first).tolist() == [2, 2]
         assert second.message.startswith("Exceeds maximum queue size: 1 requests wait")
 
 

@@ -185,7 +185,7 @@ async def test_one_that_waits_is_changed(tmp_path: Path) -> None:
         here.want(here.model("q"))
         await here.until(q=READY)
         here.want(here.ensemble("e", "p"), here.model("p"))
-        await until(lambda: loads.begun == ["q", "e", "p"])
+        await until(lambda: sorted(loads.begun) == ["e", "p", "q"] and here.waits("e"))
         here.want(here.ensemble("e", "q", stamp=1))
         await here.until(e=READY)
         assert here.state("p") is LOADING
@@ -193,9 +193,19 @@ async def test_one_that_waits_is_changed(tmp_path: Path) -> None:
 
 async def test_the_wait_does_not_count_as_its_own_load(tmp_path: Path) -> None:
     """A limit on loads is for each by itself."""
-    async with site(tmp_path, load_timeout=0.2) as (here, loads):
+    async with site(tmp_path) as (here, loads):
+
+        def lift() -> None:
+            if here.state("p") is UNAVAILABLE:
+                here.reconciler.load_timeout = 0.0
+
         loads.hold("p")
         here.want(here.ensemble("e", "p"), here.model("p"))
+        await until(lambda: loads.begun == ["e", "p"] and here.waits("e"))
+        # The limit holds for the wait alone.
+        here.reconciler.on_change = lift
+        here.reconciler.load_timeout = 0.2
+        here.want()
         await here.until(e=UNAVAILABLE, p=UNAVAILABLE)
         assert "it was not loaded within 0.2 s" in here.reason("p")
         assert "'p' does not serve: " in here.reason("e")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from triglot import ModelLoadError
 from triglot.core.errors import Code, ServingError
 from triglot.engine.servable import Servable
 from triglot.repository.plan import State
+from triglot.repository.reconciler import Reconciler
 from triglot.repository.source import ModelFiles
 from waiting import until
 
@@ -25,6 +27,15 @@ def load() -> Loads:
     return Loads()
 
 
+async def too_late(reconciler: Reconciler, version: ModelFiles, hangs: Callable[[], bool]) -> None:
+    """Want this version, and wait until it has failed, for it takes too long. The limit holds once it hangs."""
+    reconciler.want(wanted(version))
+    await until(hangs)
+    reconciler.load_timeout = SHORT
+    await settled(reconciler, version)
+    reconciler.load_timeout = LONG
+
+
 # --- loads that hang ---
 
 
@@ -33,9 +44,7 @@ async def test_a_load_that_hangs_fails_and_what_comes_of_it_is_closed(tmp_path: 
     async with reconciling(load) as reconciler:
         await settled(reconciler, old)
         gate = load.hold("load m/2")
-        reconciler.load_timeout = SHORT
-        await settled(reconciler, new)
-        reconciler.load_timeout = LONG
+        await too_late(reconciler, new, lambda: load.begun == ["m/1", "m/2"])
         (error,) = (one.error for one in reconciler.statuses("m") if one.error is not None)
         assert error.code is Code.DEADLINE_EXCEEDED
         assert error.message == f"{new.file}: it was not loaded within 0.05 s"
@@ -54,6 +63,8 @@ async def test_a_load_that_hangs_lets_other_models_load(tmp_path: Path, load: Lo
     hanging, other = files(tmp_path, "a", 1), files(tmp_path, "b", 1)
     async with reconciling(load, load_patience=0.01) as reconciler:
         gate = load.hold("load a/1")
+        reconciler.want(wanted(hanging))
+        await until(lambda: load.begun == ["a/1"])
         reconciler.want(wanted(hanging, other))
         await reconciler.wait_for(["b"])
         assert reconciler.ready_versions("b") == [1]
@@ -107,8 +118,7 @@ async def test_a_warm_up_that_hangs(tmp_path: Path, load: Loads) -> None:
     warm = Warming(2)
     async with reconciling(load, warm=warm) as reconciler:
         await settled(reconciler, files(tmp_path, "m", 1))
-        reconciler.load_timeout = SHORT
-        await settled(reconciler, files(tmp_path, "m", 2))
+        await too_late(reconciler, files(tmp_path, "m", 2), warm.begun.is_set)
         assert warm.cancelled.is_set()
         assert state(reconciler, 2)[1].endswith("it was not loaded within 0.05 s")
         assert reconciler.ready_versions("m") == [1]
@@ -120,9 +130,7 @@ async def test_a_warm_up_that_does_not_care(tmp_path: Path, load: Loads) -> None
     warm = Warming(2, stubborn=True)
     async with reconciling(load, warm=warm) as reconciler:
         await settled(reconciler, files(tmp_path, "m", 1))
-        reconciler.load_timeout = SHORT
-        await settled(reconciler, files(tmp_path, "m", 2))
-        reconciler.load_timeout = LONG
+        await too_late(reconciler, files(tmp_path, "m", 2), warm.begun.is_set)
         assert state(reconciler, 2)[0] is State.UNAVAILABLE
         warm.go.set()
         await until(lambda: load.closed == {"m/2": 1})

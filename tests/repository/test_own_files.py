@@ -193,10 +193,9 @@ def test_data_that_somebody_changes_is_loaded_each_time(tmp_path: Path, change: 
     for number in range(2, 5):
         if change == "removed":
             weights.unlink(missing_ok=True)
-        elif change == "emptied":
-            put(weights)
         else:
-            put(weights, str(number) * (100 * number if "longer" in change else 100))
+            size = {"emptied": 0, "replaced": 100}.get(change, 100 * number)
+            put(weights, str(number) * size)
             os.utime(weights, (number, number))
         look_often(looking)
         loads += change != "removed" or number == 2

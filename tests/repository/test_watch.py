@@ -68,7 +68,7 @@ def test_a_version_that_failed_is_wanted_with_the_same_files_until_they_change(t
     failed = looking.last.wanted["m"][1]
     for _ in range(3):
         assert looking.look(loaded=[]).wanted == {"m": {1: failed}}
-    put(file, "mended")
+    put(file, "mended by now")
     assert looking.look(loaded=[]).unsettled
     assert looking.last.wanted == {"m": {1: failed}}
     mended = looking.look(loaded=[]).wanted["m"][1]
