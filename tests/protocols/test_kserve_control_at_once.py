@@ -25,7 +25,7 @@ from control_doors import (
 from doors import open_house
 
 from triglot.core.errors import Code
-from waiting import until
+from waiting import SECONDS, until
 
 
 @pytest.fixture(params=["grpc", "rest"])
@@ -169,10 +169,11 @@ async def test_a_server_that_stops_while_a_model_loads(door: str, tmp_path: Path
     put(tmp_path / "a" / "1", says=1)
     put(tmp_path / "b" / "1", says=1)
     load.gate.clear()
-    async with open_house([tmp_path], load, **EXPLICIT, grace=0.05) as house:
+    async with open_house([tmp_path], load, **EXPLICIT, grace=SECONDS) as house:
         control = control_of(house, door)
         loads = [asyncio.create_task(control.load(name)) for name in ("a", "b")]
         await until(lambda: len(load.begun) == 1)
+        await until(lambda: sum(one.in_flight for one in house.server.telemetry.endpoints()) == 2)
         stopping = asyncio.create_task(house.server.stop())
         assert await asyncio.gather(*loads) == [(Code.UNAVAILABLE, "the server is shutting down")] * 2
         await stopping

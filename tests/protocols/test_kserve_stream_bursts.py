@@ -195,8 +195,8 @@ async def test_a_slow_reader_bounds_how_many_ordinary_requests_run(transport: st
         return {"y": np.zeros(1 << 18, np.float32)}
 
     wanted = 4 * MAX_IN_FLIGHT
-    async with live({"large": Plain(large)}, grpc_transport=transport) as door:
-        call = door.stream_infer(sending(*(asking("large") for _ in range(wanted))), timeout=60)
+    async with live({"large": Plain(large)}, grpc_transport=transport) as door, door.narrow() as stream_infer:
+        call = stream_infer(sending(*(asking("large") for _ in range(wanted))), timeout=60)
         for taken in range(1, wanted + 1):
             assert not (await call.read()).error_message
             # Each answer is a megabyte, of which gRPC itself holds some.

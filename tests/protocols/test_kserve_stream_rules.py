@@ -12,17 +12,7 @@ import numpy as np
 import pytest
 from live import live
 from scripted_models import Plain, Scripted
-from stream_requests import (
-    FINAL,
-    WANTED,
-    Inputs,
-    answers,
-    asking,
-    parameters,
-    sending,
-    value,
-    y,
-)
+from stream_requests import FINAL, WANTED, Inputs, answers, asking, parameters, sending, value, y
 
 from triglot import FailedPrecondition, Model, TensorSpec, Unavailable
 from triglot.core.scheduling import SequenceBatching
@@ -306,8 +296,8 @@ async def test_a_slow_reader_bounds_what_all_models_make_together() -> None:
             yield {"y": np.zeros(1 << 18, np.float32)}
 
     models = 3
-    async with live({"endless": Plain(infer)}) as door:
-        call = door.stream_infer(sending(*(asking("endless", request_id=str(at)) for at in range(models))))
+    async with live({"endless": Plain(infer)}) as door, door.narrow() as stream_infer:
+        call = stream_infer(sending(*(asking("endless", request_id=str(at)) for at in range(models))))
         for taken in range(1, 40):
             assert not (await call.read()).error_message
             # Each answer is a megabyte, of which gRPC itself holds some.

@@ -15,6 +15,14 @@ import triglot
 from triglot.pb.kserve import inference_pb2 as pb
 
 METHOD = "/inference.GRPCInferenceService/"
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def streaming(channel: grpc.aio.Channel) -> Any:
+    """ModelStreamInfer."""
+    return channel.stream_stream(
+        METHOD + "ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString
+    )
 
 
 class Live:
@@ -31,11 +39,17 @@ class Live:
         self.models = models
         self.channel = channel
         self.infer = channel.unary_unary(METHOD + "ModelInfer")
-        self.stream_infer = channel.stream_stream(
-            METHOD + "ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString
-        )
+        self.stream_infer = streaming(channel)
         self.session = session
         self.url = f"http://127.0.0.1:{server.rest_port}/v2"
+
+    @asynccontextmanager
+    async def narrow(self) -> AsyncIterator[Any]:
+        """`stream_infer` by a connection that has little on its way, however slow the machine is."""
+        # gRPC widens its windows by what it measures.
+        options = [*UNLIMITED, ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.server.grpc_port}", options=options) as channel:
+            yield streaming(channel)
 
     def leases(self) -> int:
         """Calls that hold a model at the moment."""
@@ -54,10 +68,9 @@ async def live(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIter
             triglot.Config(grpc_port=0, rest_port=0, **options),
             load=lambda _, file, __: models[file.parent.name],
         )
-        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         async with (
             server,
-            grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=unlimited) as channel,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=UNLIMITED) as channel,
             aiohttp.ClientSession() as session,
         ):
             yield Live(server, channel, session, models)

@@ -14,6 +14,7 @@ import pytest
 from counted_calls import BODY, FLOAT, GRPS, PREDICTION, Key, Server, serving
 from live import request
 
+from process import SECONDS
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import inference_pb2, predict_pb2
@@ -121,10 +122,10 @@ async def test_callers_who_leave(server: Server) -> None:
 async def test_deadlines_and_full_queues(server: Server) -> None:
     first = server.live.infer(request("waits", FLOAT))
     await server.until_started()
-    late = server.live.infer(request("waits", FLOAT), timeout=1)
+    late = server.live.infer(request("waits", FLOAT), timeout=3)
     await server.until_two()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await server.live.infer(request("waits", FLOAT))
+        await server.live.infer(request("waits", FLOAT), timeout=SECONDS)
     with pytest.raises(grpc.aio.AioRpcError) as expired:
         await late
     await until(lambda: server.live.leases() == 1)  # The client's clock may be ahead of the server's.
@@ -138,7 +139,7 @@ async def test_deadlines_and_full_queues(server: Server) -> None:
 
 
 async def test_a_rest_call_that_takes_too_long() -> None:
-    async with serving(rest_timeout=0.5) as server:
+    async with serving(rest_timeout=2) as server:
         status, _ = await server.post("/v2/models/waits/infer", BODY)
         assert status == 504
         assert await server.counted() == {kserve_rest("waits", 1, "DEADLINE_EXCEEDED"): 1}

@@ -26,6 +26,7 @@ from triglot.transports.h2.server import H2Server
 
 SOON = 0.05
 LIMIT = 1_000_000
+SMALL_LIMIT = 10_000
 
 
 class MoreRows(Rows):
@@ -85,7 +86,7 @@ class Here:
 async def serving(transport: str, **options: Any) -> AsyncIterator[Here]:
     """The rows, over a transport."""
     rows = MoreRows()
-    config = Config(grpc_port=0, rest_port=-1, max_message_size=LIMIT, **{"grace": 2 * SECONDS, **options})
+    config = Config(grpc_port=0, rest_port=-1, **{"max_message_size": LIMIT, "grace": 2 * SECONDS, **options})
     made: Any = H2Server if transport == "h2" else GrpcServer
     server = made([rows.service()], config, Telemetry())
     address = f"127.0.0.1:{await server.start()}"
@@ -193,16 +194,23 @@ async def test_what_was_sent_beside_the_request(here: Here) -> None:
     assert got == dict(sent)
 
 
+@pytest.fixture(params=GRPC_TRANSPORTS)
+async def strict(request: pytest.FixtureRequest) -> AsyncIterator[Here]:
+    """A client has sent what is too large for it before it can be told so."""
+    async with serving(request.param, max_message_size=SMALL_LIMIT) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("compressed", [False, True])
-async def test_too_large_a_message_is_that_calls_fault_alone(here: Here, compressed: bool) -> None:
-    options = {"compression": grpc.Compression.Gzip} if compressed else {}
+async def test_too_large_a_message_is_that_calls_fault_alone(strict: Here, compressed: bool) -> None:
+    here, options = strict, {"compression": grpc.Compression.Gzip} if compressed else {}
     held = here.channel.unary_unary(PATH + "Held")(b"1", timeout=SECONDS)
     await asyncio.wait_for(here.rows.held.wait(), SECONDS)
-    got = await here.ask("Echo", bytes(LIMIT + 1), **options)
+    got = await here.ask("Echo", bytes(SMALL_LIMIT + 1), **options)
     assert got.code == "RESOURCE_EXHAUSTED"
     assert "larger than max" in str(got.details)
     here.rows.gate.set()
-    got = await here.stream("Both", b"1", bytes(LIMIT + 1), **options)
+    got = await here.stream("Both", b"1", bytes(SMALL_LIMIT + 1), **options)
     assert got.code == "RESOURCE_EXHAUSTED"
     assert got.answers in ((), (b"1",))
     assert await seen(held) == Seen("OK", answers=(b"1",))

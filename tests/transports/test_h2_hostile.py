@@ -19,7 +19,7 @@ from triglot.transports.h2.limits import Limits
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_only_the_hostile_connection_ends(name: str, caplog: pytest.LogCaptureFixture) -> None:
     code, made = ATTACKS[name]
-    limits = Limits(connection_window=1_000_000, stream_window=2_000_000)
+    limits = Limits(connection_window=1_000_000, stream_window=2_000_000, linger=SECONDS)
     async with served(limits) as here, here.channel() as channel:
         ended = asyncio.Event()
         others = asyncio.create_task(calling(channel, ended))
@@ -54,7 +54,9 @@ async def calling(channel: grpc.aio.Channel, ended: asyncio.Event) -> int:
 
 @pytest.mark.parametrize("said", [b"", b"PRI * HT"], ids=["nothing", "half a preface"])
 async def test_who_does_not_greet_is_let_go(said: bytes) -> None:
-    async with served(Limits(greeting=0.2)) as here, here.channel() as channel:
+    async with served() as here, here.channel() as channel:
+        assert await channel.unary_unary("/t.T/Echo")(b"0", timeout=SECONDS) == b"0"
+        here.server.limits = Limits(greeting=0.2)  # For those who come from now on.
         ended = asyncio.Event()
         others = asyncio.create_task(calling(channel, ended))
         client = await here.client()
@@ -125,7 +127,7 @@ async def test_who_asks_on_and_reads_nothing_is_let_go() -> None:
 
 
 async def test_answers_that_no_window_takes_are_bounded() -> None:
-    async with served(Limits(max_unsent=1_000_000, stall=0.5)) as here, here.channel() as channel:
+    async with served(Limits(max_unsent=1_000_000)) as here, here.channel() as channel:
         client = await here.client()
         await client.greet(initial_window_size=0)
         body = message(bytes(400_000))
@@ -137,7 +139,17 @@ async def test_answers_that_no_window_takes_are_bounded() -> None:
         assert refused["grpc-status"] == "8"
         assert "that its client has not read" in refused["grpc-message"]
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
-        # It takes nothing of the first ones either.
+        await client.close()
+
+
+async def test_who_opens_no_window_is_let_go() -> None:
+    async with served(Limits(max_unsent=1_000_000, stall=0.5)) as here, here.channel() as channel:
+        client = await here.client()
+        await client.greet(initial_window_size=0)
+        body = message(bytes(400_000))
+        for stream in range(1, 9, 2):
+            await client.send(client.headers(stream, "Echo"), data(stream, body))
+        assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
         last = [got.code for got in await client.rest() if got.kind == frames.GOAWAY]
         assert last == [ErrorCode.ENHANCE_YOUR_CALM]
         await client.close()

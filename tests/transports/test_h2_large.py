@@ -30,6 +30,7 @@ from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from triglot.transports.h2 import frames
 from triglot.transports.h2.frames import Setting
+from triglot.transports.h2.server import H2Server
 from waiting import until
 
 COUNT = 2 * 1024 * 1024
@@ -135,6 +136,9 @@ def most_memory(model: Model, client: Plain, folder: Path, **options: Any) -> in
             # Nothing of the call before is left once its thread waits, and the loop has had a turn.
             servable = server.dataplane.servable("m")
             await until(lambda: idle(servable) == 1)
+            assert isinstance(server._grpc, H2Server)
+            buffers = server._grpc.buffers
+            await until(lambda: not buffers.lent)
             await asyncio.sleep(0)
             tracemalloc.start()
             try:

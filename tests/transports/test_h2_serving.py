@@ -18,7 +18,8 @@ from triglot.transports.h2 import frames
 from triglot.transports.h2.server import H2Server
 
 
-async def test_the_end_is_told_in_two_steps() -> None:
+async def test_the_end_is_told_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triglot.transports.h2.protocol.LAST_STREAM_SECONDS", SECONDS)
     async with served() as here:
         client = await greeted(here)
         await client.send(client.headers(1, "Held"), data(1, message(b"1")))

@@ -15,8 +15,8 @@ from live import Live, live, request
 import triglot
 from triglot.pb.kserve import inference_pb2 as pb
 
-LIMIT = 0.25
-LONG = 0.3
+LIMIT = 1.0  # No machine is so busy that one of the quick calls takes as long.
+LONG = 1.1
 
 
 class Doubling(triglot.Model):
@@ -101,4 +101,4 @@ async def test_who_holds_the_loop_is_named_and_counted(caplog: pytest.LogCapture
     assert dict(counts) == {"m": "2.0", "other": "0.0"}
     named = [record.getMessage() for record in caplog.records if "held the event loop" in record.getMessage()]
     assert len(named) == 1
-    assert named[0].startswith("m version 1 held the event loop for 0.")
+    assert re.match(r"m version 1 held the event loop for \d+\.\d{3} s", named[0])

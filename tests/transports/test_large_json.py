@@ -14,6 +14,7 @@ from scripted_models import Inputs, Plain
 pytestmark = pytest.mark.alone
 
 COUNT = 900_000
+TRIES = 3
 
 
 class Probe:
@@ -50,7 +51,7 @@ async def test_other_calls_are_answered_meanwhile(first: str) -> None:
     def total(inputs: Inputs) -> dict[str, object]:
         return {"y": np.array([inputs["x"][0], inputs["x"].size], np.float32)}
 
-    async with live({"sum": Plain(total)}) as door:
+    async def others_were_answered(door: Live) -> bool:
         probe = Probe(door)
         probing = asyncio.ensure_future(probe.run())
         started = time.perf_counter()
@@ -60,7 +61,13 @@ async def test_other_calls_are_answered_meanwhile(first: str) -> None:
         took = time.perf_counter() - started
         probing.cancel()
         await asyncio.wait([probing])
-    assert text.endswith(f'"data":[{first},900000.0]}}]}}'.encode()), text[-200:]
-    assert probe.answers >= 3
-    # Relative to the whole call, so that a busy machine does not matter.
-    assert probe.longest < max(0.8 * took, 0.25)
+        assert text.endswith(f'"data":[{first},900000.0]}}]}}'.encode()), text[-200:]
+        # Relative to the whole call, so that a busy machine does not matter.
+        return probe.answers >= 3 and probe.longest < max(0.8 * took, 0.25)
+
+    async with live({"sum": Plain(total)}) as door:
+        # A machine that stands still for a moment does so once; a parser that holds the loop, each time.
+        for _ in range(TRIES):
+            if await others_were_answered(door):
+                return
+    pytest.fail(f"in none of {TRIES} tries")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
+import os
 import resource
 import socket
 from collections.abc import Callable
@@ -86,11 +88,17 @@ async def test_no_more_files(caplog: pytest.LogCaptureFixture) -> None:
     asking.sendall(b"hello")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (asking.fileno(), hard))
+    taken: list[int] = []
     try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(asking.fileno()))
         with caplog.at_level(logging.WARNING):
             await until(lambda: "no connections for" in caplog.text)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in taken:
+            os.close(one)
     asking.settimeout(SECONDS)
     assert await asyncio.to_thread(asking.recv, 10) == b"hello"
     asking.close()

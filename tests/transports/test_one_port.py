@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
+import termios
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from triglot.telemetry.store import Telemetry
 from triglot.transports.h2 import frames
 from triglot.transports.h2.limits import Limits
 from triglot.transports.h2.server import H2Server
-from waiting import until
+from waiting import until, wait_until
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -231,6 +233,9 @@ async def test_what_was_sent_before_the_end_is_answered() -> None:
     async with server(**ONE) as here:
         reader, writer = await asyncio.open_connection(HOST, here.grpc_port)
         writer.write(LIVE)
+        # All is with the server, whose loop does not run meanwhile.
+        sent = writer.get_extra_info("socket").fileno()
+        wait_until(lambda: not any(fcntl.ioctl(sent, termios.TIOCOUTQ, bytes(4))))
         await here.stop()
         assert (await until_closed(reader)).startswith(b"HTTP/1.1 ")
         writer.close()

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import http.client
 import json
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
 from typing import Any
@@ -19,6 +20,8 @@ from live import Live, live
 import triglot
 from triglot.core.tensor import Array
 from triglot.pb.tfserving import management_pb2, predict_pb2, tensor_pb2
+from triglot.protocols.tfserving import tensor
+from waiting import SECONDS, until
 
 EMPTY_DOCUMENT = {"error": "JSON Parse error: The document is empty"}
 
@@ -129,20 +132,30 @@ async def test_no_request_changes_a_default(channel: grpc.aio.Channel) -> None:
         assert list(reply.outputs["y"].float_val) == [6]
 
 
-async def test_many_strings_are_read_beside_the_loop(server: Live, channel: grpc.aio.Channel) -> None:
+async def test_many_strings_are_read_beside_the_loop(
+    server: Live, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, read = threading.Event(), threading.Event(), tensor._string_elements
+
+    def held(*arguments: Any) -> list[bytes]:
+        begun.set()
+        assert go_on.wait(SECONDS)
+        return read(*arguments)
+
+    monkeypatch.setattr(tensor, "_string_elements", held)
     count = 500_000
     request = predict_pb2.PredictRequest(model_spec={"name": "m", "signature_name": "texts"})
     request.inputs["s"].dtype = tensor_pb2.DT_STRING
     request.inputs["s"].tensor_shape.dim.add(size=count)
     request.inputs["s"].tensor_content = b"\1" * count + b"s" * count
     asked = asyncio.ensure_future(predict(channel)(request.SerializeToString()))
-    meanwhile = 0
-    while not asked.done():
+    await until(begun.is_set)
+    for _ in range(2):
         async with server.session.get(server.url + "/health/live") as response:
             assert response.status == 200
-        meanwhile += 1
+    assert not asked.done()
+    go_on.set()
     assert list((await asked).outputs["y"].float_val) == [count]
-    assert meanwhile > 1
 
 
 async def test_models_at_paths_are_not_replaced_over_the_wire(
