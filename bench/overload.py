@@ -118,7 +118,7 @@ async def _samples(server: servers.Server, seconds: float) -> list[int | None]:
 
 
 async def _overload(serving: Serving, exchange: Exchange, asked: Sequence[Probe], plan: Plan) -> Result:
-    port, brief = serving.grpc_port, max(0.2, plan.seconds / 6)
+    port, brief = serving.grpc_port, max(0.5, plan.seconds / 6)
     before = await _capacity(port, exchange, plan, brief)
     counted = serving.codes()
     offered = plan.times * before
