@@ -41,7 +41,17 @@ class Place:
         self.answer: bytes | ServingError | None = None
 
 
-class Line(Protocol):
+class Apart(Protocol):
+    """Where the answers go of requests that stand in no line."""
+
+    async def put(self, answer: bytes | ServingError, /) -> None:
+        """One of them; waits until there is room."""
+
+    def left(self) -> None:
+        """A request that stepped out has been answered."""
+
+
+class Line(Apart, Protocol):
     """Where a stream's answers go, and what runs for it."""
 
     def defer(self, work: Callable[[], None], /) -> None:
@@ -62,11 +72,29 @@ class Line(Protocol):
     def step_out(self, place: Place, /) -> None:
         """The request keeps no order: its answers are `put`, until it has `left`."""
 
+
+class _InSequence:
+    """`Apart` for a request of a sequence: after the answers to the one before it (spec 2.8 leaves it open).
+
+    They were made in this order; what runs for each request may take them in another one.
+    """
+
+    def __init__(self, line: Line, before: _InSequence | None) -> None:
+        self._line = line
+        self._before = before
+        self._over = asyncio.Event()
+
     async def put(self, answer: bytes | ServingError, /) -> None:
-        """One that stands in no line; waits until there is room."""
+        """See `Apart`."""
+        if self._before is not None:
+            await self._before._over.wait()
+            self._before = None
+        await self._line.put(answer)
 
     def left(self) -> None:
-        """A request that stepped out has been answered."""
+        """See `Apart`."""
+        self._over.set()
+        self._line.left()
 
 
 class StreamRequests:
@@ -94,6 +122,8 @@ class StreamRequests:
         self._call = call
         self._endpoint = endpoint
         self._end_on_error = end_on_error
+        self._sequences: dict[tuple[str, Any], _InSequence] = {}
+        """The last request of each that is being answered."""
 
     def begin(self, data: bytes, place: Place, line: Line) -> None:
         """Run one request; it may be answered when this returns."""
@@ -127,7 +157,16 @@ class StreamRequests:
         servable = self._dataplane.servable_of(request)
         if servable.decoupled:
             line.step_out(place)
-            await self._answer_apart(request, line, call, observed)
+            sequence = request.model_name, request.parameters.get("sequence_id")
+            if not sequence[1]:
+                await self._answer_apart(request, line, call, observed)
+                return None
+            turn = self._sequences[sequence] = _InSequence(line, self._sequences.get(sequence))
+            try:
+                await self._answer_apart(request, turn, call, observed)
+            finally:
+                if self._sequences.get(sequence) is turn:
+                    del self._sequences[sequence]
             return None
         if request.options is not None:
             return await self._extended.infer(request, call)
@@ -159,21 +198,23 @@ class StreamRequests:
             line.say(place, encoded)
 
     async def _answer_apart(
-        self, request: InferenceRequest, line: Line, call: Call, observed: Observation
+        self, request: InferenceRequest, apart: Apart, call: Call, observed: Observation
     ) -> None:
         """Of a decoupled model. Raises `CancelledError` only."""
         try:
             await as_task()
-            await self._answer_each(request, line, call, observed)
+            await self._answer_each(request, apart, call, observed)
         except Exception as error:
             with suppress(asyncio.CancelledError):
-                await line.put(self._told(error, request, call, observed))
+                await apart.put(self._told(error, request, call, observed))
         else:
             observed.end(Code.OK)
         finally:
-            line.left()
+            apart.left()
 
-    async def _answer_each(self, request: InferenceRequest, line: Line, call: Call, observed: Observation) -> None:
+    async def _answer_each(
+        self, request: InferenceRequest, apart: Apart, call: Call, observed: Observation
+    ) -> None:
         ended = False
         plane = self._dataplane if request.options is None else self._extended
         async with aclosing(plane.infer_stream(request, call)) as responses:
@@ -181,10 +222,10 @@ class StreamRequests:
                 if ended:
                     raise Internal(f"model '{response.model_name}' has answered after its final answer")
                 ended = response.final
-                await line.put(await _encoded(response, observed, final=ended))
+                await apart.put(await _encoded(response, observed, final=ended))
         if not ended and request.parameters.get(WANTS_EMPTY_FINAL):
             end = InferenceResponse(request.model_name, request.model_version, request.id, [])
-            await line.put(await _encoded(end, observed, final=True))
+            await apart.put(await _encoded(end, observed, final=True))
 
     def _told(
         self, error: Exception, request: InferenceRequest, call: Call, observed: Observation

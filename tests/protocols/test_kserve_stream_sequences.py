@@ -1,0 +1,77 @@
+"""Sequences of a decoupled model on one stream: each one's answers come in the order in which they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from live import live
+from stream_requests import Inputs, answers, asking, sending
+
+import triglot
+
+LARGE = 1 << 17
+"""Strings of an answer that is encoded beside the event loop."""
+
+
+class Echo(triglot.Model):
+    """Answers a number with so many strings, and then with one."""
+
+    inputs = [triglot.TensorSpec("x", "FP32", [1])]
+    outputs = [triglot.TensorSpec("y", "BYTES", [-1])]
+    decoupled = True
+    sequence_batching = triglot.SequenceBatching(max_idle=3600)
+    instances = 2
+
+    def infer(self, inputs: Inputs) -> Iterator[dict[str, Any]]:
+        yield {"y": np.full(int(inputs["x"][0]), b"text", object)}
+        yield {"y": np.array([b"text"], object)}
+        if inputs["x"][0] == 3:
+            raise triglot.InvalidArgument("three")
+
+
+class Endless(Echo):
+    """Answers until nobody listens."""
+
+    def infer(self, inputs: Inputs) -> Iterator[dict[str, Any]]:
+        while True:
+            yield {"y": np.array([b"text"], object)}
+
+
+def part(value: int, sequence: int | str, number: int, of: int) -> bytes:
+    return asking(
+        "echo",
+        value,
+        f"{sequence} {number}",
+        sequence_id=sequence,
+        sequence_start=number == 0,
+        sequence_end=number == of - 1,
+    )
+
+
+async def test_a_small_answer_does_not_overtake_a_large_one() -> None:
+    values = (LARGE, 1, LARGE, 3, 2)
+    sequences = (1, "two", 3)
+    async with live({"echo": Echo()}) as door:
+        got = await answers(
+            door,
+            *(part(value, one, at, len(values)) for at, value in enumerate(values) for one in sequences),
+        )
+    for one in sequences:
+        ids = [answer.infer_response.id for answer in got if answer.infer_response.id.startswith(f"{one} ")]
+        # Two answers to each, and to the fourth an error beside them.
+        assert ids == [f"{one} {at}" for at in range(len(values)) for _ in range(3 if at == 3 else 2)]
+    assert sum("three" in answer.error_message for answer in got) == len(sequences)
+
+
+async def test_sequences_do_not_wait_for_each_other() -> None:
+    """The first one's only request never ends while the client waits for the second one's answers."""
+    async with live({"echo": Endless()}) as door:
+        call = door.stream_infer(sending(part(1, 1, 0, 1), part(2, 2, 0, 1)), timeout=30)
+        seen = set()
+        async for answer in call:
+            seen.add(answer.infer_response.id)
+            if len(seen) == 2:
+                break
+        call.cancel()
