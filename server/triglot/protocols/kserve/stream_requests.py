@@ -84,11 +84,17 @@ class _InSequence:
         self._before = before
         self._over = asyncio.Event()
 
+    @property
+    def before(self) -> _InSequence | None:
+        """The last one before it that is being answered: one without answers may be over sooner."""
+        while self._before is not None and self._before._over.is_set():
+            self._before = self._before._before
+        return self._before
+
     async def put(self, answer: bytes | ServingError, /) -> None:
         """See `Apart`."""
-        if self._before is not None:
-            await self._before._over.wait()
-            self._before = None
+        while (before := self.before) is not None:
+            await before._over.wait()
         await self._line.put(answer)
 
     def left(self) -> None:
@@ -165,8 +171,10 @@ class StreamRequests:
             try:
                 await self._answer_apart(request, turn, call, observed)
             finally:
-                if self._sequences.get(sequence) is turn:
+                if self._sequences[sequence] is turn:
                     del self._sequences[sequence]
+                    if turn.before is not None:
+                        self._sequences[sequence] = turn.before
             return None
         if request.options is not None:
             return await self._extended.infer(request, call)
