@@ -49,7 +49,7 @@ class Starting:
 
 
 def server(tmp_path: Path) -> AbstractContextManager[Any]:
-    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]  # Does nothing until it is ended.
     return started("m", command, lambda: True, core=None, log=tmp_path / "log", environment={})
 
 
@@ -74,7 +74,7 @@ def test_who_is_ended_while_it_starts_something(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     starting = Starting(number)
-    monkeypatch.setattr(subprocess, "Popen", starting)
+    monkeypatch.setattr(subprocess, "Popen", starting)  # It starts the real process; then the signal comes.
     with pytest.raises(told), start(tmp_path):
         raise AssertionError
     (process,) = starting.started

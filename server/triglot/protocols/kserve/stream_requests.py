@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -163,18 +163,8 @@ class StreamRequests:
         servable = self._dataplane.servable_of(request)
         if servable.decoupled:
             line.step_out(place)
-            sequence = request.model_name, request.parameters.get("sequence_id")
-            if not sequence[1]:
-                await self._answer_apart(request, line, call, observed)
-                return None
-            turn = self._sequences[sequence] = _InSequence(line, self._sequences.get(sequence))
-            try:
-                await self._answer_apart(request, turn, call, observed)
-            finally:
-                if self._sequences[sequence] is turn:
-                    del self._sequences[sequence]
-                    if turn.before is not None:
-                        self._sequences[sequence] = turn.before
+            with self._apart(request, line) as apart:
+                await self._answer_apart(request, apart, call, observed)
             return None
         if request.options is not None:
             return await self._extended.infer(request, call)
@@ -204,6 +194,23 @@ class StreamRequests:
             observed.end(outcome(error))
         if encoded is not None:
             line.say(place, encoded)
+
+    @contextmanager
+    def _apart(self, request: InferenceRequest, line: Line) -> Iterator[Apart]:
+        """Where its answers go, until they have."""
+        sequence = request.parameters.get("sequence_id")
+        if not sequence:
+            yield line
+            return
+        key = request.model_name, sequence
+        turn = self._sequences[key] = _InSequence(line, self._sequences.get(key))
+        try:
+            yield turn
+        finally:
+            if self._sequences[key] is turn:
+                del self._sequences[key]
+                if turn.before is not None:
+                    self._sequences[key] = turn.before
 
     async def _answer_apart(
         self, request: InferenceRequest, apart: Apart, call: Call, observed: Observation

@@ -196,7 +196,7 @@ class GatedInferer(Toy):
 
     def infer(self, inp: GrpsMessage, context: GrpsContext):
         while not Path(inp.str_data).exists():
-            time.sleep(0.005)
+            time.sleep(0.005)  # Nothing tells when there is a file.
         return inp
 
 
