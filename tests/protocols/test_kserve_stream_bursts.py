@@ -57,10 +57,10 @@ def kinds() -> Mapping[str, Model]:
     return {"thread": Scripted(), "async": Plain(twice_later), "inline": inline(), "apart": Plain(each)}
 
 
-async def opened(door: Live) -> Client:
+async def opened(door: Live, window: int = 2**20) -> Client:
     """Who says by himself what goes into which packet; his stream is the first one."""
     client = Client(*await asyncio.open_connection("127.0.0.1", door.server.grpc_port))
-    await client.greet(initial_window_size=2**20)
+    await client.greet(initial_window_size=window)
     await client.send(client.headers(1, STREAM))
     return client
 
@@ -203,6 +203,37 @@ async def test_a_slow_reader_bounds_how_many_ordinary_requests_run(transport: st
             assert made <= taken + 2 * MAX_IN_FLIGHT + 16
         assert await call.read() is grpc.aio.EOF
     assert made == wanted
+
+
+@pytest.mark.parametrize("execution", ["inline", "async", "thread"])
+async def test_requests_that_come_one_after_the_other_wait_while_no_answer_can_leave(execution: str) -> None:
+    began = 0
+
+    def note(inputs: Inputs) -> dict[str, Any]:
+        nonlocal began
+        began += 1
+        return {"y": inputs["x"]}
+
+    async def note_later(inputs: Inputs) -> dict[str, Any]:
+        return note(inputs)
+
+    noting = Plain(note_later if execution == "async" else note)
+    if execution == "inline":
+        noting.execution = execution
+    wanted = 4 * MAX_IN_FLIGHT
+    async with live({"noting": noting}, grpc_transport="h2") as door:
+        client = await opened(door, window=0)
+        for at in range(wanted):
+            await client.send(data(1, message(asking("noting", at)), end=False), frames.ping(bytes(8)))
+            while not (await client.next(frames.PING)).flags & frames.ACK:
+                pass
+        # What was answered before any other is on its way, in one frame; then as many are ready, and as many run.
+        await until(lambda: began > MAX_IN_FLIGHT)
+        assert began <= 3 * MAX_IN_FLIGHT
+        await client.send(frames.window_update(1, 2**20), data(1, b""))
+        found, _ = await answers_of(client)
+        await client.close()
+    assert [value(one) for one in found] == list(range(wanted))
 
 
 async def test_a_model_that_never_waits_lets_others_have_their_turn() -> None:

@@ -130,14 +130,16 @@ class InferStream:
         self._taking = True
         line, ready, requests = self._line, self._ready, self._requests
         try:
-            while len(line) + self._apart < MAX_IN_FLIGHT and (data := requests.take()) is not None:
-                place = Place()
-                line.append(place)
-                self._asked.begin(data, place, self)
+            while len(line) + self._apart < MAX_IN_FLIGHT:
                 if len(ready) >= MAX_IN_FLIGHT:
                     self._offer()
                     if len(ready) >= MAX_IN_FLIGHT:
                         break
+                if (data := requests.take()) is None:
+                    break
+                place = Place()
+                line.append(place)
+                self._asked.begin(data, place, self)
             self._full = not self._has_room
         except Exception as error:
             self._fail(as_serving_error(error, "reading a stream"))
