@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-from scripted_models import Inputs, Plain, Scripted, idle, number, servable
+from scripted_models import Inputs, Plain, Scripted, number, servable
 from warmed_models import NAME, SECONDS, raises, raises_on_loop, refusal, runs_on_every_instance, warmed, zeros
 
 from triglot import Call, InvalidArgument, ModelLoadError
@@ -39,24 +38,23 @@ async def test_every_instance_runs_every_request_as_often_as_it_is_to() -> None:
 
 
 async def test_hundreds_of_instances_and_a_short_queue() -> None:
-    threads: Counter[int] = Counter()
-
-    def infer(inputs: Inputs) -> dict[str, Any]:
-        threads[threading.get_ident()] += 1
-        return {"y": inputs["x"]}
-
-    model = Plain(infer)
-    model.instances = 300
+    model = Scripted(instances=300)
     model.example = {"x": [1, 2]}
     one = servable(model, max_queue_size=1)
     await warm_up(one)
-    assert (len(threads), set(threads.values())) == (300, {1})
-    await until(lambda: idle(one) == 300)
+    assert len(model.started) == len(model.threads) == 300
+    await model.wait_until_entered(300)
     # The queue is as short as before.
-    first, second = (asyncio.ensure_future(one.infer(number(0), Call())) for _ in range(2))
+    model.gate.clear()
+    running = []
+    for _ in range(300):
+        running.append(asyncio.ensure_future(one.infer(number(0), Call())))
+        await model.wait_until_entered()
+    waiting, refused = (asyncio.ensure_future(one.infer(number(0), Call())) for _ in range(2))
     with pytest.raises(Exception, match="Exceeds maximum queue size: 1 requests wait"):
-        await second
-    await first
+        await refused
+    model.gate.set()
+    await asyncio.gather(waiting, *running)
     await one.close()
     assert not any(thread.name.startswith("scripted/1#") for thread in threading.enumerate())
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from live import live
+import pytest
+from live import Live, live
 from scripted_models import Inputs
-from test_large_json import Probe
+from test_large_json import TRIES, Probe
 
 from triglot import Model, TensorSpec
 from triglot.core.tensor import pack_bytes
@@ -27,14 +28,22 @@ async def test_other_calls_are_answered_meanwhile() -> None:
     raw = pack_bytes([b"some text"] * COUNT)
     message = pb.ModelInferRequest(model_name="echo", raw_input_contents=[raw])
     message.inputs.add(name="x", datatype="BYTES", shape=[COUNT])
-    async with live({"echo": Echo()}) as door:
+
+    async def others_were_answered(door: Live) -> bool:
         probe = Probe(door)
         probing = asyncio.ensure_future(probe.run())
         reply = pb.ModelInferResponse.FromString(await door.infer(message.SerializeToString()))
         probing.cancel()
         await asyncio.wait([probing])
-    same = reply.raw_output_contents[0] == raw
-    assert same
-    assert list(reply.outputs[0].shape) == [COUNT]
-    # Three passes over a million elements: off the loop, health was asked all the while.
-    assert probe.answers >= 5
+        same = reply.raw_output_contents[0] == raw
+        assert same
+        assert list(reply.outputs[0].shape) == [COUNT]
+        # Three passes over a million elements: off the loop, health was asked all the while.
+        return probe.answers >= 5
+
+    async with live({"echo": Echo()}) as door:
+        # A machine that stands still for a moment does so once; passes on the loop hold it each time.
+        for _ in range(TRIES):
+            if await others_were_answered(door):
+                return
+    pytest.fail(f"in none of {TRIES} tries")

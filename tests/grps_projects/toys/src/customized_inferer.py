@@ -184,9 +184,11 @@ class TypesInferer(Toy):
 
 
 class SlowInferer(Toy):
-    """What came, seconds later."""
+    """What came, seconds later; where it is streamed, at once, too."""
 
     def infer(self, inp: GrpsMessage, context: GrpsContext):
+        if context.if_streaming():
+            context.stream_respond(inp)
         time.sleep(SLOW)
         return inp
 
