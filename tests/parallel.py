@@ -85,13 +85,14 @@ ONCE = (
     "tests/test_parallel.py",
     "tests/transports/test_h2_any_bytes.py",
     "tests/transports/test_h2_fuzzed.py",
+    "tests/transports/test_h2_hostile.py",
     "tests/transports/test_h2_hostile_tls.py",
     "tests/transports/test_h2_machine.py",
     "tests/transports/test_tls_slow_readers.py",
 )
 """Files that the newest libraries are enough for. What they test is ours and the standard library's alone (the
 plan of versions, what follows it, processes and what goes between them, our own HTTP/2 with whatever bytes, and
-under attack through TLS, the source), or runs with the newest only (the bench). None of them but the bench goes
+under attack, the source), or runs with the newest only (the bench). None of them but the bench goes
 through a gRPC door whose transport is chosen."""
 AGAIN = (
     "tests/e2e/test_callers_that_leave.py",

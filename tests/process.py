@@ -285,7 +285,7 @@ def is_listening(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), SECONDS):
             return True
-    except ConnectionRefusedError:
+    except ConnectionError:  # Refused, or reset by one who is just about to close it.
         return False
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from request_cells import TOLD, WAITING, Cell, first_point, good, part
 from request_doors import Attempt
-from request_house import TRIES, House
+from request_house import House, tries
 from request_stage import Visit
 
 from waiting import until
@@ -163,7 +163,7 @@ class Scene:
 
 async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
     """One cell, on a server that stays."""
-    for attempt in range(TRIES):
+    for attempt in tries(f"it was not {cell.point}, or not counted as {cell.counted}"):
         scene = Scene(house, cell)
         try:
             if await scene.begin(None if timeout is None else timeout * 2**attempt):
@@ -175,4 +175,3 @@ async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
                 await scene.give_up()
         finally:
             scene.let_everybody_go()  # Those after a failure find nobody who waits.
-    raise AssertionError(f"in {TRIES} tries it was not {cell.point}, or not counted as {cell.counted}")

@@ -21,8 +21,6 @@ from process import SECONDS
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from waiting import wait_until
 
-pytestmark = pytest.mark.alone
-
 MODELS = Path(__file__).resolve().parents[1] / "models"
 STREAMING = "/grps.protos.v1.GrpsService/PredictStreaming"
 COUNT, SIZE = 10_000, 64 * 1024
@@ -179,6 +177,7 @@ def test_messages_leave_at_once(server: Server, read: Reader, tmp_path: Path) ->
     assert order.given() == order.count
 
 
+@pytest.mark.alone  # How long the model goes on is measured.
 @READERS
 @pytest.mark.parametrize("pause", [0.0, 0.01], ids=["held-up", "at-work"])
 def test_reader_that_leaves(server: Server, read: Reader, pause: float, tmp_path: Path) -> None:

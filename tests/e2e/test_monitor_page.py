@@ -34,6 +34,7 @@ from process import SECONDS
 
 playwright_api = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
 expect = playwright_api.expect
+expect.set_options(timeout=SECONDS * 1000)
 
 T = TypeVar("T")
 PATH = "/grps/v1/monitor/metrics"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from request_cells import Cell, of
-from request_house import TRIES, open_house
+from request_house import open_house, tries
 from request_scene import Scene, run
 
 
@@ -19,12 +19,10 @@ async def test_crashes(cell: Cell) -> None:
 @pytest.mark.parametrize("cell", of("shutdown"))
 async def test_shutdown(cell: Cell) -> None:
     async with open_house([cell.model], [cell.door]) as house:
-        for _ in range(TRIES):
+        for _ in tries(f"it was not {cell.point}"):
             scene = Scene(house, cell)
             if await scene.begin():
                 break
             await scene.give_up()
-        else:
-            raise AssertionError(f"in {TRIES} tries it was not {cell.point}")
         await scene.happens()
         await house.at_rest(aborted=await scene.end())

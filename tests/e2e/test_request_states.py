@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from request_cells import AT_ITS_DEADLINE, MODELS, Cell, of
 from request_doors import DOORS, LEFT, Ask
-from request_house import TRIES, House, open_house
+from request_house import House, open_house, tries
 from request_pool import Pool
 from request_scene import run
 
@@ -87,7 +87,7 @@ async def test_leaving_while_its_bytes_are_on_a_thread(house: House, pool: Pool,
 async def test_coming_too_late_while_its_bytes_are_on_a_thread(
     house: House, pool: Pool, door: str, job: int
 ) -> None:
-    for attempt in range(TRIES):
+    for attempt in tries("its bytes were on no thread, or not counted as what was too late"):
         before = house.so_far(door)
         pool.hold(job)
         sent = house.doors[door].begin(Ask("unary_thread", "long", WAIT * 2**attempt, count=MANY))
@@ -99,6 +99,4 @@ async def test_coming_too_late_while_its_bytes_are_on_a_thread(
         await house.at_rest(aborted=True)
         if held and house.counted(door) - before == Counter({"DEADLINE_EXCEEDED": 1}):
             break
-    else:
-        raise AssertionError(f"in {TRIES} tries its bytes were on no thread, or not counted as what was too late")
     await house.serves("unary_thread", door)

@@ -41,7 +41,7 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
         workers.signal(signal.SIGTERM)
         workers.stderr.wait_for("stopping; a second signal stops at once")
         workers.signal(signal.SIGTERM)
-        assert workers.wait() in (0, 1)
+        assert workers.wait() in (0, 1, -signal.SIGTERM)  # By itself, too late to hear the second one, or by it.
 
 
 def test_traces_of_each_worker_are_in_a_file_of_its_own(tmp_path: Path) -> None:

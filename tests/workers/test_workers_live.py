@@ -76,11 +76,17 @@ async def test_connections_of_rest_are_closed_with_an_answer_when_a_worker_is_re
         body = {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}]}
         seen: set[int] = set()
         async with aiohttp.ClientSession() as session:
-            workers.signal(signal.SIGHUP)
-            while not have_been_replaced(workers, 1):
+
+            async def ask() -> None:
                 async with session.post(url, json=body) as response:
                     assert response.status == 200
                     seen.add((await response.json())["outputs"][0]["data"][0])
+
+            await ask()
+            workers.signal(signal.SIGHUP)
+            while not have_been_replaced(workers, 1):
+                await ask()
+            await ask()
         # Its connection was to one that is gone, and nobody was let down.
         assert len(seen) > 1
 

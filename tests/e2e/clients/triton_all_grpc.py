@@ -115,7 +115,7 @@ async def check_client_timeouts(t):
     await t.refused(call, "eadline", grpc="DEADLINE_EXCEEDED", http=None)
     # The model has noticed, or this one would come too late.
     result = await t.client.infer("wait", wait(t, 0), client_timeout=SECONDS / 2)
-    assert result.as_numpy("WAITED")[0] < 1
+    assert result.as_numpy("WAITED")[0] < SECONDS / 2
 
 
 async def check_cancellation(t):
@@ -138,7 +138,7 @@ async def check_cancellation(t):
         with Raises(asyncio.CancelledError):
             await task
     result = await t.client.infer("wait", wait(t, 0), client_timeout=SECONDS / 2)
-    assert result.as_numpy("WAITED")[0] < 1
+    assert result.as_numpy("WAITED")[0] < SECONDS / 2
 
 
 async def check_async_infer_with_all_its_arguments(t):
@@ -147,7 +147,7 @@ async def check_async_infer_with_all_its_arguments(t):
         "outputs": [t.wanted("OUTPUT1")],
         "request_id": "all",
         "priority": 2,
-        "timeout": 5_000_000,
+        "timeout": 60_000_000,
         "client_timeout": SECONDS,
         "headers": {"x-header": "1"},
         "compression_algorithm": "gzip",
