@@ -12,6 +12,7 @@ import triglot
 from served_models import Arrays, Function, Gated, both, calling, ensemble, step, twice
 from traced_models import WHOLE, Traces, one_model, served
 from triglot.telemetry.trace_tensors import MAX_ELEMENTS
+from triglot.telemetry.tracing import MAX_STEPS
 from waiting import until
 
 # --- what is told ---
@@ -160,6 +161,17 @@ async def test_calls_of_models_have_parents(tmp_path: Path, on_loop: bool) -> No
         parent = by_id[head["parent_id"]]["model_name"] if "parent_id" in head else None
         assert parent == {"twice": "outer", "outer": "outermost", "outermost": None}[head["model_name"]]
         assert traces.names(head["id"]) == WHOLE
+
+
+async def test_a_trace_tells_of_so_many_calls_at_most(tmp_path: Path) -> None:
+    async def many(inputs: Arrays, call: triglot.Call) -> Any:
+        answers = await asyncio.gather(*(call.infer("twice", {"x": inputs["x"]}) for _ in range(MAX_STEPS + 10)))
+        return {"y": answers[-1]["y"]}
+
+    models = {"twice": Function(twice), "outer": Function(many)}
+    async with served(tmp_path / "t", models) as client:
+        await client.infer("outer", 1)
+    assert Traces(tmp_path / "t").models.count("twice") == MAX_STEPS
 
 
 async def test_steps_of_ensembles_have_parents(tmp_path: Path) -> None:

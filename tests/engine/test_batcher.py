@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from functools import partial
 from typing import Any
 
@@ -212,6 +213,23 @@ async def test_answers_leave_in_the_order_in_which_the_requests_came() -> None:
     results = await asyncio.gather(*tasks, third, return_exceptions=True)
     assert left == [1, 2]
     assert isinstance(results[1], InvalidArgument)
+    await site.servable.close()
+
+
+async def test_nothing_is_kept_of_who_was_given_up_behind_one_that_runs() -> None:
+    model = Batched(DynamicBatching(preserve_ordering=True), open_gate=False)
+    site = Site(model)
+    first = await site.busy(model)
+    inputs = [rows(at) for at in range(5)]
+    arrays = [weakref.ref(one["x"]) for one in inputs]
+    gone = await site.ask_and_wait(*inputs)
+    for task in gone:
+        task.cancel()
+    await asyncio.wait(gone)
+    del inputs, gone, task
+    await until(lambda: not any(array() is not None for array in arrays))
+    model.gate.set()
+    await first
     await site.servable.close()
 
 

@@ -224,9 +224,8 @@ async def test_requests_that_come_one_after_the_other_wait_while_no_answer_can_l
     async with live({"noting": noting}, grpc_transport="h2") as door:
         client = await opened(door, window=0)
         for at in range(wanted):
-            await client.send(data(1, message(asking("noting", at)), end=False), frames.ping(bytes(8)))
-            while not (await client.next(frames.PING)).flags & frames.ACK:
-                pass
+            await client.send(data(1, message(asking("noting", at)), end=False))
+            await client.is_heard()
         # What was answered before any other is on its way, in one frame; then as many are ready, and as many run.
         await until(lambda: began > MAX_IN_FLIGHT)
         assert began <= 3 * MAX_IN_FLIGHT
@@ -234,6 +233,50 @@ async def test_requests_that_come_one_after_the_other_wait_while_no_answer_can_l
         found, _ = await answers_of(client)
         await client.close()
     assert [value(one) for one in found] == list(range(wanted))
+
+
+async def test_after_an_error_that_ends_the_call_nothing_runs() -> None:
+    began = 0
+
+    def note(inputs: Inputs) -> dict[str, Any]:
+        nonlocal began
+        began += 1
+        return {"y": inputs["x"]}
+
+    noting = Plain(note)
+    noting.execution = "inline"
+    async with live({"noting": noting}, grpc_transport="h2") as door:
+        client = await opened(door, window=0)
+        good, bad = message(asking("noting", 1)), message(b"not gzip", packed=1)
+        for sent in (good, good, good, bad, good, good):
+            await client.send(data(1, sent, end=False))
+            await client.is_heard()
+        await client.send(frames.window_update(1, 2**20))
+        assert (await client.status(1))["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
+        await client.close()
+    assert began == 3
+
+
+async def test_thousands_of_wrong_requests_behind_those_that_run() -> None:
+    gate = asyncio.Event()
+    running = 0
+
+    async def wait(inputs: Inputs) -> dict[str, Any]:
+        nonlocal running
+        running += 1
+        await gate.wait()
+        return {"y": inputs["x"]}
+
+    async with live({"waits": Plain(wait)}, grpc_transport="h2") as door:
+        client = await opened(door)
+        await client.send(*(data(1, message(asking("waits")), end=False) for _ in range(MAX_IN_FLIGHT)))
+        await until(lambda: running == MAX_IN_FLIGHT)
+        await client.send(data(1, message(b"", packed=1) * 3000, end=False))
+        await client.is_heard()
+        gate.set()
+        assert (await client.status(1))["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
+        await client.close()
+        await until(lambda: door.leases() == 0)
 
 
 async def test_a_model_that_never_waits_lets_others_have_their_turn() -> None:

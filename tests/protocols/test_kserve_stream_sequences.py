@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
+import grpc.aio
 import numpy as np
 from live import live
 from stream_requests import Inputs, answers, asking, sending
 
 import triglot
+from process import SECONDS
+from triglot.protocols.kserve.stream_requests import _InSequence
+from waiting import until
 
 LARGE = 1 << 17
 """Strings of an answer that is encoded beside the event loop."""
@@ -66,6 +73,35 @@ async def test_a_small_answer_does_not_overtake_a_large_one() -> None:
         told = {0: 0, 3: 3}
         assert ids == [f"{one} {at}" for at, value in enumerate(values) for _ in range(told.get(value, 2))]
     assert sum("three" in answer.error_message for answer in got) == len(sequences)
+
+
+async def test_nothing_is_kept_of_requests_that_are_over() -> None:
+    """Of a sequence whose next request has come each time before the last one is over."""
+    entered, gates = threading.Semaphore(0), [threading.Event() for _ in range(50)]
+
+    class Silent(Echo):
+        def infer(self, inputs: Inputs) -> Iterator[dict[str, Any]]:
+            entered.release()
+            assert gates[int(inputs["x"][0])].wait(SECONDS)
+            yield from ()
+
+    def kept() -> int:
+        return sum(type(one) is _InSequence for one in gc.get_objects())
+
+    async with live({"echo": Silent()}) as door:
+        call = door.stream_infer(timeout=SECONDS)
+        await call.write(part(0, 1, 0, len(gates)))
+        for at, gate in enumerate(gates[:-1]):
+            assert await asyncio.to_thread(entered.acquire, timeout=SECONDS)
+            await call.write(part(at + 1, 1, at + 1, len(gates)))
+            await until(lambda: door.server.telemetry.in_flight == 2)
+            gate.set()
+        assert await asyncio.to_thread(entered.acquire, timeout=SECONDS)
+        await until(lambda: door.server.telemetry.in_flight == 1)
+        assert kept() <= 2
+        gates[-1].set()
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
 
 
 async def test_sequences_do_not_wait_for_each_other() -> None:

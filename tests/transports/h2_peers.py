@@ -198,6 +198,12 @@ class Client:
                 return got
         raise AssertionError(f"the connection ended without a frame of the kinds {kinds}")
 
+    async def is_heard(self) -> None:
+        """Wait until the other side has read everything that was sent; frames that come meanwhile are lost."""
+        await self.send(frames.ping(bytes(8)))
+        while not (await self.next(frames.PING)).flags & frames.ACK:
+            pass
+
     async def rest(self) -> list[Frame]:
         """All until the end."""
         got = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 from triglot.engine.work import Execution
 
@@ -11,35 +11,28 @@ class ArrivalOrder:
     """On the loop. A request that is `done` is delivered when all that came before it are, or were given up."""
 
     def __init__(self) -> None:
-        self._came: deque[Execution] = deque()
-        self._waiting: set[Execution] = set()
-        """Those that are not done."""
-        self._there: set[Execution] = set()
-        """Those that are to be delivered."""
+        self._came: OrderedDict[Execution, bool] = OrderedDict()
+        """Those that are to be delivered, and whether each is done."""
 
     def __len__(self) -> int:
-        return len(self._there)
+        return len(self._came)
 
     def came(self, work: Execution) -> None:
         """It has its place from now on."""
-        self._came.append(work)
-        self._waiting.add(work)
-        self._there.add(work)
+        self._came[work] = False
 
     def done(self, work: Execution) -> None:
         """It has its outcome."""
-        self._waiting.discard(work)
-        self._deliver()
+        if work in self._came:
+            self._came[work] = True
+            self._deliver()
 
     def give_up(self, work: Execution) -> None:
         """Nobody waits for it any more; whatever its outcome is, it is not delivered."""
-        self._there.discard(work)
-        self._waiting.discard(work)
+        self._came.pop(work, None)
         self._deliver()
 
     def _deliver(self) -> None:
-        while self._came and self._came[0] not in self._waiting:
-            first = self._came.popleft()
-            if first in self._there:
-                self._there.remove(first)
-                first.deliver()
+        while self._came and self._came[first := next(iter(self._came))]:
+            del self._came[first]
+            first.deliver()

@@ -62,6 +62,7 @@ class Trace:
         "_stamps",
         "_tensors",
         "_tracer",
+        "begun",
         "ended",
         "entering",
         "head",
@@ -79,6 +80,9 @@ class Trace:
         self.root = root or self
         self.scope: _Collected | None = None
         self.steps: list[Trace] = []
+        """Those that have ended."""
+        self.begun = 0
+        """How many steps have begun."""
         self.entering = True
         self.ended = False
         self._tracer = tracer
@@ -225,8 +229,9 @@ class Tracer:
             scope.running += 1
         else:
             level = before.level
-            if before.root.ended or len(before.root.steps) >= MAX_STEPS:
+            if before.root.ended or before.root.begun >= MAX_STEPS:
                 return None
+            before.root.begun += 1
         head: dict[str, Any] = {"id": next(self._ids), "model_name": model, "model_version": version}
         if request is not None and request.id:
             head["request_id"] = request.id[:LONGEST_ID]

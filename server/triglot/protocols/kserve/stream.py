@@ -130,7 +130,7 @@ class InferStream:
         self._taking = True
         line, ready, requests = self._line, self._ready, self._requests
         try:
-            while len(line) + self._apart < MAX_IN_FLIGHT:
+            while self._failure is None and len(line) + self._apart < MAX_IN_FLIGHT:
                 if len(ready) >= MAX_IN_FLIGHT:
                     self._offer()
                     if len(ready) >= MAX_IN_FLIGHT:
@@ -140,11 +140,11 @@ class InferStream:
                 place = Place()
                 line.append(place)
                 self._asked.begin(data, place, self)
-            self._full = not self._has_room
         except Exception as error:
             self._fail(as_serving_error(error, "reading a stream"))
         finally:
             self._taking = False
+            self._full = self._failure is None and not self._has_room
             while self._deferred:
                 self._deferred.popleft()()
         self._send()

@@ -99,6 +99,7 @@ class _InSequence:
 
     def left(self) -> None:
         """See `Apart`."""
+        self._before = self.before  # Of those that are over, none is kept for those after it.
         self._over.set()
         self._line.left()
 
