@@ -298,7 +298,6 @@ def _grpc_server(
             config,
             telemetry,
             rest=None if config.rest_port == NO_PORT else http.protocol,
-            count_rest=http.count_connections,
             bound=[] if bound is None else bound.grpc,
         )
     from triglot.transports.grpc_server import GrpcServer  # noqa: PLC0415

@@ -33,11 +33,13 @@ def row(name: str, kind: Kind, call: Any) -> Method:
 
 
 class Rows:
-    """What is served: `Echo`, `Wrong` and `Held` take one request, `Count` and `Both` are streams."""
+    """What is served: `Echo`, `Large`, `Wrong` and `Held` take one request, `Count` and `Both` are streams."""
 
     def __init__(self) -> None:
         self.echoed: Counter[bytes] = Counter()
         """How often `Echo` ran, by what it was sent."""
+        self.made = 0
+        """Answers of `Large`."""
         self.counted = 0
         """Answers that `Count` was asked for."""
         self.held = asyncio.Event()
@@ -49,6 +51,10 @@ class Rows:
         self.metadata = dict(call.metadata)
         self.echoed[bytes(data)] += 1
         return bytes(data)
+
+    async def large(self, data: Any, _: Call) -> bytes:
+        self.made += 1
+        return bytes(int(bytes(data)))
 
     async def wrong(self, _: Any, __: Call) -> bytes:
         raise NotFound("100 % of ünïcode\nin two lines")
@@ -81,6 +87,7 @@ class Rows:
             "t.T",
             (
                 row("Echo", Kind.UNARY, self.echo),
+                row("Large", Kind.UNARY, self.large),
                 row("Wrong", Kind.UNARY, self.wrong),
                 row("Held", Kind.UNARY, self.hold),
                 row("Count", Kind.SERVER_STREAM, self.count),

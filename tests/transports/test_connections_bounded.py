@@ -9,9 +9,12 @@ from collections import Counter
 import grpc.aio
 import pytest
 from h2_peers import SECONDS, Client, data, greeted, greeting, message, opened, served
+from test_h2_rest import BODY, INFER, ONE, fields
 
+from served_models import Gated, serving
 from triglot.transports.h2 import frames
 from triglot.transports.h2.limits import Limits
+from waiting import until
 
 both = pytest.mark.parametrize("transport", ["aio", "h2"])
 
@@ -56,6 +59,30 @@ async def test_one_connection_too_many_is_closed(transport: str, caplog: pytest.
                 await fourth.close()
         await fourth.close()
         await second.close()
+
+
+async def test_connections_of_another_port_and_calls_are_no_connections() -> None:
+    gated = Gated()
+    async with serving({"gated": gated}, **ONE, max_sockets=2) as here:
+        others = [await asyncio.open_connection("127.0.0.1", here.server.rest_port) for _ in range(2)]
+        for reader, writer in others:
+            writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await asyncio.wait_for(reader.readline(), SECONDS)).startswith(b"HTTP/1.1 200 ")
+        first = await connected(here.server.grpc_port)
+        for number in range(1, 11, 2):
+            await first.send(
+                first.raw_headers(number, fields("POST", INFER.replace("twice", "gated"))), data(number, BODY)
+            )
+        await until(lambda: here.leases() == {"gated": 5})
+        second = await connected(here.server.grpc_port)
+        assert await is_served(second)
+        third = await connected(here.server.grpc_port)
+        assert not await is_served(third)
+        gated.gate.set()
+        for client in (first, second, third):
+            await client.close()
+        for _, writer in others:
+            writer.close()
 
 
 @both

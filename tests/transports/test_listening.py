@@ -34,7 +34,7 @@ class Echo(asyncio.Protocol):
 
 
 def listener(sockets: list[socket.socket], make: Callable[[], asyncio.Protocol] = Echo) -> Listener:
-    return Listener(sockets, make, most=1000, count=lambda: 0)
+    return Listener(sockets, make, most=1000)
 
 
 async def said(port: int, text: bytes) -> bytes:

@@ -73,9 +73,7 @@ class HttpServer:
         sockets = take_over(self._bound) or await bind(config.host, config.rest_port, "REST")
         await self.set_up()
         port: int = sockets[0].getsockname()[1]
-        self._listener = Listener(
-            sockets, self._protocol, most=config.max_sockets, count=self.count_connections, tls=self._tls
-        )
+        self._listener = Listener(sockets, self._protocol, most=config.max_sockets, tls=self._tls)
         self._listener.start()
         return port
 
@@ -92,8 +90,7 @@ class HttpServer:
         assert self._runner.server is not None
         return self._runner.server()
 
-    def count_connections(self) -> int:
-        """Those that are open."""
+    def _count_connections(self) -> int:
         return 0 if self._runner.server is None else len(self._runner.server.connections)
 
     def drain(self) -> None:
@@ -107,7 +104,7 @@ class HttpServer:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 # aiohttp tells nobody of a connection's end.
-                while self.count_connections():  # noqa: ASYNC110
+                while self._count_connections():  # noqa: ASYNC110
                     await asyncio.sleep(RETIRE_SECONDS)
 
     async def stop(self) -> None:

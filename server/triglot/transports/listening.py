@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from triglot.transports.tls import Tls
 
@@ -116,8 +117,7 @@ def bind_file(path: Path) -> socket.socket:
 class Listener:
     """Accepts connections on sockets, from `start` on. On the loop.
 
-    `make` gives each its protocol. `most`: so many may be open, of which `count` knows. `tls` is for all but Unix
-    sockets.
+    `make` gives each its protocol. `most`: so many may be open. `tls` is for all but Unix sockets.
     """
 
     def __init__(
@@ -126,18 +126,18 @@ class Listener:
         make: Callable[[], asyncio.BaseProtocol],
         *,
         most: int,
-        count: Callable[[], int],
         tls: Tls | None = None,
         greeting: float = GREETING_SECONDS,
     ) -> None:
         self._sockets = sockets
         self._make = make
         self._most = min(most, _most_files())
-        self._count = count
         self._tls = tls
         self._greeting = greeting
         self._loop = asyncio.get_running_loop()
         self._making: set[asyncio.Task[Any]] = set()
+        self._accepted: WeakSet[socket.socket] = WeakSet()
+        """Those that are open, and some that are not, which somebody keeps."""
         self._is_full = False
 
     def start(self) -> None:
@@ -175,13 +175,14 @@ class Listener:
         return True
 
     def _take(self, accepted: socket.socket, peer: object) -> None:
-        if self._count() + len(self._making) >= self._most:
+        if not self._has_room():
             accepted.close()
             if not self._is_full:
                 self._is_full = True
                 log.warning("%d connections are open, as many as may be: more are closed at once", self._most)
             return
         self._is_full = False
+        self._accepted.add(accepted)
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
             with suppress(OSError):  # Its client has left.
@@ -189,6 +190,11 @@ class Listener:
         task = self._loop.create_task(self._connect(accepted, peer))
         self._making.add(task)
         task.add_done_callback(self._making.discard)
+
+    def _has_room(self) -> bool:
+        if len(self._accepted) < self._most:
+            return True
+        return sum(one.fileno() >= 0 for one in self._accepted) < self._most
 
     async def _connect(self, accepted: socket.socket, peer: object) -> None:
         secured: dict[str, Any] = {}

@@ -79,11 +79,17 @@ class Body:
         self.reader.messages.clear()
         if self._rpc.kind is not Kind.BIDI_STREAM and len(self._inbox) > 1:
             raise Unimplemented("the call takes one request, got several")
-        if server.held_bytes > server.most_held_bytes and not self._inbox:
-            raise QueueFull(f"requests of {server.most_held_bytes} bytes are on their way to the server already")
+        # Small ones that wait already are not the reason, and are not lost for one that comes after them.
+        if not self._inbox or self._held - self._unread > MOST_UNREAD_BYTES:
+            self._check_room()
         self._owed += count
         self._grant()
         self.wake()
+
+    def _check_room(self) -> None:
+        server = self._rpc.protocol.server
+        if server.held_bytes > server.most_held_bytes:
+            raise QueueFull(f"requests of {server.most_held_bytes} bytes are on their way to the server already")
 
     def _grant(self) -> None:
         if self._owed and self._unread <= MOST_UNREAD_BYTES:
@@ -125,7 +131,15 @@ class Body:
             message = self.take()
             if message is not None:
                 self._rpc.protocol.wake()
-                yield await unpacked(message, self._rpc.head.encoding, server.most_bytes)
+                data = await unpacked(message, self._rpc.head.encoding, server.most_bytes)
+                # It may be much larger than what was taken, and may wait.
+                server.held_bytes += (size := len(data))
+                try:
+                    if size > MOST_UNREAD_BYTES:
+                        self._check_room()
+                    yield data
+                finally:
+                    server.held_bytes -= size
             elif self.ended:
                 return
             else:

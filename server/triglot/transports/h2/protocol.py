@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 MOST_TOGETHER = 32
 """Answers that leave at once: their client reads these while the next ones are made."""
+MOST_MOVED_BYTES = 1024 * 1024
+"""Of answers that wait for the end of a burst to be written."""
 LAST_STREAM_SECONDS = 1.0
 """For the other side to confirm that it knows that the connection ends."""
 
@@ -58,6 +60,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._awake = False
         self._unwritten = 0
         """How often something was to be written since that was done."""
+        self._moved = 0
+        """Bytes of bodies that had left by then."""
         self.burst = Burst(self.loop)
         self.draining = False
         """Whether its end has been announced."""
@@ -121,6 +125,9 @@ class H2Protocol(asyncio.BufferedProtocol):
     def wake(self) -> None:
         """Something is to be written: when all that was received has been acted on, or soon."""
         if self.burst.on:
+            # Large answers are written at once: whoever asks next is told when the socket takes no more.
+            if self.connection.out.moved - self._moved > MOST_MOVED_BYTES and not self.draining:
+                self._flush()
             return
         self._unwritten += 1
         if (self._unwritten == MOST_TOGETHER or not self.rpcs) and not self.draining:
@@ -134,6 +141,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         self._unwritten = 0
         transport = self._transport
         connection = self.connection
+        self._moved = connection.out.moved
         if transport is None:
             return
         if self.draining and connection.said_last and not self.rpcs and not connection.out.waits:
@@ -259,11 +267,13 @@ class H2Protocol(asyncio.BufferedProtocol):
             return (PayloadTooLarge if rpc.head.too_large else Internal)(rpc.head.problem)
         if self.server.open_calls >= self.server.most_calls:
             return QueueFull("Concurrent RPC limit exceeded!")
-        return None if self.connection.out.unsent <= self.server.limits.fair_unsent else self._backlog()
+        return self.backlog()
 
-    def _backlog(self) -> ServingError | None:
+    def backlog(self) -> ServingError | None:
         """Why no more answers are made for a client that has not read those that it has."""
         limits = self.server.limits
+        if self.connection.out.unsent <= limits.fair_unsent:
+            return None
         if (unsent := self.unsent) > limits.max_unsent:
             return QueueFull(f"the connection has {unsent} bytes of answers that its client has not read")
         if (unsent := self.server.unsent) > limits.max_unsent_in_all:

@@ -261,7 +261,7 @@ def begin_rest(
     """Have a request that is no gRPC call answered by REST, where that is served."""
     head, number, connection, server = event.headers, event.stream, protocol.connection, protocol.server
     handler = None if server.rest is None else server.rest()
-    if handler is None or transport is None or connection.out.unsent > server.limits.max_unsent:
+    if handler is None or transport is None or protocol.backlog() is not None:
         status = head.status if handler is None else UNAVAILABLE
         connection.out.headers(number, http_error(status), end=True)
         connection.reset_when_sent(number, ErrorCode.NO_ERROR)

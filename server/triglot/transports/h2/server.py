@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,8 @@ UNBOUNDED = 2**63
 class H2Server:
     """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls.
 
-    `limits`: in place of the configuration's. `rest` takes the connections that speak HTTP/1.1, of which
-    `count_rest` are open. `bound`: the port's sockets, where somebody else has bound them. Raises `ConfigError`
-    for a certificate that cannot be used.
+    `limits`: in place of the configuration's. `rest` takes the connections that speak HTTP/1.1. `bound`: the
+    port's sockets, where somebody else has bound them. Raises `ConfigError` for a certificate that cannot be used.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class H2Server:
         limits: Limits | None = None,
         *,
         rest: MakeRest | None = None,
-        count_rest: Callable[[], int] = lambda: 0,
         bound: Sequence[socket.socket] = (),
     ) -> None:
         self.limits = limits or _limits(config)
@@ -86,7 +84,6 @@ class H2Server:
             for method in service.methods
         }
         self.rest = rest
-        self._count_rest = count_rest
         self._bound = bound
         protocols = [HTTP2] if rest is None else [HTTP2, HTTP1]
         self._tls = Tls(config, *protocols) if config.tls_certificate else None
@@ -118,7 +115,6 @@ class H2Server:
             sockets,
             lambda: Front(self, self.rest),
             most=config.max_sockets,
-            count=self._count,
             tls=self._tls,
             greeting=self.limits.greeting,
         )
@@ -130,9 +126,6 @@ class H2Server:
         """Every now and then, so that a burst of large messages does not take memory for ever."""
         self.buffers.rest()
         self._releasing = asyncio.get_running_loop().call_later(REST_SECONDS, self._release_buffers)
-
-    def _count(self) -> int:
-        return len(self.connections) + len(self.fronts) + self._count_rest()
 
     async def retire(self) -> None:
         """Take no more connections, since another process does; calls, streams too, have the grace period."""

@@ -1,0 +1,105 @@
+"""What waits on connections is bounded, whoever waits with it, and however it came."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections import Counter
+from typing import Any
+
+from h2_peers import SECONDS, data, greeted, message, served
+from secured import server
+from test_h2_rest import BODY, INFER, ONE, client_of, fields
+
+from triglot.transports.h2 import frames
+from triglot.transports.h2.body import MOST_UNREAD_BYTES
+from triglot.transports.h2.limits import Limits
+from triglot.transports.h2.server import H2Server
+
+MIB = 1024 * 1024
+RESOURCE_EXHAUSTED = "8"
+
+
+async def test_a_large_request_behind_a_small_one_that_waits() -> None:
+    async with served(max_total_queue_bytes=100_000, max_queue_bytes=0) as here, here.channel() as channel:
+        client = await greeted(here)
+        part = message(bytes(MOST_UNREAD_BYTES + 1), size=2 * MOST_UNREAD_BYTES)
+        await client.send(client.headers(1, "Both"), data(1, message(b"small"), end=False))
+        await client.is_heard()
+        for at in range(0, len(part), 16_000):
+            await client.send(data(1, part[at : at + 16_000], end=False))
+        refused = await client.status(1)
+        assert refused["grpc-status"] == RESOURCE_EXHAUSTED
+        assert "on their way to the server" in refused["grpc-message"]
+        assert here.server.held_bytes == 0
+        assert await channel.unary_unary("/t.T/Echo")(b"1") == b"1"
+        await client.close()
+
+
+async def test_requests_that_are_small_only_as_long_as_they_are_compressed() -> None:
+    async with served(max_total_queue_bytes=100_000, max_queue_bytes=0) as here, here.channel() as channel:
+        here.rows.gate.set()
+        client = await greeted(here, initial_window_size=0)  # The handler waits with each request.
+        await client.send(
+            client.headers(1, "Both", ("grpc-encoding", "gzip")),
+            data(1, message(gzip.compress(bytes(90_000)), packed=1), end=False),
+            client.headers(3, "Both", ("grpc-encoding", "gzip")),
+            data(3, message(gzip.compress(bytes(2 * MOST_UNREAD_BYTES)), packed=1), end=False),
+        )
+        refused = await client.status(3)
+        assert refused["grpc-status"] == RESOURCE_EXHAUSTED
+        assert here.server.held_bytes == 90_000
+        assert await channel.unary_unary("/t.T/Echo")(b"1") == b"1"
+        await client.send(frames.rst_stream(1, frames.ErrorCode.CANCEL))
+        await client.is_heard()
+        assert here.server.held_bytes == 0
+        await client.close()
+
+
+async def test_answers_to_what_came_together() -> None:
+    """Of many calls in one packet some are refused, when their client does not read the answers to the others."""
+    count = 200
+    async with served(Limits(max_unsent=4 * MIB)) as here:
+        client = await greeted(here, initial_window_size=frames.LARGEST_WINDOW)
+        await client.send(frames.window_update(0, frames.LARGEST_WINDOW - 65_535))
+        await client.is_heard()
+        transport: Any = client.writer.transport
+        transport.pause_reading()
+        numbers = range(1, 2 * count, 2)
+        await client.send(*(client.headers(at, "Large") + data(at, message(str(MIB).encode())) for at in numbers))
+        async with asyncio.timeout(SECONDS):
+            while not here.rows.made:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+        # What has left lies in the buffers of the socket, and in asyncio's.
+        assert here.rows.made < count / 2
+        transport.resume_reading()
+        statuses: Counter[str] = Counter()
+        while statuses.total() < count:
+            got = await client.next(frames.HEADERS)
+            if "grpc-status" in (said := client.fields(got.payload)):
+                statuses[said["grpc-status"]] += 1
+        assert statuses == {"0": here.rows.made, RESOURCE_EXHAUSTED: count - here.rows.made}
+        await client.close()
+
+
+async def test_answers_of_rest_that_nobody_reads() -> None:
+    async with server(**ONE) as here:
+        h2 = here._grpc
+        assert isinstance(h2, H2Server)
+        # They are no options.
+        h2.limits = Limits(max_unsent_in_all=1000, fair_unsent=0)
+        length = ("content-length", str(len(BODY)))
+        statuses: Counter[str] = Counter()
+        async with (
+            client_of(here.grpc_port, initial_window_size=0) as one,
+            client_of(here.grpc_port, initial_window_size=0) as other,
+        ):
+            for number in range(1, 41, 2):
+                for client in (one, other):
+                    await client.send(
+                        client.raw_headers(number, fields("POST", INFER, length)), data(number, BODY)
+                    )
+                    statuses[client.fields((await client.next(frames.HEADERS)).payload)[":status"]] += 1
+        # Each answer is larger than what one of the clients may have of all.
+        assert statuses.keys() == {"200", "503"}
+        assert statuses["200"] <= 20
