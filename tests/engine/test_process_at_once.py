@@ -15,7 +15,7 @@ from told_models import ON_LOOP, PLAIN, SECONDS, STREAM_ON_LOOP, code, told
 
 from triglot import Call, ModelLoadError, ServingError, Unavailable
 from triglot.core.call import ModelCall, ModelTask
-from triglot.core.errors import Code
+from triglot.core.errors import Code, QueueFull
 from triglot.engine.processes.channel import Channel
 from triglot.engine.processes.frames import Kind
 from triglot.engine.processes.remote_model import RemoteModel
@@ -114,6 +114,21 @@ async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> Non
             await one.say("await asyncio.sleep(600)", call)
         assert caught.value.code is Code.DEADLINE_EXCEEDED
         await one.entered("ended")
+        assert await one.say("return 'next'") == "next"
+
+
+async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP, more="\n    max_queue_size = 3\n") as one:
+        while one.model.given_up < 3:  # One that is too late before it is sent goes on nowhere.
+            call = Call()
+            call.limit(0.05, "the test")
+            with pytest.raises(ServingError) as caught:
+                await one.say("while not (folder / 'go').exists(): time.sleep(0.005)", call)
+            assert caught.value.code is Code.DEADLINE_EXCEEDED
+        with one.servable, pytest.raises(QueueFull, match="3 requests run, as many as max_queue_size allows"):
+            await one.say("return 'next'")
+        (tmp_path / "go").touch()
+        await until(lambda: one.model.given_up == 0)
         assert await one.say("return 'next'") == "next"
 
 

@@ -45,6 +45,11 @@ class HostedModel(Model):
     def alive(self) -> bool:
         """Whether something is there to run the next request."""
 
+    @property
+    def given_up(self) -> int:
+        """Calls that go on in it though nobody waits for them any more. On the loop."""
+        return 0
+
     @abstractmethod
     def abandon(self) -> None:
         """Its calls have not ended in time: end what runs them. On any thread; `close` follows."""

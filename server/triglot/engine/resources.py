@@ -47,6 +47,7 @@ class Resources(Leases):
         self.name = name
         self.version = version
         self.model = model
+        self._hosted = model if isinstance(model, HostedModel) else None
         self.platform = model.platform
         self.signatures = signatures_of(model)
         self.default_signature = default_of(self.signatures)
@@ -97,7 +98,7 @@ class Resources(Leases):
     @property
     def alive(self) -> bool:
         """Whether an instance is there to run the next request."""
-        if isinstance(self.model, HostedModel) and not self.model.alive:
+        if self._hosted is not None and not self._hosted.alive:
             return False
         return self.on_loop or self._instances.alive
 
@@ -112,8 +113,8 @@ class Resources(Leases):
         for name, counts in self.model.own_batches.items():
             yield from counts.readings({"dag_model": name})
         yield refusals("max_queue_size", self._queue_full)
-        if isinstance(self.model, HostedModel):
-            yield from self.model.readings()
+        if self._hosted is not None:
+            yield from self._hosted.readings()
         if self._gate is not None:
             yield from self._gate.readings()
         if self.answers is not None:
@@ -160,7 +161,9 @@ class Resources(Leases):
 
     def _check_room_on_loop(self) -> None:
         """Raises `QueueFull`: calls of code on the loop do not wait; the bound is on how many run."""
-        if self._leases > self._limit:
+        # Those that their callers left, and a process goes on with, hold no lease.
+        running = self._leases if self._hosted is None else self._leases + self._hosted.given_up
+        if running > self._limit:
             self._queue_full += 1
             raise queue_full(f"{self._limit} requests run, as many as max_queue_size allows")
 

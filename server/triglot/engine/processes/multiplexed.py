@@ -52,6 +52,7 @@ class _Talk:
     follows: Callable[[], object] = _nobody
     sent: bool = False
     ended: bool = False
+    given_up: bool = False
     messages: deque[Message | Exception] = field(default_factory=deque)
     waiter: asyncio.Future[None] | None = None
 
@@ -79,6 +80,8 @@ class MultiplexedCalls:
         self._owner = owner
         self._with_call = with_call
         self._talks: dict[int, _Talk] = {}
+        self.given_up = 0
+        """Calls that go on though nobody waits for them any more."""
         self._last = 0
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._over = False
@@ -149,6 +152,9 @@ class MultiplexedCalls:
                     while not talk.ended:
                         await talk.next()
         finally:
+            if not talk.ended:
+                talk.given_up = True
+                self.given_up += 1
             await talk.desk.close()
 
     def _begin(self, send: Callable[[_Talk], None], call: Call) -> _Talk:
@@ -182,27 +188,28 @@ class MultiplexedCalls:
                     self._owner.kill("answered another call and was killed")
             elif not talk.desk.serve(message):
                 if message.kind in (Kind.DONE, Kind.FAILED, Kind.UNLOADABLE):
-                    talk.ended = True
-                    del self._talks[talk.number]
+                    self._ended(talk)
                 talk.put(message)
         except (LookupError, TypeError, ValueError) as error:
             self._owner.kill(f"said what nobody understands ({error}) and was killed")
+
+    def _ended(self, talk: _Talk) -> None:
+        talk.ended = True
+        self._talks.pop(talk.number, None)
+        self.given_up -= talk.given_up
 
     def _gone(self) -> None:
         """Nothing more comes."""
         self._over = True
         if self._own is not None:
             self._own.leave()
-        talks = list(self._talks.values())
-        self._talks.clear()
-        for talk in talks:
-            talk.ended = True
+        for talk in list(self._talks.values()):
+            self._ended(talk)
             talk.put(unavailable(self._owner) if talk.sent else NotBegun(self._owner.lost))
 
     def _failed(self, talk: _Talk, error: Exception) -> None:
         """The call could not be handed over."""
-        talk.ended = True
-        self._talks.pop(talk.number, None)
+        self._ended(talk)
         talk.put(error)
 
     def _post(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:

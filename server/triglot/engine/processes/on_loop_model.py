@@ -49,6 +49,12 @@ class OnLoopModel(RemoteModel):
             if process.lost:
                 self._pool.lose(process)
 
+    @property
+    def given_up(self) -> int:
+        """See `HostedModel`."""
+        there = (process.calls for process in self._pool.there())
+        return sum(calls.given_up for calls in there if isinstance(calls, MultiplexedCalls))
+
     def _run_on(self, process: Process) -> Function:
         return partial(self._warmed, process)
 

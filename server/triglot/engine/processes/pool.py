@@ -51,7 +51,7 @@ class Pool:
         self._closed = False
         self._gone: list[Process] = []
         self.seats = Seats()
-        self.metrics = PoolMetrics(lambda: [process.notices for process in self._there()])
+        self.metrics = PoolMetrics(lambda: [process.notices for process in self.there()])
         self._keeper = Keeper(f"{program.name} processes", self._looks)
 
     # --- the beginning ---
@@ -307,20 +307,20 @@ class Pool:
         with self._free:
             self._closed = True
             self._free.notify_all()
-            there = self._there()
+            there = self.there()
         for process in filter(which, there):
             process.kill(why)
 
-    def _there(self) -> list[Process]:
-        both = (process for place in self._places for process in (place.process, place.coming))
-        return [process for process in both if process is not None] + self._gone
+    def there(self) -> list[Process]:
+        """Those that run, or are to, and those that are gone and not forgotten."""
+        return [one for place in self._places for one in (place.process, place.coming) if one] + self._gone
 
     def close(self) -> None:
         """Have every process close its model and end; nobody calls them any more. Blocks."""
         with self._free:
             self._closed = True
             self._free.notify_all()
-            there = self._there()
+            there = self.there()
             coming = {place.coming for place in self._places}
             self.live = 0
         for process in there:
@@ -334,7 +334,7 @@ class Pool:
         # It may just have started one more.
         self._keeper.end()
         with self._free:
-            there = [process for process in self._there() if process not in there]
+            there = [process for process in self.there() if process not in there]
             self._places.clear()
             self._gone.clear()
         for process in there:
