@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import random
-import sys
-import termios
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.limits import Limits
+from triglot.transports.unsent import buffered
 
 if TYPE_CHECKING:
     from triglot.transports.h2.protocol import H2Protocol
@@ -123,17 +121,3 @@ class Watch:
         if seen != self._seen or not (waiting or out.waits_finished):
             self._seen, self._moved = seen, now
         return now - self._moved >= self._limits.stall
-
-
-def buffered(transport: asyncio.Transport) -> int:
-    """Bytes that wait for the other side to take them, or of TLS some that tell whether any wait."""
-    size = transport.get_write_buffer_size()
-    if transport.can_write_eof():
-        return size
-    # TLS does not count what it has handed on to the socket's own transport. The system is asked what the other
-    # side has not confirmed: while more waits here, there is some of that, but for moments.
-    try:
-        sent = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    except (OSError, ValueError):
-        return 0  # It is closed.
-    return size + int.from_bytes(sent, sys.byteorder)
