@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MOST_TOGETHER = 32
 """Answers that leave at once: their client reads these while the next ones are made."""
-MOST_MOVED_BYTES = 1024 * 1024
+MOST_MOVED_BYTES = 16 * 1024 * 1024
 """Of answers that wait for the end of a burst to be written."""
 LAST_STREAM_SECONDS = 1.0
 """For the other side to confirm that it knows that the connection ends."""
