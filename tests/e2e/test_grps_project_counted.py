@@ -108,9 +108,13 @@ def test_a_pause_of_the_model_is_nobodys_decoding_or_encoding(tmp_path: Path) ->
     pause = 3  # Seconds, of the toy: no codec takes as long, however slow the machine is.
     with serving(tmp_path) as (address, channel):
         predict_streaming(channel, GrpsMessage(model="slow-1.0.0", str_data="x"))
-        assert counted(address) == {("PredictStreaming", "slow", "1", "OK"): 1}
+        post(address, {"str_data": "x"}, "model=slow-1.0.0&streaming=true")
+        assert counted(address) == {
+            ("PredictStreaming", "slow", "1", "OK"): 1,
+            ("predict", "slow", "1", "OK"): 1,
+        }
         samples = samples_of(address)
-        assert total(samples, "triglot_compute_seconds_sum", model="slow") >= pause
+        assert total(samples, "triglot_compute_seconds_sum", model="slow") >= 2 * pause
         assert total(samples, "triglot_codec_seconds_sum") < pause
 
 

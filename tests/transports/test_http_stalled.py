@@ -8,16 +8,14 @@ import socket
 import numpy as np
 import pytest
 from h2_peers import SECONDS
+from test_tls_slow_readers import BODY, LARGE
 
 from served_models import Function, Served, serving
 from waiting import ever_later, until
 
-LARGE = 30_000_000
-"""Bytes of an answer, of which the system takes some for the client."""
-BODY = b"""{"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}],
-"parameters": {"binary_data_output": true}}"""
 STALL = "triglot.transports.http_connections.STALL_SECONDS"
 PIECE = 2_000_000
+"""Bytes that a slow client takes before it pauses."""
 
 both = pytest.mark.parametrize("port", ["rest_port", "grpc_port"])
 
@@ -54,14 +52,14 @@ async def test_who_takes_nothing_is_let_go(port: str, monkeypatch: pytest.Monkey
 async def test_who_takes_a_little_at_a_time_gets_everything(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     for later in ever_later(0.2):
-        monkeypatch.setattr(STALL, later)
+        monkeypatch.setattr(STALL, later)  # As above.
         async with serving(large(), grpc_transport="h2") as here:
             client = await asked(here, port)
             taken = 0
             try:
                 while taken < LARGE:
-                    until = taken + PIECE
-                    while taken < until and taken < LARGE:
+                    next_pause = min(taken + PIECE, LARGE)
+                    while taken < next_pause:
                         got = await asyncio.wait_for(loop.sock_recv(client, PIECE), SECONDS)
                         if not got:
                             raise ConnectionError
