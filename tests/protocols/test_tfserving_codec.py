@@ -177,6 +177,7 @@ def test_unreadable_tensors_are_kept_for_later() -> None:
         field(2, field(1, b"\xff") + field(2, TENSOR)),
         field(2, field(1, b"\xff") + field(1, "x") + field(2, TENSOR)),
         field(2, field(1, "x") + field(2, "?")),
+        field(2, field(1, "x") + field(2, FLOAT + b"\x12") + field(11, "?")),
         field(2, field(1, "x") + field(2, TENSOR + b"\x0a\5") + field(2, "12345")),
         entry("x", FLOAT + field(5, bytes(5))),
         entry("x", FLOAT + SHAPE_2 + field(4, bytes(8)) + field(6, bytes(5))),

@@ -126,8 +126,8 @@ def _entry(entry: memoryview) -> tuple[str, bytes | memoryview] | None:
         raise InvalidArgument(
             "the request is not a valid protobuf message: an input's name is not UTF-8"
         ) from None
-    if len(values) > 1:
-        # Each is a message by itself, and not only all together.
+    if len(values) > 1 or rest:
+        # Each is a message by itself, and not only all together, and where nobody reads it, too.
         for value in values:
             parse(TensorValues, bytes(value))
     return None if rest else (names[-1] if names else "", values[0] if len(values) == 1 else b"".join(values))
