@@ -21,11 +21,15 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("micro", ()),
     ("lifecycle", ()),
     ("leaks", ()),
+    ("connection_memory", ()),
+    ("failed_bodies", ()),
     ("batching", ("--in-flight", "1", "64", "256", "--seconds", "0.6", "--learn", "5")),
     ("overload", ()),
     ("process", ("--rounds", "5", "--seconds", "0.5")),
     ("shared_memory", ("--in-flight", "1", "--seconds", "0.7")),
     ("aio_tuning", ()),
+    ("storms", ()),
+    ("hostile_json", ()),
 )
 USUAL = ("micro", "lifecycle", "leaks", PAGE)
 ALL = "all"

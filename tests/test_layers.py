@@ -90,6 +90,7 @@ def test_only_transports_know_a_network_library() -> None:
         ("triglot.transports.http_calls", "aiohttp"),
         ("triglot.transports.http_connections", "aiohttp"),
         ("triglot.transports.http_log", "aiohttp"),
+        ("triglot.transports.http_origins", "aiohttp"),
         ("triglot.transports.http_routes", "aiohttp"),
         ("triglot.transports.http_server", "aiohttp"),
     }

@@ -11,9 +11,8 @@ import pytest
 
 import triglot
 from served_models import SECONDS, Arrays, Function, Gated, both, calling, ints, serving
-from triglot.core.call import BatchCall, Call
+from triglot.core.call import MAX_MODEL_CALLS, BatchCall, Call
 from triglot.core.errors import Code
-from triglot.model_calls import MAX_DEPTH
 from waiting import ever_later, until
 
 
@@ -116,10 +115,10 @@ async def test_a_model_that_calls_itself_on_the_loop() -> None:
         return {"y": left} if left[0] <= 0 else await call.infer("count", {"x": left})
 
     async with serving({"count": Function(count_down)}) as served:
-        assert (await served.infer("count", ints(MAX_DEPTH + 1))).tolist() == [0]
-        error = await served.error("count", ints(MAX_DEPTH + 2))
+        assert (await served.infer("count", ints(MAX_MODEL_CALLS + 1))).tolist() == [0]
+        error = await served.error("count", ints(MAX_MODEL_CALLS + 2))
         assert error.code is Code.FAILED_PRECONDITION
-        assert f"more than {MAX_DEPTH} models call each other in a row: count -> count" in error.message
+        assert f"more than {MAX_MODEL_CALLS} models call each other in a row: count -> count" in error.message
         await served.is_idle()
 
 

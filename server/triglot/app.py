@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from triglot import backends
 from triglot.config import NO_PORT, Config, ConfigError
 from triglot.core.control import Control
+from triglot.core.cpus import usable_cpus
 from triglot.core.errors import ModelLoadError
 from triglot.core.model_metadata import ModelMetadata
 from triglot.dataplane import DataPlane
@@ -33,7 +33,7 @@ from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
 from triglot.repository.default_batching import DefaultBatching
 from triglot.repository.loader import Adapt, Load
 from triglot.repository.manager import Manager
-from triglot.repository.settings import ModelSettings
+from triglot.repository.settings import ModelSettings, folders_of
 from triglot.repository.source import ModelFiles
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
@@ -41,6 +41,7 @@ from triglot.telemetry.trace_settings import TraceOptions, read_level
 from triglot.telemetry.tracing import Tracer
 from triglot.transports.http_server import HttpServer
 from triglot.transports.listening import Bound
+from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import check_certificate
 
 if TYPE_CHECKING:
@@ -49,13 +50,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FEWEST_INSTANCES = 8
+"""That the configuration in a request may ask for on any machine, unless an option says otherwise."""
+
 
 class Server:
     """The server of the models at `paths`, or of `models`; `async with` starts and stops it.
 
     `load` makes models, and `adapt` completes each of them before it is served. `telemetry`: one that somebody
     else reads or feeds, too. `about`: what grps' clients are told of the server. `log_handler` writes the log, if
-    that is the server's business. `control` and `bound`: where it is one of several workers.
+    that is the server's business. `control` and `bound`: where it is one of several workers. `model_folders`:
+    where TensorFlow Serving's clients may have models loaded from; by default, the folders of `models`.
 
     Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
     configuration says that this is the end, `ConfigError` when a library is missing that it asks for, and
@@ -76,6 +81,7 @@ class Server:
         log_handler: logging.Handler | None = None,
         control: Control | None = None,
         bound: Bound | None = None,
+        model_folders: Sequence[Path] | None = None,
     ) -> None:
         if isinstance(paths, str | Path):
             raise TypeError(f"paths: expected a list of paths, got {paths!r}")
@@ -85,6 +91,8 @@ class Server:
         if self.config.workers > 1 and control is None:
             raise ConfigError("workers: expected 1, as only the command line starts more processes")
         control = control or Control()
+        if model_folders is None:
+            model_folders = folders_of(models or ())
         self.manager = Manager(
             [Path(path) for path in paths] if models is None else models,
             load,
@@ -95,6 +103,8 @@ class Server:
             explicit=self.config.models_to_load if self.config.model_control_mode == "explicit" else None,
             left_out=control.left_out,
             allow_symlinks=self.config.allow_symlinks,
+            most_instances=self.config.max_requested_instances or max(FEWEST_INSTANCES, 2 * len(usable_cpus())),
+            folders=[*model_folders, *self.config.model_roots],
             load_timeout=self.config.load_timeout,
             labels_before_load=self.config.labels_before_load,
             adapt=adapt or DefaultBatching(self.config.default_max_batch_size),
@@ -108,6 +118,7 @@ class Server:
                 self.config.max_queue_bytes, self.config.max_total_queue_size, self.config.max_total_queue_bytes
             )
         )
+        self._request_bytes = RequestBytes(self.config.max_total_queue_bytes)
         self._cache = ResponseCache(self.config.response_cache_bytes)
         self.telemetry = telemetry or Telemetry()
         self.telemetry.queue_depth = self.dataplane.queue_depth
@@ -207,11 +218,17 @@ class Server:
         doors = []
         # gRPC's port may take REST calls, too.
         http = self._http = HttpServer(
-            routes, self.config, self.telemetry, bound=[] if self._bound is None else self._bound.rest
+            routes,
+            self.config,
+            self.telemetry,
+            self._request_bytes,
+            bound=[] if self._bound is None else self._bound.rest,
         )
         await http.set_up()
         if self.config.grpc_port != NO_PORT or self.config.grpc_socket:
-            self._grpc = _grpc_server(self.config, self._bound)(services, self.telemetry, http)
+            self._grpc = _grpc_server(self.config, self._bound)(
+                services, self.telemetry, self._request_bytes, http
+            )
             self.grpc_port = await self._grpc.start()
             doors += [f"gRPC on {name}" for name in self._grpc_names()]
         if self.config.rest_with_grpc:
@@ -226,7 +243,7 @@ class Server:
             log.info("the monitor page is at %s://%s/", scheme, self.config.address(self.rest_port))
         if self.config.first_protocol == "grps" and not self.config.grps_online:
             log.info("grps' health is not ready before a call of Online; --online makes it ready from the start")
-        if not _is_loopback(self.config.host) and not self.config.tls_client_ca:
+        if not self.config.on_loopback and not self.config.tls_client_ca:
             log.warning("whoever reaches %s can call the models: there is no authentication", self.config.host)
 
     def _grpc_names(self) -> list[str]:
@@ -288,32 +305,28 @@ def _trace_options(config: Config) -> TraceOptions:
 
 def _grpc_server(
     config: Config, bound: Bound | None = None
-) -> Callable[[list[Service], Telemetry, HttpServer], GrpcServer | H2Server]:
+) -> Callable[[list[Service], Telemetry, RequestBytes, HttpServer], GrpcServer | H2Server]:
     """Makes what carries gRPC; the other one, and its library, are not loaded."""
     if config.grpc_transport == "h2":
         from triglot.transports.h2.server import H2Server  # noqa: PLC0415
 
-        return lambda services, telemetry, http: H2Server(
+        return lambda services, telemetry, request_bytes, http: H2Server(
             services,
             config,
             telemetry,
+            request_bytes=request_bytes,
             rest=None if config.rest_port == NO_PORT else http.protocol,
             bound=[] if bound is None else bound.grpc,
         )
     from triglot.transports.grpc_server import GrpcServer  # noqa: PLC0415
 
-    return lambda services, telemetry, _: GrpcServer(services, config, telemetry, shared=bound is not None)
+    return lambda services, telemetry, request_bytes, _: GrpcServer(
+        services, config, telemetry, request_bytes=request_bytes, shared=bound is not None
+    )
 
 
 def _counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_free(host: str, port: int) -> None:

@@ -15,6 +15,7 @@ from triglot import grps_cli, tfserving_cli
 from triglot.config import OPTIONS, Config, ConfigError, flag_of, option_type, unknown
 from triglot.config_sources import load_config, vertex_model
 from triglot.core.errors import ModelLoadError
+from triglot.core.log_handlers import log_handler
 from triglot.serving import FAILED, Start, run, supervised, tell
 from triglot.telemetry.log_settings import formatter
 from triglot.telemetry.store import Telemetry
@@ -34,7 +35,7 @@ WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
 }
 """Flags of `serve` that stand for options: their help, and the options."""
-JOINED = ("load_model",)
+JOINED = ("load_model", "allowed_origins", "allowed_hosts")
 """Options whose flag may come more than once, as it does for Triton; its values add up."""
 DEMO = Path(__file__).parent / "demo"
 WRONG_USE = 2
@@ -187,13 +188,13 @@ def _set_up_logging(config: Config, source: str) -> logging.Handler:
     Raises `ConfigError` for a log_file that cannot be written.
     """
     try:
-        handler = (
-            logging.FileHandler(config.log_file, encoding="utf-8") if config.log_file else logging.StreamHandler()
-        )
+        handler = log_handler(config.log_file)
     except OSError as error:
         raise ConfigError(f"log_file: cannot write {config.log_file}: {error.strerror}") from None
     handler.setFormatter(formatter(config.log_format, source))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    # grpc's library writes to standard error by itself, a line for each TLS handshake that fails.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # grpc logs a trace for every client that leaves in the middle of a call.
     logging.getLogger("grpc._cython.cygrpc").addFilter(
         lambda record: "ExecuteBatchError" not in str(record.msg) or config.log_level == "debug"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 ENVIRONMENT_PREFIX = "TRIGLOT_"
@@ -42,8 +45,15 @@ CONTROL_MODES = ("none", "poll", "explicit")
 POLL_SECONDS = 5.0
 STREAMING_MODES = ("query_param", "header_param", "body_param")
 LAST_PORT = 65535
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 NO_PORT = -1
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+_HOST_NAME = re.compile(r"\*|[^*:/\s]+")
+
+
+def _parts(text: str) -> list[str]:
+    """What an option lists with commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +127,21 @@ class Config:
     max_message_size: int = _option(
         2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1, most=2**31 - 1
     )
+    max_json_size: int = _option(
+        64 * MIB, "bytes of JSON in one REST request, inflated; binary tensors beside it do not count", least=1
+    )
+    max_json_values: int = _option(
+        8 * MIB,
+        "values in the JSON of one REST request: a number in a list of numbers counts 1, any other value or key "
+        "16, a list or an object 64",
+        least=1,
+    )
     max_connections: int = _option(0, "calls that may be open at a time, over gRPC and over REST; 0 sets no limit")
     max_sockets: int = _option(
-        10_000, "connections that may be open at a time on one port; more are closed at once", least=1
+        10_000,
+        "connections that may be open at a time on one port, or fewer where the process may have few files; "
+        "more are closed at once",
+        least=1,
     )
     max_connection_age: float = _option(
         300.0,
@@ -136,7 +158,17 @@ class Config:
         0.0, "seconds that a request for a model may take when its client sets no deadline; 0 sets no limit"
     )
     cors: bool = _option(
-        False, "let web pages of any origin read the answers of TensorFlow Serving's REST interface"
+        False, "let web pages of any origin use TensorFlow Serving's REST interface, and read its answers"
+    )
+    allowed_origins: str = _option(
+        "",
+        "origins of web pages that may use REST as the server's own page may, like https://app.example:8443, with "
+        "commas or each with a flag of its own; pages of others can neither infer nor change anything",
+    )
+    allowed_hosts: str = _option(
+        "",
+        "names that the Host header of REST requests may have besides localhost, host and addresses, with commas "
+        "or each with a flag of its own, * for all; without any, a server that is not on loopback takes all",
     )
     tensor_content: bool = _option(
         False, "answer TensorFlow Serving's Predict with tensor_content instead of typed fields"
@@ -157,11 +189,21 @@ class Config:
         "models to load at the start, with commas or each with a flag of its own, * for all; with "
         "model_control_mode explicit",
     )
+    max_requested_instances: int = _option(
+        0,
+        "instances, each a thread or a process, that the configuration in a client's request to load a model may "
+        "ask for, unless the model's own asks for more; 0: twice the CPUs, and 8 at least",
+    )
     load_timeout: float = _option(600.0, "seconds that loading a version may take; 0 sets no limit")
     default_max_batch_size: int = _option(
         0, "max_batch_size, with dynamic batching, of ONNX models that say none (Triton's is 4); 0: not batched"
     )
     allow_symlinks: bool = _option(False, "let symbolic links in a repository lead out of it")
+    allowed_model_roots: str = _option(
+        "",
+        "folders, with commas, that TensorFlow Serving's clients may have models loaded from by "
+        "HandleReloadConfigRequest, besides the base paths of the start; / allows all",
+    )
     labels_before_load: bool = _option(False, "let a new version label point to one that is not available yet")
     warm_up: bool = _option(
         True, "run a version's recorded requests, assets.extra/tf_serving_warmup_requests, before it takes calls"
@@ -210,7 +252,9 @@ class Config:
         8192, "requests that all models may hold, waiting or running; 0 sets no limit"
     )
     max_total_queue_bytes: int = _option(
-        2 * GIB, "bytes of requests that all models may hold, waiting or running; 0 sets no limit"
+        2 * GIB,
+        "bytes of requests that all models may hold, waiting or running, and as many that are being received or "
+        "decoded; 0 sets no limit",
     )
     response_cache_bytes: int = _option(0, "bytes of answers to keep for equal requests, where models allow it")
     shared_memory_prefix: str = _option(
@@ -243,6 +287,7 @@ class Config:
                 raise ConfigError(f"{name}: expected {expected.__name__}, got {value!r}")
             check_option(name, value, name)
         self._check_doors()
+        self._check_browsers()
         for name, value, mode in (
             ("poll_interval", self.poll_interval != POLL_SECONDS, "poll"),
             ("load_model", bool(self.load_model), "explicit"),
@@ -262,6 +307,16 @@ class Config:
                 raise ConfigError(f"trace_level: expected OFF, or of {', '.join(TRACE_LEVELS)}, got {name!r}")
             if not self.trace_file:
                 raise ConfigError(f"trace_level: {name} needs a trace_file to write traces to")
+
+    def _check_browsers(self) -> None:
+        for origin in self.allowed_origin_list:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed_origins: expected origins like https://app.example:8443, got {origin!r}"
+                )
+        for host in self.allowed_host_list:
+            if not _HOST_NAME.fullmatch(host):
+                raise ConfigError(f"allowed_hosts: expected names like app.example, without a port, got {host!r}")
 
     def _check_doors(self) -> None:
         if self.workers > 1 and self.grpc_socket:
@@ -294,7 +349,30 @@ class Config:
     @property
     def models_to_load(self) -> tuple[str, ...]:
         """The names in `load_model`."""
-        return tuple(name.strip() for name in self.load_model.split(",") if name.strip())
+        return tuple(_parts(self.load_model))
+
+    @property
+    def model_roots(self) -> list[Path]:
+        """The folders in `allowed_model_roots`."""
+        return [Path(part) for part in _parts(self.allowed_model_roots)]
+
+    @property
+    def allowed_origin_list(self) -> tuple[str, ...]:
+        """The origins in `allowed_origins`, as browsers write them."""
+        return tuple(origin.lower().rstrip("/") for origin in _parts(self.allowed_origins))
+
+    @property
+    def allowed_host_list(self) -> tuple[str, ...]:
+        """The names in `allowed_hosts`, in lower case."""
+        return tuple(name.lower() for name in _parts(self.allowed_hosts))
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @property
     def rest_with_grpc(self) -> bool:

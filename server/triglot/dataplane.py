@@ -247,7 +247,8 @@ class DataPlane:
         return self._manager.platforms()
 
     async def reload(self, models: Sequence[ModelSettings]) -> None:
-        """Serve these models, and no others. Raises `ServingError` as `Manager.reload`."""
+        """Serve these models, and no others. Raises `ServingError` as `Manager.check_folders` and `reload`."""
+        await self._manager.check_folders(models)
         await self.control.act(RELOAD, {"models": list(map(settings_fields, models))})
 
     async def _reload(self, arguments: Arguments) -> None:

@@ -16,6 +16,7 @@ from triglot.protocols.grpc.reflection import reflection_services
 from triglot.protocols.grps.metadata import server_text
 from triglot.protocols.grps.routes import HttpRules, grps_routes
 from triglot.protocols.grps.service import Grps
+from triglot.protocols.json_limits import JsonLimits
 from triglot.protocols.kserve.extension import Extension
 from triglot.protocols.kserve.generate import Generate
 from triglot.protocols.kserve.log_settings import LogSetting
@@ -56,24 +57,25 @@ def rows(
     """
     regions = regions or Regions()
     served = config.protocol_names
+    limits = JsonLimits(config.max_json_size, config.max_json_values)
     services: list[Service] = []
     routes: list[Route] = []
     health_names: list[str] = []
     if "kserve" in served:
         logs = logs or LogSettings(telemetry.access_log)
-        extensions = _extensions(dataplane, telemetry, config, logs)
+        extensions = _extensions(dataplane, limits, logs)
         extensions += [SystemSharedMemory(regions, dataplane.control), CudaSharedMemory()]
         kserve = KServe(dataplane, config.server_name, telemetry, extensions, regions)
         services.append(kserve.grpc_service())
-        routes += _of("kserve", kserve_routes(kserve))
+        routes += _of("kserve", kserve_routes(kserve, limits))
     if "tfserving" in served:
-        tensorflow, paths = _tfserving(dataplane, predictions, config, telemetry)
+        tensorflow, paths = _tfserving(dataplane, predictions, config, telemetry, limits)
         services += tensorflow
         routes += _of("tfserving", paths)
         # TensorFlow Serving's health service knows its services without their package (tfs 1).
         health_names += [service.name.rpartition(".")[2] for service in tensorflow]
     if "grps" in served:
-        grps, paths = _grps(dataplane, config, about)
+        grps, paths = _grps(dataplane, config, about, limits)
         services += grps
         # Before all others: a project's own path may be one of theirs.
         routes = paths + routes
@@ -92,12 +94,12 @@ def _first_of_each(routes: list[Route]) -> list[Route]:
     return list(firsts.values())
 
 
-def _extensions(dataplane: DataPlane, telemetry: Telemetry, config: Config, logs: LogSettings) -> list[Extension]:
+def _extensions(dataplane: DataPlane, limits: JsonLimits, logs: LogSettings) -> list[Extension]:
     """Triton's extensions of KServe V2."""
     return [
         ModelConfigs(dataplane),
         ModelStatistics(dataplane),
-        Generate(dataplane),
+        Generate(dataplane, limits),
         TraceSetting(dataplane),
         LogSetting(logs, dataplane.control),
     ]
@@ -107,19 +109,21 @@ def _of(protocol: str, routes: list[Route]) -> list[Route]:
     return [replace(route, protocol=protocol) for route in routes]
 
 
-def _tfserving(dataplane: DataPlane, predictions: Predictions, config: Config, telemetry: Telemetry) -> Rows:
+def _tfserving(
+    dataplane: DataPlane, predictions: Predictions, config: Config, telemetry: Telemetry, limits: JsonLimits
+) -> Rows:
     models = Models(dataplane)
     services = tfserving_services(predictions, models, tensor_content=config.tensor_content)
-    ai_platform = AIPlatform(dataplane)
+    ai_platform = AIPlatform(dataplane, limits)
     metrics = partial(metrics_route, telemetry, dataplane.control)
     routes = [metrics(config.monitoring_path)] if config.monitoring_path else []
     routes += vertex_routes(ai_platform, config.predict_route, config.health_route)
     routes += ai_platform_routes(ai_platform)
-    api = RestApi(dataplane, predictions, models, kserve_v1="kserve" in config.protocol_names)
+    api = RestApi(dataplane, predictions, models, kserve_v1="kserve" in config.protocol_names, limits=limits)
     return services, routes + tfserving_routes(api, cors=config.cors)
 
 
-def _grps(dataplane: DataPlane, config: Config, about: str) -> Rows:
+def _grps(dataplane: DataPlane, config: Config, about: str, limits: JsonLimits) -> Rows:
     service = Grps(
         dataplane,
         default_model=config.default_model,
@@ -134,7 +138,7 @@ def _grps(dataplane: DataPlane, config: Config, about: str) -> Rows:
         streaming_content_type=config.grps_streaming_content_type,
         always_200=config.grps_http_errors == "always_200",
     )
-    return [service.grpc_service()], grps_routes(service, rules)
+    return [service.grpc_service()], grps_routes(service, rules, limits)
 
 
 def _monitor(dataplane: DataPlane, telemetry: Telemetry, config: Config) -> list[Route]:

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError
 from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
-from triglot.core.call import Call, ModelCall, ModelTask, Reach
+from triglot.core.call import MAX_MODEL_CALLS, Call, ModelCall, ModelTask, Reach
 from triglot.core.errors import (
     Cancelled,
     Code,
@@ -37,8 +37,6 @@ from triglot.telemetry.store import Endpoint, Telemetry
 
 T = TypeVar("T")
 
-MAX_DEPTH = 16
-"""Models that may call each other in a row."""
 STOPPED = "the server has stopped"
 
 
@@ -187,9 +185,9 @@ class ModelCalls:
         Raises `FailedPrecondition` when these are all that there can be, and `QueueFull` when other calls hold the
         rest.
         """
-        if link.depth > MAX_DEPTH:
+        if link.depth > MAX_MODEL_CALLS:
             raise FailedPrecondition(
-                f"more than {MAX_DEPTH} models call each other in a row: {link.path(servable.name)}"
+                f"more than {MAX_MODEL_CALLS} models call each other in a row: {link.path(servable.name)}"
             )
         key, instances = (servable.name, servable.version), servable.model.instances
         own = [one for one in link.chain() if one.caller == key]

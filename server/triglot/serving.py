@@ -19,10 +19,11 @@ from triglot.config import Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.hints import hint_lines
 from triglot.memory import keep_memory
-from triglot.repository.settings import ModelSettings, settings_of
+from triglot.repository.settings import ModelSettings, folders_of, settings_of
 from triglot.repository.source import ModelFiles
 from triglot.telemetry.store import Telemetry
 from triglot.tfserving_batching import Batching
+from triglot.transports.listening import raise_file_limit
 from triglot.workers.link import RETIRE, Link, Wanted
 from triglot.workers.seat import Seat
 from triglot.workers.supervisor import supervise
@@ -95,6 +96,7 @@ def run(start: Start, handler: logging.Handler, seat: Seat | None) -> int:
         if start.test is not None:
             return 0 if start.test() else FAILED
         start.prepare()
+        raise_file_limit(start.config)
         if start.config.malloc == "keep":
             keep_memory(os.environ)
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -124,6 +126,7 @@ async def _serve(start: Start, handler: logging.Handler, seat: Seat | None) -> i
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
     signals = _listen_for_signals()
+    folders = folders_of(start.models or ())
     link = None
     if seat is not None:
         link = await Link.open(seat, signals, strict=start.config.exit_on_load_error)
@@ -140,6 +143,7 @@ async def _serve(start: Start, handler: logging.Handler, seat: Seat | None) -> i
         log_handler=handler,
         control=link,
         bound=None if link is None else link.bound,
+        model_folders=folders,
     )
     if not await _unless_signalled(server.start(), signals):
         return _leave("stopped while loading")
@@ -182,7 +186,7 @@ def _following(start: Start, server: Server) -> Iterator[None]:
         yield
         return
     following = asyncio.create_task(
-        tfserving_cli.follow(start.config_file, start.poll_seconds, server.manager.reload)
+        tfserving_cli.follow(start.config_file, start.poll_seconds, server.manager.follow)
     )
     try:
         yield

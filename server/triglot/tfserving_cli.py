@@ -98,6 +98,12 @@ FLAGS = {
     "file_system_poll_wait_seconds": Flag(
         float, "seconds between two looks for versions; 0 looks once (default: 1)", "poll_interval"
     ),
+    "allowed_model_roots": Flag(
+        str,
+        "folders, with commas, that HandleReloadConfigRequest may name besides those of --model_base_path or "
+        "--model_config_file; / allows all (not a flag of tensorflow_model_server)",
+        "allowed_model_roots",
+    ),
     "allow_version_labels_for_unavailable_models": Flag(
         boolean, "let a new version label point to a version that is not available yet", "labels_before_load"
     ),
@@ -307,7 +313,7 @@ async def follow(file: Path, seconds: float, reload: Callable[[list[ModelSetting
     """Apply the configuration file every so many seconds, for ever; one that is refused changes nothing.
 
     It is applied when it has not changed, too: a label may wait for its version (tfs 6.2, 6.3). `reload` is
-    `Manager.reload`, which logs what changes, and what cannot be loaded.
+    `Manager.follow`, which logs what changes, and what cannot be loaded.
     """
     said = ""
     while True:

@@ -80,7 +80,7 @@ def tensorflow_server(
 def empty_server(tensorflow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server without models, for tests that bring theirs, and bear with those of others."""
     flag = config_flag(tmp_path_factory.mktemp("empty") / "models.config")
-    with ServerProcess(flag, command="tfserving", python=tensorflow) as process:
+    with ServerProcess(flag, "--allowed_model_roots=/", command="tfserving", python=tensorflow) as process:
         yield process
 
 

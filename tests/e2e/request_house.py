@@ -25,12 +25,11 @@ from request_stage import Stage, stage_in, write_models
 
 import triglot
 from process import SECONDS
+from versions import OLD_AIOHTTP
 from waiting import until
 
 TRIES = 8
 """How often a request is sent at least that has to be at some place before its deadline."""
-OLD_AIOHTTP = tuple(map(int, aiohttp.__version__.split(".")[:2])) < (3, 14)
-"""Whether it may leave the call of a client that has left to the garbage collector, as 3.10 does."""
 POOL = "asyncio_"
 """How the threads of the loop's own pool are called, which come when they are needed, and stay."""
 

@@ -64,7 +64,7 @@ async def test_code_on_the_loop_is_cancelled_when_its_caller_leaves(door: Door) 
 async def test_a_client_that_leaves_while_it_sends() -> None:
     async with live({MODEL: Scripted()}, max_connections=1) as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.server.rest_port)
-        writer.write(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         await until_told(server, Code.UNAVAILABLE)  # It is the one call that may be open.
         writer.close()
         await until_told(server, Code.OK)

@@ -252,7 +252,7 @@ async def test_a_rest_calls_time_is_over(door: Door) -> None:
 async def test_a_body_that_does_not_come_in_time() -> None:
     async with live({MODEL: Scripted()}, rest_timeout=SOON) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.server.rest_port)
-        writer.write(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(b"POST /v2/models/scripted/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         head = await asyncio.wait_for(reader.readuntil(b"}"), SECONDS)
         assert head.startswith(b"HTTP/1.1 504 ")
         assert b"the server's rest_timeout of 0.05 seconds passed before there was an answer" in head

@@ -250,9 +250,13 @@ async def test_without_javascript_the_metrics_are_named(server: triglot.Server, 
         await expect(visitor.page.locator("#metrics li").first).to_have_text("*qps")
 
 
-def test_only_the_pages_own_script_may_run() -> None:
-    page = resources.files("triglot.protocols.monitor").joinpath("page.html").read_text("utf-8")
-    script = page.partition("<script>")[2].partition("</script>")[0]
-    expected = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert re.findall(r"script-src '(.*?)'", page) == [f"sha256-{expected}"]
-    assert len(page.encode()) < 40 * 1024
+async def test_only_the_pages_own_script_may_run(server: triglot.Server, load: Load) -> None:
+    async with visiting() as visitor:
+        answer = await visitor.page.goto(load.url + "/")
+        page, policy = await answer.text(), answer.headers["content-security-policy"]
+    for tag in ("script", "style"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        expected = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert re.findall(rf"{tag}-src ([^;]*)", policy) == [f"'sha256-{expected}'"]
+    source = resources.files("triglot.protocols.monitor").joinpath("page.html").read_text("utf-8")
+    assert len(source.encode()) < 40 * 1024

@@ -37,6 +37,9 @@ class Undescribed(Exception):
     def __str__(self):
         raise RuntimeError("no text")
 
+class Own(BaseException):
+    pass
+
 @dataclasses.dataclass(frozen=True)
 class Frozen(Exception):
     text: str = "frozen"
@@ -65,6 +68,9 @@ ODD = {
     "SystemExit(3)": Code.INTERNAL,
     "KeyboardInterrupt()": Code.INTERNAL,
     "GeneratorExit()": Code.INTERNAL,
+    "StopIteration()": Code.INTERNAL,
+    "StopAsyncIteration()": Code.INTERNAL,
+    "Own()": Code.INTERNAL,
     "asyncio.CancelledError()": Code.INTERNAL,
 }
 

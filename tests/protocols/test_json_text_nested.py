@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from triglot.core.tensor import Array
-from triglot.protocols.json_text import CHUNK, LargeArray, parse_large, print_nested
+from triglot.protocols.json_arrays import LargeArray, parse_large
+from triglot.protocols.json_limits import DEFAULT_LIMITS
+from triglot.protocols.json_text import CHUNK, print_nested
+
+
+def parse(text: bytes) -> Any:
+    return parse_large(text, DEFAULT_LIMITS)[0]
 
 
 def test_all_arrays_are_large_but_those_of_objects() -> None:
-    body = parse_large(b'{"a":[1],"b":{"c":[[2,3]],"d":"e"},"f":[{"g":[4]},{"g":[5]}],"h":[]}')
+    body = parse(b'{"a":[1],"b":{"c":[[2,3]],"d":"e"},"f":[{"g":[4]},{"g":[5]}],"h":[]}')
     assert [type(body[key]) for key in ("a", "f", "h")] == [LargeArray, list, LargeArray]
     assert body["b"]["c"].numbers("i").tolist() == [2, 3]
     assert [item["g"].numbers("d").tolist() for item in body["f"]] == [[4.0], [5.0]]
@@ -37,7 +43,7 @@ def test_all_arrays_are_large_but_those_of_objects() -> None:
     ],
 )
 def test_the_shape_is_that_of_the_first_elements(text: str, shape: tuple[int, ...]) -> None:
-    assert parse_large(f'{{"a":{text}}}'.encode())["a"].shape == shape
+    assert parse(f'{{"a":{text}}}'.encode())["a"].shape == shape
 
 
 NESTED = st.recursive(st.integers(0, 9), lambda items: st.lists(items, min_size=1, max_size=3), max_leaves=20)
@@ -52,7 +58,7 @@ def regular(value: list[Any], shape: tuple[int, ...]) -> bool:
 
 @given(st.lists(NESTED, min_size=1, max_size=3))
 def test_regular_lists_are_counted(value: list[Any]) -> None:
-    array = parse_large(json.dumps({"a": value}).encode())["a"]
+    array = parse(json.dumps({"a": value}).encode())["a"]
     shape = array.shape
     count = sum(math.prod(shape[:level]) for level in range(len(shape)))
     assert array.lists(1000) == (count if regular(value, shape) else None)
@@ -61,7 +67,7 @@ def test_regular_lists_are_counted(value: list[Any]) -> None:
 
 def test_tokens_in_one_array_leave_the_integers_of_another_alone() -> None:
     for token in ("NaN", "Infinity", "-Infinity"):
-        body = parse_large(f'{{"a":[{token},1],"b":[1,-2],"c":[18446744073709551615]}}'.encode())
+        body = parse(f'{{"a":[{token},1],"b":[1,-2],"c":[18446744073709551615]}}'.encode())
         np.testing.assert_array_equal(body["a"].numbers("d"), [float(token), 1])
         assert body["b"].numbers("i").tolist() == [1, -2]
         assert body["c"].numbers("u").tolist() == [2**64 - 1]

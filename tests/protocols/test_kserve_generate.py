@@ -192,7 +192,7 @@ async def exchange(
 ) -> AsyncIterator[asyncio.StreamReader]:
     """What comes back on a connection of its own, which is left at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", door.server.rest_port)
-    head = f"POST /v2/models/{path} HTTP/{version}\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v2/models/{path} HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     try:
         yield reader

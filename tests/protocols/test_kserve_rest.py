@@ -14,8 +14,9 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import Array
 from triglot.core.types import InputTensor
+from triglot.protocols.json_limits import DEFAULT_LIMITS
 from triglot.protocols.json_text import SIMD_FROM_BYTES
-from triglot.protocols.kserve.rest import MAX_JSON_BYTES, RestInfer, decode_infer
+from triglot.protocols.kserve.rest import RestInfer, decode_infer
 
 LENGTH = "inference-header-content-length"
 BLANKS = b" " * SIMD_FROM_BYTES
@@ -141,8 +142,8 @@ def test_a_header_length_that_cuts_the_json() -> None:
 
 
 def test_the_json_part_is_bounded() -> None:
-    body = b" " * (MAX_JSON_BYTES + 1)
-    with pytest.raises(PayloadTooLarge, match="send large tensors as binary data"):
+    body = b" " * (DEFAULT_LIMITS.size + 1)
+    with pytest.raises(PayloadTooLarge, match=r"option max_json_size.*send large tensors as binary data"):
         decode_infer(http(body))
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
-from triglot.protocols.tfserving.json_parser import MAX_STRUCTURE, parse, parse_object, signature_name_of
+from triglot.protocols.json_limits import DEFAULT_LIMITS, MAX_DEPTH, VALUE_COST
+from triglot.protocols.tfserving.json_parser import LONGEST_RUN, parse, parse_object, signature_name_of
 from triglot.protocols.tfserving.json_values import Object, Value
 
 
@@ -185,10 +186,12 @@ def test_nan_is_a_number(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")])
-def test_any_depth_is_read_and_let_go(opening: bytes, closing: bytes) -> None:
-    depth = 200_000
-    value = parse(opening * depth + b"7" + closing * depth)
-    del value
+def test_deep_nesting_is_read_up_to_the_limit(opening: bytes, closing: bytes) -> None:
+    depth = MAX_DEPTH // len(closing)
+    assert parse(opening * depth + b"7" + closing * depth)
+    for deeper in (depth + 1, 200_000):
+        text = opening * deeper + b"7" + closing * deeper
+        assert "nested" in error_of(text)
     assert "Missing a comma" in error_of(opening * depth + b"7" + closing[:1] * (depth - 1))
     assert error_of(opening * depth) in {
         f"Invalid value. at offset: {depth * len(opening)}",
@@ -196,11 +199,20 @@ def test_any_depth_is_read_and_let_go(opening: bytes, closing: bytes) -> None:
     }
 
 
-def test_too_much_structure_is_refused_before_it_is_walked() -> None:
-    with pytest.raises(PayloadTooLarge):
-        parse(b"[" + b"," * MAX_STRUCTURE)
-    # Long strings have little of it.
-    assert parse(b'"' + b"x" * (MAX_STRUCTURE + 1) + b'"') == b"x" * (MAX_STRUCTURE + 1)
+def test_too_many_values_are_refused_before_any_is_read() -> None:
+    with pytest.raises(PayloadTooLarge, match="option max_json_values"):
+        parse(b"[" + b"," * (DEFAULT_LIMITS.values // VALUE_COST))
+    with pytest.raises(PayloadTooLarge, match="option max_json_size"):
+        parse(b" " * (DEFAULT_LIMITS.size + 1))
+
+
+@pytest.mark.parametrize("length", [LONGEST_RUN - 1, LONGEST_RUN, LONGEST_RUN + 1, 5 * LONGEST_RUN])
+def test_long_strings_are_few_values(length: int) -> None:
+    text = b"," * length
+    assert parse(b'["%b\\n%b"]' % (text, text)) == [text + b"\n" + text]
+    for end in (b"\x01", b"\\x", b""):
+        with pytest.raises(InvalidArgument, match=f"at offset: {length + 2}"):
+            parse(b'["%b%b' % (text, end))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from predict_bodies import BLANKS, FLOAT, JUNK, MULTI, STRING, repr_of, signature
 
 from triglot.core.errors import ServingError
+from triglot.protocols.json_limits import DEFAULT_LIMITS
 from triglot.protocols.tfserving.json_quick import read_quickly
 from triglot.protocols.tfserving.rest_predict import decode_predict
 
@@ -30,7 +31,7 @@ IMAGE = np.arange(2 * 30 * 40 * 3, dtype=np.float32).reshape(2, 30, 40, 3) / 7
 )
 def test_large_regular_bodies_are_read_quickly(body: dict[str, Any]) -> None:
     text = json.dumps(body).encode()
-    quick = read_quickly(text, signature(FLOAT))
+    quick = read_quickly(text, signature(FLOAT), DEFAULT_LIMITS)
     assert quick is not None
     np.testing.assert_array_equal(np.asarray(quick.inputs[0].data).reshape(IMAGE.shape), IMAGE)
     assert repr_of(quick) == repr_of(decode_predict(text + JUNK, signature(FLOAT)))
@@ -53,7 +54,7 @@ def test_large_regular_bodies_are_read_quickly(body: dict[str, Any]) -> None:
 )
 def test_what_clients_send_is_read_quickly(body: str, inputs: dict[str, str]) -> None:
     for form in (b"", BLANKS):
-        assert read_quickly(body.encode() + form, signature(inputs)) is not None
+        assert read_quickly(body.encode() + form, signature(inputs), DEFAULT_LIMITS) is not None
 
 
 NUMBERS = ["0", "-0", "1", "-1", "1.5", "-0.0", "1E2", "300", "2147483648", "9223372036854775808"]
@@ -123,7 +124,7 @@ def bodies(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
 )
 @pytest.mark.parametrize("form", [b"", BLANKS])
 def test_what_is_not_regular_is_left_to_the_exact_reader(body: str, form: bytes) -> None:
-    assert read_quickly(body.encode() + form, signature(FLOAT)) is None
+    assert read_quickly(body.encode() + form, signature(FLOAT), DEFAULT_LIMITS) is None
 
 
 @pytest.mark.parametrize("form", [b"", BLANKS])
@@ -131,18 +132,18 @@ def test_brackets_in_strings_prove_nothing(form: bytes) -> None:
     """But no harm is done: the structure of the whole text is looked at then."""
     for name in ("[", "]", "[["):
         body = f'{{"signature_name":"{name}","instances":[[1,2],[3,4]]}}'.encode() + form
-        quick = read_quickly(body, signature(FLOAT))
+        quick = read_quickly(body, signature(FLOAT), DEFAULT_LIMITS)
         assert quick is not None
         assert (quick.signature_name, quick.inputs[0].shape) == (name, (2, 2))
         ragged = body.replace(b"[3,4]", b"[3,[4]]")
-        assert read_quickly(ragged, signature(FLOAT)) is None
+        assert read_quickly(ragged, signature(FLOAT), DEFAULT_LIMITS) is None
 
 
 @given(bodies(), st.sampled_from([b"", BLANKS]))
 @settings(max_examples=1500)
 def test_the_quick_reader_agrees_with_the_exact_one(body: tuple[str, dict[str, str]], form: bytes) -> None:
     text, inputs = body[0].encode(), body[1]
-    quick = read_quickly(text + form, signature(inputs))
+    quick = read_quickly(text + form, signature(inputs), DEFAULT_LIMITS)
     if quick is not None:
         assert repr_of(quick) == repr_of(decode_predict(text + JUNK, signature(inputs)))
 

@@ -6,6 +6,7 @@ import pytest
 from predict_bodies import FLOAT, MULTI, STRING, decode, error_of, values
 
 from triglot.core.errors import InvalidArgument, Unimplemented
+from triglot.protocols.json_limits import MAX_DEPTH
 from triglot.protocols.tfserving.tensor import MAX_DIMS
 
 PROCESS = "Failed to process element: "
@@ -243,16 +244,16 @@ def test_depth_has_a_limit(depth: int) -> None:
         f'{{"inputs":{{"x":[{text}]}}}}',
         f'{{"instances":[{{"x":{text}}}]}}',
     ):
-        assert "Lists are nested too deep" in error_of(body, FLOAT).message
+        assert "nested too deep" in error_of(body, FLOAT).message
 
 
-def test_an_ignored_key_may_be_as_deep_as_it_likes() -> None:
-    deep = "[" * 100_000 + "]" * 100_000
+def test_an_ignored_key_may_be_as_deep_as_any_other() -> None:
+    deep = "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1)
     assert values(decode(f'{{"zz":{deep},"instances":[1.0]}}', FLOAT)) == {"x": [1.0]}
 
 
 def test_a_first_list_makes_no_shape_that_outgrows_the_body() -> None:
-    count = 100_000
+    count = 50_000
     deepest = "[" * (MAX_DIMS - 2) + "1" + "]" * (MAX_DIMS - 2)
     for first, other, error in (
         ("[" + "1," * count + "1]", "[]", "Encountered list at unexpected size: 0 at level: 1"),

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
+from triglot.protocols.json_limits import MAX_DEPTH
 from triglot.protocols.tfserving.json_numbers import decimal_texts, shortest_text
 from triglot.protocols.tfserving.json_parser import parse
 from triglot.protocols.tfserving.json_values import (
@@ -67,7 +68,8 @@ def test_a_quoted_value_ends_with_the_token_that_reaches_the_limit() -> None:
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'])
 def test_no_depth_makes_quoting_long(opening: bytes) -> None:
     closing = opening.translate(bytes.maketrans(b"[{", b"]}"), b'"a:')[::-1]
-    value = parse(opening * 100_000 + b"1" + closing * 100_000)
+    depth = MAX_DEPTH // len(closing)
+    value = parse(opening * depth + b"1" + closing * depth)
     assert len(debug_text(value)) < 2 * QUOTED_BYTES
 
 

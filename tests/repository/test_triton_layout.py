@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from triglot.core.model_config import ALL, LATEST, VersionPolicy
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.settings import ModelSettings
-from triglot.repository.source import Found, ModelFiles, NothingFound, find_models
+from triglot.repository.source import Found, ModelFiles, NothingFound, Override, find_models
 from triglot.repository.watch import Watch
 
 
@@ -210,7 +210,7 @@ def test_versions_that_are_missing(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1" / "model.py")
     configure(tmp_path / "m", "version_policy { specific { versions: [4, 1, 3] } }")
     assert warnings_of(find_models([tmp_path])) == [
-        f"m version {version} is wanted, but not found in {tmp_path / 'm'}" for version in (3, 4)
+        f"m versions 3, 4 are wanted, but not found in {tmp_path / 'm'}"
     ]
 
 
@@ -301,12 +301,12 @@ def test_a_load_request_s_configuration_stands_in_place_of_the_file(tmp_path: Pa
     put(tmp_path / "n" / "1" / "model.py")
     configure(tmp_path / "m", "broken")
     override = pb.ModelConfig(version_policy={"all": {}}, max_batch_size=3)
-    there = find_models([tmp_path], {"m": override})
+    there = find_models([tmp_path], {"m": Override(override)})
     assert [one.config.max_batch_size for one in there.models["m"]] == [3, 3]
     assert [one.config.max_batch_size for one in there.models["n"]] == [0]
     assert not there.problems
     hostile = pb.ModelConfig(default_model_filename="../../n/1/model.py")
-    assert problem(find_models([tmp_path], {"m": hostile})) == (
+    assert problem(find_models([tmp_path], {"m": Override(hostile)})) == (
         "the configuration in the request to load model 'm': default_model_filename: expected a path inside "
         f"{tmp_path / 'm' / 'VERSION'}, got '../../n/1/model.py'"
     )

@@ -10,6 +10,7 @@ import pytest
 ON_BOTH = {
     "test_gathering.py",
     "test_grpc_alike.py",
+    "test_half_closed.py",
     "test_h2_calls.py",
     "test_h2_fuzzed.py",
     "test_h2_hostile.py",

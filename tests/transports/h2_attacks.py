@@ -26,12 +26,17 @@ calm = attack(ErrorCode.ENHANCE_YOUR_CALM)
 fields = frames.END_HEADERS | frames.END_STREAM
 
 
+def resets(client: Client, name: str) -> bytes:
+    """Calls that are reset at once, many times as many as a stock client has that cancels all of its calls."""
+    return b"".join(
+        client.headers(stream, name) + frames.rst_stream(stream, ErrorCode.CANCEL)
+        for stream in range(1, 8 * MANY, 2)
+    )
+
+
 @calm
 def rapid_reset(client: Client) -> bytes:
-    return b"".join(
-        client.headers(stream, "Held") + frames.rst_stream(stream, ErrorCode.CANCEL)
-        for stream in range(1, MANY, 2)
-    )
+    return resets(client, "Held")
 
 
 def made_to_reset(client: Client, wrong: Callable[[int], bytes]) -> bytes:
@@ -73,9 +78,7 @@ def malformed_requests(client: Client) -> bytes:
 
 @calm
 def calls_that_nobody_serves(client: Client) -> bytes:
-    return b"".join(
-        client.headers(stream, "No") + frames.rst_stream(stream, ErrorCode.CANCEL) for stream in range(1, MANY, 2)
-    )
+    return resets(client, "No")
 
 
 @calm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ def row(name: str, kind: Kind, call: Any) -> Method:
 
 
 class Rows:
-    """What is served: `Echo`, `Large`, `Wrong` and `Held` take one request, `Count` and `Both` are streams."""
+    """What is served: `Count` and `Both` are streams, the others take one request."""
 
     def __init__(self) -> None:
         self.echoed: Counter[bytes] = Counter()
@@ -42,6 +42,8 @@ class Rows:
         """Answers of `Large`."""
         self.counted = 0
         """Answers that `Count` was asked for."""
+        self.stubborn_calls = 0
+        """Those of `Stubborn` that have begun, which no cancellation ends."""
         self.held = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.gate = asyncio.Event()
@@ -68,6 +70,13 @@ class Rows:
             raise
         return bytes(data)
 
+    async def stubborn(self, data: Any, _: Call) -> bytes:
+        self.stubborn_calls += 1
+        while not self.gate.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.gate.wait()
+        return bytes(data)
+
     async def count(self, data: Any, _: Call) -> AsyncIterator[bytes]:
         try:
             for _number in range(1000):
@@ -90,6 +99,7 @@ class Rows:
                 row("Large", Kind.UNARY, self.large),
                 row("Wrong", Kind.UNARY, self.wrong),
                 row("Held", Kind.UNARY, self.hold),
+                row("Stubborn", Kind.UNARY, self.stubborn),
                 row("Count", Kind.SERVER_STREAM, self.count),
                 row("Both", Kind.BIDI_STREAM, self.both),
             ),
@@ -123,11 +133,11 @@ async def served(limits: Limits | None = None, **options: Any) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def opened(transport: str, **options: Any) -> AsyncIterator[tuple[Rows, int]]:
+async def opened(transport: str, limits: Limits | None = None, **options: Any) -> AsyncIterator[tuple[Rows, int]]:
     """The rows, served over either transport as the options say; and the port."""
     rows = Rows()
     config = Config(grpc_port=0, rest_port=0, grpc_transport=transport, **{"grace": 5.0, **options})
-    server = (H2Server if transport == "h2" else GrpcServer)([rows.service()], config, Telemetry())
+    server = (H2Server if transport == "h2" else GrpcServer)([rows.service()], config, Telemetry(), limits)
     async with _running(server, rows) as port:
         yield rows, port
 

@@ -66,7 +66,7 @@ async def test_connections_of_another_port_and_calls_are_no_connections() -> Non
     async with serving({"gated": gated}, **ONE, max_sockets=2) as here:
         others = [await asyncio.open_connection("127.0.0.1", here.server.rest_port) for _ in range(2)]
         for reader, writer in others:
-            writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await asyncio.wait_for(reader.readline(), SECONDS)).startswith(b"HTTP/1.1 200 ")
         first = await connected(here.server.grpc_port)
         for number in range(1, 11, 2):

@@ -277,7 +277,8 @@ async def test_more_calls_than_may_be(transport: str) -> None:
     async with serving(transport, max_connections=1) as here:
         held = here.channel.unary_unary(PATH + "Held")(b"1", timeout=SECONDS)
         await asyncio.wait_for(here.rows.held.wait(), SECONDS)
-        assert await here.ask("Echo") == Seen("RESOURCE_EXHAUSTED", "Concurrent RPC limit exceeded!")
+        hint = (("grpc-retry-pushback-ms", "1000"),)
+        assert await here.ask("Echo") == Seen("RESOURCE_EXHAUSTED", "Concurrent RPC limit exceeded!", (), hint)
         here.rows.gate.set()
         assert await seen(held) == Seen("OK", answers=(b"1",))
         async with asyncio.timeout(SECONDS):

@@ -8,7 +8,7 @@ from h2_core import BLOCK, CLOSED, END_BOTH, OPEN, act, connection, request
 from h2_peers import data, frame, greeting
 
 from triglot.transports.h2 import frames
-from triglot.transports.h2.connection import BUFFER_BYTES, Connection
+from triglot.transports.h2.connection import BUFFER_BYTES, FEW_BYTES, MANY_RUNNING, Connection
 from triglot.transports.h2.events import ConnectionEnded, GoneAway, RequestReceived, StreamReset, WholeRequest
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.limits import Limits
@@ -241,17 +241,66 @@ def test_the_largest_frame_that_may_come_has_room(kind: int) -> None:
 
 
 def test_who_has_had_some_of_an_answer_may_leave() -> None:
-    one = connection(patience=10.0, patience_per_second=0.0)
+    one = connection(patience=10.0, patience_per_second=0.0, most_earned=0)
     one.feed(greeting())
     for number in range(1, 401, 2):
         one.feed(request(number, b"1"))
         one.out.headers(number, b"\x88")
         one.out.data(number, [b"2"])
-        more = frames.window_update(0, 6) + frames.window_update(number, 6)
-        assert [type(event) for event in one.feed(more + frames.rst_stream(number, ErrorCode.CANCEL))] == [
-            StreamReset
-        ]
+        (event,) = one.feed(frames.rst_stream(number, ErrorCode.CANCEL))
+        assert type(event) is StreamReset
     assert not one.over
-    for number in range(401, 441, 2):
-        one.feed(request(number, b"1") + frames.rst_stream(number, ErrorCode.CANCEL))
+
+
+def test_streams_that_are_reset_together_with_their_requests_are_refused_first() -> None:
+    one = connection(max_reset_running=10, patience=21.0, patience_per_second=0.0)
+    one.feed(greeting())
+    rapid = [request(at, b"1") + frames.rst_stream(at, ErrorCode.CANCEL) for at in range(1, 81, 2)]
+    one.out.take()
+    events = one.feed(b"".join(rapid[:30]))
+    assert sum(isinstance(event, StreamReset) for event in events) == 10
+    assert one.out.take() == [frames.rst_stream(number, ErrorCode.REFUSED_STREAM) for number in range(21, 61, 2)]
+    # By the next bytes the owner has acted on them.
+    assert len(one.feed(b"".join(rapid[30:]))) == 20
+    assert not one.over
+    one = connection(max_reset_running=10, patience=20.0, patience_per_second=0.0)
+    (*_, ended) = one.feed(greeting() + b"".join(rapid[:30]))
+    assert isinstance(ended, ConnectionEnded)
+    assert ended.code is ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_handlers_that_run_on_count_as_streams() -> None:
+    one = connection(max_reset_running=2)
+    one.feed(greeting())
+    one.runs_on()
+    one.runs_on()
+    one.out.take()
+    assert one.feed(request(1, b"1")) == []
+    assert one.out.take() == [frames.rst_stream(1, ErrorCode.REFUSED_STREAM)]
+    one.has_ended()
+    assert len(one.feed(request(3, b"1"))) == 1
+
+
+def test_little_is_read_at_a_time_while_many_handlers_run_on() -> None:
+    one = connection()
+    one.feed(greeting())
+    for _ in range(MANY_RUNNING + 1):
+        one.runs_on()
+    assert len(one.get_buffer()) == FEW_BYTES
+    first, *parts = act(one, one.feed(request(1, bytes(5000))))
+    assert isinstance(first, RequestReceived)
+    assert parts == [[1, bytes(5000), True]]
+    one.has_ended()
+    assert len(one.get_buffer()) == BUFFER_BYTES
+
+
+def test_a_stream_explains_its_windows_and_what_comes_late() -> None:
+    one = connection(patience=1.0, patience_per_second=0.0)
+    one.feed(greeting())
+    for number in range(1, 2001, 2):
+        one.feed(request(number, b"1") + frames.window_update(number, 5) * 2)
+        one.out.headers(number, b"\x88", end=True)
+        one.feed(frames.ping(bytes(8)) + frames.window_update(0, 5) + frames.rst_stream(number, ErrorCode.CANCEL))
+    assert not one.over
+    one.feed(frames.ping(bytes(8)) * 2)
     assert one.over

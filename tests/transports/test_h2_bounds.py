@@ -30,8 +30,8 @@ async def test_a_large_request_behind_a_small_one_that_waits() -> None:
             await client.send(data(1, part[at : at + 16_000], end=False))
         refused = await client.status(1)
         assert refused["grpc-status"] == RESOURCE_EXHAUSTED
-        assert "on their way to the server" in refused["grpc-message"]
-        assert here.server.held_bytes == 0
+        assert "request buffer limit of 100000 bytes reached" in refused["grpc-message"]
+        assert here.server.request_bytes.held == 0
         assert await channel.unary_unary("/t.T/Echo")(b"1") == b"1"
         await client.close()
 
@@ -48,10 +48,10 @@ async def test_requests_that_are_small_only_as_long_as_they_are_compressed() -> 
         )
         refused = await client.status(3)
         assert refused["grpc-status"] == RESOURCE_EXHAUSTED
-        await until(lambda: here.server.held_bytes == 90_000)
+        await until(lambda: here.server.request_bytes.held == 90_000)
         assert await channel.unary_unary("/t.T/Echo")(b"1") == b"1"
         await client.send(frames.rst_stream(1, frames.ErrorCode.CANCEL))
-        await until(lambda: here.server.held_bytes == 0)
+        await until(lambda: here.server.request_bytes.held == 0)
         await client.close()
 
 

@@ -68,7 +68,7 @@ async def test_what_is_wrong_with_a_call_is_its_status(
         assert status["grpc-status"] == code
         assert text in unquote(status["grpc-message"])
         assert status.get("grpc-accept-encoding", "identity,deflate,gzip") == "identity,deflate,gzip"
-        assert here.server.open_calls == here.server.held_bytes == 0
+        assert here.server.open_calls == here.server.request_bytes.held == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 5])
@@ -315,5 +315,5 @@ async def test_an_unread_stream_closes_its_window_and_no_other() -> None:
         assert (await client.next(frames.RST_STREAM)).code is ErrorCode.FLOW_CONTROL_ERROR
         await client.send(client.headers(5, "Echo"), data(5, message(b"1")))
         assert (await client.status(5))["grpc-status"] == "0"
-        assert here.server.held_bytes == 0
+        assert here.server.request_bytes.held == 0
         await client.close()

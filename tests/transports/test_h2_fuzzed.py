@@ -70,6 +70,6 @@ async def test_anything_in_any_order(seed: int) -> None:
         if others := [one.lost for one in here.server.connections - kept]:
             await asyncio.wait(others, timeout=SECONDS)
         assert here.server.connections == kept
-        assert here.server.open_calls == here.server.held_bytes == 0
+        assert here.server.open_calls == here.server.request_bytes.held == 0
         await until(lambda: not here.server.tasks)
     assert told == []

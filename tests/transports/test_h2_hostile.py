@@ -9,11 +9,12 @@ import grpc.aio
 import hpack
 import pytest
 from h2_attacks import ATTACKS
-from h2_peers import SECONDS, Client, data, message, served
+from h2_peers import SECONDS, Client, data, greeted, message, served
 
 from triglot.transports.h2 import frames
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.limits import Limits
+from waiting import until
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -33,7 +34,7 @@ async def test_only_the_hostile_connection_ends(name: str, caplog: pytest.LogCap
         assert await asyncio.wait_for(others, SECONDS) > 1
         await hostile.close()
         assert here.server.open_calls == 0
-        assert here.server.held_bytes == 0
+        assert here.server.request_bytes.held == 0
         if gone := [one.lost for one in here.server.connections if one.connection.over]:
             await asyncio.wait(gone, timeout=SECONDS)
         assert here.server.unsent == 0
@@ -72,7 +73,7 @@ async def test_who_does_not_greet_is_let_go(said: bytes) -> None:
 async def test_who_speaks_no_http2_is_let_go() -> None:
     async with served() as here:
         client = await here.client()
-        await client.send(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        await client.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert [got.code for got in await client.rest() if got.kind == frames.GOAWAY] == [ErrorCode.PROTOCOL_ERROR]
         await client.close()
 
@@ -110,7 +111,7 @@ async def test_who_reads_nothing_holds_the_stream_and_is_let_go() -> None:
 
 
 async def test_who_asks_on_and_reads_nothing_is_let_go() -> None:
-    async with served(Limits(max_unread=100_000)) as here, here.channel() as channel:
+    async with served(Limits(max_unread=100_000, stall=0.5)) as here, here.channel() as channel:
         client = await here.client()
         await client.greet()
         await client.next(frames.SETTINGS)
@@ -142,16 +143,18 @@ async def test_answers_that_no_window_takes_are_bounded() -> None:
         await client.close()
 
 
-async def test_who_opens_no_window_is_let_go() -> None:
-    async with served(Limits(max_unsent=1_000_000, stall=0.5)) as here, here.channel() as channel:
+async def test_answers_that_no_window_takes_are_given_up() -> None:
+    async with served(Limits(stall=0.5)) as here, here.channel() as channel:
         client = await here.client()
         await client.greet(initial_window_size=0)
         body = message(bytes(400_000))
-        for stream in range(1, 9, 2):
+        for stream in range(1, 7, 2):
             await client.send(client.headers(stream, "Echo"), data(stream, body))
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
-        last = [got.code for got in await client.rest() if got.kind == frames.GOAWAY]
-        assert last == [ErrorCode.ENHANCE_YOUR_CALM]
+        ended = [await client.next(frames.RST_STREAM) for _ in range(3)]
+        assert [got.stream for got in ended] == [1, 3, 5]
+        assert {got.code for got in ended} == {ErrorCode.ENHANCE_YOUR_CALM}
+        assert here.server.unsent == 0
         await client.close()
         assert await channel.unary_unary("/t.T/Echo")(b"2", timeout=SECONDS) == b"2"
 
@@ -198,7 +201,46 @@ async def test_requests_on_their_way_are_bounded() -> None:
         assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
         await client.send(data(1, bytes(10_000)))
         assert (await client.status(1))["grpc-status"] == "0"
-        assert here.server.held_bytes == 0
+        assert here.server.request_bytes.held == 0
+        await client.close()
+
+
+async def test_a_call_that_is_reset_together_with_its_request_does_not_run() -> None:
+    async with served() as here:
+        client = await greeted(here)
+        numbers = range(1, 601, 2)
+        await client.send(
+            *(
+                client.headers(at, "Echo") + data(at, message(b"1")) + frames.rst_stream(at, ErrorCode.CANCEL)
+                for at in numbers
+            ),
+            client.headers(601, "Echo") + data(601, message(b"2")),
+        )
+        assert (await client.status(601))["grpc-status"] == "0"
+        assert here.rows.echoed[b"2"] == 1
+        # But for one whose frames came in two pieces.
+        assert here.rows.echoed[b"1"] <= 2
+        await client.close()
+
+
+async def test_handlers_that_run_on_after_a_reset_are_bounded() -> None:
+    """Streams are refused until the handlers have ended, and the connection stays."""
+    async with served(Limits(max_reset_running=10)) as here, here.channel() as channel:
+        client = await greeted(here)
+        for at in range(1, 61, 2):
+            await client.send(client.headers(at, "Stubborn") + data(at, message(b"1")))
+            await client.is_heard()
+            await client.send(frames.rst_stream(at, ErrorCode.CANCEL))
+            await client.is_heard()
+        assert here.rows.stubborn_calls == 10
+        await client.send(client.headers(61, "Echo") + data(61, message(b"2")))
+        refused = await client.next(frames.RST_STREAM)
+        assert (refused.stream, refused.code) == (61, ErrorCode.REFUSED_STREAM)
+        assert await channel.unary_unary("/t.T/Echo")(b"3", timeout=SECONDS) == b"3"
+        here.rows.gate.set()
+        await until(lambda: not here.server.tasks)
+        await client.send(client.headers(63, "Echo") + data(63, message(b"4")))
+        assert (await client.next(frames.HEADERS)).stream == 63
         await client.close()
 
 

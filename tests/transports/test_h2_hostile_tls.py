@@ -64,7 +64,7 @@ async def test_only_the_hostile_connection_ends(name: str, authority: Authority)
         if gone := [one.lost for one in here.server.connections - {kept}]:
             await asyncio.wait(gone, timeout=SECONDS)
         assert here.server.connections == {kept}
-        assert here.server.open_calls == here.server.held_bytes == here.server.unsent == 0
+        assert here.server.open_calls == here.server.request_bytes.held == here.server.unsent == 0
 
 
 @pytest.mark.parametrize("said", [b"", b"PRI * HT"], ids=["nothing", "half a preface"])
@@ -96,7 +96,7 @@ async def test_who_reads_nothing_holds_the_stream_and_is_let_go(authority: Autho
 
 
 async def test_who_asks_on_and_reads_nothing_is_let_go(authority: Authority) -> None:
-    async with secured(authority, Limits(max_unread=100_000)) as (here, channel):
+    async with secured(authority, Limits(max_unread=100_000, stall=0.5)) as (here, channel):
         (kept,) = here.server.connections
         hostile = await connect(here, authority)
         await hostile.greet()
@@ -195,7 +195,7 @@ FIRST: dict[str, Callable[[Records], bytes]] = {
     "half a hello": lambda records: records.hello()[:100],
     "a hello": lambda records: records.hello(),
     "no TLS": lambda _: b"\xff" * 10_000,
-    "HTTP/1.1": lambda _: b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+    "HTTP/1.1": lambda _: b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "HTTP/2": lambda _: greeting(),
     "a record of another kind": lambda _: b"\x17\x03\x03\x40\x00" + bytes(0x4000),
     "a record that is too large": lambda _: b"\x16\x03\x01\xff\xff" + bytes(0xFFFF),
@@ -250,7 +250,7 @@ async def test_who_leaves_without_a_word_leaves_nothing(reset: bool, authority: 
         await asyncio.wait_for(here.rows.cancelled.wait(), SECONDS)
         await asyncio.wait_for(connection.lost, SECONDS)
         await echoes(channel)
-        assert here.server.open_calls == here.server.held_bytes == 0
+        assert here.server.open_calls == here.server.request_bytes.held == 0
 
 
 async def test_records_of_one_byte(authority: Authority) -> None:

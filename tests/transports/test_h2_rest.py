@@ -6,20 +6,26 @@ import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from aiohttp import web
 from h2_peers import SECONDS, Client, data, greeting
 from hypothesis import given
 from hypothesis import strategies as st
 from secured import HOST, server
 
 from served_models import Gated, Served, serving
+from triglot.config import Config
+from triglot.telemetry.store import Telemetry
 from triglot.transports.h2 import frames
 from triglot.transports.h2.http1_answers import AnswerHead, AnswerReader
+from triglot.transports.h2.limits import Limits
 from triglot.transports.h2.requests import read_head
 from triglot.transports.h2.rest import request_text
+from triglot.transports.h2.server import H2Server
+from triglot.transports.http_connections import Connections
 from waiting import until
 
 ONE: dict[str, Any] = {"grpc_transport": "h2", "rest_port": 0}
@@ -28,7 +34,7 @@ BODY = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[1],"data":[21]}]}'
 
 
 def fields(method: str, path: str, *others: tuple[str, str]) -> list[tuple[str, str]]:
-    return [(":method", method), (":scheme", "http"), (":path", path), (":authority", "here"), *others]
+    return [(":method", method), (":scheme", "http"), (":path", path), (":authority", "localhost"), *others]
 
 
 @asynccontextmanager
@@ -315,3 +321,40 @@ def test_the_text_of_a_request() -> None:
         b"POST /v2?x=1 HTTP/1.1\r\nhost: a.b:1\r\ncontent-type: application/json\r\ncookie: a=1; b=2\r\n"
         b"content-length: 2\r\nconnection: close\r\n\r\n"
     )
+
+
+async def test_handlers_of_rest_that_run_on_after_a_reset_are_bounded() -> None:
+    begun: list[str] = []
+    ended: list[str] = []
+    gate = asyncio.Event()
+
+    async def stubborn(request: web.BaseRequest) -> web.Response:
+        begun.append(request.path)
+        while not gate.is_set():
+            with suppress(asyncio.CancelledError):
+                await gate.wait()
+        ended.append(request.path)
+        return web.Response()
+
+    rest = Connections(stubborn, lambda *_: None, handler_cancellation=True)
+    config = Config(grpc_port=0, rest_port=-1)
+    h2 = H2Server([], config, Telemetry(), Limits(max_reset_running=3), rest=rest)
+    port = await h2.start()
+    try:
+        async with client_of(port) as client:
+            for at in range(1, 21, 2):
+                await client.send(
+                    client.raw_headers(at, fields("GET", f"/{at}"), frames.END_HEADERS | frames.END_STREAM)
+                )
+                await client.is_heard()
+                await client.send(frames.rst_stream(at, frames.ErrorCode.CANCEL))
+                await client.is_heard()
+            assert begun == ["/1", "/3", "/5"]
+            gate.set()
+            await until(lambda: len(ended) == 3)
+            await client.is_heard()
+            await client.send(client.raw_headers(21, fields("GET", "/21"), frames.END_HEADERS | frames.END_STREAM))
+            assert (await answer(client, 21))[0][":status"] == "200"
+    finally:
+        gate.set()
+        await h2.stop()

@@ -14,7 +14,7 @@ from scripted_models import Inputs, Plain
 from served_models import SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-HOST = b"Host: here\r\n"
+HOST = b"Host: localhost\r\n"
 GET = b"GET /v2/health/live HTTP/1.1\r\n"
 MALFORMED = {
     "an unknown method": (b"FOO /v2 HTTP/1.1\r\n" + HOST, "FOO"),

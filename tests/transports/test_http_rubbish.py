@@ -12,9 +12,9 @@ from scripted_models import Inputs, Plain
 from served_models import SECONDS
 
 RUBBISH = {
-    "a long header": b"GET / HTTP/1.1\r\nHost: here\r\nX: " + b"a" * 100_000,
+    "a long header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000,
     "a long path": b"GET /" + b"a" * 100_000,
-    "two lengths": b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nHost: 0.0.0.0\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
     "TLS": bytes.fromhex("1603010200010001fc0303") + bytes(500),
 }
 

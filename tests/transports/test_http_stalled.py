@@ -31,7 +31,7 @@ async def asked(here: Served, port: str) -> socket.socket:
     client.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", getattr(here.server, port)))
-    head = b"POST /v2/models/large/infer HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+    head = b"POST /v2/models/large/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(BODY)
     await loop.sock_sendall(client, head + BODY)
     return client
 

@@ -37,7 +37,9 @@ async def nodelay(rest: bool, transport: str) -> list[int]:
     async with triglot.Server(models=[], config=config) as server:
         port = server.rest_port if rest else server.grpc_port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n" if rest else b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        writer.write(
+            b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n" if rest else b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        )
         assert await reader.read(1)
         values = accepted(writer.get_extra_info("socket"))
         writer.close()

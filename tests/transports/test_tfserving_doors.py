@@ -52,7 +52,7 @@ class Adder(triglot.Model):
 
 @pytest.fixture
 async def server() -> AsyncIterator[Live]:
-    async with live({"m": Adder()}, max_message_size=200 * 2**20) as running:
+    async with live({"m": Adder()}, max_message_size=200 * 2**20, max_json_size=200 * 2**20) as running:
         yield running
 
 
@@ -93,7 +93,7 @@ async def test_a_signature_without_inputs_has_no_json(server: Live, inputs: str)
     ("target", "answer"),
     [
         ("/v1/models/a%0Ab", (404, {"error": "Could not find any versions of model a\nb"})),
-        ("http://somewhere/v1/models/nope", (404, {"error": "Could not find any versions of model nope"})),
+        ("http://localhost/v1/models/nope", (404, {"error": "Could not find any versions of model nope"})),
         ("/v1/models/" + "n" * 20000, (404, {"error": f"Could not find any versions of model {'n' * 4059}"})),
         ("/", (200, {"status": "alive"})),
         ("/v1/models", (200, {"models": ["m"]})),

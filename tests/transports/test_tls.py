@@ -133,7 +133,7 @@ async def first_bytes(port: int, context: ssl.SSLContext, say: bytes = b"") -> b
     return got
 
 
-GET = b"GET /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n"
+GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize("offered", [(), ("http/1.1",), ("http/0.9",), ("http/1.1", "grpc-exp")])

@@ -60,7 +60,7 @@ async def test_the_answer_after_which_rest_closes(transport: str, authority: Aut
         for port in {here.server.rest_port, *([here.server.grpc_port] if transport == "h2" else [])}:
             reader, writer = await asyncio.open_connection(HOST, port, ssl=authority.client("http/1.1"))
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # It is a socket's.
-            writer.write(b"POST /v2/models/large/infer HTTP/1.1\r\nHost: here\r\nConnection: close\r\n")
+            writer.write(b"POST /v2/models/large/infer HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
             writer.write(b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
             await asyncio.sleep(LONG)
             writer.transport.resume_reading()  # type: ignore[attr-defined]  # It is a socket's.

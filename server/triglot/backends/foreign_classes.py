@@ -13,6 +13,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
@@ -64,13 +65,17 @@ class CodeLoop:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._closed:
+                # asyncio sets these as a task's outcome and raises them here, too.
+                with suppress(SystemExit, KeyboardInterrupt):
+                    self._loop.run_forever()
         finally:
             self._loop.close()
 
@@ -84,6 +89,7 @@ class CodeLoop:
 
     def close(self) -> None:
         """Nothing runs there any more."""
+        self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

@@ -14,6 +14,8 @@ from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, P
 
 Metadata = Iterable[tuple[str, str | bytes]]
 Respond = Callable[[Any], bool]
+MAX_MODEL_CALLS = 16
+"""Models that may call each other in a row; the models of an ensemble's steps are called by it."""
 
 
 def _nobody_listens(_: Any) -> bool:

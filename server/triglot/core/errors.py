@@ -70,6 +70,12 @@ class ModelNotFound(NotFound):
     """No such model or version is known."""
 
 
+class PermissionDenied(ServingError):
+    """The call is right, and not for this client to make."""
+
+    code = Code.PERMISSION_DENIED
+
+
 class FailedPrecondition(ServingError):
     """The call is right, the state of the server is not."""
 

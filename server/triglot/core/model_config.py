@@ -110,16 +110,17 @@ class Device:
 class ModelConfig:
     """What is configured; what is empty is for the model itself to say.
 
-    `backend` and `file_name` say what to load, `parameters` are for the model's own code. `decoupled`: None where
-    nothing is said. `dynamic_batching` and `sequence_batching` exclude each other. `ensemble` are the steps of a
-    model that is made of others, and `max_inflight_requests` how many calls of each of these run at the same time,
-    0: as many as come. `response_cache`: keep its answers, where the server has a cache. `execution`:
-    one of `EXECUTIONS`, "" where nothing is said. `cpus` are for the instances, in turn; none: any.
-    `hang_seconds`, `longest_run` and `inputs_in_place` are the model's, None where nothing is said. `environment`:
-    the Python that its processes run in, a folder or an archive; None: the server's. `source` is what messages
-    call the configuration: its file. `text` is the whole of it in Triton's JSON (spec 3.7), with what is zero, and
-    "" where there is none; `sign` changes with all of it but the name, which is the folder's, and the version
-    policy, which is of the model and no part of a version's own.
+    `backend` and `file_name` say what to load, `parameters` are for the model's own code. `max_instances`: of all
+    groups, on all GPUs that there are. `decoupled`: None where nothing is said. `dynamic_batching` and
+    `sequence_batching` exclude each other. `ensemble` are the steps of a model that is made of others, and
+    `max_inflight_requests` how many calls of each of these run at the same time, 0: as many as come.
+    `response_cache`: keep its answers, where the server has a cache. `execution`: one of `EXECUTIONS`, "" where
+    nothing is said. `cpus` are for the instances, in turn; none: any. `hang_seconds`, `longest_run` and
+    `inputs_in_place` are the model's, None where nothing is said. `environment`: the Python that its processes run
+    in, a folder or an archive; None: the server's. `source` is what messages call the configuration: its file.
+    `text` is the whole of it in Triton's JSON (spec 3.7), with what is zero, and "" where there is none; `sign`
+    changes with all of it but the name, which is the folder's, and the version policy, which is of the model and
+    no part of a version's own.
     """
 
     backend: str = ""
@@ -129,6 +130,7 @@ class ModelConfig:
     inputs: Sequence[TensorConfig] = ()
     outputs: Sequence[TensorConfig] = ()
     instance_groups: Sequence[InstanceGroup] = ()
+    max_instances: int = field(default=MAX_INSTANCES, compare=False)
     decoupled: bool | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     warm_up: Sequence[WarmUpRequest] = ()
@@ -168,8 +170,12 @@ class ModelConfig:
                 if not 0 <= gpu < gpus:
                     raise ValueError(f"{key}.gpus: expected numbers from 0 to {gpus - 1}, got {gpu}")
                 devices += [Device("GPU", gpu)] * group.count
-                if len(devices) > MAX_INSTANCES:
-                    raise ValueError(f"{key}: expected at most {MAX_INSTANCES} instances, all groups together")
+                if len(devices) > self.max_instances:
+                    more = "; the server's --max-requested-instances allows more"
+                    raise ValueError(
+                        f"{key}: expected at most {self.max_instances} instances, all groups together"
+                        f"{more if self.max_instances < MAX_INSTANCES else ''}"
+                    )
         return devices
 
 

@@ -18,7 +18,7 @@ from triglot.core.model import Model, is_async
 from triglot.engine.deadline import WHILE_RUNNING
 from triglot.engine.declarations import function_of
 from triglot.engine.hosted import HostedModel
-from triglot.engine.loop_guard import LoopGuard, guarded
+from triglot.engine.loop_guard import RAISED_EXIT, LoopGuard, guarded
 from triglot.engine.work import Function, Inputs
 
 INLINE = "inline"
@@ -56,8 +56,8 @@ class Inline:
         call.started(perf_counter())
         try:
             answer = self._function(inputs, call)
-        except GeneratorExit as error:  # On its way it would mean something else.
-            raise RuntimeError("the model raised GeneratorExit") from error
+        except GeneratorExit as error:
+            raise RuntimeError(RAISED_EXIT) from error
         finally:
             seconds = call.ended()
             if seconds > self._guard.limit:

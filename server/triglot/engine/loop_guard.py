@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
 """From one line in the log about a model to the next."""
+RAISED_EXIT = "the model raised GeneratorExit"
+"""What its GeneratorExit becomes: to callers, one means that they are closed."""
 
 
 class LoopGuard:
@@ -52,6 +54,8 @@ class LoopGuard:
         began = perf_counter()
         try:
             return function(*arguments)
+        except GeneratorExit as error:
+            raise RuntimeError(RAISED_EXIT) from error
         finally:
             if (seconds := perf_counter() - began) > self.limit:
                 self.saw(seconds)
@@ -110,6 +114,8 @@ class _Steps:
                 waits_for = go_on(value)
             except StopIteration as stop:
                 return stop.value
+            except GeneratorExit as error:  # The model's own: one that closes this never gets here.
+                raise RuntimeError(RAISED_EXIT) from error
             finally:
                 value = None  # An error, whose traceback has this frame.
                 if (seconds := perf_counter() - began) > guard.limit:

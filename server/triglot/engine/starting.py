@@ -44,7 +44,9 @@ async def _on_thread(start: partial[None]) -> None:
         try:
             start()
         except BaseException as error:  # SystemExit, too.
-            started.set_exception(error if isinstance(error, Exception) else _explain(error))
+            # No future of asyncio's takes a StopIteration.
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            started.set_exception(error if plain else _explain(error))
         else:
             started.set_result(None)
 

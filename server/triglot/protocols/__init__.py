@@ -114,11 +114,13 @@ class Route:
     `encode` is given the answer and the decoded request. Both codec functions may run off the event loop:
     `text_size` and `answer_size` tell how many bytes of text they have to parse and print, about.
     `body_limit` gives the largest body, compressed or not, for a request with these headers; None: the server's.
+    `limit_option` is the server's option that it comes from, if there is one.
     Answers of `compress_from` bytes and more are compressed as the client likes it best; None: none are.
     `coding` reads the Content-Encoding header; a compressed body may grow to `inflate_limit`, or `body_limit`.
     `encode_error` gives an error the protocol's own form; without it, it is `{"error": TEXT}` with the usual
-    status. `headers` are those of every answer, errors among them. The telemetry counts calls under `protocol` and
-    `method`, and those that cannot be understood under the model that the path's variable `model` names.
+    status. `headers` are those of every answer, errors among them. `any_origin`: web pages of any origin may call
+    it. The telemetry counts calls under `protocol` and `method`, and those that cannot be understood under the
+    model that the path's variable `model` names, or `model_of` finds.
     """
 
     verb: str
@@ -130,11 +132,14 @@ class Route:
     text_size: Callable[[HttpRequest], int] = _body_size
     answer_size: Callable[[Any], int] = no_work
     body_limit: Callable[[Mapping[str, str]], int | None] = _control_size
+    limit_option: str = ""
     coding: Callable[[str], str] = content_coding
     inflate_limit: int | None = None
     compress_from: int | None = None
     encode_error: Callable[[ServingError], HttpResponse] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    any_origin: bool = False
+    model_of: Callable[[HttpRequest], str] | None = None
     name: str = ""
     protocol: str = ""
 

@@ -1,27 +1,31 @@
-"""JSON bodies with large arrays: text ⇄ arrays, exact and quick.
+"""JSON bodies: text ⇄ values and arrays, exact and quick.
 
-Strategy: a small body goes through orjson. A large one goes through simdjson, which keeps big arrays in its own
-memory until they are copied out as numbers; they never become Python lists. What simdjson refuses because of
-NaN and Infinity, it is given again with numbers in their place. Whatever else it refuses, or cannot give as
-numbers, goes through orjson, and what that refuses through the standard parser, whose error is the client's.
+Strategy: of a body that is not small, lists of numbers are cut out, and never become Python lists (`json_arrays`).
+What cannot be read so goes through orjson, and what that refuses through the standard parser, whose error is the
+client's. A text whose values take long is parsed in pieces (`json_pieces`).
 """
 
 from __future__ import annotations
 
 import json
-import math
-import re
 from array import array
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
 import orjson
-import simdjson
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array, Buffer, bytes_elements, native
+from triglot.protocols.json_arrays import count, parse_large
+from triglot.protocols.json_limits import (
+    CONTAINER_COST,
+    DEFAULT_LIMITS,
+    VALUE_COST,
+    JsonLimits,
+)
+from triglot.protocols.json_pieces import HUGE_INTEGER, NOT_JSON, parse_in_pieces
 
 T = TypeVar("T")
 
@@ -29,108 +33,56 @@ SIMD_FROM_BYTES = 2 * 1024
 """Below this, orjson's lists cost less than simdjson's set-up."""
 CHUNK = 32 * 1024
 """Elements that are printed at a time: the longest that the interpreter is held up, about a millisecond."""
-MAX_WALKED = 512
-"""Elements or keys that are looked at one by one; the parser searches from the start for each."""
-HUGE_INTEGER = re.compile(rb"[0-9]{19}")
-_BUFFER_TYPES = {"d": "f8", "i": "i8", "u": "u8"}
-_TOKENS = (b"-Infinity", b"Infinity", b"NaN")
-_TOKEN_VALUES = (-np.inf, np.inf, np.nan)
-_STAND_INS = (
-    (b"-1.7976931348623153e308", b"1.7976931348623153e308", b"-1.7976931348623151e308"),
-    (b"-1.7976931348623145e308", b"1.7976931348623145e308", b"-1.7976931348623143e308"),
-)
-"""Two sets of numbers for the tokens. A body is parsed once with each: where the two differ, a token stood."""
+SMALL_BYTES = 64 * 1024
+QUICK_BYTES = 4 * 1024 * 1024
+QUICK_COST = 40_000 * VALUE_COST
+"""A text of more bytes, or with values that count more, is parsed in pieces."""
 
 
-def _with_stand_ins(body: bytes) -> list[bytes]:
-    """The body with each set of numbers in place of its tokens; none when escapes hide where strings end."""
-    if b"\\" in body:
-        return []
-    parts = body.split(b'"')
-    return [b'"'.join(_replace_outside_strings(parts, numbers)) for numbers in _STAND_INS]
-
-
-def _replace_outside_strings(parts: list[bytes], numbers: tuple[bytes, ...]) -> list[bytes]:
-    replaced = list(parts)
-    for at in range(0, len(parts), 2):
-        for token, number in zip(_TOKENS, numbers, strict=True):
-            replaced[at] = replaced[at].replace(token, number)
-    return replaced
-
-
-class LargeArray:
-    """An array of a large body, still in the parser's own memory.
-
-    `twin` is the same array with the other set of stand-ins, when the body has tokens.
-    """
-
-    def __init__(self, array: Any, twin: Any | None) -> None:
-        self._array = array
-        self._twin = twin
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The dims by the first element of each level; whether all lists of a level are as long is not known."""
-        dims: list[int] = []
-        item = self._array
-        while isinstance(item, simdjson.Array):
-            dims.append(len(item))
-            item = item[0] if dims[-1] else None
-        return tuple(dims)
-
-    def lists(self, most: int) -> int | None:
-        """How many lists there are, itself among them, when those of each level are as long as its first one.
-
-        None: they are not, or there are more than `most`. What is in the innermost ones is not looked at.
-        """
-        shape = self.shape
-        if sum(map(math.prod, (shape[:level] for level in range(len(shape))))) > most:
-            return None
-        count, level = 1, [self._array]
-        for size in shape[1:]:
-            level = [item for one in level for item in one]
-            if any(not isinstance(item, simdjson.Array) or len(item) != size for item in level):
-                return None
-            count += len(level)
-        return count
-
-    def numbers(self, kind: str) -> Array:
-        """All elements, nesting flattened: "d" as float64, "i" as int64, "u" as uint64.
-
-        Raises `TypeError` or `ValueError` when an element is something else.
-        """
-        numbers = _buffer(self._array, kind)
-        if self._twin is None or kind != "d":
-            return numbers  # No token stands among integers.
-        places = numbers != _buffer(self._twin, kind)
-        restored = numbers.copy()
-        for number, value in zip(_STAND_INS[0], _TOKEN_VALUES, strict=True):
-            restored[places & (numbers == float(number))] = value
-        return restored
-
-
-def _buffer(array: Any, kind: str) -> Array:
-    return np.frombuffer(array.as_buffer(of_type=kind), _BUFFER_TYPES[kind])
-
-
-def read_body(body: bytes, large_key: str | None, read: Callable[[dict[str, Any]], T]) -> T:
+def read_body(
+    body: bytes, large_key: str | None, read: Callable[[dict[str, Any]], T], limits: JsonLimits = DEFAULT_LIMITS
+) -> T:
     """What `read` makes of the body's JSON object.
 
-    `read` is given plain Python values, except that arrays under `large_key` may be a `LargeArray`. When that
-    raises `TypeError` or `ValueError`, because it is no array of numbers after all, `read` is called again on
-    plain values.
+    `read` is given plain Python values, except that lists of numbers under `large_key` (None: any key) may be a
+    `LargeArray`. When that raises `TypeError` or `ValueError`, because it is no list of numbers after all, `read`
+    is called again on plain values.
 
-    Raises `InvalidArgument` for text that is no JSON object, and what `read` raises.
+    Raises `InvalidArgument` for text that is no JSON object, `PayloadTooLarge` for one beyond `limits`, and what
+    `read` raises.
     """
+    limits.check_size(len(body))
     if len(body) >= SIMD_FROM_BYTES:
         try:
-            return read(_object(parse_large(body, large_key)))
+            values, lists = parse_large(body, limits, large_key)
+            result = read(_object(values))
+            for numbers in lists:
+                numbers.check()
+            return result
         except (ValueError, TypeError, RuntimeError):
             pass  # RuntimeError is simdjson's, for numbers beyond 64 bits and for depth.
+    if not is_quick(body, limits):
+        return read(_object(parse_in_pieces(body, limits)))
     try:
         return _read_plain(body, read)
     except RecursionError:
-        raise InvalidArgument("failed to parse the request JSON: nested too deep") from None
+        raise InvalidArgument(f"{NOT_JSON}: nested too deep") from None
+
+
+def is_quick(body: bytes, limits: JsonLimits) -> bool:
+    """Whether the body's values are parsed in some 5 ms, and surely within the limits."""
+    if len(body) <= SMALL_BYTES and len(body) * CONTAINER_COST <= limits.values:
+        return True
+    if len(body) > QUICK_BYTES:
+        return False
+    values, containers = count(b",", body) + count(b":", body), count(b"[", body) + count(b"{", body)
+    cost = values * VALUE_COST + containers * CONTAINER_COST
+    return cost <= min(QUICK_COST, limits.values)
+
+
+def parse_plain(body: bytes, limits: JsonLimits) -> Any:
+    """The body's values, none of them as arrays. Raises `ValueError`; for a long text as `parse_in_pieces`."""
+    return orjson.loads(body) if is_quick(body, limits) else parse_in_pieces(body, limits)
 
 
 def _read_plain(body: bytes, read: Callable[[dict[str, Any]], T]) -> T:
@@ -145,58 +97,11 @@ def _read_plain(body: bytes, read: Callable[[dict[str, Any]], T]) -> T:
     return read(_object(_parse_exactly(body)))
 
 
-def parse_large(body: bytes, large_key: str | None = None) -> Any:
-    """The body's values by simdjson; arrays under `large_key` are a `LargeArray`.
-
-    Without such a key all are, except those that begin with an object. Raises `ValueError` or `RuntimeError`
-    for what cannot be taken exactly.
-    """
-    try:
-        return _plain_but(large_key, simdjson.Parser().parse(body), None)
-    except ValueError:
-        twins = [simdjson.Parser().parse(text) for text in _with_stand_ins(body)]
-        if not twins:
-            raise
-        return _plain_but(large_key, *twins)
-
-
-def _plain_but(large_key: str | None, value: Any, twin: Any) -> Any:
-    """Python values, with a `LargeArray` for each array under `large_key`; `twin` is walked in step.
-
-    Raises `ValueError` for what would have to be walked too long, or cannot be walked exactly. (The parser's own
-    conversions are of no use: beyond 2**24 elements they write out of bounds.)
-    """
-    if isinstance(value, simdjson.Object):
-        keys = list(islice(value.keys(), MAX_WALKED + 1))
-        # An object of the parser's finds the first of equal keys, and reads a key up to its NUL.
-        if len(keys) > MAX_WALKED or len(set(keys)) < len(keys) or any("\0" in key for key in keys):
-            raise ValueError("keys that need the exact parser")
-        return {key: _member(large_key, key, value, twin) for key in keys}
-    if isinstance(value, simdjson.Array):
-        if len(value) > MAX_WALKED:
-            raise ValueError("a long array where none is expected")
-        return [_plain_but(large_key, value[at], None if twin is None else twin[at]) for at in range(len(value))]
-    if twin is not None and value != twin:
-        raise ValueError("a token outside of the large arrays")
-    return value
-
-
-def _member(large_key: str | None, key: str, value: Any, twin: Any) -> Any:
-    item, other = value[key], None if twin is None else twin[key]
-    if isinstance(item, simdjson.Array) and (key == large_key or (large_key is None and not _has_objects(item))):
-        return LargeArray(item, other)
-    return _plain_but(large_key, item, other)
-
-
-def _has_objects(array: Any) -> bool:
-    return len(array) > 0 and isinstance(array[0], simdjson.Object)
-
-
 def _parse_exactly(body: bytes) -> Any:
     try:
         return json.loads(body)
     except ValueError as error:
-        raise InvalidArgument(f"failed to parse the request JSON: {error}") from None
+        raise InvalidArgument(f"{NOT_JSON}: {error}") from None
 
 
 def _object(value: Any) -> dict[str, Any]:

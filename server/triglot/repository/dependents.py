@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from triglot.core import checks
+from triglot.core.call import MAX_MODEL_CALLS
 from triglot.core.ensemble import IN_CONFIG, IN_PYTHON, Ensemble, Keys, Part, check_fit, check_steps
 from triglot.core.errors import Code, MissingDependency, ModelLoadError
 from triglot.core.scheduling import Step
@@ -56,8 +58,9 @@ class Dependents:
         self._do = actions
         self._names: set[str] = set()
         self._waiting: dict[str, set[str]] = {}
-        self._tries: dict[tuple[str, int], _Try] = {}
+        self._tries: dict[str, dict[int, _Try]] = {}
         self._news = asyncio.Event()
+        self._changed: deque[str] = deque()
 
     # --- before it serves ---
 
@@ -80,10 +83,10 @@ class Dependents:
         except ValueError as error:
             raise _wrong(files, error) from None
         await self._do.bring(name, list(dict.fromkeys(step.model for step in steps)))
-        self._tries[name, servable.version] = _Try(steps, _files(self._served(steps)))
+        self._tries.setdefault(name, {})[servable.version] = _Try(steps, _files(self._served(steps)))
         await self._wait(name, files, steps, pass_on, is_wanted)
         served = self._served(steps)
-        self._tries[name, servable.version] = _Try(steps, _files(served))
+        self._tries[name][servable.version] = _Try(steps, _files(served))
         self._check_served(files, steps, served, keys)
         try:
             _check_fit(model, servable, served, keys)
@@ -92,13 +95,10 @@ class Dependents:
 
     def _forget(self, name: str, number: int) -> None:
         """The former try of this version, and those of versions that are not wanted any more."""
-        gone = [
-            key
-            for key in self._tries
-            if key[0] == name and (key[1] == number or not self._registry.is_wanted(*key))
-        ]
-        for key in gone:
-            del self._tries[key]
+        tries = self._tries.get(name, {})
+        for one in list(tries):
+            if one == number or not self._registry.is_wanted(name, one):
+                del tries[one]
 
     async def _wait(
         self,
@@ -111,11 +111,7 @@ class Dependents:
         self._waiting[name] = {step.model for step in steps}
         try:
             while is_wanted():
-                if circle := self._circle(name):
-                    raise ModelLoadError(
-                        f"{_source(files)}: ensembles that are made of each other: {' -> '.join(circle)}",
-                        Code.INVALID_ARGUMENT,
-                    )
+                self._check_nesting(name, files)
                 if not any(map(self._is_pending, steps)):
                     return
                 pass_on()
@@ -130,19 +126,24 @@ class Dependents:
         wanted = registry.is_wanted(step.model, step.version) and self._do.is_busy(step.model)
         return wanted and registry.serving(step.model, step.version) is None
 
-    def _circle(self, name: str) -> list[str]:
-        """The ensembles that are made of each other in a row, from this one to itself; empty without such."""
-        paths = [[name]]
-        seen: set[str] = set()
-        while paths:
-            path = paths.pop()
-            for other in sorted(self._parts(path[-1])):
-                if other == name:
-                    return [*path, name]
-                if other not in seen:
-                    seen.add(other)
-                    paths.append([*path, other])
-        return []
+    def _check_nesting(self, name: str, files: ModelFiles) -> None:
+        """Raises `ModelLoadError` for ensembles that are made of each other, and for too many in a row."""
+        levels: list[dict[str, str]] = []  # Of each part, an ensemble of the level above that is made of it.
+        level = {name}
+        while level and len(levels) <= MAX_MODEL_CALLS and not (levels and name in level):
+            levels.append({part: one for one in sorted(level, reverse=True) for part in self._parts(one)})
+            level = set(levels[-1])
+        if not level:
+            return
+        path = [name if name in level else min(level)]
+        for parts in reversed(levels):
+            path.insert(0, parts[path[0]])
+        expected = (
+            "ensembles that are made of each other"
+            if path[-1] == name
+            else f"expected at most {MAX_MODEL_CALLS} ensembles in a row, each made of the next, got"
+        )
+        raise ModelLoadError(f"{_source(files)}: {expected}: {' -> '.join(path)}", Code.INVALID_ARGUMENT)
 
     def _parts(self, name: str) -> set[str]:
         """What an ensemble that waits, or else serves, is made of."""
@@ -186,19 +187,25 @@ class Dependents:
         And at itself: what it is made of may have changed after its last look, while it was warmed up.
         """
         self.wake()
-        for ensemble in sorted(self._names):
-            if ensemble == name or any(step.model == name for step in self._steps(ensemble)):
-                self._look_at(ensemble)
+        self._changed.append(name)
+        if len(self._changed) > 1:
+            return  # One that is retired below is the next to be looked at.
+        while self._changed:
+            changed = self._changed[0]
+            for ensemble in sorted(self._names):
+                if ensemble == changed or changed in self.made_of(ensemble):
+                    self._look_at(ensemble)
+            self._changed.popleft()
 
     def _look_at(self, name: str) -> None:
         again = False
         for version in list(self._registry.wanted_versions(name)):
-            servable, key = version.servable, (name, version.files.version)
+            servable = version.servable
             if version.state is State.READY and servable is not None and not self._runs(servable):
                 log.warning("%s stops: what it is made of does not serve any more, or has changed", version.files)
                 self._do.retire(version)
                 again = True
-            tried = self._tries.get(key)
+            tried = self._tries.get(name, {}).get(version.files.version)
             failed = version.error is not None and tried is not None
             if failed and tried is not None and _files(self._served(tried.steps)) != tried.served:
                 version.retry = again = True
@@ -222,7 +229,7 @@ class Dependents:
     # --- which are made of which ---
 
     def _steps(self, name: str) -> list[Step]:
-        steps = [step for (tried, _), one in self._tries.items() if tried == name for step in one.steps]
+        steps = [step for one in self._tries.get(name, {}).values() for step in one.steps]
         for version in self._registry.wanted_versions(name):
             if version.servable is not None and isinstance(version.servable.model, Ensemble):
                 steps += version.servable.model.steps
@@ -238,10 +245,16 @@ class Dependents:
 
     def are_ready(self, servable: Servable) -> bool:
         """Whether the models of its steps are ready, if it has any."""
-        if not isinstance(servable.model, Ensemble):
-            return True
-        parts = [None if one is None else one.servable for one in self._served(servable.model.steps)]
-        return all(part is not None and part.alive and self.are_ready(part) for part in parts)
+        parts, seen = [servable], {servable}
+        while parts:
+            model = parts.pop().model
+            for one in self._served(model.steps) if isinstance(model, Ensemble) else ():
+                if one is None or one.servable is None or not one.servable.alive:
+                    return False
+                if one.servable not in seen:
+                    seen.add(one.servable)
+                    parts.append(one.servable)
+        return True
 
     def waits(self, name: str) -> bool:
         """Whether an ensemble that is being loaded waits for others."""

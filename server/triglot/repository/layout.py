@@ -8,6 +8,8 @@ from pathlib import Path
 from triglot.core.errors import ModelLoadError
 from triglot.core.model_config import ModelConfig
 
+MOST_LISTED = 20
+"""Things that a message lists one by one: a request may name any number."""
 BACKEND_OF_FILE = {
     "predictor.toml": "predictor",
     "model.py": "python",
@@ -41,8 +43,10 @@ BACKEND_OF_SUFFIX = {
 
 
 def listed(items: Iterable[object]) -> str:
-    """As messages list things."""
-    return ", ".join(map(str, items))
+    """As messages list things: the first ones, and how many more there are."""
+    texts = list(map(str, items))
+    more = len(texts) - MOST_LISTED
+    return ", ".join(texts[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def candidates(config: ModelConfig) -> dict[str, str]:

@@ -78,7 +78,7 @@ class Loader:
             model.on_change = partial(_on_loop, model.loop, self._changed)
         try:
             servable = Servable(files.name, files.version, model, max_queue_size=self._max_queue_size)
-        except Exception as error:  # What a user's class declares can be anything.
+        except BaseException as error:  # What a user's class declares can be anything.
             await in_thread(partial(_close, model))
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         try:
@@ -120,7 +120,7 @@ class Loader:
         except ValueError as error:
             _close(model)
             raise ModelLoadError(f"{files.config.source}: {error}", Code.INVALID_ARGUMENT) from error
-        except Exception as error:  # What a user's class declares can be anything.
+        except BaseException as error:  # What a user's class declares can be anything.
             _close(model)
             raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
         return model

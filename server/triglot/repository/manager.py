@@ -12,24 +12,28 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from functools import partial
+from pathlib import Path
 
 from triglot.core.errors import (
     FailedPrecondition,
     Internal,
     InvalidArgument,
     ModelLoadError,
+    PermissionDenied,
     ServingError,
     Unavailable,
 )
-from triglot.core.model_config import NO_CONFIG
+from triglot.core.model_config import MAX_INSTANCES, NO_CONFIG
+from triglot.repository.layout import listed
 from triglot.repository.loader import Adapt, Load, Warm
 from triglot.repository.looks import Looks
 from triglot.repository.model_config import parse_override
+from triglot.repository.paths import is_below
 from triglot.repository.plan import State, Version
 from triglot.repository.problems import by_name, why_not, wrong_roots
 from triglot.repository.reconciler import DRAIN_SECONDS
 from triglot.repository.settings import ModelSettings, check_names
-from triglot.repository.source import ModelFiles, Root
+from triglot.repository.source import ModelFiles, Override, Root
 from triglot.repository.thread import in_thread
 from triglot.repository.watch import AtOnce, Look
 
@@ -49,7 +53,8 @@ class Manager(Looks):
 
     `poll_interval`: seconds between two looks at the disk; 0 looks once. `explicit`: the models to load at the
     start, "*" for all; others then come and go by `load_model` and `unload_model`. None: all that there are.
-    `left_out`: what of it is not loaded at the start.
+    `left_out`: what of it is not loaded at the start. `folders`: where clients may have models loaded from by
+    `reload`. `most_instances`: of a model whose configuration comes with the request to load it.
     `allow_symlinks`: links may lead out of the root that they are found in. For the others see `Looks`,
     `Reconciler` and `Registry`.
     """
@@ -66,6 +71,8 @@ class Manager(Looks):
         explicit: Collection[str] | None = None,
         left_out: Collection[str] = (),
         allow_symlinks: bool = False,
+        folders: Sequence[Path] = (),
+        most_instances: int = MAX_INSTANCES,
         labels_before_load: bool = False,
         load_timeout: float = 0.0,
         drain_seconds: float = DRAIN_SECONDS,
@@ -88,6 +95,9 @@ class Manager(Looks):
             adapt=adapt,
         )
         self._poll_interval = poll_interval
+        self._folders = folders
+        self._most_instances = most_instances
+        self._followed: Sequence[Path] = ()
         self._unloaded: dict[str, Collection[int]] = {}
         self._polling: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
@@ -136,6 +146,26 @@ class Manager(Looks):
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
 
+    async def check_folders(self, models: Sequence[ModelSettings]) -> None:
+        """Raises `PermissionDenied` for a model in a folder that is not the operator's: its code would run.
+
+        Raises `FailedPrecondition` as `reload`.
+        """
+        self._require_list()
+        allowed = list(dict.fromkeys([*self._folders, *self._followed]))
+        for model in models:
+            if not await in_thread(partial(is_below, model.base_path, allowed)):
+                raise PermissionDenied(
+                    f"model {model.name}: expected a base_path in the folders that the server was started with "
+                    f"({listed(allowed) or 'none'}), got {model.base_path}; --allowed_model_roots, or "
+                    "TRIGLOT_ALLOWED_MODEL_ROOTS, lists more of them"
+                )
+
+    async def follow(self, models: Sequence[ModelSettings]) -> None:
+        """As `reload`, by the operator's own configuration: clients may name its folders, too."""
+        self._followed = [model.base_path for model in models]
+        await self.reload(models)
+
     async def reload(self, models: Sequence[ModelSettings]) -> None:
         """Serve these models, and no others (tfs 3.7).
 
@@ -146,11 +176,7 @@ class Manager(Looks):
         closed meanwhile.
         """
         check_names([model.name for model in models])
-        if any(not isinstance(root, ModelSettings) for root in self._roots):
-            raise FailedPrecondition(
-                "the models are those at the paths that the server was started with; `triglot tfserving` starts "
-                "one whose list of models can be replaced"
-            )
+        self._require_list()
         async with self._reloading:
             async with self._looking:
                 at_once = self._at_once(models)
@@ -171,6 +197,13 @@ class Manager(Looks):
             if failed:
                 texts = "".join(f"{{{self._failure(name, look)}}}, " for name in failed)
                 raise ServingError(f"{len(failed)} model(s) did not become available: {{{texts}}}")
+
+    def _require_list(self) -> None:
+        if any(not isinstance(root, ModelSettings) for root in self._roots):
+            raise FailedPrecondition(
+                "the models are those at the paths that the server was started with; `triglot tfserving` starts "
+                "one whose list of models can be replaced"
+            )
 
     def _failure(self, name: str, look: Look) -> str:
         if (problem := look.problems.get(name)) is not None:
@@ -220,7 +253,10 @@ class Manager(Looks):
         there. What served goes on then; and when this is cancelled, the load does.
         """
         self._require_explicit(name)
-        overrides = {} if config is None else {name: await in_thread(partial(parse_override, config, name))}
+        overrides = {}
+        if config is not None:
+            message = await in_thread(partial(parse_override, config, name))
+            overrides[name] = Override(message, self._most_instances)
         async with self._looking:
             others = {key: versions for key, versions in self._wanted.items() if key != name}
             asked = name.__eq__

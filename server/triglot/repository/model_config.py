@@ -48,6 +48,10 @@ MAX_CONFIG_BYTES = 1024 * 1024
 """It is read at every look at the disk."""
 WARM_UP_FOLDER = "warmup"
 
+INSTANCES = "instance_group"
+THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
+"""Parameters of the ONNX backend that say how many threads an instance computes with."""
+
 BACKEND_OF_NAME = {
     "ensemble": "ensemble",
     "libtorch": "torch",
@@ -183,6 +187,33 @@ def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
             Code.INVALID_ARGUMENT,
         )
     return replace(config, environment=own.environment)
+
+
+def bounded(config: ModelConfig, own: ModelConfig, most: int) -> ModelConfig:
+    """A request's configuration, which starts `most` instances, or as many as the model's `own` does.
+
+    Each may compute with as many threads. Raises `ModelLoadError`.
+    """
+    asked, there = _starts(config), _starts(own)
+    for key, count in asked.items():
+        allowed = max(most, there.get(key, 0))
+        if count > allowed:
+            raise ModelLoadError(
+                f"{config.source}: {key}: expected at most {allowed}, all together, got {count}; the server's "
+                "--max-requested-instances allows more",
+                Code.INVALID_ARGUMENT,
+            )
+    return replace(config, max_instances=max(most, there[INSTANCES]))
+
+
+def _starts(config: ModelConfig) -> dict[str, int]:
+    """How many threads and processes are started, by what says so."""
+    counts = {
+        f"parameters[{name}]": int(config.parameters[name])
+        for name in THREAD_COUNTS
+        if config.parameters.get(name, "").isdecimal()
+    }
+    return counts | {INSTANCES: sum(one.count * max(1, len(one.gpus)) for one in config.instance_groups)}
 
 
 def _sign(message: pb.ModelConfig) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from triglot.core.errors import ModelLoadError
@@ -23,6 +23,15 @@ def inside(folder: Path, name: str, key: str) -> Path:
     if relative.is_absolute() or ".." in relative.parts or "\0" in name:
         raise ModelLoadError(f"{key}: expected a path inside {folder}, got {name!r}")
     return folder / relative
+
+
+def is_below(path: Path, folders: Iterable[Path]) -> bool:
+    """Whether a path is one of the folders, or lies below one, wherever symbolic links lead."""
+    try:
+        resolved = Path(os.path.realpath(path))
+        return any(resolved.is_relative_to(os.path.realpath(folder)) for folder in folders)
+    except ValueError:  # It holds a null byte.
+        return False
 
 
 def check_links(path: Path, root: Path) -> None:

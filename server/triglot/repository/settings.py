@@ -30,6 +30,11 @@ class ModelSettings:
     platform: str = field(default="", compare=False)
 
 
+def folders_of(models: Iterable[object]) -> list[Path]:
+    """The base paths of those that are settings."""
+    return [model.base_path for model in models if isinstance(model, ModelSettings)]
+
+
 def check_names(names: Iterable[str]) -> None:
     """Raises `InvalidArgument` for a name that clients could not send, and for one that comes twice (tfs 3.7)."""
     seen: set[str] = set()

@@ -17,9 +17,9 @@ from typing import Any
 
 from triglot.core.errors import Code, ModelLoadError
 from triglot.core.model import Model
-from triglot.core.model_config import ALL, NO_CONFIG, ModelConfig, VersionPolicy
+from triglot.core.model_config import ALL, MAX_INSTANCES, NO_CONFIG, ModelConfig, VersionPolicy
 from triglot.repository.layout import BACKEND_OF_FILE, backend_by_name, backend_of, candidates, listed
-from triglot.repository.model_config import CONFIG_FILE, config_of, in_its_environment, read_config
+from triglot.repository.model_config import CONFIG_FILE, bounded, config_of, in_its_environment, read_config
 from triglot.repository.paths import check_links, check_links_below
 from triglot.repository.settings import NAME, NAME_RULE, ModelSettings
 
@@ -61,8 +61,21 @@ class ModelFiles:
 Root = Path | ModelSettings | ModelFiles
 """Where models lie: a repository folder, a model's folder or file, what a configuration says of one model, or one
 version that is known already."""
-Overrides = Mapping[str, Any]
-"""What stands in place of a model's config.pbtxt, by the model's name: messages of `parse_override`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What a client's request has in place of a model's config.pbtxt: a message of `parse_override`.
+
+    `most_instances`: so many it may ask for, or as many as the model's own configuration does.
+    """
+
+    message: Any
+    most_instances: int = MAX_INSTANCES
+
+
+Overrides = Mapping[str, Override]
+"""By the model's name."""
 
 
 @dataclass(slots=True)
@@ -220,10 +233,9 @@ class _Search:
     def _warn_of_missing(
         self, key: str, name: str, folder: Path, policy: VersionPolicy, versions: list[ModelFiles]
     ) -> None:
-        missing = policy.missing({files.version for files in versions})
-        self.found.warn(
-            key, *(f"{name} version {number} is wanted, but not found in {folder}" for number in missing)
-        )
+        if missing := policy.missing({files.version for files in versions}):
+            text = "version {} is" if len(missing) == 1 else "versions {} are"
+            self.found.warn(key, f"{name} {text.format(listed(missing))} wanted, but not found in {folder}")
 
     # --- one model's folder ---
 
@@ -250,8 +262,10 @@ class _Search:
         self._check(folder)
         warnings = self.found.warnings.setdefault(str(folder), [])
         override = self.overrides.get(folder.name)
-        own = override is None
-        config = self._own_config(folder, warnings) if own else self._override(override, folder, warnings)
+        if override is None:
+            config = self._own_config(folder, warnings)
+        else:
+            config = self._override(override, folder, warnings)
         for file in named_files(config):
             self._check(file)
         if config is NO_CONFIG:
@@ -267,13 +281,14 @@ class _Search:
             raise ModelLoadError(f"{file}: expected a file")
         return read_config(folder, warnings)
 
-    def _override(self, message: Any, folder: Path, warnings: list[str]) -> ModelConfig:
-        """What a client has sent; which program runs is not for it to say."""
+    def _override(self, override: Override, folder: Path, warnings: list[str]) -> ModelConfig:
+        """What a client has sent; which program runs, and how much of the machine, is not for it to say."""
         source = f"the configuration in the request to load model '{folder.name}'"
         own = NO_CONFIG
         with suppress(ModelLoadError):
             own = self._own_config(folder, [])
-        return in_its_environment(config_of(message, folder, source, warnings), own)
+        config = in_its_environment(config_of(override.message, folder, source, warnings), own)
+        return bounded(config, own, override.most_instances)
 
     def _check(self, path: Path) -> None:
         if not self.allow_symlinks:

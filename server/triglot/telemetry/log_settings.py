@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from triglot.core.errors import InvalidArgument, Unimplemented
+from triglot.core.log_handlers import LineFormatter
 from triglot.core.loggers import DATES, MODELS, OURS
 from triglot.telemetry.access_log import LOGGER as ACCESS
 from triglot.telemetry.access_log import AccessLog
@@ -28,7 +29,7 @@ Value = bool | int | str
 
 def formatter(name: str, source: str = "") -> logging.Formatter:
     """The formatter of a `log_format`; `source` stands before each message."""
-    made = logging.Formatter(f"%(asctime)s %(levelname).1s {source}%(message)s", DATES[name == ISO8601])
+    made = LineFormatter(f"%(asctime)s %(levelname).1s {source}%(message)s", DATES[name == ISO8601])
     if name == ISO8601:
         made.converter = time.gmtime
     return made

@@ -61,6 +61,16 @@ class CallTask:
             self._must_cancel = True
         return True
 
+    def add_done_callback(self, callback: Callable[[CallTask], object]) -> None:
+        """Call it when this has ended, which it has not."""
+        ended = self._ended
+
+        def both(task: CallTask) -> None:
+            ended(task)
+            callback(task)
+
+        self._ended = both
+
     def cancelling(self) -> int:
         """How often it was cancelled, less how often that was taken back."""
         return self._cancels if self._successor is None else self._successor.cancelling()

@@ -20,11 +20,14 @@ from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry
 from triglot.transports.iterated import Iterated
 from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
+from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.shutdown import SHUTTING_DOWN
 
 MAX_DETAILS_BYTES = 4096
 """Longer status texts overflow what clients accept as metadata."""
 END_AGAIN_SECONDS = 1.0
+RETRY_AFTER_SECONDS = 1.0
+"""The hint of calls that are refused because the server is busy."""
 LAST_WORD_SECONDS = 1.0
 """For what a stream still has to say when its deadline is over."""
 READ_SECONDS = LAST_WORD_SECONDS + 0.1
@@ -55,17 +58,20 @@ Abort = Callable[[Any, Code, str, Trailing], Awaitable[None]]
 
 
 class SlowReader(DeadlineExceeded):
-    """An answer was still on its way at the deadline; only a status can follow it."""
+    """The client does not read its answers: not until the deadline, or not in time; only a status can follow."""
 
 
 class Calls:
     """The handlers of rows. `gone` is what the transport raises when nothing can be sent any more.
 
     `stop` ends streams, which would go on for ever; other calls are the transport's to wait for. `scatters`: the
-    transport sends `Scattered` answers, too.
+    transport sends `Scattered` answers, too. `request_bytes` counts large requests until they are decoded.
     """
 
-    def __init__(self, abort: Abort, gone: type[Exception], *, scatters: bool = False) -> None:
+    def __init__(
+        self, abort: Abort, gone: type[Exception], request_bytes: RequestBytes, *, scatters: bool = False
+    ) -> None:
+        self._request_bytes = request_bytes
         self._scatters = scatters
         self._abort = abort
         self._gone = gone
@@ -91,6 +97,12 @@ class Calls:
         scatter = cast("Callable[[Any], bytes] | None", method.scatter) if self._scatters else None
         return scatter or method.encode
 
+    async def decode_large(self, method: Method, data: bytes) -> Any:
+        """The request of more than `OFF_LOOP_BYTES`, counted meanwhile. Raises what `decode` does, too."""
+        with self._request_bytes.reserve(OFF_LOOP_BYTES) as reserved:
+            reserved.grow(len(data))
+            return await run_sized(method.decode_size(data), method.decode, data)
+
     def server_stream(self, method: Method, endpoint: Endpoint) -> ServerStream:
         """One request, any number of answers."""
 
@@ -100,8 +112,8 @@ class Calls:
             observed = Observation(endpoint, call, call.size)
 
             async def run() -> Any:
-                size = method.decode_size(data) if len(data) > OFF_LOOP_BYTES else 0
-                request = await run_sized(size, method.decode, data)
+                large = len(data) > OFF_LOOP_BYTES
+                request = await self.decode_large(method, data) if large else method.decode(data)
                 observed.decoded()
                 return method.call(request, call)
 
@@ -165,7 +177,7 @@ class Calls:
                 raise
             task.uncancel()
             code = Code.UNAVAILABLE
-            await self._end(context, Unavailable(SHUTTING_DOWN))
+            await self.end(context, Unavailable(SHUTTING_DOWN))
         except self._gone:
             code = (
                 Code.CANCELLED
@@ -190,9 +202,9 @@ class Calls:
         # Before the client hears of it, so that who asks next finds it counted.
         observed.end(failure.code)
         if told is None:
-            await self._end(context, failure, method.details)
+            await self.end(context, failure, method.details)
             return b""
-        context.set_trailing_metadata(_hints(failure))
+        context.set_trailing_metadata(hints(failure))
         return told
 
     async def _tell_last(
@@ -201,16 +213,16 @@ class Calls:
         """As `_tell`, for a stream, whose last answer it is."""
         failure = as_serving_error(error, method.name)
         if (told := method.told(failure)) is None or isinstance(error, SlowReader):
-            await self._end(context, failure, method.details)
+            await self.end(context, failure, method.details)
             return
         if observed is not None:
             observed.sent(len(told))
-        context.set_trailing_metadata(_hints(failure))
+        context.set_trailing_metadata(hints(failure))
         await context.write(told)
 
-    async def _end(self, context: Context, error: ServingError, details: Callable[[str], str] = str) -> None:
+    async def end(self, context: Context, error: ServingError, details: Callable[[str], str] = str) -> None:
         """End the call with a status, the only thing to be sent: gRPC's own retries are for such calls."""
-        await self._abort(context, error.code, fitting(details(error.message)), _hints(error))
+        await self._abort(context, error.code, fitting(details(error.message)), hints(error))
 
 
 class UnaryHandler:
@@ -234,7 +246,7 @@ class UnaryHandler:
     async def _called(self, data: bytes, call: Call, observed: Observation) -> Any:
         method = self._method
         if len(data) > OFF_LOOP_BYTES:
-            request = await run_sized(method.decode_size(data), method.decode, data)
+            request = await self._calls.decode_large(method, data)
         else:
             request = method.decode(data)
         observed.decoded()
@@ -316,7 +328,7 @@ async def _write(context: Context, encoded: bytes, call: Call) -> None:
         raise SlowReader(call.overdue("while the client was reading").message) from None
 
 
-def _hints(error: ServingError) -> tuple[tuple[str, str], ...]:
+def hints(error: ServingError) -> tuple[tuple[str, str], ...]:
     """Trailing metadata: when the client may try again."""
     if error.retry_after is None:
         return ()

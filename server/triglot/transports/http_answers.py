@@ -66,7 +66,7 @@ def answer_of_error(route: Route, error: Exception, observed: Observation) -> we
     """What the client is told of an error."""
     # A function of its own: a frame that the error came through must not hold it, or what the frame holds, the
     # request among it, is left to the garbage collector.
-    return answer_of_failure(route, as_serving_error(error, f"{route.verb} {route.path}"), observed)
+    return answer_of_failure(route, as_serving_error(error, f"{route.verb} {route.method}"), observed)
 
 
 def answer_of_failure(route: Route, error: ServingError, observed: Observation) -> web.Response:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -13,7 +14,7 @@ from triglot.config import Config
 from triglot.core.call import Call
 from triglot.core.errors import Code, PayloadTooLarge, Unavailable, outcome
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
-from triglot.protocols import Route
+from triglot.protocols import InflatedTooLarge, Route
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint
 from triglot.transports.http_answers import (
@@ -26,27 +27,41 @@ from triglot.transports.http_answers import (
 )
 from triglot.transports.http_bodies import body_at_once, read_body
 from triglot.transports.http_errors import UnknownCoding
+from triglot.transports.http_origins import Origins
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
-from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
+from triglot.transports.off_loop import OFF_LOOP_BYTES, OneAtATime
+from triglot.transports.request_bytes import RequestBytes, Reservation
 from triglot.transports.shutdown import SHUTTING_DOWN
 
 CLEAN_UP_SECONDS = 1.0
 """What is left to write and close when the grace period is over."""
 RETRY_AFTER_SECONDS = 1.0
 """Until a connection may be free."""
-_ADVICE = "send large tensors as binary data, and see the server's option max_message_size"
+FREE_BYTES = 64 * 1024
+"""Of a body, that are taken however much other requests hold."""
+_ADVICE = "; send large tensors as binary data, and see the server's option"
+TEXT_ON_LOOP = 32 * 1024
+"""A text of more bytes is parsed on a thread: the slowest parser, of TensorFlow Serving's errors, takes 20 ms."""
 MODEL_VARIABLE = "model"
 """What a route's path calls the name of the model, known before the request is understood."""
 
 
 class HttpCalls:
-    """The calls that are open, and how new ones are taken. On the loop."""
+    """The calls that are open, and how new ones are taken. On the loop.
 
-    def __init__(self, config: Config) -> None:
+    `request_bytes` counts their bodies until they are decoded; `origins` knows which web pages may call.
+    """
+
+    def __init__(self, config: Config, request_bytes: RequestBytes, origins: Origins) -> None:
+        self._request_bytes = request_bytes
+        self._origins = origins
         self._max_body = config.max_message_size
         self._timeout = config.rest_timeout or None
         self._most = config.max_connections or math.inf
         self._loop = asyncio.get_running_loop()
+        # So that there is one large text at a time, and the values that are made of it. A parser holds the
+        # interpreter most of the time anyway.
+        self._long_texts = OneAtATime()
         self._open: set[asyncio.Task[Any]] = set()
         self._draining = self._stopping = self._grace_is_over = False
 
@@ -81,6 +96,7 @@ class HttpCalls:
         task = asyncio.current_task(self._loop)
         assert task is not None  # aiohttp runs every handler in a task.
         try:
+            self._origins.check(route, headers)
             self._admit()
             self._open.add(task)
             answering = self._answer(route, http, variables, headers, call, observed)
@@ -127,13 +143,7 @@ class HttpCalls:
         call: Call,
         observed: Observation,
     ) -> HttpResponse | HttpStream:
-        body = await self._read(route, http, headers, observed)
-        request = HttpRequest(variables, headers, body, http.method, http.raw_path, http.remote or "")
-        call.size = len(body)
-        if call.size > OFF_LOOP_BYTES and route.text_size(request) > OFF_LOOP_BYTES:
-            decoded = await asyncio.to_thread(route.decode, request)
-        else:
-            decoded = route.decode(request)
+        decoded = await self._decode(route, http, variables, headers, call, observed)
         observed.decoded()
         answer = await route.call(decoded, call)
         observed.answered()
@@ -147,32 +157,83 @@ class HttpCalls:
             observed.encoded(len(response.body))
         return response
 
-    async def _read(
-        self, route: Route, http: web.BaseRequest, headers: Mapping[str, str], observed: Observation
-    ) -> bytes:
-        coding = "identity"
-        if "content-encoding" in headers:
-            coding = route.coding(http.headers["Content-Encoding"])  # Of several the first.
-            if coding not in WINDOW_BITS:
-                raise UnknownCoding(f"Content-Encoding '{coding}' is not supported, use gzip or deflate")
-        limit = self._max_body
+    async def _decode(
+        self,
+        route: Route,
+        http: web.BaseRequest,
+        variables: Mapping[str, str],
+        headers: Mapping[str, str],
+        call: Call,
+        observed: Observation,
+    ) -> Any:
+        """What the row's codec makes of the request; nothing else keeps the body."""
+        window_bits = _window_bits(route, http, headers)
+        limit, option = self._max_body, "max_message_size"
         route_limit = route.body_limit(headers)
-        if route_limit is not None:
-            limit = min(limit, route_limit)
+        if route_limit is not None and route_limit < limit:
+            limit, option = route_limit, route.limit_option
+        advice = f"{_ADVICE} {option}" if option else ""
+        with self._request_bytes.reserve(FREE_BYTES) as reserved:
+            body = await self._read(http, limit, advice, reserved)
+            observed.received(len(body))
+            request = HttpRequest(variables, headers, body, http.method, http.raw_path, http.remote or "")
+            if route.model_of is not None:
+                call.model_name = route.model_of(request)
+            if window_bits and body:
+                if route.inflate_limit is not None and route.inflate_limit < limit:
+                    limit, advice = route.inflate_limit, ""
+                inflating = partial(_inflate, request, window_bits, limit, advice, reserved)
+                if len(body) * INFLATED_WORK <= OFF_LOOP_BYTES:
+                    inflating()
+                elif route_limit is None:
+                    await asyncio.to_thread(inflating)
+                else:
+                    return await self._long_texts.run(
+                        partial(_inflate_and_decode, route, inflating, request, call)
+                    )
+            call.size = len(request.body)
+            if call.size > TEXT_ON_LOOP and route.text_size(request) > TEXT_ON_LOOP:
+                return await self._long_texts.run(partial(route.decode, request))
+            return route.decode(request)
+
+    async def _read(self, http: web.BaseRequest, limit: int, advice: str, reserved: Reservation) -> bytes:
+        """The body as it was sent, compressed or not."""
         try:
             body = body_at_once(http, limit)
             if body is None:
-                body = await read_body(http, limit)
+                return await read_body(http, limit, reserved)
         except PayloadTooLarge as error:
-            if limit < self._max_body:
-                raise  # No option of the server's changes a route's own limit.
-            raise PayloadTooLarge(f"{error}; {_ADVICE}") from None
-        observed.received(len(body))
-        bits = WINDOW_BITS[coding]
-        if bits and body:
-            most = limit if route.inflate_limit is None else min(limit, route.inflate_limit)
-            body = await run_sized(len(body) * INFLATED_WORK, inflate, body, bits, most)
+            raise PayloadTooLarge(f"{error}{advice}") from None
+        reserved.grow(len(body))
         return body
+
+
+def _window_bits(route: Route, http: web.BaseRequest, headers: Mapping[str, str]) -> int:
+    """What zlib needs to know of the body's coding; 0: it is not compressed. Raises `UnknownCoding`."""
+    if "content-encoding" not in headers:
+        return 0
+    coding = route.coding(http.headers["Content-Encoding"])  # Of several the first.
+    if coding not in WINDOW_BITS:
+        raise UnknownCoding(f"Content-Encoding '{coding}' is not supported, use gzip or deflate")
+    return WINDOW_BITS[coding]
+
+
+def _inflate(request: HttpRequest, window_bits: int, limit: int, advice: str, reserved: Reservation) -> None:
+    """Put the inflated body, which is counted as it grows, in place of the compressed one."""
+    compressed = bytes(request.body)
+    try:
+        request.body = inflate(compressed, window_bits, limit, reserved.grow)
+    except InflatedTooLarge as error:
+        if advice:
+            raise PayloadTooLarge(f"{error}{advice}") from None
+        raise
+    reserved.shrink(len(compressed))
+
+
+def _inflate_and_decode(route: Route, inflating: Callable[[], None], request: HttpRequest, call: Call) -> Any:
+    inflating()
+    call.size = len(request.body)
+    return route.decode(request)
 
 
 async def _wait(tasks: set[asyncio.Task[Any]], seconds: float) -> None:

@@ -15,10 +15,12 @@ from triglot.protocols import Operation, Route
 from triglot.telemetry.store import Telemetry
 from triglot.transports.http_bodies import READ_AHEAD
 from triglot.transports.http_calls import CLEAN_UP_SECONDS, HttpCalls
-from triglot.transports.http_connections import Connections
+from triglot.transports.http_connections import Connection, Connections
 from triglot.transports.http_log import connection_log
+from triglot.transports.http_origins import Origins
 from triglot.transports.http_routes import Refused, Router, go_on
-from triglot.transports.listening import Listener, bind, take_over
+from triglot.transports.listening import Listener, bind, most_sockets, take_over
+from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
 
 KEEP_ALIVE_SECONDS = 75
@@ -32,16 +34,24 @@ LONGEST_LINE = 64 * 1024
 class HttpServer:
     """Serves rows on one port. `start` binds; `stop` waits for calls.
 
+    `request_bytes` counts the bodies of requests, those of the gRPC server beside this one too.
     `bound`: the port's sockets, where somebody else has bound them. Raises `ConfigError` for a certificate that
     cannot be used.
     """
 
     def __init__(
-        self, routes: Iterable[Route], config: Config, telemetry: Telemetry, *, bound: Sequence[socket.socket] = ()
+        self,
+        routes: Iterable[Route],
+        config: Config,
+        telemetry: Telemetry,
+        request_bytes: RequestBytes,
+        *,
+        bound: Sequence[socket.socket] = (),
     ) -> None:
         self._config, self._bound = config, bound
         self._tls = Tls(config, "http/1.1") if config.tls_certificate else None
-        self._calls = HttpCalls(config)
+        self._origins = Origins(config)
+        self._calls = HttpCalls(config, request_bytes, self._origins)
         self._router = Router()
         for route in routes:
             endpoint = telemetry.endpoint(
@@ -52,6 +62,7 @@ class HttpServer:
         # The task of a request whose client is gone is cancelled, and its work is not started.
         server = Connections(
             self._respond,
+            self._origins.complete,
             handler_cancellation=True,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
             access_log=None,
@@ -73,7 +84,7 @@ class HttpServer:
         sockets = take_over(self._bound) or await bind(config.host, config.rest_port, "REST")
         await self.set_up()
         port: int = sockets[0].getsockname()[1]
-        self._listener = Listener(sockets, self._protocol, most=config.max_sockets, tls=self._tls)
+        self._listener = Listener(sockets, self._protocol, most=most_sockets(config), tls=self._tls)
         self._listener.start()
         return port
 
@@ -122,6 +133,11 @@ class HttpServer:
             await asyncio.sleep(0)  # What has come on new connections is still answered.
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
+        connection = http.protocol
+        assert isinstance(connection, Connection)
+        connection.close_when_answered()
+        if (preflight := self._origins.preflight(http)) is not None:
+            return preflight
         try:
             handler, variables = self._router.known(http) or await self._router.find(http)
             if expected := http.headers.get(hdrs.EXPECT):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 from triglot.protocols import DamagedBody, InflatedTooLarge
 
@@ -11,28 +12,59 @@ WINDOW_BITS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_W
 INFLATED_WORK = 32
 """A compressed byte takes as long as so many bytes of text."""
 MAX_GZIP_MEMBERS = 16
-"""What follows a member is copied for each of them."""
+"""A request that is compressed by parts has few."""
+PART_BYTES = 1024 * 1024
+"""Inflated at a time, and counted before there is more."""
+INPUT_BYTES = 64 * 1024
+"""Handed to zlib at a time: it copies what it leaves."""
+Grow = Callable[[int], object]
+"""Called with the size of each part; what it raises ends the inflating."""
 
 
-def inflate(body: bytes, window_bits: int, limit: int) -> bytes:
+def inflate(body: bytes, window_bits: int, limit: int, grow: Grow) -> bytes:
     """The body inflated. Raises `DamagedBody`, and `InflatedTooLarge` before more than `limit` bytes are made."""
     parts: list[bytes] = []
-    size = 0
-    while body:
-        if len(parts) == MAX_GZIP_MEMBERS:
+    size = members = 0
+    rest = memoryview(body)
+    while rest:
+        if members == MAX_GZIP_MEMBERS:
             raise DamagedBody(f"the compressed request body has more than {MAX_GZIP_MEMBERS} members")
-        inflater = zlib.decompressobj(window_bits)
         try:
-            part = inflater.decompress(body, limit - size + 1)
+            more, rest, ended = inflate_stream(rest, window_bits, limit - size, grow)
         except zlib.error as error:
             raise DamagedBody(f"the compressed request body is damaged: {error}") from None
-        size += len(part)
+        members += 1
+        size += sum(map(len, more))
         if size > limit:
             raise InflatedTooLarge(f"the compressed request body holds more than {limit} bytes")
-        if not inflater.eof:
+        if not ended:
             raise DamagedBody("the compressed request body is damaged: it ends too early")
-        parts.append(part)
-        body = inflater.unused_data  # gzip may come in several members.
-        if body and window_bits == WINDOW_BITS["deflate"]:
+        parts += more
+        if rest and window_bits == WINDOW_BITS["deflate"]:  # gzip may come in several members.
             raise DamagedBody("the compressed request body is damaged: it goes on after its end")
     return b"".join(parts)
+
+
+def inflate_stream(
+    data: memoryview, window_bits: int, limit: int, grow: Grow
+) -> tuple[list[bytes], memoryview, bool]:
+    """One compressed stream: what it holds, the data behind its end, and whether that was reached.
+
+    Stops with the first byte above `limit`. Raises `zlib.error`, and what `grow` raises.
+    """
+    inflater = zlib.decompressobj(window_bits)
+    parts: list[bytes] = []
+    room = limit + 1
+    for start in range(0, len(data), INPUT_BYTES):
+        piece: bytes | memoryview = data[start : start + INPUT_BYTES]
+        end = start + len(piece)
+        while piece and room and not inflater.eof:
+            part = inflater.decompress(piece, min(room, PART_BYTES))
+            piece = inflater.unconsumed_tail
+            if part:
+                grow(len(part))
+                parts.append(part)
+                room -= len(part)
+        if inflater.eof or not room:
+            return parts, data[end - len(inflater.unused_data) :], inflater.eof
+    return parts, data[len(data) :], False

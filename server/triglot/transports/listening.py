@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from triglot.config import NO_PORT, Config
 from triglot.transports.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,9 @@ ACCEPTED_AT_ONCE = 64
 RETRY_SECONDS = 0.5
 """Until it is tried again, when the system has no more files, for example."""
 SPARE_FILES = 100
-"""What of the process's files is not for clients: the models', the log's and the like."""
+"""Of the process's files, those that are not for clients: of models, their processes, logs and telemetry."""
+LISTENERS = 3
+"""At most: gRPC's port, REST's and a Unix socket."""
 GREETING_SECONDS = 10.0
 """For TLS to agree on its keys."""
 GOODBYE_SECONDS = 60.0
@@ -131,7 +134,7 @@ class Listener:
     ) -> None:
         self._sockets = sockets
         self._make = make
-        self._most = min(most, _most_files())
+        self._most = most
         self._tls = tls
         self._greeting = greeting
         self._loop = asyncio.get_running_loop()
@@ -207,7 +210,7 @@ class Listener:
         try:
             await self._loop.connect_accepted_socket(self._make, accepted, **secured)
         except (OSError, ssl.CertificateError) as error:
-            log.info("no connection with %s: %s", peer, error)
+            log.info("no connection with %s: %s", peer, error if str(error) else type(error).__name__)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         log.warning("no connections for %.1f s: %s", RETRY_SECONDS, error.strerror)
@@ -219,7 +222,32 @@ class Listener:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
 
 
-def _most_files() -> int:
+def most_sockets(config: Config) -> int:
+    """Connections that each listener may have: `max_sockets`, or its part of the files that are for clients.
+
+    Connections to one port cannot take the files of another, and all of them together leave `SPARE_FILES`.
+    """
+    listeners = (config.grpc_port != NO_PORT) + bool(config.grpc_socket)
+    listeners += config.rest_port != NO_PORT and not config.rest_with_grpc
+    return min(config.max_sockets, max(1, _files_for_clients() // max(1, listeners)))
+
+
+def raise_file_limit(config: Config) -> None:
+    """Have the system allow this process as many files as its listeners may take, or as many as it can."""
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415 - not for Windows.
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = LISTENERS * config.max_sockets + SPARE_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # A container may forbid it.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _files_for_clients() -> int:
     if sys.platform == "win32":
         return 2**31
     import resource  # noqa: PLC0415 - not for Windows.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from logging.handlers import TimedRotatingFileHandler
 from pathlib import Path
 
 from triglot.backends.grps.server_settings import ServerSettings
 from triglot.core.errors import ModelLoadError
+from triglot.core.log_handlers import DailyLogFile, LineFormatter
 
 SERVER_LOGGER = "grps.server"
 """What the project's code knows as `logger`; its lines stand among the server's own."""
@@ -21,7 +21,7 @@ MONITOR_FILE = "grps_monitor.log"
 LINE = "{asctime} {threadName} {filename}:{lineno} {levelname}] {message}"
 
 
-class _Formatter(logging.Formatter):
+class _Formatter(LineFormatter):
     default_time_format = "%Y%m%d %H:%M:%S"
     default_msec_format = "%s.%03d"
 
@@ -63,7 +63,7 @@ def log_files(folder: Path, settings: ServerSettings, worker: int = 1) -> Iterat
 
 @contextmanager
 def _attached(logger: logging.Logger, file: Path, backups: int) -> Iterator[logging.Handler]:
-    handler = TimedRotatingFileHandler(file, when="midnight", backupCount=backups, encoding="utf-8")
+    handler = DailyLogFile(file, backups)
     handler.setFormatter(_Formatter(LINE, style="{"))
     logger.addHandler(handler)
     try:

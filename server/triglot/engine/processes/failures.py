@@ -53,6 +53,12 @@ def _trace(error: BaseException) -> str:
         return f"{type(error).__name__}: {description(error)}"
 
 
+def _place(error: BaseException) -> str:
+    """The file and the line that have raised it."""
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
+
+
 def error_fields(error: ServingError) -> dict[str, Any]:
     """An error that a client may read, to be handed over."""
     return {"code": int(error.code), "message": error.message, "retry_after": error.retry_after}
@@ -68,7 +74,8 @@ def failure_fields(error: BaseException) -> dict[str, Any]:
     """An exception: one of ours as it is, of any other what the server's log is to say."""
     if is_told(error):
         return error_fields(error)
-    return {"kind": type(error).__name__, "text": description(error), "trace": _trace(error)}
+    text, trace = description(error), _trace(error)
+    return {"kind": type(error).__name__, "text": text, "trace": trace, "place": _place(error)}
 
 
 def load_failure_fields(error: BaseException, file: Path) -> dict[str, Any]:

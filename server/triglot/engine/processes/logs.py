@@ -11,10 +11,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from triglot.core.log_handlers import LineFormatter, LogFile, LogStream, log_handler
 from triglot.core.loggers import DATES, MODELS, OURS
 
 _NAMES = (OURS, MODELS)
 _KINDS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+_KINDS_OF_HANDLERS = (LogStream, LogFile, logging.StreamHandler, logging.FileHandler)
 _UTC = 1 << (len(_NAMES) * len(_KINDS))
 _KNOWN = _UTC << 1
 """In every number, so that none is 0."""
@@ -49,7 +51,7 @@ def switches() -> int:
 def _handler() -> logging.Handler | None:
     """The root logger's handler that a process can have, too."""
     handlers = logging.getLogger().handlers
-    plain = (one for one in handlers if type(one) in (logging.StreamHandler, logging.FileHandler))
+    plain = (one for one in handlers if type(one) in _KINDS_OF_HANDLERS)
     return next((one for one in plain if one.formatter is not None), None)
 
 
@@ -78,8 +80,7 @@ class ProcessLog:
         self._switches = 0
         self._handler: logging.Handler | None = None
         if "format" in setup:
-            file = setup["file"]
-            self._handler = logging.FileHandler(file, encoding="utf-8") if file else logging.StreamHandler()
+            self._handler = log_handler(setup["file"])
             self._handler.addFilter(self._passes)
             logging.basicConfig(level=setup["level"], handlers=[self._handler])
         self.follow(setup["switches"])
@@ -95,7 +96,7 @@ class ProcessLog:
         if self._handler is not None:
             utc = bool(switches & _UTC)
             dates = self._setup["dates"] if utc == self._setup["utc"] else DATES[utc]
-            formatter = logging.Formatter(self._setup["format"], dates)
+            formatter = LineFormatter(self._setup["format"], dates)
             if utc:
                 formatter.converter = time.gmtime
             self._handler.setFormatter(formatter)

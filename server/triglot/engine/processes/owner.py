@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, Unavailable
+from triglot.core.log_handlers import PLACE
 from triglot.engine.processes.channel import Channel
 from triglot.engine.processes.failures import error_of
 from triglot.engine.processes.page import Page
@@ -87,7 +88,7 @@ def cause_from(fields: Mapping[str, Any]) -> Exception | None:
     """What the model's code has raised, by its own name; None where that was an error for the client."""
     if "kind" not in fields:
         return None
-    failure: Exception = type(fields["kind"], (ModelFailure,), {})(fields["text"])
+    failure: Exception = type(fields["kind"], (ModelFailure,), {PLACE: fields["place"]})(fields["text"])
     failure.__cause__ = ModelTrace(fields["trace"])
     return failure
 

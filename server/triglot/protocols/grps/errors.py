@@ -6,6 +6,7 @@ from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingE
 from triglot.protocols.grps.message import FAILURE, Status
 
 _STATUS = {
+    Code.PERMISSION_DENIED: 403,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.UNAVAILABLE: 503,
     Code.DEADLINE_EXCEEDED: 504,

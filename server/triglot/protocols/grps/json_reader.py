@@ -35,7 +35,9 @@ from triglot.protocols.grps.json_numbers import (
     read_text,
 )
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message
-from triglot.protocols.json_text import LargeArray, read_body, type_name
+from triglot.protocols.json_arrays import LargeArray, all_but, count, skeleton_of
+from triglot.protocols.json_limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.wire import limit_error
 
 _DATA = ("str_data", "gtensors", "gmap", "ndarray", "bin_data")
@@ -51,15 +53,15 @@ _MAPS: dict[str, Callable[[Any, str], Any]] = {
 }
 _DIGITS = re.compile(r"-?[0-9]+", re.ASCII)
 _STRUCTURE = b"[],"
-_FLESH = bytes(set(range(256)) - set(_STRUCTURE))
+_FLESH = all_but(_STRUCTURE)
 
 
-def read_message(body: bytes) -> Message:
+def read_message(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Message:
     """The message of a predict body. A `status` in it is passed over; `ndarray` becomes one tensor.
 
-    Raises `InvalidArgument`, also for more than one data member and for none.
+    Raises `InvalidArgument`, also for more than one data member and for none; `PayloadTooLarge` beyond `limits`.
     """
-    return read_body(body, None, lambda values: _message(values, body))
+    return read_body(body, None, lambda values: _message(values, body), limits)
 
 
 def read_model_name(body: bytes) -> str | None:
@@ -188,7 +190,7 @@ def _dtype(value: Any, what: str) -> int:
 
 def _check_flat(values: dict[str, Any], body: bytes) -> None:
     """Raises `ValueError` when an array in the parser's memory may have others in it."""
-    if body.count(b"[") != sum(1 for _ in _arrays(values)):
+    if count(b"[", body) != sum(1 for _ in _arrays(values)):
         raise ValueError("nested lists, or brackets in strings")
 
 
@@ -210,7 +212,7 @@ def _large_ndarray(array: LargeArray, values: dict[str, Any], body: bytes) -> Gr
     numbers, shape = array.numbers("d"), array.shape
     if not numbers.size or numbers.size != math.prod(shape) or len(shape) > MAX_DIMS.count:
         raise ValueError("not as many numbers as the first lists promise")
-    found = body.translate(None, _FLESH)
+    found = skeleton_of(_FLESH, body)
     at = next(at for at, value in enumerate(values.values()) if value is array)
     before, behind = b"," * at, b"," * (len(values) - 1 - at)
     if not _is_plain(values, array) or len(found) != len(before) + _structure_length(shape) + len(behind):

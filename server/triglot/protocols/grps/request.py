@@ -57,6 +57,7 @@ class Form:
 class Request:
     """A Predict call: the `message`, decoded or `encoded`, or why there is none, and the model that it names.
 
+    The `error` is never raised itself: its traceback would hold the frames that hold the request.
     `form`: that of a small message, which then are `values`. `http`: the request of customised HTTP, which has no
     message (grps 3.6).
     """

@@ -6,14 +6,14 @@ stream has begun before anybody looks into it, and tells it in its last document
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
 from triglot.core.call import Call
-from triglot.core.errors import InvalidArgument, ServingError, as_serving_error, outcome
+from triglot.core.errors import InvalidArgument, ServingError, as_serving_error, outcome, own_copy
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import HttpChunk
 from triglot.protocols import Operation, Route
@@ -25,6 +25,7 @@ from triglot.protocols.grps.json_reader import read_message, read_model_name
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.request import Request
 from triglot.protocols.grps.service import PROTOCOL, Grps
+from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json_text import read_body
 
 PREFIX = "/grps/v1"
@@ -73,9 +74,10 @@ class Reply:
 class Http:
     """Takes requests apart, and prints answers."""
 
-    def __init__(self, service: Grps, rules: HttpRules) -> None:
+    def __init__(self, service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LIMITS) -> None:
         self._service = service
         self._rules = rules
+        self._limits = limits
 
     def decode(self, http: HttpRequest) -> Asked:
         """The call that a request makes. Raises `BadRequest` for what is wrong around the body."""
@@ -88,10 +90,10 @@ class Http:
         if streaming and as_ndarray:
             raise BadRequest("Bad Request, err: Streaming and ret ndarray are not supported at the same time.")
         try:
-            message = _read_body(media_type, bytes(http.body))
+            message = _read_body(media_type, bytes(http.body), self._limits)
             request = self._service.request_of(message, message.model or query.get("model", ""))
         except ServingError as error:
-            request = Request(query.get("model", ""), error=error)
+            request = Request(query.get("model", ""), error=own_copy(error))
         return Asked(request, streaming, as_ndarray)
 
     def _wants_stream(self, http: HttpRequest, query: dict[str, str]) -> bool:
@@ -102,9 +104,14 @@ class Http:
         if self._rules.streaming_mode == "header_param":
             return http.headers.get(key.lower(), "").lower() == "true"
         try:
-            return read_body(bytes(http.body), None, lambda body: body.get(key) is True)
+            return read_body(bytes(http.body), None, lambda body: body.get(key) is True, self._limits)
         except InvalidArgument:
             return False
+
+    def body_limit(self, headers: Mapping[str, str]) -> int | None:
+        """The largest body in bytes. None: as the server says."""
+        is_json = not self._rules.customized_body and headers.get("content-type", "").lower().startswith(JSON)
+        return self._limits.size if is_json else None
 
     async def predict(self, asked: Asked, call: Call) -> Reply:
         """Raises `ServingError`."""
@@ -159,9 +166,9 @@ class Http:
         return HttpResponse(print_message(Message(status=status)), code)
 
 
-def grps_routes(service: Grps, rules: HttpRules) -> list[Route]:
+def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LIMITS) -> list[Route]:
     """The rows of grps' HTTP interface, but for its monitor."""
-    http, plain = Http(service, rules), Http(service, HttpRules(always_200=rules.always_200))
+    http, plain = Http(service, rules, limits), Http(service, HttpRules(always_200=rules.always_200))
     health, inspect = Operation.HEALTH, Operation.INSPECT
 
     def control(path: str, operation: Operation, decode: Any, call: Any, encode: Any) -> Callable[[str], Route]:
@@ -217,7 +224,9 @@ def _predict_row(http: Http, path: str) -> Callable[[str], Route]:
         http.predict,
         http.encode,
         answer_size=_answer_size,
-        body_limit=lambda _: None,
+        text_size=_text_size,
+        body_limit=http.body_limit,
+        limit_option=SIZE_OPTION,
         encode_error=http.encode_error,
         name="predict",
         protocol=PROTOCOL,
@@ -241,10 +250,15 @@ def _media_type(http: HttpRequest) -> str:
     return media_type
 
 
-def _read_body(media_type: str, body: bytes) -> Message:
+def _text_size(http: HttpRequest) -> int:
+    """How many bytes of the body are parsed."""
+    return 0 if http.headers.get("content-type", "").lower().startswith(BYTES) else len(http.body)
+
+
+def _read_body(media_type: str, body: bytes, limits: JsonLimits) -> Message:
     if not body:
         raise BadRequest("The http body is empty.")
-    return Message(data=body) if media_type == BYTES else read_message(body)
+    return Message(data=body) if media_type == BYTES else read_message(body, limits)
 
 
 def _nothing(_: HttpRequest) -> None:

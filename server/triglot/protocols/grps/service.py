@@ -15,7 +15,7 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.control import ONLINE, Arguments
-from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented
+from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented, own_copy
 from triglot.core.types import Exchange, InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable
@@ -143,7 +143,7 @@ class Grps:
             else:
                 request.message = decode_message(encoded)
         except ServingError as error:
-            request.error = error
+            request.error = own_copy(error)
         return request
 
     def request_of(self, message: Message, model: str) -> Request:
@@ -201,7 +201,7 @@ class Grps:
         servable = self._find(request.model)
         call.model_name, call.model_version = servable.name, servable.version
         if request.error is not None:
-            raise request.error
+            raise own_copy(request.error)
         return servable
 
     def _find(self, model: str) -> Servable:

@@ -21,12 +21,12 @@ from triglot.core.validation import InvalidRequest
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.protocols import Method, Operation, Route, content_coding
+from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.kserve.codec import packing_size
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.kserve.generate_json import decode_generate, encode_error, encode_event, encode_generate
 from triglot.protocols.kserve.rest import (
-    MAX_JSON_BYTES,
     RestInfer,
     body_limit,
     decode_infer,
@@ -56,8 +56,9 @@ class Generate:
 
     names: Sequence[str] = ()
 
-    def __init__(self, dataplane: DataPlane) -> None:
+    def __init__(self, dataplane: DataPlane, limits: JsonLimits = DEFAULT_LIMITS) -> None:
         self._dataplane = dataplane
+        self._limits = limits
 
     def methods(self) -> Sequence[Method]:
         """None: these are calls of REST."""
@@ -80,7 +81,8 @@ class Generate:
             self.generate,
             lambda response, _: HttpResponse(encode_generate(response)),
             answer_size=_printing_size,
-            body_limit=_json_limit,
+            body_limit=lambda _: self._limits.size,
+            limit_option=SIZE_OPTION,
             coding=identity_only,
             name="generate",
         )
@@ -93,7 +95,8 @@ class Generate:
             self._decode,
             self.stream,
             lambda answers, _: _stream(answers, encode_generate),
-            body_limit=_json_limit,
+            body_limit=lambda _: self._limits.size,
+            limit_option=SIZE_OPTION,
             coding=identity_only,
             name="generate_stream",
         )
@@ -107,7 +110,8 @@ class Generate:
             self._stream_infer,
             lambda answers, asked: _stream(answers, partial(_infer_body, asked)),
             text_size=json_length,
-            body_limit=body_limit,
+            body_limit=partial(body_limit, self._limits),
+            limit_option=SIZE_OPTION,
             name="infer_stream",
         )
 
@@ -115,11 +119,11 @@ class Generate:
         """Raises as `decode_generate`; which model it is comes first."""
         name, version = http.path["model"], http.path.get("version", "")
         servable = self._dataplane.servable(name, version)
-        return decode_generate(bytes(http.body), name, version, partial(_signature, servable))
+        return decode_generate(bytes(http.body), name, version, partial(_signature, servable), self._limits)
 
     def _decode_infer(self, http: HttpRequest) -> RestInfer:
         self._dataplane.servable(http.path["model"], http.path.get("version", ""))
-        asked = decode_infer(http)
+        asked = decode_infer(http, self._limits)
         if asked.binary_by_default or asked.binary_outputs:
             raise InvalidArgument("events hold JSON: expected no output that is asked for as binary data")
         if asked.request.options is not None:
@@ -189,10 +193,6 @@ def identity_only(header: str) -> str:
     if coding != "identity":
         raise InvalidArgument(f"Content-Encoding '{coding}' is not supported by generate, expected identity")
     return coding
-
-
-def _json_limit(_: Any) -> int:
-    return MAX_JSON_BYTES
 
 
 @dataclass(slots=True)

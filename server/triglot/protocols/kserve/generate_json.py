@@ -12,7 +12,9 @@ from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.signature import Signature, shape_text
 from triglot.core.tensor import Buffer
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, ParameterValue
-from triglot.protocols.json_text import LargeArray, read_body, type_name
+from triglot.protocols.json_arrays import LargeArray
+from triglot.protocols.json_limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.codec import MAX_PARAMETERS
 from triglot.protocols.kserve.json_elements import NO_JSON, elements_of_json, json_of_elements
 from triglot.protocols.kserve.parameters import set_parameters
@@ -23,13 +25,17 @@ EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 def decode_generate(
-    body: bytes, model_name: str, model_version: str, signature_of: Callable[[str], Signature]
+    body: bytes,
+    model_name: str,
+    model_version: str,
+    signature_of: Callable[[str], Signature],
+    limits: JsonLimits = DEFAULT_LIMITS,
 ) -> InferenceRequest:
     """The request of a body: a member that is called like an input is that input, any other one is a parameter.
 
     The members of `parameters` count like those around it. `signature_of` gives the signature of a name, "" being
     the default one.
-    Raises `InvalidArgument`, and what `signature_of` raises.
+    Raises `InvalidArgument`, `PayloadTooLarge` beyond `limits`, and what `signature_of` raises.
     """
 
     def read(members: dict[str, Any]) -> InferenceRequest:
@@ -50,7 +56,7 @@ def decode_generate(
         set_parameters(request, reader.parameters)
         return request
 
-    return read_body(body, None, read)
+    return read_body(body, None, read, limits)
 
 
 def _check_inputs(signature: Signature, model_name: str) -> None:

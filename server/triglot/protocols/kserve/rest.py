@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from triglot.core.errors import Internal, InvalidArgument, PayloadTooLarge
+from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.scattered import SCATTER_BYTES, Scattered, may_scatter
 from triglot.core.tensor import MAX_ARRAY_BYTES, Array, Buffer, byte_length, is_addressable, raw_buffer
@@ -24,6 +24,7 @@ from triglot.core.types import (
     RegionSlice,
     TensorOptions,
 )
+from triglot.protocols.json_limits import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.codec import MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS, packing_size
 from triglot.protocols.kserve.json_elements import elements_of_json, json_of_elements
@@ -41,8 +42,6 @@ HEADER_NAME, BINARY = "Inference-Header-Content-Length", "application/octet-stre
 HEADER_LENGTH = HEADER_NAME.lower()
 _SCALARS = (int, float, str)
 """What a parameter can be; Python's booleans are ints."""
-MAX_JSON_BYTES = 64 * 1024 * 1024
-"""The largest JSON part of a request; binary tensors are bounded by the message size alone."""
 
 
 @dataclass(slots=True)
@@ -58,21 +57,20 @@ class RestInfer:
         return output in self.binary_outputs if self.request.outputs else self.binary_by_default
 
 
-def decode_infer(http: HttpRequest) -> RestInfer:
-    """The request of an infer body. Binary tensors are views of the body. Raises `InvalidArgument`."""
+def decode_infer(http: HttpRequest, limits: JsonLimits = DEFAULT_LIMITS) -> RestInfer:
+    """The request of an infer body. Binary tensors are views of the body.
+
+    Raises `InvalidArgument`, and `PayloadTooLarge` for JSON beyond `limits`.
+    """
     text_length = json_length(http)
-    if text_length > MAX_JSON_BYTES:
-        raise PayloadTooLarge(
-            f"the JSON part of the request has {text_length} bytes, the limit is {MAX_JSON_BYTES}; "
-            "send large tensors as binary data"
-        )
+    limits.check_size(text_length)
     text = http.body if text_length == len(http.body) else http.body[:text_length]
-    return read_body(bytes(text), "data", lambda body: _Reader(http, text_length).read(body))
+    return read_body(bytes(text), "data", lambda body: _Reader(http, text_length).read(body), limits)
 
 
-def body_limit(headers: Mapping[str, str]) -> int | None:
+def body_limit(limits: JsonLimits, headers: Mapping[str, str]) -> int | None:
     """The largest body in bytes: without binary tensors it is all JSON. None: as the server says."""
-    return None if HEADER_LENGTH in headers else MAX_JSON_BYTES
+    return None if HEADER_LENGTH in headers else limits.size
 
 
 def json_length(http: HttpRequest) -> int:

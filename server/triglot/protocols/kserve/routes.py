@@ -14,6 +14,7 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Operation, Route
+from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.kserve.raw_request import decode_raw, is_raw
@@ -29,13 +30,13 @@ _Answered = tuple[InferenceResponse, RestInfer]
 """An answer, and how it is wanted."""
 
 
-def kserve_routes(service: KServe) -> list[Route]:
+def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[Route]:
     """The rows of the REST interface."""
 
     def decode(http: HttpRequest) -> RestInfer:
         # Which model it is comes first: the body may be wrong because the model is another.
         signature = service.require_model(http.path["model"], http.path.get("version", ""))
-        return decode_raw(http, signature) if is_raw(http) else decode_infer(http)
+        return decode_raw(http, signature) if is_raw(http) else decode_infer(http, limits)
 
     async def infer(rest: RestInfer, call: Call) -> _Answered:
         return await service.infer(HTTP_DOOR, rest.request, call), rest
@@ -89,7 +90,8 @@ def kserve_routes(service: KServe) -> list[Route]:
                 _encode_infer,
                 text_size=json_length,
                 answer_size=_text_size,
-                body_limit=body_limit,
+                body_limit=partial(body_limit, limits),
+                limit_option=SIZE_OPTION,
                 compress_from=COMPRESS_FROM_BYTES,
                 name="infer",
             ),
@@ -140,12 +142,12 @@ def _decode_change(request_class: Any, http: HttpRequest) -> Any:
     if not isinstance(parameters, dict):
         raise InvalidArgument(f"'parameters' must be an object, got {type_name(parameters)}")
     for key, value in parameters.items():
-        if isinstance(value, bool):
-            request.parameters[key].bool_param = value
-        elif isinstance(value, str):
-            request.parameters[key].string_param = value
-        else:
+        if not isinstance(value, bool | str):
             raise InvalidArgument(f"parameter '{key}' must be a string or a boolean, got {type_name(value)}")
+        try:
+            setattr(request.parameters[key], "bool_param" if isinstance(value, bool) else "string_param", value)
+        except ValueError:  # JSON knows texts that UTF-8 does not.
+            raise InvalidArgument(f"parameter '{key}' has a lone surrogate, expected Unicode text") from None
     return request
 
 

@@ -1,4 +1,8 @@
-"""The calls that register shared memory, by gRPC and by REST (spec 1.3, 3.1, 3.10)."""
+"""The calls that register shared memory, by gRPC and by REST (spec 1.3, 3.1, 3.10).
+
+As in Triton, all clients share one namespace: whoever knows, or lists, the name of a region can use, replace or
+unregister it.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor,
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.protocols import Operation, Route
-from triglot.protocols.json_text import parse_large
+from triglot.protocols.json_arrays import parse_large
+from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.tfserving.json_models import (
     INSTANCES,
     PARAMETERS,
@@ -35,7 +36,7 @@ from triglot.protocols.tfserving.json_models import (
     split_keywords,
 )
 from triglot.protocols.tfserving.rest_predict import decode_predict, encode_predict, text_size
-from triglot.protocols.tfserving.routes import no_limit, status_of
+from triglot.protocols.tfserving.routes import status_of
 
 PROJECT_MODEL = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}"
 BARE_PLATFORMS = ("sklearn", "xgboost")
@@ -83,17 +84,18 @@ class Predicted:
 class AIPlatform:
     """Takes requests apart and runs them."""
 
-    def __init__(self, dataplane: DataPlane) -> None:
+    def __init__(self, dataplane: DataPlane, limits: JsonLimits = DEFAULT_LIMITS) -> None:
         self._dataplane = dataplane
+        self.limits = limits
 
     def decode_project(self, http: HttpRequest) -> Asked:
         """A call of a project's model. Raises `UnknownResource` and `InvalidArgument`."""
         find = partial(self._find, http.path["model"], http.path.get("version", ""))
-        return _asked(find, partial(_decode, bytes(http.body), of_vertex=False))
+        return _asked(find, partial(_decode, bytes(http.body), self.limits, of_vertex=False))
 
     def decode_vertex(self, http: HttpRequest) -> Asked:
         """A call of the one model that is served. Raises `Unavailable` and `InvalidArgument`."""
-        return _asked(self._find_only, partial(_decode, bytes(http.body), of_vertex=True))
+        return _asked(self._find_only, partial(_decode, bytes(http.body), self.limits, of_vertex=True))
 
     def _find_only(self) -> Servable:
         names = self._dataplane.model_names()
@@ -141,9 +143,9 @@ def _asked(find: Callable[[], Servable], decode: Callable[[Servable], PredictCal
     return Asked(find, decode, servable, decode(servable))
 
 
-def _decode(body: bytes, servable: Servable, *, of_vertex: bool) -> PredictCall:
+def _decode(body: bytes, limits: JsonLimits, servable: Servable, *, of_vertex: bool) -> PredictCall:
     if servable.model.speaks_json:
-        return _json_call(servable, read_object(body), of_vertex=of_vertex)
+        return _json_call(servable, read_object(body, limits), of_vertex=of_vertex)
     chosen: list[str] = []
 
     def signature_of(name: str) -> Signature:
@@ -153,17 +155,17 @@ def _decode(body: bytes, servable: Servable, *, of_vertex: bool) -> PredictCall:
         return servable.signatures[chosen[-1]]
 
     try:
-        decoded = decode_predict(body, signature_of)
+        decoded = decode_predict(body, signature_of, limits)
         if not decoded.row:
             raise InvalidArgument(f"expected '{INSTANCES}', got 'inputs'")
     except InvalidArgument as error:
         if chosen and chosen[-1] in servable.signatures:
-            _explain(body, servable.signatures[chosen[-1]])
+            _explain(body, limits, servable.signatures[chosen[-1]])
         raise error from None
     return PredictCall(
         decoded.inputs,
         chosen[-1],
-        _parameters(body, of_vertex=of_vertex) if servable.model.takes_parameters else {},
+        _parameters(body, limits, of_vertex=of_vertex) if servable.model.takes_parameters else {},
         named=not of_vertex and servable.platform not in BARE_PLATFORMS,
     )
 
@@ -184,22 +186,22 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _parameters(body: bytes, *, of_vertex: bool) -> dict[str, ParameterValue]:
+def _parameters(body: bytes, limits: JsonLimits, *, of_vertex: bool) -> dict[str, ParameterValue]:
     """Keyword arguments for the model: Vertex has them in `parameters`, AI Platform beside `instances`."""
     try:
-        values = parse_large(body)  # The instances stay in the parser.
+        values, _ = parse_large(body, limits)  # The body has been read, lists and all.
     except (ValueError, RuntimeError):
-        values = read_object(body)
+        values = read_object(body, limits)
     keywords = _object(values.get(PARAMETERS)) if of_vertex else values
     return {key: value for key, value in keywords.items() if isinstance(value, bool | int | float | str)}
 
 
-def _explain(body: bytes, signature: Signature) -> None:
+def _explain(body: bytes, limits: JsonLimits, signature: Signature) -> None:
     """Raises `InvalidArgument` in AI Platform's words when names are what is wrong (tfs 7.3)."""
     names = set(signature.input_rules)
     required = {spec.name for spec in signature.inputs if not spec.optional}
     try:
-        instances = instances_of(read_object(body))
+        instances = instances_of(read_object(body, limits))
     except InvalidArgument:
         return
     for instance in instances:
@@ -256,7 +258,8 @@ def _route(
         platform.predict,
         _encode,
         answer_size=lambda predicted: text_size(predicted.response.outputs),
-        body_limit=no_limit,
+        body_limit=lambda _: platform.limits.size,
+        limit_option=SIZE_OPTION,
         encode_error=encode_error,
         name=name,
     )

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from typing import Any
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import bytes_elements, object_array
 from triglot.core.types import InferenceResponse, InputTensor
-from triglot.protocols.json_text import type_name
+from triglot.protocols.json_limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json_pieces import parse_in_pieces
+from triglot.protocols.json_text import is_quick, type_name
 
 INSTANCES, PARAMETERS, SIGNATURE_NAME = "instances", "parameters", "signature_name"
 
 
-def read_object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
     """The JSON object of a body; NaN and Infinity are numbers, and what follows the object is ignored (tfs 4.3).
 
-    Raises `InvalidArgument`.
+    Raises `InvalidArgument`, and `PayloadTooLarge` for a body beyond `limits`.
     """
+    limits.check_size(len(body))
     try:
-        values = json.JSONDecoder().raw_decode(body.decode("utf-8-sig").lstrip())[0]
+        if is_quick(body, limits):
+            values = json.JSONDecoder().raw_decode(body.decode("utf-8-sig").lstrip())[0]
+        else:
+            values = parse_in_pieces(body.removeprefix(codecs.BOM_UTF8), limits, tail=True)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"the body is no JSON: {error}") from None
     if not isinstance(values, dict):

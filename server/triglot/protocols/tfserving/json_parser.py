@@ -1,7 +1,7 @@
 """JSON text → values, as the RapidJSON parser of TensorFlow Serving reads it (tfs 4.3). Pure functions.
 
 Strategy: a NUL behind the text stands for its end, as it does for RapidJSON, so that there is always a byte to
-look at. Containers that are not closed yet wait in a list: nesting may be as deep as the text is long.
+look at. Containers that are not closed yet wait in a list: how deep they may be nested is no matter of recursion.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import math
 import re
 from typing import NoReturn
 
-from triglot.core.errors import InvalidArgument, PayloadTooLarge
+import orjson
+
+from triglot.core.errors import InvalidArgument
+from triglot.protocols.json_limits import CONTAINER_COST, DEFAULT_LIMITS, MAX_DEPTH, JsonLimits
+from triglot.protocols.json_pieces import check_values
 from triglot.protocols.tfserving.json_values import Object, Value, debug_text, text_of
 
-MAX_STRUCTURE = 4 * 1024 * 1024
-"""Brackets, commas, colons, quotes and escapes of a text: each costs about a microsecond."""
-_FLESH = bytes(set(range(256)) - set(b'[]{},:"\\'))
 # _SPACE and _PLAIN match the empty text too, wherever they are asked: `match` never gives None.
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _TOKEN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
-_PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
+LONGEST_RUN = 64 * 1024
+"""Bytes of a string that are looked at in one go."""
+_PLAIN = re.compile(rb'[^"\\\x00-\x1f]{0,%d}' % LONGEST_RUN)
+_ESCAPED = re.compile(rb'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})){1,%d}' % (LONGEST_RUN // 4))
 _HEX = re.compile(rb"[0-9A-Fa-f]{4}")
 _WORDS: dict[int, tuple[bytes, Value]] = {
     ord("n"): (b"null", None),
@@ -44,26 +48,29 @@ BAD_ESCAPE = "Invalid escape character in string."
 MISSING_QUOTE = "Missing a closing quotation mark in string."
 TOO_BIG = "Number too big to be stored in double."
 MISSING_FRACTION = "Miss fraction part in number."
+TOO_DEEP = f"Lists are nested too deep: {MAX_DEPTH} levels is the limit, objects among them,"
 MISSING_EXPONENT = "Miss exponent in number."
 
 
-def parse_object(text: bytes) -> Object:
+def parse_object(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Object:
     """The object that a body holds; what follows it is not looked at.
 
-    Raises `InvalidArgument` for text that is no JSON, with the offset in bytes, and for a value of another kind.
+    Raises `InvalidArgument` for text that is no JSON, with the offset in bytes, and for a value of another kind;
+    `PayloadTooLarge` for text beyond `limits`.
     """
-    value = parse(text)
+    value = parse(text, limits)
     if not isinstance(value, Object):
         raise InvalidArgument(f"JSON Value: {debug_text(value)} Is not object")
     return value
 
 
-def parse(text: bytes) -> Value:
-    """The value at the beginning of a text. Raises `InvalidArgument`; `PayloadTooLarge` for too much structure."""
+def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Value:
+    """The value at the beginning of a text. Raises `InvalidArgument`, and `PayloadTooLarge` beyond `limits`."""
     if not text:
         raise InvalidArgument("JSON Parse error: The document is empty")
-    if len(text) > MAX_STRUCTURE and len(text.translate(None, _FLESH)) > MAX_STRUCTURE:
-        raise PayloadTooLarge(f"the JSON text has more than {MAX_STRUCTURE} values and cannot be read quickly")
+    limits.check_size(len(text))
+    if len(text) * CONTAINER_COST > limits.values:
+        check_values(text, limits)
     return _Parser(text).document()
 
 
@@ -97,6 +104,8 @@ class _Parser:
         while True:
             value, is_open = self._value(names)
             if is_open:
+                if len(containers) == MAX_DEPTH:
+                    self._fail(TOO_DEEP, self._at)
                 containers.append(value)  # type: ignore[arg-type]  # Only containers are open.
                 continue
             while True:
@@ -211,15 +220,29 @@ class _Parser:
             return text[start:end]
         pieces = [text[start:end]]
         while text[end] != 0x22:
-            if text[end] != 0x5C:
-                self._fail(BAD_ESCAPE if text[end] else MISSING_QUOTE, end)
             self._at = end
-            pieces.append(self._escape())
+            if text[end] == 0x5C:
+                pieces.append(self._escaped())
+            elif end - start < LONGEST_RUN:
+                self._fail(BAD_ESCAPE if text[end] else MISSING_QUOTE, end)
             start = self._at
             end = _PLAIN.match(text, start).end()  # type: ignore[union-attr]  # Nothing matches, too.
             pieces.append(text[start:end])
         self._at = end + 1
         return b"".join(pieces)
+
+    def _escaped(self) -> bytes:
+        """What a text that begins with an escape stands for; in one go where nothing is wrong in it."""
+        run = _ESCAPED.match(self._text, self._at)
+        if run is not None:
+            try:
+                decoded: str = orjson.loads(b'"%b"' % run[0])
+            except ValueError:
+                pass  # Half a surrogate pair, or bytes that are no UTF-8.
+            else:
+                self._at = run.end()
+                return decoded.encode()
+        return self._escape()
 
     def _escape(self) -> bytes:
         """What an escape stands for. Every error is at its backslash."""

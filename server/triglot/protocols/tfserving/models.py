@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, NotFound
+from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, NotFound, PermissionDenied
 from triglot.dataplane import DataPlane
 from triglot.pb.tfserving import management_pb2, metadata_pb2
 from triglot.protocols.tfserving.codec import decode_spec, spec_message
@@ -87,7 +87,7 @@ class Models:
         """Replaces the whole list of models, or raises and changes nothing (tfs 3.7)."""
         try:
             await self._dataplane.reload(model_settings(request.config, self._dataplane.platforms()))
-        except (InvalidArgument, FailedPrecondition) as error:
+        except (InvalidArgument, FailedPrecondition, PermissionDenied) as error:
             log.warning("a request to replace the list of models was refused: %s", error.message)
             raise
         response = management_pb2.ReloadConfigResponse(status={})

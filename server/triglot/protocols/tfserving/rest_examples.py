@@ -12,6 +12,7 @@ from typing import Any
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.core.tensor import Array
 from triglot.pb.tfserving.example_pb2 import BytesList, Example, Feature, FloatList, Int64List
+from triglot.protocols.json_limits import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.tfserving.json_parser import parse_object, signature_name_of
 from triglot.protocols.tfserving.json_printer import print_answer, print_floats, print_line, print_rows
 from triglot.protocols.tfserving.json_tensors import to_array
@@ -39,12 +40,12 @@ class ExamplesBody:
     examples: list[bytes]
 
 
-def decode_examples(body: bytes) -> ExamplesBody:
+def decode_examples(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> ExamplesBody:
     """The request of a body. All of it is read before anybody asks for the model (unlike `:predict`).
 
     Raises `InvalidArgument`.
     """
-    request = parse_object(body)
+    request = parse_object(body, limits)
     name = signature_name_of(request)
     members = request.first()
     context = _example(members[b"context"]) if b"context" in members else b""

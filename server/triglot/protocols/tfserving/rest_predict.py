@@ -17,6 +17,7 @@ from triglot.core.scattered import Scattered
 from triglot.core.signature import Signature
 from triglot.core.tensor import Array, bytes_elements, native
 from triglot.core.types import InputTensor, OutputTensor, TensorSpec
+from triglot.protocols.json_limits import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.json_text import print_array, print_nested
 from triglot.protocols.tfserving.json_numbers import decimal_texts
 from triglot.protocols.tfserving.json_parser import parse_object, signature_name_of
@@ -39,20 +40,24 @@ ELEMENT_TEXT = 16
 _ROWS_END = b"\n    ]"
 
 
-def decode_predict(body: bytes, signature_of: Callable[[str], Signature]) -> PredictBody:
+def decode_predict(
+    body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits = DEFAULT_LIMITS
+) -> PredictBody:
     """The request of a body. `signature_of` gives the signature of a name, "" being the default one.
 
     It may be asked twice. What it raises comes before anything that is wrong with the values, and after what is
     wrong with the JSON.
 
-    Raises `InvalidArgument`; `Unimplemented` for columnar values of a datatype without a JSON form.
+    Raises `InvalidArgument`; `PayloadTooLarge` for a body beyond `limits`; `Unimplemented` for columnar values of
+    a datatype without a JSON form.
     """
-    quick = read_quickly(body, signature_of)
-    return _read_exactly(body, signature_of) if quick is None else quick
+    limits.check_size(len(body))
+    quick = read_quickly(body, signature_of, limits)
+    return _read_exactly(body, signature_of, limits) if quick is None else quick
 
 
-def _read_exactly(body: bytes, signature_of: Callable[[str], Signature]) -> PredictBody:
-    request = parse_object(body)
+def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits: JsonLimits) -> PredictBody:
+    request = parse_object(body, limits)
     name = signature_name_of(request)
     signature = signature_of(name)
     members = request.first()

@@ -23,6 +23,7 @@ from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols import DamagedBody, InflatedTooLarge, Operation, Route
+from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest
 from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
@@ -87,7 +88,16 @@ class RestCall:
 class RestApi:
     """Takes requests apart. `kserve_v1`: GET /v1/models is KServe V1's list, instead of an error."""
 
-    def __init__(self, dataplane: DataPlane, predictions: Predictions, models: Models, *, kserve_v1: bool) -> None:
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        predictions: Predictions,
+        models: Models,
+        *,
+        kserve_v1: bool,
+        limits: JsonLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.limits = limits
         self._dataplane = dataplane
         self._predictions = predictions
         self._models = models
@@ -127,7 +137,7 @@ class RestApi:
         except ServingError:
             servable = None  # What is wrong with the body comes before what is wrong with the model.
         if servable is not None and servable.model.speaks_json:
-            request = PredictRequest(spec, json_inputs(*split_keywords(read_object(body))))
+            request = PredictRequest(spec, json_inputs(*split_keywords(read_object(body, self.limits))))
             return RestCall(partial(self._predictions.predict, request), _encode_json)
         asked: list[Signature] = []
 
@@ -135,7 +145,7 @@ class RestApi:
             asked.append(_signature(servable or find_servable(self._dataplane, spec), name))
             return asked[-1]
 
-        decoded = decode_predict(body, signature_of)
+        decoded = decode_predict(body, signature_of, self.limits)
         run = partial(self._run_predict, spec, body, decoded, asked[-1])
         return RestCall(run, partial(_encode_prediction, decoded.row))
 
@@ -146,7 +156,9 @@ class RestApi:
             current = servable.signatures.get(decoded.signature_name or DEFAULT_SIGNATURE)
             if current is not None and _takes_other(current, signature):
                 # Another version takes the calls since the body was decoded.
-                decoded = await self._dataplane.off_loop(partial(decode_predict, body, lambda _: current))
+                decoded = await self._dataplane.off_loop(
+                    partial(decode_predict, body, lambda _: current, self.limits)
+                )
             if decoded.signature_name:
                 spec = replace(spec, signature_name=decoded.signature_name)
             return await self._predictions.predict_on(servable, PredictRequest(spec, decoded.inputs), call)
@@ -160,7 +172,7 @@ class RestApi:
         return RestCall(partial(self._predictions.regress, request), _encode_regression)
 
     def _examples(self, spec: ModelSpec, body: bytes) -> ExamplesRequest:
-        decoded = decode_examples(body)
+        decoded = decode_examples(body, self.limits)
         return ExamplesRequest(replace(spec, signature_name=decoded.signature_name), decoded.examples)
 
 
@@ -194,15 +206,18 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
             verb,
             path,
             operation,
-            partial(_understand, decode),
+            decode,
             _run,
             _encode,
+            model_of=_model,
             answer_size=_answer_size,
-            body_limit=no_limit,
+            body_limit=lambda _: api.limits.size,
+            limit_option=SIZE_OPTION,
             coding=_coding,
             inflate_limit=MAX_INFLATED,
             encode_error=encode_failure,
             headers=headers,
+            any_origin=cors,
             name=name,
         )
 
@@ -221,37 +236,17 @@ def not_found_route() -> Route:
     return Route("*", ANY_PATH, Operation.INSPECT, lambda _: True, _allow, _encode_not_found)
 
 
-@dataclass(slots=True)
-class _Request:
-    """What a request asks for, or why it cannot be done, and the model that it names."""
-
-    model: str
-    asked: RestCall | Exception
+def _model(http: HttpRequest) -> str:
+    return model_in(path_of(http))
 
 
-def _understand(decode: Callable[[HttpRequest], RestCall], http: HttpRequest) -> _Request:
-    model = model_in(path_of(http))
-    try:
-        return _Request(model, decode(http))
-    except Exception as error:
-        return _Request(model, error)
+async def _run(rest: RestCall, call: Call) -> tuple[RestCall, Any]:
+    return rest, await rest.run(call)
 
 
-async def _run(request: _Request, call: Call) -> tuple[RestCall, Any]:
-    call.model_name = request.model
-    if isinstance(request.asked, Exception):
-        raise request.asked
-    return request.asked, await request.asked.run(call)
-
-
-def _encode(answer: tuple[RestCall, Any], _: _Request) -> HttpResponse:
+def _encode(answer: tuple[RestCall, Any], _: RestCall) -> HttpResponse:
     rest, given = answer
     return HttpResponse(rest.encode(given))
-
-
-def no_limit(_: Any) -> None:
-    """The body's size has the server's own limit."""
-    return
 
 
 def _coding(header: str) -> str:

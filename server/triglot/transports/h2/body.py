@@ -8,16 +8,22 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from triglot.core.duplex import Duplex, Running
-from triglot.core.errors import QueueFull, Unimplemented
+from triglot.core.errors import Unimplemented
 from triglot.protocols import Kind
 from triglot.transports.call_task import CallTask
-from triglot.transports.h2.messages import PREFIX_BYTES, Message, MessageReader, Packed, inflate, unpacked
+from triglot.transports.h2.messages import PREFIX_BYTES, Message, MessageReader, Packed, unpacked, window_bits_of
 
 if TYPE_CHECKING:
     from triglot.transports.h2.rpc import Rpc
 
 MOST_UNREAD_BYTES = 1024 * 1024
 """Of requests of one stream that wait for its handler; beyond, the client's window stays closed."""
+
+
+SMALL_HELD_BYTES = 16 * 1024
+"""So much of one stream's requests is taken whatever others hold: they may wait for their handler."""
+MESSAGE_BYTES = 64
+"""What a message that waits takes beside its bytes."""
 
 
 class StreamGone(Exception):
@@ -35,6 +41,7 @@ class Body:
         "_owed",
         "_reading",
         "_rpc",
+        "_total",
         "_unread",
         "ended",
         "reader",
@@ -46,6 +53,7 @@ class Body:
         self.ended = False
         """Whether the client has sent everything."""
         self._rpc = rpc
+        self._total = server.request_bytes
         self._inbox: deque[Message] = deque()
         self._held = self._unread = self._owed = self._came = 0
         self._reading: asyncio.Future[None] | None = None
@@ -69,27 +77,22 @@ class Body:
 
         Raises `QueueFull` when all calls together hold too many, `Unimplemented` for a request too many.
         """
-        server = self._rpc.protocol.server
         self._came += count
-        self._held += count
-        server.held_bytes += count
+        self._owed += count
         for message in self.reader.messages:
             self._inbox.append(message)
-            self._unread += PREFIX_BYTES + len(message)
+            self._unread += MESSAGE_BYTES + len(message)
+            count += MESSAGE_BYTES - PREFIX_BYTES
         self.reader.messages.clear()
+        self._held += count
+        self._total.add(count)
         if self._rpc.kind is not Kind.BIDI_STREAM and len(self._inbox) > 1:
             raise Unimplemented("the call takes one request, got several")
-        # Small ones that wait already are not the reason, and are not lost for one that comes after them.
-        if not self._inbox or self._held - self._unread > MOST_UNREAD_BYTES:
-            self._check_room()
-        self._owed += count
+        # A few small ones that wait are not the reason, and are not lost for one that comes after them.
+        if not self._inbox or self._held > SMALL_HELD_BYTES:
+            self._total.check()
         self._grant()
         self.wake()
-
-    def _check_room(self) -> None:
-        server = self._rpc.protocol.server
-        if server.held_bytes > server.most_held_bytes:
-            raise QueueFull(f"requests of {server.most_held_bytes} bytes are on their way to the server already")
 
     def _grant(self) -> None:
         if self._owed and self._unread <= MOST_UNREAD_BYTES:
@@ -101,10 +104,10 @@ class Body:
         if not self._inbox:
             return None
         message = self._inbox.popleft()
-        size = PREFIX_BYTES + len(message)
+        size = MESSAGE_BYTES + len(message)
         self._unread -= size
         self._held -= size
-        self._rpc.protocol.server.held_bytes -= size
+        self._total.add(-size)
         if self._owed:
             self._grant()
         return message
@@ -131,15 +134,11 @@ class Body:
             message = self.take()
             if message is not None:
                 self._rpc.protocol.wake()
-                data = await unpacked(message, self._rpc.head.encoding, server.most_bytes)
-                # It may be much larger than what was taken, and may wait.
-                server.held_bytes += (size := len(data))
-                try:
-                    if size > MOST_UNREAD_BYTES:
-                        self._check_room()
-                    yield data
-                finally:
-                    server.held_bytes -= size
+                # It may wait again, and be much larger than what was taken.
+                with self._total.reserve(MOST_UNREAD_BYTES) as reserved:
+                    if not isinstance(message, Packed):
+                        reserved.grow(len(message))
+                    yield await unpacked(message, self._rpc.head.encoding, server.most_bytes, reserved)
             elif self.ended:
                 return
             else:
@@ -160,7 +159,7 @@ class Body:
     def drop(self) -> None:
         """Nobody takes what waits."""
         self._inbox.clear()
-        self._rpc.protocol.server.held_bytes -= self._held
+        self._total.add(-self._held)
         self._held = self._unread = 0
         self.wake()
 
@@ -196,7 +195,7 @@ class Requests(Duplex):
         """See the base class."""
         message = self._body.take()
         if type(message) is Packed:
-            inflate(message.data, "identity", 0)
+            window_bits_of("identity")  # Which they are all said to have.
         return cast("bytes | None", message)
 
     def offer(self, answers: deque[bytes]) -> None:

@@ -31,6 +31,9 @@ from triglot.transports.h2.streams import Broken, Sink, Stream, Streams
 
 T = TypeVar("T")
 
+MANY_RUNNING = 256
+"""With more handlers of streams that are over, little is read at a time, so that they get to their end."""
+FEW_BYTES = 1024
 BUFFER_BYTES = 64 * 1024
 """For what is read from the socket at once, if it is not for a `Sink`; of that, so much may be copied."""
 
@@ -112,6 +115,8 @@ class Connection(Generic[T]):
             rest = self._end - self._start
             self._buffer[:rest] = self._buffer[self._start : self._end]
             self._start, self._end = 0, rest
+        if self._streams.reset_running > MANY_RUNNING:
+            return self._view[self._end : self._end + FEW_BYTES]
         return self._view[self._end :]
 
     def received(self, count: int) -> list[Event[T]]:
@@ -120,6 +125,7 @@ class Connection(Generic[T]):
         if self.over:
             return events
         self._requests.clear()
+        self._streams.reset_now = 0
         try:
             if self._direct is not None:
                 self._placed(count, events)
@@ -303,6 +309,14 @@ class Connection(Generic[T]):
         if len(room) > on_the_way:
             stream.window.ahead(len(room) - on_the_way)
             self.out.write(frames.window_update(number, len(room) - on_the_way))
+
+    def runs_on(self) -> None:
+        """A call is over, and its handler has not ended: it counts until `has_ended`."""
+        self._streams.reset_running += 1
+
+    def has_ended(self) -> None:
+        """Such a handler has ended."""
+        self._streams.reset_running -= 1
 
     def reset(self, number: int, code: ErrorCode) -> None:
         """End a stream before its time, if it is not over."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from triglot.transports.h2 import frames
-from triglot.transports.h2.events import GoneAway, PingAcknowledged, StreamReset
+from triglot.transports.h2.events import GoneAway, PingAcknowledged
 from triglot.transports.h2.frames import ErrorCode, Setting
 from triglot.transports.h2.streams import Broken, Streams
 
 _DRAIN = b"triglot1"
 SMALL_WINDOW_UPDATE = 1024
-"""Room for less than this is not worth a frame, unless it is the last that there is."""
+"""Room for less than this makes as much work as it saves: it is paid for, as room that nothing waits for is."""
 
 
 class Control:
@@ -57,7 +57,7 @@ class Control:
         self._streams.not_idle(number, "WINDOW_UPDATE")
         by = frames.word(payload) & frames.LARGEST_WINDOW
         if by < SMALL_WINDOW_UPDATE or not self._out.waits:
-            self._streams.nuisance("WINDOW_UPDATEs that nothing waits for")
+            self._streams.reaction("WINDOW_UPDATEs that nothing waits for")
         if number and number not in self._streams.open:
             return  # It is over; this was on its way.
         drained = self._out.opened(number, by) if by else None
@@ -75,9 +75,10 @@ class Control:
         if not number:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "RST_STREAM of stream 0")
         self._streams.not_idle(number, "RST_STREAM")
-        self._streams.nuisance("resets")
-        if self._streams.forget(number):
-            events.append(StreamReset(number, frames.word(payload)))
+        if number in self._streams.open:
+            self._streams.was_left(number, frames.word(payload), events)
+        else:
+            self._streams.reaction("resets of streams that are over")
 
     def _ping(self, flags: int, number: int, payload: memoryview, events: list[Any]) -> None:
         if number:
@@ -85,7 +86,7 @@ class Control:
         if len(payload) != 8:
             raise Broken(ErrorCode.FRAME_SIZE_ERROR, "PING of a wrong size")
         data = bytes(payload)
-        self._streams.nuisance("pings")
+        self._streams.reaction("pings")
         if not flags & frames.ACK:
             self._out.write(frames.ping(data, ack=True))
         elif data == _DRAIN and self._draining:

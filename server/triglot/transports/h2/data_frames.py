@@ -47,6 +47,8 @@ class DataFrame:
         self.ends = bool(flags & frames.END_STREAM)
         if not length and not self.ends:
             streams.nuisance("empty DATA frames")
+        elif not length and stream is None:
+            streams.reaction("empty DATA frames on streams that are over")
         self.stream = stream
         self.left, self.padding = length, padding
         self.busy = True
@@ -88,7 +90,7 @@ class DataFrame:
         stream = streams.open.get(number)
         if stream is None:
             if number <= streams.refuse_after and not streams.was_reset(number):
-                streams.wrong(number, ErrorCode.STREAM_CLOSED, events)
+                streams.late(number)
         elif stream.ended or length > stream.window.left:
             code = ErrorCode.STREAM_CLOSED if stream.ended else ErrorCode.FLOW_CONTROL_ERROR
             streams.wrong(number, code, events)

@@ -82,14 +82,15 @@ class HeaderFrames(Generic[T]):
         if number <= streams.last:
             if not streams.was_reset(number):
                 raise Broken(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {number}, which is closed")
-            streams.nuisance("HEADERS on streams that were reset")
+            streams.reaction("HEADERS on streams that were reset")
             return
+        may_begin = streams.may_begin(number)
         streams.last = number
         if number > streams.refuse_after:
             streams.nuisance("streams after the last")
         elif malformed or value is None:
             streams.wrong(number, ErrorCode.PROTOCOL_ERROR, events)
-        elif len(streams.open) >= streams.limits.max_streams:
+        elif not may_begin:
             streams.refuse(number)
         else:
             streams.begin(number, ended=ended)

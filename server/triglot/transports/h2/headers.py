@@ -11,7 +11,10 @@ T = TypeVar("T")
 Fields = list[tuple[bytes, bytes]]
 
 LONGEST_REMEMBERED = 1024
-MOST_REMEMBERED = 256
+MOST_REMEMBERED_BYTES = 128 * 1024
+"""Of all that one connection's remembered blocks decode to, as HTTP/2 counts it (RFC 9113, 6.5.2)."""
+FIELD_BYTES = 32
+"""What HTTP/2 counts for each field beside its name and its value."""
 _RESIZE = 0x20
 """A block that begins so changes the table's size (RFC 7541, 6.3)."""
 
@@ -32,6 +35,7 @@ class HeaderBlocks(Generic[T]):
         self._read = read
         self._decoder = hpack.Decoder(most_bytes)
         self._remembered: dict[bytes, T] = {}
+        self._remembered_bytes = 0
         self.known: Callable[[bytes], T | None] = self._remembered.get
         """What a block means that was decoded before and still means the same; None: it is to be decoded."""
 
@@ -44,7 +48,7 @@ class HeaderBlocks(Generic[T]):
         count, newest = len(table), table[0] if table else None
         fields = self._decoder.decode(block, raw=True)
         if len(table) != count or (count and table[0] is not newest):
-            self._remembered.clear()
+            self._forget()
         if trailers:
             _check_trailers(fields)
             return None
@@ -52,10 +56,21 @@ class HeaderBlocks(Generic[T]):
         # The block itself may have changed the table, or its size: decoding it again would do more than this.
         same = len(table) == count and (not count or table[0] is newest) and block[0] & 0xE0 != _RESIZE
         if same and len(block) <= LONGEST_REMEMBERED:
-            if len(self._remembered) >= MOST_REMEMBERED:
-                self._remembered.clear()
+            size = header_list_size(fields)
+            if self._remembered_bytes + size > MOST_REMEMBERED_BYTES:
+                self._forget()
             self._remembered[block] = value
+            self._remembered_bytes += size
         return value
+
+    def _forget(self) -> None:
+        self._remembered.clear()
+        self._remembered_bytes = 0
+
+
+def header_list_size(fields: Iterable[tuple[bytes, bytes]]) -> int:
+    """Bytes of a block's fields, as SETTINGS_MAX_HEADER_LIST_SIZE counts them (RFC 9113, 6.5.2)."""
+    return sum([FIELD_BYTES + len(name) + len(value) for name, value in fields])
 
 
 def _check_trailers(fields: Iterable[tuple[bytes, bytes]]) -> None:

@@ -30,14 +30,27 @@ class Limits:
     max_unsent_in_all: int = 1024 * MIB
     """Of all connections: with more, calls on those are refused that have more unsent than is fair."""
     fair_unsent: int = MIB
-    max_unread: int = 8 * MIB
+    max_unread: int = 64 * 1024
     """Of what needs no window, statuses and acknowledgements, while the socket takes nothing.
 
-    Who keeps to `max_streams` as it reads them has no more than so many statuses to read.
+    With more, nothing is read from the connection until its client has read them.
+    """
+    max_open_in_all: int = 512 * MIB
+    """Memory that the open calls of all connections take, about, without their bodies.
+
+    With more, calls on those connections are refused whose own take more than is fair.
+    """
+    fair_open: int = 512 * 1024
+    max_reset_running: int = 2048
+    """Streams that were reset and whose handlers have not ended; with more, new streams are refused.
+
+    Twice `max_streams`: who resets all streams may at once reset as many more, which it opens in their place.
     """
     patience: float = 1000.0
-    """How often it may do what costs it nothing and us something; see `Patience`."""
+    """Frames that cost it nothing and us something, and that its streams do not explain; see `Patience`."""
     patience_per_second: float = 100.0
+    most_earned: int = 16 * 1024
+    """Frames that its streams and our answers explain and that it has not sent so far."""
     greeting: float = 10.0
     """Until its first SETTINGS are there."""
     idle: float = 120.0
@@ -48,7 +61,9 @@ class Limits:
     max_age_grace: float = math.inf
     """For what runs then."""
     stall: float = 120.0
-    """For which it may take nothing of what waits for it."""
+    """In which it has to take something of what waits for it."""
+    least_taken: int = 4 * 1024
+    """Bytes of a stream's answer, if so many wait, that its client has to make room for in that time."""
     linger: float = 1.0
     """After our last word, for it to be read."""
 

@@ -7,8 +7,9 @@ import zlib
 from collections.abc import Callable
 
 from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, Unimplemented
-from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS
+from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, Grow, inflate_stream
 from triglot.transports.off_loop import run_sized
+from triglot.transports.request_bytes import Reservation
 
 IN_PLACE_BYTES = 64 * 1024
 """From this size on a message is received straight into a buffer of its own."""
@@ -143,29 +144,36 @@ class MessageReader:
         self.messages.append(Packed(message) if self._packed else message)
 
 
-async def unpacked(message: Message, encoding: str, most: int) -> bytes | memoryview:
+async def unpacked(message: Message, encoding: str, most: int, reserved: Reservation) -> bytes | memoryview:
     """The message as it was before it was compressed with `encoding`; see `inflate`."""
     if not isinstance(message, Packed):
         return message
-    return await run_sized(INFLATED_WORK * len(message), inflate, message.data, encoding, most)
+    work = INFLATED_WORK * len(message)
+    return await run_sized(work, inflate, message.data, encoding, most, reserved.grow)
 
 
-def inflate(message: bytes | memoryview, encoding: str, most: int) -> bytes:
+def inflate(message: bytes | memoryview, encoding: str, most: int, grow: Grow) -> bytes:
     """The message that was compressed; never more than `most` bytes of it are made.
 
-    Raises `Internal` for damaged data, `Unimplemented` for another coding, `PayloadTooLarge` for too large a one.
+    Raises `Internal` for damaged data, `PayloadTooLarge` for too large a one, what `window_bits_of` does,
+    and what `grow` does, which is called with the size of each part.
     """
+    window_bits = window_bits_of(encoding)
+    try:
+        parts, rest, ended = inflate_stream(memoryview(message), window_bits, most, grow)
+    except zlib.error as error:
+        raise Internal(f"a message cannot be decompressed as {encoding}: {error}") from None
+    if (size := sum(map(len, parts))) > most:
+        raise PayloadTooLarge(f"Received message larger than max ({size} vs. {most})")
+    if rest or not ended:
+        raise Internal(f"a message ends too {'late' if ended else 'early'}, as {encoding}")
+    return b"".join(parts)
+
+
+def window_bits_of(encoding: str) -> int:
+    """zlib's parameter for grpc-encoding. Raises `Internal` for none, and `Unimplemented` for another coding."""
     if encoding == "identity":
         raise Internal("a message is marked as compressed, and grpc-encoding names no coding")
     if encoding not in WINDOW_BITS:
         raise Unimplemented(f"Compression algorithm '{encoding}' is not supported, expected gzip or deflate")
-    inflater = zlib.decompressobj(WINDOW_BITS[encoding])
-    try:
-        inflated = inflater.decompress(message, most + 1)
-    except zlib.error as error:
-        raise Internal(f"a message cannot be decompressed as {encoding}: {error}") from None
-    if len(inflated) > most:
-        raise PayloadTooLarge(f"Received message larger than max ({len(inflated)} vs. {most})")
-    if not inflater.eof or inflater.unused_data:
-        raise Internal(f"a message ends too {'late' if inflater.eof else 'early'}, as {encoding}")
-    return inflated
+    return WINDOW_BITS[encoding]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, ServingError, Unimplemented
 from triglot.protocols import Kind
 from triglot.transports.call_task import CallTask
+from triglot.transports.grpc_calls import RETRY_AFTER_SECONDS
 from triglot.transports.h2.body import Body
 from triglot.transports.h2.burst import Burst
 from triglot.transports.h2.connection import Connection
@@ -67,8 +68,12 @@ class H2Protocol(asyncio.BufferedProtocol):
         """Whether its end has been announced."""
         self._ending = False
         self._paused = False
-        self._unread = 0
-        """Bytes that were written while the socket took nothing."""
+        self._unread = bytearray()
+        """What is to be written once the socket takes something."""
+        self.reading_paused = False
+        """Whether nothing is read, as too much of what is to be written waits."""
+        self.open_bytes = 0
+        """Memory that its open calls take, about."""
 
     # --- asyncio ---
 
@@ -106,7 +111,10 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         """See the base class."""
-        self._paused, self._unread = False, 0
+        self._paused = False
+        if self.reading_paused and self._transport is not None:
+            self.reading_paused = False
+            self._transport.resume_reading()
         for drained in self.connection.out.resume():
             self._act(drained)
         self.wake()
@@ -149,8 +157,11 @@ class H2Protocol(asyncio.BufferedProtocol):
         out = connection.out.take()
         if self._ending:
             return  # Our last word has been said.
-        if self._paused and not self._may_wait(out):
-            transport.abort()
+        if self._paused and not connection.over:
+            self._keep(out, transport)
+        elif self._unread:
+            transport.writelines([bytes(self._unread), *out])
+            self._unread.clear()
         elif len(out) == 1:
             transport.write(out[0])
         elif out:
@@ -161,12 +172,13 @@ class H2Protocol(asyncio.BufferedProtocol):
             self._ending = True
             self._end(transport)
 
-    def _may_wait(self, out: list[Any]) -> bool:
-        self._unread += sum(map(len, out))
-        if self._unread <= self.server.limits.max_unread:
-            return True
-        log.info("a connection ends: its client reads nothing, and has %d bytes of statuses to read", self._unread)
-        return False
+    def _keep(self, out: list[Any], transport: asyncio.Transport) -> None:
+        """The socket takes nothing now: frames wait here, together, as the transport would keep each by itself."""
+        for frame in out:
+            self._unread += frame
+        if len(self._unread) > self.server.limits.max_unread and not self.reading_paused:
+            self.reading_paused = True
+            transport.pause_reading()
 
     def _end(self, transport: asyncio.Transport) -> None:
         # Closed at once, with bytes that nobody read, the socket would take our last word with it.
@@ -241,14 +253,15 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def _begin(self, event: RequestReceived[RpcHead]) -> None:
         head, number = event.headers, event.stream
+        if number not in self.connection.streams:
+            return  # It was reset by what came together with it: nobody wants an answer.
         if head.status:
             begin_rest(self, event, self._transport)
             return
         kind, handle = self.server.rows.get(head.path, (None, None))
         rpc = self.server.make_rpc(self, number, head, kind, handle)
         refusal = self._refusal(rpc)
-        self.rpcs[number] = rpc
-        self.server.begun()
+        self.begun(rpc)
         if refusal is not None:
             rpc.fail(refusal)
             return
@@ -266,12 +279,15 @@ class H2Protocol(asyncio.BufferedProtocol):
         if rpc.head.problem:
             return (PayloadTooLarge if rpc.head.too_large else Internal)(rpc.head.problem)
         if self.server.open_calls >= self.server.most_calls:
-            return QueueFull("Concurrent RPC limit exceeded!")
+            return QueueFull("Concurrent RPC limit exceeded!", retry_after=RETRY_AFTER_SECONDS)
         return self.backlog()
 
     def backlog(self) -> ServingError | None:
-        """Why no more answers are made for a client that has not read those that it has."""
+        """Why no more calls are begun for a client that has too many open, or has not read its answers."""
         limits = self.server.limits
+        if self.open_bytes > limits.fair_open and self.server.open_bytes > limits.max_open_in_all:
+            taken, most = self.open_bytes, limits.max_open_in_all
+            return QueueFull(f"open calls take more than {most} bytes, those of this connection {taken}")
         if self.connection.out.unsent <= limits.fair_unsent:
             return None
         if (unsent := self.unsent) > limits.max_unsent:
@@ -288,6 +304,8 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def _begin_whole(self, event: WholeRequest[RpcHead]) -> None:
         """A call whose one message is there begins without more ado."""
+        if event.stream not in self.connection.streams:
+            return  # As in `_begin`.
         head, body = event.headers, event.body
         size = len(body) - PREFIX_BYTES
         kind, handle = self.server.rows.get(head.path, (None, None))
@@ -301,10 +319,10 @@ class H2Protocol(asyncio.BufferedProtocol):
             and size <= server.most_bytes
             and server.open_calls < server.most_calls
             and self.connection.out.unsent <= server.limits.fair_unsent
+            and server.open_bytes <= server.limits.max_open_in_all
         ):
             rpc = server.make_rpc(self, event.stream, head, kind, handle)
-            self.rpcs[event.stream] = rpc
-            server.begun()
+            self.begun(rpc)
             run_unary(rpc, body[PREFIX_BYTES:])
         else:
             self._begin(RequestReceived(event.stream, head, ended=False))
@@ -333,9 +351,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         if body is None:
             return  # The call is over.
         if not body.is_whole:
-            self.connection.reset(rpc.number, ErrorCode.PROTOCOL_ERROR)
-            rpc.gone()
-            rpc.cancel()
+            self.reset(rpc.number, ErrorCode.PROTOCOL_ERROR)
             return
         if not body.reader.between:
             rpc.fail(Internal("the request ends within a message"))
@@ -351,7 +367,32 @@ class H2Protocol(asyncio.BufferedProtocol):
         else:
             run_stream(rpc, message)
 
+    def reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream before its time, and its call."""
+        self.connection.reset(number, code)
+        if (rpc := self.rpcs.get(number)) is not None:
+            rpc.gone()
+            rpc.cancel()
+        self.wake()
+
+    def begun(self, rpc: Rpc) -> None:
+        """The call is open from now on."""
+        self.rpcs[rpc.number] = rpc
+        self.open_bytes += rpc.head.call_bytes
+        self.server.begun(rpc.head.call_bytes)
+
+    def runs_on(self, task: asyncio.Task[None] | CallTask) -> None:
+        """A call is over, and what runs it was cancelled; it counts until that has ended."""
+        if not task.done():
+            self.connection.runs_on()
+            task.add_done_callback(self._has_ended)
+
+    def _has_ended(self, _: object) -> None:
+        self.connection.has_ended()
+
     def forget(self, number: int) -> None:
         """The call is over."""
-        if self.rpcs.pop(number, None) is not None:
+        if (rpc := self.rpcs.pop(number, None)) is not None:
+            self.open_bytes -= rpc.head.call_bytes
+            self.server.open_bytes -= rpc.head.call_bytes
             self.server.open_calls -= 1

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from triglot.transports.h2.headers import Fields, MalformedRequest
+from triglot.transports.h2.headers import Fields, MalformedRequest, header_list_size
 from triglot.transports.h2.limits import MOST_HEADER_BYTES
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
-FIELD_BYTES = 32
-"""What HTTP/2 counts for each field beside its name and its value."""
+CALL_BYTES = 16 * 1024
+"""About what an open call takes beside its fields: 2 to 15 KiB, streams and REST the most."""
+FIELDS_FACTOR = 3
+"""How many bytes its fields take, for each that HTTP/2 counts."""
 CODINGS = ("identity", "deflate", "gzip")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _OF_THE_CONNECTION = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -44,7 +46,7 @@ class RpcHead:
     `timeout` in seconds, None without one. `status`: the HTTP status of a request that is no gRPC call, or 0.
     `problem`: what is wrong with one that is, or nothing; `too_large`: it is that. `length`: bytes of the body,
     where it says so. `simple`: nothing is wrong. `accepts`: how answers may be compressed.
-    `fields`: all of them, for what is no gRPC call.
+    `fields`: all of them, for what is no gRPC call. `call_bytes`: memory that the call takes, about.
     """
 
     path: str
@@ -58,11 +60,13 @@ class RpcHead:
     too_large: bool = False
     accepts: str = ""
     fields: Sequence[tuple[bytes, bytes]] = ()
+    call_bytes: int = CALL_BYTES
 
 
 def read_head(fields: Fields) -> RpcHead:
     """Raises `MalformedRequest` for fields that HTTP/2 does not allow (RFC 9113, 8)."""
-    pseudo, own, others, size = _sorted(fields)
+    pseudo, own, others = _sorted(fields)
+    size = header_list_size(fields)
     if own.get(b"te", b"trailers") != b"trailers":
         raise MalformedRequest("te is not 'trailers'")
     if not pseudo.get(b":path") or b":method" not in pseudo or not pseudo.get(b":scheme"):
@@ -78,12 +82,13 @@ def read_head(fields: Fields) -> RpcHead:
     timeout: float | None = None
     metadata: Metadata = ()
     problem = ""
+    too_large = size > MOST_HEADER_BYTES
     try:
         timeout = _timeout(own.get(b"grpc-timeout"))
-        metadata = tuple(pair for name, value in others for pair in _metadata(name, value))
+        if not too_large:
+            metadata = tuple(pair for name, value in others for pair in _metadata(name, value))
     except ValueError as error:
         problem = str(error)
-    too_large = size > MOST_HEADER_BYTES
     if too_large:
         problem = f"received metadata size exceeds the limit ({size} vs. {MOST_HEADER_BYTES})"
     path = pseudo[b":path"].decode("latin-1")
@@ -100,18 +105,17 @@ def read_head(fields: Fields) -> RpcHead:
         simple,
         too_large,
         own.get(b"grpc-accept-encoding", b"").decode("latin-1"),
-        fields if status else (),
+        fields if status and not too_large else (),
+        CALL_BYTES + FIELDS_FACTOR * size,
     )
 
 
-def _sorted(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes], Fields, int]:
-    """Pseudo-headers, those that HTTP/2 and gRPC know, metadata, and the size. Raises `MalformedRequest`."""
+def _sorted(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes], Fields]:
+    """Pseudo-headers, those that HTTP/2 and gRPC know, and metadata. Raises `MalformedRequest`."""
     pseudo: dict[bytes, bytes] = {}
     own: dict[bytes, bytes] = {}
     others: Fields = []
-    size = FIELD_BYTES * len(fields)
     for name, value in fields:
-        size += len(name) + len(value)
         if _BAD_VALUE.search(value):
             raise MalformedRequest(f"the value of {name!r}")
         if name[:1] == b":":
@@ -124,7 +128,7 @@ def _sorted(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes], Fie
             own[name] = value
         else:
             others.append((name, value))
-    return pseudo, own, others, size
+    return pseudo, own, others
 
 
 def _timeout(text: bytes | None) -> float | None:

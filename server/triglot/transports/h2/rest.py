@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 LINGER_SECONDS = 1.0
 """For the REST server to leave a call of which all has been said."""
-BAD_REQUEST, UNAVAILABLE = 400, 503
+BAD_REQUEST, TOO_LARGE, UNAVAILABLE = 400, 431, 503
 _METHOD = re.compile(rb"[A-Z]{1,32}")
 _TARGET = re.compile(rb"[/*][\x21-\x7e\x80-\xff]*")
 _NOT_HANDED_ON = {b"host", b"content-length", b"cookie", b"te"}
@@ -130,8 +130,11 @@ class RestCall(Rpc):
             self._handler.resume_writing()
 
     def cancel(self) -> None:
-        """The client has left."""
+        """The client has left; what answers it counts on the connection until it has ended."""
         self.protocol.loop.call_soon(self.lose)
+        task = getattr(self._handler, "task", None)
+        if task is not None:
+            self.protocol.runs_on(task)
 
     def finish(self, code: int = 0, details: str = "", trailing: Trailing | None = None) -> None:
         """The request has come to its end before it was understood."""
@@ -261,14 +264,13 @@ def begin_rest(
     """Have a request that is no gRPC call answered by REST, where that is served."""
     head, number, connection, server = event.headers, event.stream, protocol.connection, protocol.server
     handler = None if server.rest is None else server.rest()
-    if handler is None or transport is None or protocol.backlog() is not None:
-        status = head.status if handler is None else UNAVAILABLE
+    if handler is None or transport is None or head.too_large or protocol.backlog() is not None:
+        status = head.status if handler is None else TOO_LARGE if head.too_large else UNAVAILABLE
         connection.out.headers(number, http_error(status), end=True)
         connection.reset_when_sent(number, ErrorCode.NO_ERROR)
         return
     call = RestCall(protocol, number, head, transport, ended=event.ended)
-    protocol.rpcs[number] = call
-    server.begun()
+    protocol.begun(call)
     call.begin(handler)
     if event.ended:
         protocol.ended(call)

@@ -14,7 +14,7 @@ from triglot.core.scattered import Scattered
 from triglot.protocols import Kind
 from triglot.telemetry.observation import Observation
 from triglot.transports.call_task import CallTask
-from triglot.transports.grpc_calls import LAST_WORD_SECONDS, Trailing, fitting
+from triglot.transports.grpc_calls import LAST_WORD_SECONDS, Trailing, fitting, hints
 from triglot.transports.h2.body import Body, StreamGone
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.messages import PREFIX_BYTES, prefix
@@ -197,7 +197,7 @@ class Rpc:
     def failed(self, error: Exception) -> None:
         """An error before the handler, which tells its own ones."""
         if isinstance(error, ServingError):
-            self.finish(int(error.code), fitting(error.message))
+            self.finish(int(error.code), fitting(error.message), hints(error))
         else:
             log.error("%s: an error that no handler told", self.head.path, exc_info=error)
             self.finish(int(Code.INTERNAL), "internal error")
@@ -232,7 +232,7 @@ class Rpc:
 
     def fail(self, error: ServingError) -> None:
         """The call ends because of what was received."""
-        self.finish(int(error.code), fitting(error.message))
+        self.finish(int(error.code), fitting(error.message), hints(error))
         self.cancel()
 
     def _expire(self) -> None:
@@ -264,6 +264,10 @@ class Rpc:
         self.drained()
 
     def cancel(self) -> None:
-        """Stop the handler."""
-        if self.task is not None:
-            self.task.cancel()
+        """Stop the handler, which counts on the connection until it has ended."""
+        task = self.task
+        if task is None:
+            return
+        task.cancel()
+        if isinstance(task, asyncio.Task | CallTask):
+            self.protocol.runs_on(task)

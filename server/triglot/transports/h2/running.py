@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from triglot.protocols import Kind
-from triglot.transports.h2.body import StreamGone
+from triglot.transports.h2.body import MOST_UNREAD_BYTES, StreamGone
 from triglot.transports.h2.messages import Message, unpacked
 from triglot.transports.h2.rpc import Rpc
 
@@ -53,4 +53,6 @@ async def _stream(rpc: Rpc, requests: Any) -> None:
 
 async def _unpacked(rpc: Rpc, message: Message) -> bytes | memoryview:
     """The message as the client meant it. Raises `ServingError`."""
-    return await unpacked(message, rpc.head.encoding, rpc.protocol.server.most_bytes)
+    server = rpc.protocol.server
+    with server.request_bytes.reserve(MOST_UNREAD_BYTES) as reserved:
+        return await unpacked(message, rpc.head.encoding, server.most_bytes, reserved)

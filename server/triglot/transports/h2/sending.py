@@ -16,14 +16,12 @@ WORTH_BYTES = 1024
 """A smaller frame earns the other side nothing, unless it is the last of what was there."""
 FRAME_EARNS = 2
 """Room is made again in two windows."""
-BEGUN_EARNS = 1
-"""Who has had some of an answer may have had enough, and resets the stream."""
 
 
 class _Outgoing:
     """What leaves on one stream."""
 
-    __slots__ = ("left", "pieces", "trailers")
+    __slots__ = ("left", "pieces", "sent", "trailers", "waits_since")
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -31,6 +29,10 @@ class _Outgoing:
         self.pieces: deque[memoryview] = deque()
         self.trailers: bytes | None = None
         """The frame that ends the stream, once it is known."""
+        self.waits_since: float | None = None
+        """When `stalled` first saw that something waits."""
+        self.sent = 0
+        """Bytes that have left since then."""
 
 
 class Sender:
@@ -64,10 +66,22 @@ class Sender:
         """Whether something waits for a window or for the socket."""
         return self.unsent > 0
 
-    @property
-    def waits_finished(self) -> bool:
-        """Whether a whole answer waits: its call is over, and only it takes memory."""
-        return self.unsent > 0 and any(stream and stream.trailers for stream in self._streams.values())
+    def stalled(self, now: float, seconds: float, least: int) -> list[int]:
+        """The streams on which something has waited for a window, and less than `least` bytes left, for so long.
+
+        To be asked regularly. While the socket takes nothing, no stream is to blame.
+        """
+        stalled = []
+        for number, stream in self._streams.items():
+            if stream is None:
+                continue
+            if not stream.pieces or self._paused:
+                stream.waits_since = None
+            elif stream.waits_since is None or stream.sent >= least:
+                stream.waits_since, stream.sent = now, 0
+            elif now - stream.waits_since >= seconds:
+                stalled.append(number)
+        return stalled
 
     def take(self) -> list[Any]:
         """What is to be written to the socket now, buffers in their order."""
@@ -113,8 +127,6 @@ class Sender:
         self._out.append(self._headers(number, block, frames.END_STREAM if end else 0))
         if end:
             self._end(number)
-        else:
-            self._earned(BEGUN_EARNS)
 
     def _headers(self, number: int, block: bytes, flags: int) -> bytes:
         most = frames.SMALLEST_MAX_FRAME  # The other side takes it, whatever it says later.
@@ -289,6 +301,7 @@ class Sender:
         self.unsent -= size
         self.moved += size
         stream.left -= size
+        stream.sent += size
 
     def _send_frame(self, number: int, stream: _Outgoing, room: int) -> None:
         pieces = stream.pieces

@@ -23,7 +23,8 @@ from triglot.transports.h2.front import HTTP1, HTTP2, Front, MakeRest
 from triglot.transports.h2.limits import Limits
 from triglot.transports.h2.protocol import H2Protocol
 from triglot.transports.h2.rpc import Rpc
-from triglot.transports.listening import Listener, bind, bind_file, take_over
+from triglot.transports.listening import Listener, bind, bind_file, most_sockets, take_over
+from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
 
 REST_SECONDS = 10.0
@@ -36,8 +37,9 @@ UNBOUNDED = 2**63
 class H2Server:
     """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls.
 
-    `limits`: in place of the configuration's. `rest` takes the connections that speak HTTP/1.1. `bound`: the
-    port's sockets, where somebody else has bound them. Raises `ConfigError` for a certificate that cannot be used.
+    `limits`: in place of the configuration's. `request_bytes` is the count that it shares with the REST server.
+    `rest` takes the connections that speak HTTP/1.1. `bound`: the port's sockets, where somebody else has bound
+    them. Raises `ConfigError` for a certificate that cannot be used.
     """
 
     def __init__(
@@ -46,18 +48,20 @@ class H2Server:
         config: Config,
         telemetry: Telemetry,
         limits: Limits | None = None,
+        request_bytes: RequestBytes | None = None,
         *,
         rest: MakeRest | None = None,
         bound: Sequence[socket.socket] = (),
     ) -> None:
         self.limits = limits or _limits(config)
         self.most_bytes = config.max_message_size
-        self.most_held_bytes = config.max_total_queue_bytes or UNBOUNDED
-        self.held_bytes = 0
-        """Of requests that have not come as a whole, or wait for a stream's handler."""
+        self.request_bytes = request_bytes or RequestBytes(config.max_total_queue_bytes)
+        """Those of requests that have not come as a whole, or wait for a stream's handler."""
         self.buffers = BufferPool()
         self._releasing: asyncio.TimerHandle | None = None
         self.open_calls = 0
+        self.open_bytes = 0
+        """Memory that open calls take, about, without their bodies."""
         self.most_calls = config.max_connections or UNBOUNDED
         """As many may be open."""
         self.busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll)
@@ -69,7 +73,7 @@ class H2Server:
         self._config = config
         self.compression = config.grpc_compression
         self.make_rpc = Rpc if self.compression == "none" else CompressingRpc
-        self._calls = calls = Calls(_abort, StreamGone, scatters=True)
+        self._calls = calls = Calls(_abort, StreamGone, self.request_bytes, scatters=True)
         makers: dict[Kind, Any] = {
             Kind.UNARY: calls.unary,
             Kind.SERVER_STREAM: calls.server_stream,
@@ -90,9 +94,10 @@ class H2Server:
         self._listener: Listener | None = None
         self._socket_file: tuple[Path, int] | None = None
 
-    def begun(self) -> None:
-        """A call is open from now on."""
+    def begun(self, size: int) -> None:
+        """A call is open from now on, and takes about so much memory."""
         self.open_calls += 1
+        self.open_bytes += size
         self.busy_poll.begun()
 
     @property
@@ -114,7 +119,7 @@ class H2Server:
         self._listener = Listener(
             sockets,
             lambda: Front(self, self.rest),
-            most=config.max_sockets,
+            most=most_sockets(config),
             tls=self._tls,
             greeting=self.limits.greeting,
         )

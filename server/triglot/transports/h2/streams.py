@@ -1,4 +1,14 @@
-"""The streams of one connection, seen from the server: which are open, and how they end (RFC 9113, 5)."""
+"""The streams of one connection, seen from the server: which are open, and how they end (RFC 9113, 5).
+
+What frames cost their sender:
+
+- A client may reset any stream that it opened, at no cost: a deadline, a cancelled call. The stream's handler is
+  cancelled, or does not start if the reset came together with the request. Until it has ended it counts: with
+  `Limits.max_reset_running` of them, new streams are refused with REFUSED_STREAM.
+- Each stream, and each DATA frame that we send, earns the client some WINDOW_UPDATEs, PINGs and late frames.
+- All else that makes work, refused streams too, is paid from a budget that refills with time. When it is used up,
+  the connection ends with ENHANCE_YOUR_CALM.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +23,8 @@ from triglot.transports.h2.sending import Sender
 from triglot.transports.h2.windows import Patience, ReceiveWindow
 
 MOST_RESET_REMEMBERED = 1024
-ANSWER_EARNS = 3
-"""What follows an answer by right: a ping that measures, and more room in two windows."""
+STREAM_EARNS = 5
+"""Frames that a stream explains: room for its answer, twice; room on the connection, a PING, a late reset."""
 
 
 class Sink(Protocol):
@@ -60,22 +70,40 @@ class Streams:
         """The highest number that was used."""
         self.refuse_after = frames.LARGEST_WINDOW
         self.window = ReceiveWindow(max(limits.connection_window, frames.DEFAULT_WINDOW))
-        self._patience = Patience(limits.patience, limits.patience_per_second, clock)
-        self.out = Sender(self._answered, self._patience.reward)
+        self._patience = Patience(limits.patience, limits.patience_per_second, clock, limits.most_earned)
+        self._earn = self._patience.earn
+        self.out = Sender(self._answered, self._earn)
+        self.reset_now = 0
+        """Streams reset by what was read last, which the owner has not acted on."""
+        self.reset_running = 0
+        """Handlers of streams that are over, which have not ended; the owner's to count."""
         self._reset_lately: dict[int, None] = {}
         self._whole = Stream(0, 0)
         """Stands for each request that has come as a whole: it has nothing that a later byte could change."""
         self._whole.ended = True
 
     def nuisance(self, what: str) -> None:
-        """Raises `Broken` when the other side has done too much of it."""
+        """A frame that nothing explains. Raises `Broken` when there were too many."""
         if not self._patience.spend():
             raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
 
+    def reaction(self, what: str) -> None:
+        """A frame that streams and answers explain, a few each. Raises `Broken` when there were too many."""
+        if not self._patience.spend_earned():
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
+
     def may_begin(self, number: int) -> bool:
-        """Whether a request may begin on this stream as most do."""
-        fits = self.last < number <= self.refuse_after and number & 1 == 1
-        return fits and len(self.open) < self.limits.max_streams
+        """Whether a request may begin on this stream as most do.
+
+        Not where as many are open, or were reset while their handlers run, as may be.
+        """
+        limits = self.limits
+        return (
+            len(self.open) < limits.max_streams
+            and self.reset_now + self.reset_running < limits.max_reset_running
+            and self.last < number <= self.refuse_after
+            and number & 1 == 1
+        )
 
     def begin(self, number: int, *, ended: bool) -> None:
         """A request; `ended` when it has no body."""
@@ -83,6 +111,7 @@ class Streams:
         stream = self.open[number] = Stream(number, self.limits.stream_window)
         stream.ended = ended
         self.out.begin(number)
+        self._earn(STREAM_EARNS)
 
     def begin_whole(self, number: int, size: int) -> bool:
         """A request with a body of `size` bytes that is there; False where that is not as simple."""
@@ -93,6 +122,7 @@ class Streams:
         self.last = number
         self.open[number] = self._whole
         self.out.begin(number)
+        self._earn(STREAM_EARNS)
         self.passed(size)
         return True
 
@@ -138,7 +168,6 @@ class Streams:
 
     def _answered(self, number: int) -> None:
         """Our side of the stream is over."""
-        self._patience.reward(ANSWER_EARNS)
         stream = self.open.get(number)
         if stream is None:
             return
@@ -156,12 +185,22 @@ class Streams:
         stream.sink = None
         return True
 
+    def was_left(self, number: int, code: int, events: list[Any], *, by_us: bool = False) -> None:
+        """The stream is over before its answer is; nothing happens where it was over already."""
+        if self.forget(number):
+            self.reset_now += 1
+            events.append(StreamReset(number, code, by_us))
+
     def wrong(self, number: int, code: ErrorCode, events: list[Any]) -> None:
         """End a stream that the other side got wrong. Raises `Broken` when there were too many."""
         self.nuisance("streams that are wrong")
         self._say_reset(number, code)
-        if self.forget(number):
-            events.append(StreamReset(number, code, by_us=True))
+        self.was_left(number, code, events, by_us=True)
+
+    def late(self, number: int) -> None:
+        """DATA on a stream that is over; grpc-java sends some behind its own reset. Raises `Broken`."""
+        self.reaction("DATA frames on streams that are over")
+        self._say_reset(number, ErrorCode.STREAM_CLOSED)
 
     def reset(self, number: int, code: ErrorCode) -> None:
         """End a stream before its time, if it is not over."""

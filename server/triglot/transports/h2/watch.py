@@ -93,6 +93,11 @@ class Watch:
         now = self._loop.time()
         limits, protocol = self._limits, self._protocol
         self._timer = self._loop.call_later(self._pause, self._look)
+        if protocol.reading_paused:
+            self._heard = now  # What it sends is not read: it cannot be asked whether it is there.
+        for stream in protocol.connection.out.stalled(now, limits.stall, limits.least_taken):
+            log.info("a stream ends: for %.0f s its client made no room for what waits for it", limits.stall)
+            protocol.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
         if not protocol.connection.settled:
             if now - self._made >= limits.greeting:
                 protocol.close(ErrorCode.SETTINGS_TIMEOUT, f"no SETTINGS in {limits.greeting:.0f} s")
@@ -114,10 +119,10 @@ class Watch:
             protocol.wake()
 
     def _stalls(self, now: float) -> bool:
-        """Whether answers wait, and none has moved for long."""
+        """Whether something waits for the socket, and none of it has moved for long."""
         assert self._transport is not None
         out, waiting = self._protocol.connection.out, buffered(self._transport)
         seen = (out.moved, waiting)
-        if seen != self._seen or not (waiting or out.waits_finished):
+        if seen != self._seen or not waiting:
             self._seen, self._moved = seen, now
         return now - self._moved >= self._limits.stall

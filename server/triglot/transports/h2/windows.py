@@ -31,21 +31,31 @@ class ReceiveWindow:
 
 
 class Patience:
-    """How often the other side may do what costs it nothing and us something: resets, pings, empty frames.
+    """How many frames the other side may send that cost it nothing and us something: pings, empty frames, faults.
 
-    It comes back with time, and with what we send: answers, which the other side may react to.
+    Two budgets. One refills with time, up to `most`. The other, of at most `most_earned`, is earned by the streams
+    that the other side opens and by the DATA that we send: it pays only for frames that these explain.
     """
 
-    __slots__ = ("_clock", "_left", "_most", "_rate", "_since")
+    __slots__ = ("_clock", "_earned", "_left", "_most", "_most_earned", "_rate", "_since")
 
-    def __init__(self, most: float, per_second: float, clock: Callable[[], float]) -> None:
+    def __init__(self, most: float, per_second: float, clock: Callable[[], float], most_earned: int = 0) -> None:
         self._most = self._left = most
         self._rate = per_second
         self._clock = clock
         self._since = clock()
+        self._earned = 0
+        self._most_earned = most_earned
+
+    def spend_earned(self) -> bool:
+        """Whether a frame that streams and answers may explain is paid for, by either budget."""
+        if self._earned:
+            self._earned -= 1
+            return True
+        return self.spend()
 
     def spend(self) -> bool:
-        """Whether some was left."""
+        """Whether a frame that nothing explains is paid for."""
         if self._left < 1:  # The clock is looked at when it must be.
             now = self._clock()
             self._left = min(self._most, self._left + (now - self._since) * self._rate)
@@ -55,7 +65,7 @@ class Patience:
         self._left -= 1
         return True
 
-    def reward(self, count: int) -> None:
-        """For something that it may react to so often."""
-        left = self._left + count  # Asked for every answer: `min` takes three times as long.
-        self._left = left if left < self._most else self._most
+    def earn(self, count: int) -> None:
+        """Something happened that explains so many frames."""
+        earned = self._earned + count  # Called for every stream: `min` takes three times as long.
+        self._earned = earned if earned < self._most_earned else self._most_earned

@@ -1,0 +1,395 @@
+"""How much memory of the server one client's connection can hold, whatever it sends (gRPC over HTTP/2).
+
+From the repository's root: `python -m bench.connection_memory --help`. Each way of wasting memory has a server
+of its own, whose resident size is read before its connections are made and when all have sent what they send.
+"""
+
+import argparse
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import report, servers
+from bench.elsewhere import WRONG
+from bench.h2frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    LARGEST_WINDOW,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    WINDOW_UPDATE,
+    frame,
+    settings,
+    window_update,
+)
+from bench.payloads import GRPC_PATH, STREAM_PATH, infer_request, tensor
+from bench.tally import BenchError
+
+CONNECTIONS = 1000
+LIMIT = 2**20
+"""Bytes a connection."""
+STREAMS = 256
+"""Of one connection: as many calls as all together may have open are open long before the last one has so many."""
+BLOCKS = 100
+"""Of one connection, which together decode to more than a MiB."""
+CONTINUATION = 9
+UNKNOWN_PATH = "/none"
+SECONDS = 30.0
+"""For one connection to be heard."""
+SETTLED = 0.02
+"""The resident size is read when it grows by no more than this in a second."""
+BLOCKED = 1.0
+"""Seconds without room in the socket, after which a client that reads nothing has sent all that it can."""
+MODELS = {
+    "held": """
+    async def infer(self, inputs):
+        await asyncio.Event().wait()  # Until its caller leaves.
+""",
+    "endless": """
+    async def infer(self, inputs):
+        while True:
+            yield {"y": inputs["x"]}
+""",
+}
+HEAD = """
+import asyncio
+import triglot
+
+
+class Model(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "FP32", [-1, -1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1, -1])]
+"""
+
+
+def _length(count: int, bits: int, first: int) -> bytes:
+    """HPACK's integer (RFC 7541, 5.1) in the low `bits` of a byte that begins as `first`."""
+    most = (1 << bits) - 1
+    if count < most:
+        return bytes([first | count])
+    encoded, count = bytearray([first | most]), count - most
+    while count >= 128:
+        encoded.append(count & 127 | 128)
+        count >>= 7
+    encoded.append(count)
+    return bytes(encoded)
+
+
+def field(name: str, value: str, *, indexed: bool = False) -> bytes:
+    """A literal field; `indexed`: it enters the dynamic table."""
+    text = b"".join(_length(len(one), 7, 0) + one.encode() for one in (name, value))
+    return (b"\x40" if indexed else b"\x00") + text
+
+
+def call(path: str) -> bytes:
+    """The block of a gRPC call."""
+    return b"\x83\x86" + field(":path", path) + field("content-type", "application/grpc") + field("te", "trailers")
+
+
+def headers(stream: int, block: bytes, *, end: bool = False) -> bytes:
+    """A request's HEADERS frame."""
+    return frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream, block)
+
+
+def message(body: bytes, size: int | None = None) -> bytes:
+    """gRPC's framing of a message, or of one that says that it is of that size."""
+    return b"\0" + (len(body) if size is None else size).to_bytes(4) + body
+
+
+LAST = b"\xbe"
+"""The newest entry of the dynamic table."""
+NUMBERS = range(1, 2 * STREAMS, 2)
+LARGE_FIELD = field("a", "x" * 3900, indexed=True)
+TABLE = headers(1, call(UNKNOWN_PATH) + LARGE_FIELD, end=True)
+"""One call that leaves a large entry in the table."""
+BODY = infer_request("endless", tensor(1, 16)).SerializeToString()
+HELD = infer_request("held", tensor(1, 16)).SerializeToString()
+
+
+def idle() -> bytes:
+    """Nothing."""
+    return b""
+
+
+def remembered() -> bytes:
+    """Small blocks that each name a large entry as often as one request may, all of them different."""
+    block = call(UNKNOWN_PATH) + LAST * 4
+    return TABLE + b"".join(headers(n, block + field("n", str(n)), end=True) for n in NUMBERS[1:BLOCKS])
+
+
+def remembered_small_fields() -> bytes:
+    """As above, with as many small fields as one request may have."""
+    return headers(1, call(UNKNOWN_PATH) + field("a", "b", indexed=True), end=True) + b"".join(
+        headers(number, call(UNKNOWN_PATH) + LAST * 440 + field("n", str(number)), end=True)
+        for number in NUMBERS[1:BLOCKS]
+    )
+
+
+def table() -> bytes:
+    """A dynamic table of many small entries."""
+    return headers(1, call(UNKNOWN_PATH) + b"".join(field("a", "b", indexed=True) for _ in range(300)), end=True)
+
+
+def unfinished_block() -> bytes:
+    """A header block that does not end."""
+    parts = [frame(CONTINUATION, 0, 1, field("a", "x" * 3900)) for _ in range(10)]
+    return frame(HEADERS, 0, 1, call(UNKNOWN_PATH)) + b"".join(parts)
+
+
+def open_calls() -> bytes:
+    """Calls without a body."""
+    return b"".join(headers(number, call(GRPC_PATH)) for number in NUMBERS)
+
+
+def open_calls_deadlines() -> bytes:
+    """Calls without a body, each with another deadline."""
+    block = call(GRPC_PATH)
+    return b"".join(headers(number, block + field("grpc-timeout", f"{number + 9000}S")) for number in NUMBERS)
+
+
+def open_calls_windows() -> bytes:
+    """Calls without a body, each with a larger window."""
+    update = (60_000).to_bytes(4)
+    return b"".join(headers(n, call(GRPC_PATH)) + frame(WINDOW_UPDATE, 0, n, update) for n in NUMBERS)
+
+
+def open_metadata() -> bytes:
+    """Calls without a body, with as much metadata as one may have."""
+    return TABLE + b"".join(
+        headers(number, call(GRPC_PATH) + LAST * 4 + field("n", str(number))) for number in NUMBERS[1:]
+    )
+
+
+def open_small_metadata() -> bytes:
+    """As above, of small fields."""
+    return headers(1, call(UNKNOWN_PATH) + field("a", "b", indexed=True), end=True) + b"".join(
+        headers(number, call(GRPC_PATH) + LAST * 440 + field("n", str(number))) for number in NUMBERS[1:BLOCKS]
+    )
+
+
+def open_streams() -> bytes:
+    """Streams that nothing is sent on."""
+    return b"".join(headers(number, call(STREAM_PATH)) for number in NUMBERS)
+
+
+def running_calls() -> bytes:
+    """Calls of a model that never answers."""
+    body = message(HELD)
+    return b"".join(headers(n, call(GRPC_PATH)) + frame(DATA, END_STREAM, n, body) for n in NUMBERS)
+
+
+def running_streams() -> bytes:
+    """Streams of a model that goes on for ever, whose answers no window takes."""
+    body = message(BODY)
+    return b"".join(headers(n, call(STREAM_PATH)) + frame(DATA, 0, n, body) for n in NUMBERS)
+
+
+def rest(*fields: bytes) -> bytes:
+    """The block of a REST request."""
+    return b"\x83\x86" + field(":path", "/v2/models/held/infer") + field(":authority", "here") + b"".join(fields)
+
+
+def open_rest() -> bytes:
+    """REST requests without a body."""
+    return b"".join(headers(number, rest()) for number in NUMBERS)
+
+
+def open_rest_fields() -> bytes:
+    """As above, with as many fields as one may have."""
+    return TABLE + b"".join(headers(n, rest(LAST * 4, field("n", str(n)))) for n in NUMBERS[1:])
+
+
+def announced() -> bytes:
+    """Messages that say that they are large, of which a byte comes."""
+    body = frame(DATA, 0, 1, message(b"x", 16 * 2**20))
+    return b"".join(
+        headers(number, call(GRPC_PATH)) + body[:5] + number.to_bytes(4) + body[9:] for number in NUMBERS
+    )
+
+
+def small_messages() -> bytes:
+    """A stream of many small requests that its handler does not take."""
+    many = message(b"\x0a\x00") * 2000
+    return headers(1, call(STREAM_PATH)) + frame(DATA, 0, 1, message(BODY)) + frame(DATA, 0, 1, many) * 4
+
+
+def resets() -> bytes:
+    """Streams that are reset."""
+    wrong = frame(RST_STREAM, 0, 1, bytes(4))
+    return b"".join(
+        headers(number, call(GRPC_PATH)) + wrong[:5] + number.to_bytes(4) + wrong[9:] for number in NUMBERS
+    )
+
+
+UNREAD = headers(1, call(STREAM_PATH)) + frame(DATA, 0, 1, message(BODY))
+"""A stream whose answers fill the socket."""
+
+
+def unread_statuses() -> bytes:
+    """Calls that fail, whose statuses nobody reads."""
+    return UNREAD + b"".join(headers(number, call("/x"), end=True) for number in range(3, 40_000, 2))
+
+
+def unread_acknowledgements() -> bytes:
+    """Pings, whose answers nobody reads."""
+    return UNREAD + frame(PING, 0, 0, bytes(8)) * 900
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What a connection sends. `window`: of each of its streams; `reads`: whether it takes what it is sent."""
+
+    make: Callable[[], bytes]
+    window: int = 0
+    reads: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.make.__name__
+
+
+WAYS = (
+    Way(idle),
+    Way(remembered),
+    Way(remembered_small_fields),
+    Way(table),
+    Way(unfinished_block, reads=False),  # Nothing else may come in between, no ping either.
+    Way(open_calls),
+    Way(open_calls_deadlines),
+    Way(open_calls_windows),
+    Way(open_metadata),
+    Way(open_small_metadata),
+    Way(open_streams),
+    Way(running_calls),
+    Way(running_streams),
+    Way(open_rest),
+    Way(open_rest_fields),
+    Way(announced),
+    Way(small_messages),
+    Way(resets),
+    Way(unread_statuses, LARGEST_WINDOW, reads=False),
+    Way(unread_acknowledgements, LARGEST_WINDOW, reads=False),
+)
+
+
+def _read(client: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        if not (more := client.recv(count - len(data))):
+            raise ConnectionResetError
+        data += more
+    return data
+
+
+def _is_heard(client: socket.socket) -> bool:
+    """Whether the server has read everything; False where it has ended the connection."""
+    mine = b"is heard"
+    client.sendall(frame(PING, 0, 0, mine))
+    while True:
+        head = _read(client, 9)
+        payload = _read(client, int.from_bytes(head[:3]))
+        if head[3] == PING and payload == mine:
+            return True
+        if head[3] == GOAWAY:
+            return False
+
+
+def waste(port: int, way: Way, data: bytes, ends: ExitStack) -> bool:
+    """One connection, open until `ends`; whether it still is."""
+    client = ends.enter_context(socket.socket())
+    if not way.reads:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    client.settimeout(SECONDS if way.reads else BLOCKED)
+    hello = PREFACE + settings((INITIAL_WINDOW_SIZE, way.window))
+    if way.window:
+        hello += window_update(LARGEST_WINDOW - 65_535)
+    try:
+        client.sendall(hello + data)
+        return not way.reads or _is_heard(client)
+    except TimeoutError:
+        if way.reads:
+            raise BenchError(f"{way.name}: a connection is not heard for {SECONDS:.0f} s") from None
+        return True
+    except ConnectionError:
+        return False
+
+
+def _settled(server: servers.Server) -> int:
+    """The resident size when it has come to rest."""
+    seen = 0
+    while True:
+        now = server.resident_bytes()
+        if now is None:
+            raise BenchError("this platform does not say how much memory another process has")
+        if now < seen * (1 + SETTLED):
+            return now
+        seen = now
+        time.sleep(1)  # Nothing tells when another process needs no more.
+
+
+def measure(way: Way, connections: int) -> tuple[float, int]:
+    """Bytes that one of so many connections holds, and how many of them stayed. Raises `BenchError`."""
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name, ExitStack() as ends:
+        models = Path(name) / "models"
+        for model, code in MODELS.items():
+            (models / model).mkdir(parents=True)
+            (models / model / "model.py").write_text(HEAD + code)
+        flags = ["--grpc-transport", "h2", "--log-level", "error", "--grace", "0"]
+        server, port, _ = ends.enter_context(servers.serving(models, None, flags))
+        data = way.make()
+        with ExitStack() as first:
+            waste(port, way, data, first)  # What is loaded or made once is no connection's.
+        before = _settled(server)
+        stayed = sum(waste(port, way, data, ends) for _ in range(connections))
+        held = (_settled(server) - before) / connections
+        if not server.alive():
+            raise BenchError(f"{way.name}: the server has ended\n{server.tail()}")
+        return held, stayed
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 where a connection can hold too much."""
+    parser = argparse.ArgumentParser(prog="python -m bench.connection_memory", description=__doc__.splitlines()[0])
+    parser.add_argument("--connections", type=int, default=CONNECTIONS, help="of each kind (default: %(default)s)")
+    parser.add_argument("--only", default="", help="ways, with commas (default: all)")
+    arguments = parser.parse_args(words)
+    names = [name for name in arguments.only.split(",") if name]
+    if unknown := [name for name in names if name not in [way.name for way in WAYS]]:
+        parser.error(f"unknown way {unknown[0]!r}; there are {', '.join(way.name for way in WAYS)}")
+    print(*report.machine(), sep="\n")
+    print(
+        f"{arguments.connections} connections each; at most {LIMIT / 1024:.0f} KiB a connection wanted\n",
+        flush=True,
+    )
+    right = True
+    for way in WAYS:
+        if names and way.name not in names:
+            continue
+        try:
+            held, stayed = measure(way, arguments.connections)
+        except BenchError as error:
+            print(error, file=sys.stderr)
+            return 1
+        right &= held <= LIMIT
+        said = "as it should be" if held <= LIMIT else WRONG
+        print(
+            f"{way.name:>25}: {held / 1024:8.1f} KiB a connection, {len(way.make()) / 1024:8.1f} KiB sent, "
+            f"{stayed} stayed, {said}",
+            flush=True,
+        )
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

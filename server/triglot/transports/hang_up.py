@@ -1,0 +1,50 @@
+"""Ends a connection of grpc's core, which has no call for it: its socket is found among the process's files."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote
+
+log = logging.getLogger(__name__)
+
+_FILES = Path("/dev/fd")
+Address = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
+
+
+def hang_up(peer: str, port: int) -> None:
+    """Shut down the connection that came to a port from a peer, as grpc names it: ipv4:127.0.0.1:80.
+
+    Clients of a Unix socket have no names; their connections stay.
+    """
+    family, _, address = unquote(peer).partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return
+    host, _, number = address.rpartition(":")
+    wanted = _address(host.strip("[]"), int(number))
+    try:
+        files = [int(file.name) for file in _FILES.iterdir()]
+    except OSError as error:
+        log.warning("the connection with %s cannot be ended: %s", peer, error)
+        return
+    for one in files:
+        with suppress(OSError):  # Closed since, or no connection.
+            if not stat.S_ISSOCK(os.fstat(one).st_mode):
+                continue
+            # A second descriptor: the core keeps and closes its own.
+            with socket.socket(fileno=os.dup(one)) as found:
+                if found.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                if found.getsockname()[1] == port and _address(*found.getpeername()[:2]) == wanted:
+                    found.shutdown(socket.SHUT_RDWR)
+
+
+def _address(host: str, port: int) -> Address:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address, port

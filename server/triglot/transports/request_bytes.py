@@ -1,0 +1,79 @@
+"""Bytes of request bodies that the server has received and not decoded yet, over every transport.
+
+What is decoded is counted by the model that runs it (`engine.admission`).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Self
+
+from triglot.core.errors import Cancelled, QueueFull
+
+RETRY_AFTER_SECONDS = 1.0
+"""Until other bodies may be complete."""
+
+
+class RequestBytes:
+    """The total of all requests, and its limit; 0 sets none. For any thread."""
+
+    __slots__ = ("_limit", "_lock", "held")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self.held = 0
+
+    def add(self, count: int) -> None:
+        """Count so many bytes more, or less."""
+        with self._lock:
+            self.held += count
+
+    def check(self) -> None:
+        """Raises `QueueFull` when requests hold more than the limit."""
+        if 0 < self._limit < self.held:
+            reached = f"request buffer limit of {self._limit} bytes reached"
+            raise QueueFull(
+                f"{reached}, see the server's option max_total_queue_bytes", retry_after=RETRY_AFTER_SECONDS
+            )
+
+    def reserve(self, free: int) -> Reservation:
+        """Nothing yet, for one request; up to `free` bytes of it are never refused."""
+        return Reservation(self, self._lock, free)
+
+
+class Reservation:
+    """What one request holds of the total, until the `with` block ends."""
+
+    __slots__ = ("_free", "_lock", "_over", "_size", "_total")
+
+    def __init__(self, total: RequestBytes, lock: threading.Lock, free: int) -> None:
+        self._total = total
+        self._lock = lock
+        self._free = free
+        self._size = 0
+        self._over = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._over = True
+            self._total.held -= self._size
+
+    def grow(self, count: int) -> None:
+        """Hold so many bytes more. Raises `QueueFull`, and `Cancelled` when the request has been given up."""
+        with self._lock:
+            if self._over:  # A thread was still at work on it.
+                raise Cancelled("the request is over")
+            self._size += count
+            self._total.held += count
+        if self._size > self._free:
+            self._total.check()
+
+    def shrink(self, count: int) -> None:
+        """Hold so many bytes less."""
+        with self._lock:
+            self._size -= count
+            self._total.held -= count

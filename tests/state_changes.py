@@ -1,0 +1,145 @@
+"""Every REST route that infers or changes something, taken from the rows, with a request that does it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+import triglot
+from process import write_model
+from triglot.doors import rows
+from triglot.protocols import Operation, Route
+from triglot.protocols.tfserving.service import Predictions
+
+PREDICT, OWN_PREDICT = "/own/predict", "/own/grps"
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
+BODIES: dict[str, Any] = {
+    "/logging": {"log_info": False},
+    "/trace/setting": {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "1"},
+    "/load": {},
+    "/unload": {},
+    "/unregister": {},
+    "/infer": {"inputs": [TENSOR]},
+    "/infer_stream": {"inputs": [TENSOR]},
+    "/generate": {"x": 1.0},
+    "/generate_stream": {"x": 1.0},
+    ":predict": {"instances": [1.0]},
+    PREDICT: {"instances": [1.0]},
+    "/infer/predict": {"model": "half-1", "ndarray": [1.0]},
+    OWN_PREDICT: {"model": "half-1", "ndarray": [1.0]},
+    "/health/online": {},
+    "/health/offline": {},
+}
+"""By the end of the path."""
+REFUSED_ANYWAY = re.compile("cudasharedmemory|/v2/repository/named/|:classify|:regress")
+"""What the server takes from nobody, and what the model does not do."""
+VARIABLE = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
+STATES = (
+    *("/v2/logging", "/v2/trace/setting", "/v2/models/half/trace/setting", "/v2/systemsharedmemory/status"),
+    *("/grps/v1/health/ready", "/v2/models/half/ready", "/v2/models/half/stats"),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One request. `takes`: whether a client that is no browser may send it, and has an answer."""
+
+    verb: str
+    path: str
+    body: bytes
+    operation: Operation
+    takes: bool
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.path}"
+
+
+class Scene:
+    """A server, and all requests that may change something there."""
+
+    def __init__(self, server: triglot.Server, session: aiohttp.ClientSession, changes: list[Change]) -> None:
+        self.server, self.session, self.changes = server, session, changes
+        self.url = f"http://127.0.0.1:{server.rest_port}"
+
+    async def state(self) -> dict[str, Any]:
+        """Everything that the requests could have changed."""
+        found = {}
+        for path in STATES:
+            async with self.session.get(self.url + path) as answer:
+                found[path] = (answer.status, await answer.text())
+        return found
+
+
+@asynccontextmanager
+async def scene(folder: Path, **options: Any) -> AsyncIterator[Scene]:
+    """A server of all protocols with a model, and with all that a client may change open to it."""
+    write_model(
+        folder / "repository" / "half",
+        "import triglot\n\n"
+        "class Model(triglot.Model):\n"
+        '    inputs = [triglot.TensorSpec("x", "FP32", [-1])]\n'
+        '    outputs = [triglot.TensorSpec("y", "FP32", [-1])]\n\n'
+        "    def infer(self, inputs):\n"
+        '        return {"y": inputs["x"] * 0.5}\n',
+    )
+    given: dict[str, Any] = {
+        "grpc_transport": "h2",
+        "model_control_mode": "explicit",
+        "load_model": "*",
+        "grps_online": True,
+        "shared_memory_prefix": "/",
+        "trace_file": str(folder / "trace.json"),
+        "predict_route": PREDICT,
+        "grps_path": OWN_PREDICT,
+    }
+    config = triglot.Config(grpc_port=0, rest_port=0, drain_delay=0, grace=0, **given | options)
+    server = triglot.Server([folder / "repository"], config)
+    memory = SharedMemory(create=True, size=4096)
+    try:
+        async with server, aiohttp.ClientSession() as session:
+            yield Scene(server, session, changes_of(config, memory.name))
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def changes_of(config: triglot.Config, key: str) -> list[Change]:
+    """By the rows of a server with this configuration."""
+    server = triglot.Server([], config)
+    _, routes = rows(server.dataplane, Predictions(server.dataplane), server.telemetry, config)
+    bodies = {**BODIES, "/register": {"key": f"/{key}", "byte_size": 8}}
+    return [change_of(route, bodies) for route in routes if route.operation in _CHANGING]
+
+
+_CHANGING = (Operation.INFER, Operation.ADMINISTER)
+
+
+def change_of(route: Route, bodies: dict[str, Any]) -> Change:
+    tf = "{v1" in route.path
+    verb = re.search(r"verb:\(\?i:(\w+)\)", route.path)
+    values = {
+        "model": "half",
+        "version": "1",
+        "repository": "named",
+        "region": "r",
+        "project": "p",
+        "v1": "v1",
+        "path": "models/half",
+        "verb": verb[1] if verb else "",
+    }
+    path = VARIABLE.sub(lambda found: values[found[1]], route.path)
+    end = next((end for end in sorted(bodies, key=len, reverse=True) if path.endswith(end)), None)
+    takes = end is not None and not REFUSED_ANYWAY.search(path)
+    if end is None:
+        # Those that TensorFlow Serving refuses by their path.
+        assert tf, f"a request for {route.verb} {route.path} is missing"
+    body = b"" if end is None else json.dumps(bodies[end]).encode()
+    return Change(route.verb, path, body, route.operation, takes)

@@ -1,0 +1,305 @@
+"""Calls that fail, by every method and route that runs models, with bodies large enough to be found again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+import numpy as np
+from h2_peers import SECONDS, data
+from live import Live
+from test_h2_rest import client_of, fields
+
+import triglot
+from triglot.pb.grps import grps_pb2
+from triglot.pb.kserve import inference_pb2
+from triglot.pb.tfserving import predict_pb2, tensor_pb2
+from triglot.transports.h2 import frames
+from waiting import until
+
+X = [triglot.TensorSpec("x", "FP32", [-1])]
+Y = [triglot.TensorSpec("y", "FP32", [-1])]
+
+
+class Refuses(triglot.Model):
+    inputs, outputs = X, Y
+
+    def infer(self, inputs: Any) -> Any:
+        raise triglot.InvalidArgument("never")
+
+
+class Batched(Refuses):
+    max_batch_size = 8
+
+
+class Cached(Refuses):
+    response_cache = True
+
+
+class Fails(triglot.Model):
+    inputs, outputs = X, Y
+
+    def infer(self, inputs: Any) -> Any:
+        raise ValueError("of its own")
+
+
+class FailsOnLoop(triglot.Model):
+    inputs, outputs = X, Y
+
+    async def infer(self, inputs: Any) -> Any:
+        await asyncio.sleep(0)
+        raise triglot.FailedPrecondition("not now")
+
+
+class FailsLate(triglot.Model):
+    inputs, outputs = X, Y
+
+    def infer(self, inputs: Any) -> Iterator[Any]:
+        yield {"y": np.zeros(1, np.float32)}
+        raise triglot.FailedPrecondition("no more")
+
+
+class WrongAnswer(triglot.Model):
+    inputs, outputs = X, Y
+
+    def infer(self, inputs: Any) -> Any:
+        return {"z": inputs["x"]}
+
+
+class Waits(triglot.Model):
+    inputs, outputs = X, Y
+
+    def __init__(self) -> None:
+        self.running = 0
+
+    async def infer(self, inputs: Any) -> Any:
+        self.running += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.running -= 1
+
+
+class Keeps(triglot.Model):
+    """Leaves a circle with what it was given."""
+
+    inputs, outputs = X, Y
+
+    def infer(self, inputs: Any, call: triglot.Call) -> Any:
+        call.trace = (call, inputs["x"])
+        raise triglot.InvalidArgument("never")
+
+
+class Full(triglot.Model):
+    """Has one instance, which waits for the test."""
+
+    inputs, outputs = X, Y
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def infer(self, inputs: Any) -> Any:
+        assert self.gate.wait(SECONDS * 10)
+        return {"y": inputs["x"]}
+
+
+class Chain(triglot.Ensemble):
+    inputs, outputs = X, Y
+    steps = (triglot.Step("refuses", {"x": "x"}, {"y": "y"}),)
+
+
+def models() -> dict[str, triglot.Model]:
+    """By name; `full` is one whose queue the test fills."""
+    made: dict[str, triglot.Model] = {
+        "refuses": Refuses(),
+        "batched": Batched(),
+        "cached": Cached(),
+        "fails": Fails(),
+        "fails_on_loop": FailsOnLoop(),
+        "fails_late": FailsLate(),
+        "wrong_answer": WrongAnswer(),
+        "chain": Chain(),
+        "waits": Waits(),
+        "full": Full(),
+    }
+    return made
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as it is sent; `path` is a method's or a route's."""
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Build = Callable[[str, int, str], Request]
+"""Of a model's name, a count of numbers and the input's name."""
+
+
+def kserve_grpc(model: str, count: int, name: str) -> Request:
+    message = inference_pb2.ModelInferRequest(model_name=model, raw_input_contents=[bytes(4 * count)])
+    message.inputs.add(name=name, datatype="FP32", shape=[count])
+    return Request("/inference.GRPCInferenceService/ModelInfer", message.SerializeToString())
+
+
+def kserve_stream(model: str, count: int, name: str) -> Request:
+    return Request("/inference.GRPCInferenceService/ModelStreamInfer", kserve_grpc(model, count, name).body)
+
+
+def tf_grpc(model: str, count: int, name: str) -> Request:
+    message = predict_pb2.PredictRequest(model_spec={"name": model})
+    tensor = message.inputs[name]
+    tensor.dtype, tensor.tensor_content = tensor_pb2.DT_FLOAT, bytes(4 * count)
+    tensor.tensor_shape.dim.add(size=count)
+    return Request("/tensorflow.serving.PredictionService/Predict", message.SerializeToString())
+
+
+def grps_grpc(model: str, count: int, name: str) -> Request:
+    message = grps_pb2.GrpsMessage(model=f"{model}-1")
+    message.gtensors.tensors.add(name=name, dtype=grps_pb2.DT_FLOAT32, shape=[count], flat_float32=[0.5] * count)
+    return Request("/grps.protos.v1.GrpsService/Predict", message.SerializeToString())
+
+
+def grps_streaming(model: str, count: int, name: str) -> Request:
+    return Request("/grps.protos.v1.GrpsService/PredictStreaming", grps_grpc(model, count, name).body)
+
+
+def _json(path: str, value: Any) -> Request:
+    return Request(path, json.dumps(value).encode(), {"content-type": "application/json"})
+
+
+def _numbers(count: int) -> list[float]:
+    return [at / 8 for at in range(count)]
+
+
+def kserve_json(model: str, count: int, name: str) -> Request:
+    tensor = {"name": name, "datatype": "FP32", "shape": [count], "data": _numbers(count)}
+    return _json(f"/v2/models/{model}/infer", {"inputs": [tensor]})
+
+
+def kserve_binary(model: str, count: int, name: str) -> Request:
+    size = {"binary_data_size": 4 * count}
+    tensor = {"name": name, "datatype": "FP32", "shape": [count], "parameters": size}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"inference-header-content-length": str(len(head))}
+    return Request(f"/v2/models/{model}/infer", head + bytes(4 * count), headers)
+
+
+def kserve_generate(model: str, count: int, name: str) -> Request:
+    return _json(f"/v2/models/{model}/generate", {name: _numbers(count)})
+
+
+def kserve_generate_stream(model: str, count: int, name: str) -> Request:
+    return _json(f"/v2/models/{model}/generate_stream", {name: _numbers(count)})
+
+
+def tf_rows(model: str, count: int, name: str) -> Request:
+    return _json(f"/v1/models/{model}:predict", {"instances": [{name: value} for value in _numbers(count // 4)]})
+
+
+def tf_columns(model: str, count: int, name: str) -> Request:
+    return _json(f"/v1/models/{model}:predict", {"inputs": {name: _numbers(count)}})
+
+
+def tf_classify(model: str, count: int, name: str) -> Request:
+    return _json(f"/v1/models/{model}:classify", {"examples": [{name: _numbers(count)}]})
+
+
+def ai_platform(model: str, count: int, name: str) -> Request:
+    return _json(
+        f"/v1/projects/p/models/{model}:predict", {"instances": [{name: value} for value in _numbers(count // 4)]}
+    )
+
+
+def grps_json(model: str, count: int, name: str) -> Request:
+    tensor = {"name": name, "dtype": "DT_FLOAT32", "shape": [count], "flat_float32": _numbers(count)}
+    return _json("/grps/v1/infer/predict", {"model": f"{model}-1", "gtensors": {"tensors": [tensor]}})
+
+
+def grps_bytes(model: str, count: int, name: str) -> Request:
+    path = f"/grps/v1/infer/predict?model={model}-1"
+    return Request(path, bytes(4 * count), {"content-type": "application/octet-stream"})
+
+
+def grps_json_stream(model: str, count: int, name: str) -> Request:
+    plain = grps_json(model, count, name)
+    return Request(f"{plain.path}?streaming=true", plain.body, plain.headers)
+
+
+GRPC = (kserve_grpc, kserve_stream, tf_grpc, grps_grpc, grps_streaming)
+REST = (
+    kserve_json,
+    kserve_binary,
+    kserve_generate,
+    kserve_generate_stream,
+    tf_rows,
+    tf_columns,
+    tf_classify,
+    ai_platform,
+    grps_json,
+    grps_bytes,
+    grps_json_stream,
+)
+NOT_RUN = (tf_classify, grps_bytes, kserve_generate, kserve_generate_stream)
+"""Requests that these models do not take."""
+Left = Callable[[], bool]
+"""Whether it is time for the client to leave."""
+
+
+async def over_grpc(here: Live, request: Request, left: Left | None) -> None:
+    """Until the call has ended."""
+    call = here.channel.stream_stream(request.path)(iter([request.body]))
+    if left is not None:
+        await until(lambda: left() or call.done())
+        call.cancel()
+    with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+        async for _ in call:
+            pass
+
+
+async def over_http1(here: Live, request: Request, left: Left | None) -> None:
+    """As above."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", here.server.rest_port)
+    lines = [f"POST {request.path} HTTP/1.1", "Host: localhost", "Connection: close"]
+    lines += [f"Content-Length: {len(request.body)}"]
+    lines += [f"{name}: {value}" for name, value in request.headers.items()]
+    writer.write("\r\n".join([*lines, "", ""]).encode())
+    writer.write(request.body)
+    answer = asyncio.create_task(reader.read())
+    await until(lambda: answer.done() or (left is not None and left()))
+    writer.close()
+    if left is None:
+        assert answer.result()
+    answer.cancel()
+
+
+async def over_http2(here: Live, request: Request, left: Left | None) -> None:
+    """As above."""
+    async with client_of(here.server.grpc_port) as client:
+        said = [*request.headers.items(), ("content-length", str(len(request.body)))]
+        await client.send(client.raw_headers(1, fields("POST", request.path, *said)))
+        for at in range(0, len(request.body), 16_000):
+            last = at + 16_000 >= len(request.body)
+            await client.send(data(1, request.body[at : at + 16_000], end=last))
+
+        async def read() -> None:
+            while (
+                not (await client.next(frames.HEADERS, frames.DATA, frames.RST_STREAM)).flags & frames.END_STREAM
+            ):
+                pass
+
+        answer = asyncio.create_task(read())
+        await until(lambda: answer.done() or (left is not None and left()))
+        if not answer.done():
+            answer.cancel()
+            await asyncio.wait([answer])
+            await client.send(frames.rst_stream(1, frames.ErrorCode.CANCEL))
+            await client.is_heard()

@@ -1,0 +1,176 @@
+"""Clients that do not read their answers, over grpc.aio: what waits for them is bounded, and they are let go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+from h2_peers import SECONDS, Client, Frame, data, greeting, message, opened, request_fields
+from live import METHOD, live, request
+from scripted_models import Counting
+
+from triglot.transports.grpc_server import GrpcServer
+from triglot.transports.h2 import frames
+from triglot.transports.h2.limits import Limits
+from waiting import until
+
+SIZE = 15_000
+HELD = 2 * SIZE
+"""What an answer of so many bytes is counted as."""
+
+
+@asynccontextmanager
+async def client_of(port: int, window: int = 0) -> AsyncIterator[Client]:
+    """One that opens no window for its answers, or a small one."""
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+    await client.send(greeting(initial_window_size=window))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def ask(client: Client, stream: int, name: str, payload: bytes) -> None:
+    """A call with one message; grpc's core takes none without an authority."""
+    fields = [(":authority", "here"), *request_fields(name)]
+    await client.send(client.raw_headers(stream, fields), data(stream, message(payload)))
+
+
+async def answer(client: Client) -> Frame:
+    """The next HEADERS frame; its fields are needed to read those of the following ones."""
+    got = await client.next(frames.HEADERS)
+    client.fields(got.payload)
+    return got
+
+
+async def answered(client: Client, stream: int) -> None:
+    """Wait for the end of a call."""
+    while True:
+        got = await answer(client)
+        if got.stream == stream and got.flags & frames.END_STREAM:
+            return
+
+
+@asynccontextmanager
+async def echo(port: int) -> AsyncIterator[Any]:
+    """Of a client that reads."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        yield channel.unary_unary("/t.T/Echo")
+
+
+async def test_answers_that_no_window_takes_are_bounded() -> None:
+    async with (
+        opened("aio", Limits(max_unsent=HELD, fair_unsent=0)) as (rows, port),
+        client_of(port) as client,
+        echo(port) as healthy,
+    ):
+        for stream in (1, 3, 5):
+            await ask(client, stream, "Echo", bytes(SIZE))
+            if stream < 5:
+                await answer(client)
+        refused = await client.status(5)
+        assert refused["grpc-status"] == "8"
+        assert refused["grpc-retry-pushback-ms"] == "1000"
+        assert refused["grpc-message"] == "the connection has 30000 bytes of answers that its client has not read"
+        assert sum(rows.echoed.values()) == 2  # The call was not begun.
+        assert await healthy(b"1", timeout=SECONDS) == b"1"
+
+
+async def test_answers_that_came_together_are_bounded() -> None:
+    async with opened("aio", Limits(max_unsent=HELD, fair_unsent=0)) as (rows, port), client_of(port) as client:
+        for stream in range(1, 11, 2):
+            await ask(client, stream, "Held", bytes(SIZE))
+        await asyncio.wait_for(rows.held.wait(), SECONDS)
+        rows.gate.set()
+        refused = [await client.next(frames.HEADERS) for _ in range(5)]
+        assert sum(bool(got.flags & frames.END_STREAM) for got in refused) == 3
+
+
+async def test_answers_that_no_window_takes_are_bounded_in_all() -> None:
+    limits = Limits(max_unsent=100 * HELD, max_unsent_in_all=2 * HELD, fair_unsent=HELD // 2)
+    async with (
+        opened("aio", limits) as (_, port),
+        client_of(port) as first,
+        client_of(port) as second,
+        client_of(port) as third,
+        echo(port) as healthy,
+    ):
+        clients = (first, second, third)
+        for client in clients:
+            await ask(client, 1, "Echo", bytes(SIZE))
+            await answer(client)
+        for client in clients:
+            await ask(client, 3, "Echo", b"x")
+            refused = await client.status(3)
+            assert refused["grpc-status"] == "8"
+            assert "that clients, this one too, have not read" in refused["grpc-message"]
+        # A client that has read everything is served.
+        assert await healthy(b"1", timeout=SECONDS) == b"1"
+        # What one of them takes is room for the others.
+        await first.send(frames.window_update(1, 1_000_000))
+        await answered(first, 1)
+        while True:  # The server hears of it a little later.
+            await ask(second, 5, "Echo", b"x")
+            if not (await answer(second)).flags & frames.END_STREAM:
+                break
+
+
+async def test_a_client_that_takes_nothing_is_let_go_and_others_stay() -> None:
+    async with opened("aio", Limits(stall=0.5)) as (_, port), client_of(port) as client, echo(port) as healthy:
+        assert await healthy(b"1", timeout=SECONDS) == b"1"
+        await ask(client, 1, "Echo", bytes(SIZE))
+        await answer(client)
+        assert not {got.kind for got in await client.rest()} & {frames.HEADERS, frames.DATA}
+        assert await healthy(b"2", timeout=SECONDS) == b"2"
+
+
+async def test_a_client_that_takes_its_answers_slowly_stays() -> None:
+    limits = Limits(stall=1.0)
+    async with opened("aio", limits) as (_, port), client_of(port, window=1000) as client:
+        await ask(client, 1, "Echo", bytes(SIZE))
+        got = 0
+        while got < SIZE:
+            got += len((await client.next(frames.DATA)).payload)
+            await client.send(frames.window_update(1, 1000))
+        assert (await client.status(1))["grpc-status"] == "0"
+
+
+async def test_a_stream_that_is_not_read_ends_and_the_connection_stays_while_others_are() -> None:
+    async with opened("aio", Limits(stall=0.5)) as (rows, port), client_of(port) as client:
+        await ask(client, 1, "Count", bytes(SIZE))
+        number = 1
+        while not rows.cancelled.is_set():
+            number += 2
+            await ask(client, number, "Echo", b"x")
+            await client.send(frames.window_update(number, 1000))
+            await answered(client, number)
+        assert rows.counted < 10
+        # What the core had taken is followed by the status.
+        await client.send(frames.window_update(1, 10_000_000), frames.window_update(0, 10_000_000))
+        status = await client.status(1)
+        assert status["grpc-status"] == "4"
+        assert "the client took nothing of an answer of 15000 bytes" in status["grpc-message"]
+
+
+async def test_a_decoupled_model_whose_client_does_not_read_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triglot.transports.grpc_server.DEFAULTS", Limits(stall=0.5))  # It is no option.
+    model = Counting()
+    async with (
+        live({"endless": model}, grpc_transport="aio") as here,
+        client_of(here.server.grpc_port) as client,
+    ):
+        grpc_server = here.server._grpc
+        assert isinstance(grpc_server, GrpcServer)
+        await ask(client, 1, METHOD + "ModelStreamInfer", request("endless", bytes(4)))
+        await client.next(frames.HEADERS)
+        assert here.leases() == 1
+        # Longer than the limit, with a client that answers PINGs and moves nothing.
+        await until(lambda: model.closed.is_set() and not here.leases())
+        # Its connection goes, too, and nothing is left of it.
+        await client.rest()
+        await until(lambda: not grpc_server._unsent.bytes)

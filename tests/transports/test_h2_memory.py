@@ -1,0 +1,157 @@
+"""What one connection can have the server hold, besides bodies, is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from h2_peers import SECONDS, data, frame, greeted, message, request_fields, served
+from hpack import Decoder, Encoder
+from secured import server
+from test_h2_rest import ONE, client_of, fields
+
+from triglot.transports.h2 import frames
+from triglot.transports.h2.body import SMALL_HELD_BYTES
+from triglot.transports.h2.headers import MOST_REMEMBERED_BYTES, HeaderBlocks, header_list_size
+from triglot.transports.h2.limits import MOST_HEADER_BYTES, Limits
+from triglot.transports.h2.requests import CALL_BYTES, RpcHead, read_head
+from waiting import until
+
+RESOURCE_EXHAUSTED = "8"
+LAST = b"\xbe"
+"""The newest entry of the dynamic table."""
+
+
+class Remembering:
+    """The decoder of a connection, and what its client has sent."""
+
+    def __init__(self) -> None:
+        self.blocks: HeaderBlocks[RpcHead] = HeaderBlocks(read_head, 3 * MOST_HEADER_BYTES)
+        self.sent: list[bytes] = []
+        self._encoder = Encoder()
+
+    def first(self, *more: tuple[str, str]) -> None:
+        self.blocks.decode(self._encoder.encode([*request_fields("Echo"), *more]))
+
+    def send(self, block: bytes) -> None:
+        self.sent.append(block)
+        self.blocks.decode(block)
+
+    @property
+    def remembered(self) -> int:
+        """Bytes that the blocks decode to which it knows."""
+        known = [block for block in self.sent if self.blocks.known(block) is not None]
+        assert known
+        # Indices alone: any decoder with the same table says what they are.
+        return sum(header_list_size(self.blocks._decoder.decode(block, raw=True)) for block in known)
+
+
+def test_what_is_remembered_is_bounded_by_what_it_decodes_to() -> None:
+    one = Remembering()
+    one.first(("a", "x" * 1000))
+    indexed = Encoder()
+    indexed.encode([*request_fields("Echo"), ("a", "x" * 1000)])
+    again = indexed.encode([*request_fields("Echo")])
+    for number in range(1000):
+        one.send(again + LAST * (number % 11 + 1) + b"\x00\x01n" + bytes([4]) + b"%04d" % number)
+        assert one.remembered <= MOST_REMEMBERED_BYTES
+
+
+def test_what_is_announced_of_header_lists() -> None:
+    block = Encoder().encode([*request_fields("Echo"), ("a", "x" * 100)])
+    assert header_list_size(Decoder().decode(block, raw=True)) == sum(
+        32 + len(name) + len(value) for name, value in [*request_fields("Echo"), ("a", "x" * 100)]
+    )
+    head = read_head([(name, value) for name, value in Decoder().decode(block, raw=True)])
+    assert head.call_bytes > CALL_BYTES
+    large = [*((name.encode(), value.encode()) for name, value in request_fields("Echo"))]
+    large += [(b"a", b"x" * 100)] * (MOST_HEADER_BYTES // 133 + 1)
+    refused = read_head(large)
+    assert refused.too_large
+    assert not refused.metadata
+
+
+async def test_open_calls_are_bounded_in_all() -> None:
+    most = 20 * CALL_BYTES
+    async with served(Limits(max_open_in_all=most, fair_open=2 * CALL_BYTES)) as here, here.channel() as channel:
+        client = await greeted(here)
+        large = ("a", "x" * (MOST_HEADER_BYTES // 2))
+        numbers = range(1, 101, 2)
+        await client.send(*(client.headers(number, "Held", large) for number in numbers))
+        await client.is_heard()
+        calls = here.server.open_calls
+        assert 2 < calls < 20
+        assert most < here.server.open_bytes < 2 * most
+        await client.send(client.headers(101, "Held"))
+        refused = await client.status(101)
+        assert refused["grpc-status"] == RESOURCE_EXHAUSTED
+        assert "open calls take more than" in refused["grpc-message"]
+        # Who has few calls is served.
+        assert await channel.unary_unary("/t.T/Echo")(b"1", timeout=SECONDS) == b"1"
+        await client.send(*(frames.rst_stream(number, frames.ErrorCode.CANCEL) for number in numbers))
+        await until(lambda: here.server.open_bytes == 0)
+        assert here.server.open_calls == 0
+        await client.close()
+
+
+async def test_fields_of_rest_are_bounded() -> None:
+    large = ("a", "x" * MOST_HEADER_BYTES)
+    async with server(**ONE) as here, client_of(here.grpc_port) as client:
+        await client.send(client.raw_headers(1, fields("GET", "/v2/health/ready", large), 5))
+        assert client.fields((await client.next(frames.HEADERS)).payload)[":status"] == "431"
+        await client.send(client.raw_headers(3, fields("GET", "/v2/health/ready"), 5))
+        assert client.fields((await client.next(frames.HEADERS)).payload)[":status"] == "200"
+
+
+async def test_who_reads_nothing_is_not_read_from() -> None:
+    """And gets everything once it reads."""
+    limits = Limits(max_unread=10_000, patience=1e9)  # Many of its streams are refused, too.
+    async with served(limits) as here:
+        client = await greeted(here)
+        await client.is_heard()
+        (connection,) = here.server.connections
+        transport: Any = client.writer.transport
+        transport.pause_reading()
+        assert connection._transport is not None
+        for one, option in ((transport, socket.SO_RCVBUF), (connection._transport, socket.SO_SNDBUF)):
+            one.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, 16_384)
+        await client.send(client.headers(1, "/no"))
+        block = client.headers(3, "/no")[frames.HEAD_BYTES :]  # Indices alone: the same for all others.
+        sent, enough = 1, False
+
+        async def send() -> None:
+            nonlocal sent
+            while not enough:
+                numbers = range(2 * sent + 1, 2 * sent + 2001, 2)
+                sent += 1000
+                await client.send(*(frame(frames.HEADERS, 5, number, block) for number in numbers))
+                await asyncio.sleep(0)
+
+        sending = asyncio.create_task(send())
+        await until(lambda: connection.reading_paused)
+        # What had come already was answered, too.
+        assert len(connection._unread) < limits.max_unread + 1_000_000
+        enough = True
+        transport.resume_reading()
+        ended: set[int] = set()
+        while len(ended) < sent:  # With a status, or refused: more came at once than may be open.
+            ended.add((await client.next(frames.HEADERS, frames.RST_STREAM)).stream)
+        await asyncio.wait_for(sending, SECONDS)
+        await client.is_heard()
+        assert not connection.reading_paused
+        await client.close()
+
+
+async def test_many_small_requests_of_a_stream_count_as_what_they_take() -> None:
+    count = 1000
+    async with served(max_total_queue_bytes=2 * SMALL_HELD_BYTES, max_queue_bytes=0) as here:
+        client = await greeted(here)
+        await client.send(client.headers(1, "Both"), frame(frames.DATA, 0, 1, message(b"ab") * 100))
+        await client.is_heard()
+        assert 100 * 60 < here.server.request_bytes.held < 100 * 80
+        await client.send(data(1, message(b"ab") * count, end=False))
+        refused = await client.status(1)
+        assert refused["grpc-status"] == RESOURCE_EXHAUSTED
+        assert here.server.request_bytes.held == 0
+        await client.close()
