@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from h2_peers import SECONDS, Client, Frame, data, greeting, message, opened, request_fields
+from h2_peers import SECONDS, Client, Frame, data, frame, greeting, message, opened, request_fields
 from live import METHOD, live, request
 from scripted_models import Counting
 
@@ -28,6 +28,8 @@ async def client_of(port: int, window: int = 0) -> AsyncIterator[Client]:
     """One that opens no window for its answers, or a small one."""
     client = Client(*await asyncio.open_connection("127.0.0.1", port))
     await client.send(greeting(initial_window_size=window))
+    # Without it grpc's core takes a thousand calls.
+    await client.send(frame(frames.SETTINGS, frames.ACK, 0))
     try:
         yield client
     finally:

@@ -52,6 +52,9 @@ class Context(Protocol):
     async def write(self, message: bytes, /) -> None:
         """Send one answer of a stream; waits while the client does not read."""
 
+    def on_stall(self, close_answers: Callable[[], Awaitable[None]], /) -> None:
+        """Have what makes a stream's answers closed when the client takes none of them for too long."""
+
 
 Abort = Callable[[Any, Code, str, Trailing], Awaitable[None]]
 """Ends the call of a context with a status; nothing is sent after it."""
@@ -159,6 +162,7 @@ class Calls:
             if self.stopping:
                 raise Unavailable(SHUTTING_DOWN)
             async with aclosing(await run()) as answers:
+                context.on_stall(answers.aclose)
                 async for answer in answers:
                     if size_of(answer) > OFF_LOOP_BYTES:
                         encoded = await asyncio.to_thread(encode, answer)

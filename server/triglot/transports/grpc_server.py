@@ -89,7 +89,7 @@ class GrpcServer:
             for method in service.methods
         }
         most = config.max_connections or MOST_OPEN_CALLS
-        self._server.add_generic_rpc_handlers((_Rows(rows, gathering, calls, most),))
+        self._server.add_generic_rpc_handlers((_Rows(rows, gathering, unsent, calls, most),))
 
     async def start(self) -> int:
         """Bind and serve; the port, if there is one. Raises `OSError` when an address cannot be bound."""
@@ -165,10 +165,16 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
     """Finds the handler of a call by its path, and refuses calls when `most` are open."""
 
     def __init__(
-        self, rows: Mapping[str, grpc.RpcMethodHandler], gathering: Gathering, calls: Calls, most: int
+        self,
+        rows: Mapping[str, grpc.RpcMethodHandler],
+        gathering: Gathering,
+        unsent: UnsentAnswers,
+        calls: Calls,
+        most: int,
     ) -> None:
         self._rows = rows
         self._gathering = gathering
+        self._unsent = unsent
         self._calls = calls
         self._most = most
         self._open = 0
@@ -183,12 +189,13 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
         task = asyncio.current_task()
         assert task is not None  # grpc.aio looks a handler up in the call's own task.
         self._open += 1
-        task.add_done_callback(self._close)
+        task.add_done_callback(self._done)
         self._gathering.taken()
         return row
 
-    def _close(self, _: asyncio.Task[Any]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         self._open -= 1
+        self._unsent.done(task)
 
     async def _refuse(self, _: object, context: Any) -> None:
         full = QueueFull("Concurrent RPC limit exceeded!", retry_after=RETRY_AFTER_SECONDS)

@@ -98,6 +98,9 @@ class Rpc:
         """What is sent with the status."""
         self._trailing = metadata
 
+    def on_stall(self, close_answers: Callable[[], Awaitable[None]], /) -> None:
+        """Nothing: the connection resets such a stream."""
+
     async def write(self, message: bytes | Scattered, /, *, packed: bool = False) -> None:
         """Send one answer of a stream; waits while the client does not read. Raises `StreamGone`."""
         if self.over:
