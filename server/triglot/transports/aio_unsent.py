@@ -2,21 +2,21 @@
 
 Strategy: the core neither bounds what it holds nor tells how much of an answer has left. It tells when a send is
 complete, so an answer counts as a whole until then. A client is given `stall` seconds, and more for what waits for
-it at `LEAST_RATE`. When a stream takes longer, what makes its answers is closed, and the send goes on: the core takes
-no status before it is complete. When nothing moves on a connection, its socket is shut down: grpc.aio cannot close it.
+it at `LEAST_RATE`. When a stream takes longer, what makes its answers is closed, and the send goes on: the core
+takes no status before it is complete. When nothing moves on a connection, its socket is shut down, since grpc.aio
+cannot close it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 from triglot.core.errors import QueueFull
-from triglot.transports.grpc_calls import RETRY_AFTER_SECONDS, SlowReader, Trailing
+from triglot.transports.grpc_calls import RETRY_AFTER_SECONDS, SlowReader
 from triglot.transports.h2.limits import Limits
 from triglot.transports.hang_up import hang_up
 
@@ -32,15 +32,15 @@ LOOKS_PER_LIMIT = 4
 
 
 class _Connection:
-    __slots__ = ("bytes", "moved", "peer", "users")
+    __slots__ = ("bytes", "peer", "still", "users")
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.users = 0
         """Streams, and answers that wait."""
         self.bytes = 0
-        self.moved = 0.0
-        """When a send was completed last, or the first of those that wait began."""
+        self.still = 0.0
+        """Seconds for which no send has been complete, as of the last look."""
 
 
 class UnsentAnswers:
@@ -49,8 +49,10 @@ class UnsentAnswers:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._connections: dict[str, _Connection] = {}
-        self._streams: set[StreamContext] = set()
         self._last: dict[asyncio.Task[Any], tuple[_Connection, int]] = {}
+        """What the core holds of calls whose handlers have returned."""
+        self.streams: set[StreamContext] = set()
+        """Whose writes are looked after."""
         self._timer: asyncio.TimerHandle | None = None
         self.bytes = 0
         """Those that wait for their clients."""
@@ -58,10 +60,7 @@ class UnsentAnswers:
         """Where connections come in."""
 
     def start(self, port: int) -> None:
-        """Begin to look for connections on which nothing moves."""
-        loop = asyncio.get_running_loop()
-        self.time = loop.time
-        self._call_later = loop.call_later
+        """Begin to look for clients that take nothing."""
         self.port = port
         self._look_later()
 
@@ -89,7 +88,7 @@ class UnsentAnswers:
         return QueueFull(text, retry_after=RETRY_AFTER_SECONDS)
 
     def use(self, peer: str) -> _Connection:
-        """The connection of a client, kept until it is in no more `use`."""
+        """The connection of a client, kept until all who use it `leave`."""
         connection = self._connections.get(peer)
         if connection is None:
             connection = self._connections[peer] = _Connection(peer)
@@ -102,23 +101,19 @@ class UnsentAnswers:
         if not connection.users:
             del self._connections[connection.peer]
 
-    def add(self, connection: _Connection, size: int) -> float:
-        """An answer is handed to the core; now."""
-        now = self.time()
-        if not connection.bytes:
-            connection.moved = now
+    def add(self, connection: _Connection, size: int) -> None:
+        """An answer is handed to the core."""
         connection.bytes += size
         self.bytes += size
-        return now
 
     def remove(self, connection: _Connection, size: int) -> None:
         """It has left, or its call is over."""
-        connection.moved = self.time()
+        connection.still = 0.0
         connection.bytes -= size
         self.bytes -= size
 
     def add_last(self, peer: str, size: int) -> None:
-        """The answer that the current task's handler returns: it has left when grpc.aio's task is done."""
+        """The answer that the current task's handler returns: it has left when grpc.aio's task is `done`."""
         task = asyncio.current_task()
         assert task is not None  # Every handler runs in a task of its own.
         connection = self.use(peer)
@@ -132,34 +127,30 @@ class UnsentAnswers:
             self.remove(connection, size)
             self.leave(connection)
 
-    def open(self, stream: StreamContext) -> None:
-        """Look after the stream's answers until it is to `forget`."""
-        self._streams.add(stream)
-
-    def forget(self, stream: StreamContext) -> None:
-        """Undo `open`."""
-        self._streams.discard(stream)
-
     def patience(self, size: int) -> float:
         """Seconds that a client may take for so many bytes."""
         return self._limits.stall + size / LEAST_RATE
 
     def _look_later(self) -> None:
-        self._timer = self._call_later(self._limits.stall / LOOKS_PER_LIMIT, self._look)
+        seconds = self._limits.stall / LOOKS_PER_LIMIT
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look, seconds)
 
-    def _look(self) -> None:
+    def _look(self, seconds: float) -> None:
         self._look_later()
-        now = self.time()
-        for stream in self._streams:
-            if now > stream.overdue:
-                stream.give_up()
+        for stream in self.streams:
+            if stream.held:
+                stream.still += seconds
+                if stream.still > self.patience(stream.held):
+                    stream.give_up()
         for connection in self._connections.values():
-            if connection.bytes and now - connection.moved > self.patience(connection.bytes):
-                log.info(
-                    "the connection with %s ends: in %.0f s its client took none of its answers, %d bytes",
-                    *(connection.peer, now - connection.moved, connection.bytes),
-                )
-                hang_up(connection.peer, self.port)
+            if connection.bytes:
+                connection.still += seconds
+                if connection.still > self.patience(connection.bytes):
+                    log.info(
+                        "the connection with %s ends: in %.0f s its client took none of its answers, %d bytes",
+                        *(connection.peer, connection.still, connection.bytes),
+                    )
+                    hang_up(connection.peer, self.port)
 
 
 class StreamContext:
@@ -170,13 +161,13 @@ class StreamContext:
         "_closing",
         "_connection",
         "_context",
-        "_held",
         "_sent",
         "_unsent",
         "abort",
+        "held",
         "invocation_metadata",
-        "overdue",
         "set_trailing_metadata",
+        "still",
         "time_remaining",
     )
 
@@ -184,16 +175,18 @@ class StreamContext:
         self._context = context
         self._unsent = unsent
         self._connection = unsent.use(context.peer())
-        self._held = self._sent = 0
-        self.overdue = math.inf
-        """When the answer that is being sent has to be on its way."""
+        self._sent = 0
+        self.held = 0
+        """Bytes of the answer that is being sent."""
+        self.still = 0.0
+        """Seconds for which it has been, as of the last look."""
         self._close_answers: Callable[[], Awaitable[None]] | None = None
         self._closing: asyncio.Future[None] | None = None
         self.abort = context.abort
         self.invocation_metadata = context.invocation_metadata
         self.set_trailing_metadata = context.set_trailing_metadata
         self.time_remaining = context.time_remaining
-        unsent.open(self)
+        unsent.streams.add(self)
 
     def on_stall(self, close_answers: Callable[[], Awaitable[None]]) -> None:
         """See `Context`."""
@@ -204,31 +197,31 @@ class StreamContext:
         unsent, connection, size = self._unsent, self._connection, len(message)
         if connection.bytes and (refused := unsent.backlog_of(connection)) is not None:
             raise SlowReader(refused.message, code=refused.code, retry_after=refused.retry_after)
-        self._held = size
-        self.overdue = unsent.add(connection, size) + unsent.patience(size)
+        unsent.add(connection, size)
+        self.held = size
         await self._context.write(message)
-        self.overdue = math.inf
-        self._held = 0
+        self.held = 0
+        self.still = 0.0
         self._sent += size
         unsent.remove(connection, size)
         if self._closing is not None:
-            with suppress(Exception):  # It has been told of in the log.
+            with suppress(Exception):  # The stream ends anyway.
                 await self._closing
-            raise SlowReader(f"the client took nothing of an answer of {size} bytes for {unsent.patience(size):.0f} s")
+            seconds = unsent.patience(size)
+            raise SlowReader(f"the client took nothing of an answer of {size} bytes for {seconds:.0f} s")
 
     def give_up(self) -> None:
-        """Have the model go on to others' calls while the core still tries to send."""
-        self.overdue = math.inf
+        """Let the model go; the core still tries to send."""
         if self._close_answers is not None:
             self._closing = asyncio.ensure_future(self._close_answers())
+            self._close_answers = None
 
     def end(self) -> None:
         """No more is written; what the core holds counts until the call is over."""
         unsent, connection = self._unsent, self._connection
         self._close_answers = None
-        unsent.forget(self)
-        if self._held:
-            unsent.remove(connection, self._held)
-        if last := self._held + min(self._sent, BUFFERED):
+        unsent.streams.discard(self)
+        unsent.remove(connection, self.held)
+        if last := self.held + min(self._sent, BUFFERED):
             unsent.add_last(connection.peer, last)
         unsent.leave(connection)
