@@ -13,6 +13,7 @@ import math
 import re
 import secrets
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,11 @@ class LargeArray:
             return None
         count, level = 1, [self._parsed]
         for size in shape[1:]:
-            level = [item for one in level for item in one]
-            if any(not isinstance(item, simdjson.Array) or len(item) != size for item in level):
+            level = list(chain.from_iterable(level))
+            try:
+                if set(map(len, level)) != {size}:
+                    return None
+            except TypeError:  # A number beside lists.
                 return None
             count += len(level)
         return count

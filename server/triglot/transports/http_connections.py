@@ -69,11 +69,12 @@ class Connections(web.Server):
 class Connection(web.RequestHandler):
     """Serves one connection."""
 
-    __slots__ = ("_half_closed", "_stalls", "_unsent")
+    __slots__ = ("_stalls", "_unsent", "half_closed")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._half_closed = False
+        self.half_closed = False
+        """Whether its client sends no more."""
         self._unsent = 0
         self._stalls: asyncio.TimerHandle | None = None
 
@@ -107,7 +108,7 @@ class Connection(web.RequestHandler):
         is_idle = not self._request_count or (waiter is not None and not waiter.done())
         if is_idle or self.transport is None or self.transport.get_extra_info("ssl_object") is not None:
             return False
-        self._half_closed = True
+        self.half_closed = True
         self._loop.call_soon(self._stay_half_closed)  # What handles the request may be about to begin.
         return True
 
@@ -127,8 +128,8 @@ class Connection(web.RequestHandler):
             self._look_for_reset(transport)
 
     def close_when_answered(self) -> None:
-        """Let the request that is being answered be the last one where nothing more can come."""
-        if self._half_closed and not self._messages:
+        """Of a half-closed connection: let the request that is being answered be the last one, if it is."""
+        if not self._messages:
             self.close()
 
     def _look_for_reset(self, transport: asyncio.Transport) -> None:

@@ -82,8 +82,8 @@ class Origins:
         return True  # The browser has connected to this very address, whatever names lead there.
 
     def preflight(self, http: web.BaseRequest) -> web.Response | None:
-        """The answer to a browser that asks whether a page of an allowed origin may send a request."""
-        if http.method != "OPTIONS" or not self._allows(http):
+        """The answer to OPTIONS where a browser asks whether a page of an allowed origin may send a request."""
+        if not self._allows(http):
             return None
         if (verb := http.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)) is None:
             return None

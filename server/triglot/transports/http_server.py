@@ -135,8 +135,9 @@ class HttpServer:
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         connection = http.protocol
         assert isinstance(connection, Connection)
-        connection.close_when_answered()
-        if (preflight := self._origins.preflight(http)) is not None:
+        if connection.half_closed:
+            connection.close_when_answered()
+        if http.method == hdrs.METH_OPTIONS and (preflight := self._origins.preflight(http)) is not None:
             return preflight
         try:
             handler, variables = self._router.known(http) or await self._router.find(http)
