@@ -15,7 +15,7 @@ import pytest
 from live import request
 
 from process import FREE_PORTS, SECONDS, Triglot, clean_environment, run_triglot
-from triglot.memory import TUNABLES, VARIABLES, keep_memory
+from triglot.memory import HEAPS_VARIABLE, TUNABLES, VARIABLES, keep_memory
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux") or "CS_GNU_LIBC_VERSION" not in os.confstr_names,
@@ -72,6 +72,28 @@ asyncio.run(run())
 """
 
 
+THREADS = f"""
+import json, os, threading
+from triglot.memory import give_back, keep_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+def work():
+    blocks = [b"x" * {SIZE} for _ in range(6)]
+    full = resident()
+    del blocks
+    give_back()
+    print(json.dumps([full, resident()]))
+
+assert keep_memory(os.environ)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
 def program(**environment: str) -> Any:
     """Whether memory is kept; faults of 20 large blocks; what is resident: with blocks, without, given back."""
     done = subprocess.run(
@@ -90,6 +112,17 @@ def test_large_blocks_are_used_again_and_given_back_at_rest() -> None:
 
 def test_a_process_that_rests_gives_back() -> None:
     subprocess.run([sys.executable, "-c", REST], env=clean_environment(), check=True, timeout=3 * SECONDS)
+
+
+@pytest.mark.parametrize(("heaps", "gives_back"), [(None, True), ("8", False)])
+def test_what_threads_had_is_given_back(heaps: str | None, gives_back: bool) -> None:
+    """Unless glibc was told to make heaps of their own: it does not trim their ends."""
+    environment = clean_environment(**({} if heaps is None else {HEAPS_VARIABLE: heaps}))
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], env=environment, check=True, stdout=subprocess.PIPE, timeout=SECONDS
+    )
+    full, given_back = json.loads(done.stdout)
+    assert (given_back < full - 5 * SIZE // PAGE) == gives_back
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
