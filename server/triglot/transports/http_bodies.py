@@ -36,9 +36,7 @@ def body_at_once(http: web.BaseRequest, limit: int) -> bytes | None:
     return content.read_nowait()
 
 
-async def read_body(
-    http: web.BaseRequest, limit: int, reserved: Reservation, place: Place | None = None
-) -> bytes:
+async def read_body(http: web.BaseRequest, limit: int, reserved: Reservation, place: Place | None = None) -> bytes:
     """The whole body, which is `reserved` as it comes, and has its `place` where there is not room for all.
 
     Raises `PayloadTooLarge` before more than `limit` bytes are kept, `QueueFull` when all requests together hold
