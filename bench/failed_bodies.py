@@ -26,7 +26,7 @@ from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 
-REQUESTS = 200
+REQUESTS = 100
 MIB = 1024 * 1024
 SIZE = 64
 """MiB of a request."""

@@ -72,7 +72,7 @@ asyncio.run(run())
 """
 
 
-THREADS = f"""
+THREADS = """
 import json, os, threading
 from triglot.memory import give_back, keep_memory
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from io import BytesIO
 
-from triglot.memory import LARGEST_KEPT_BLOCK
-
 LONG = 1024 * 1024
 LONG_UNKNOWN = 8 * LONG
 """From here on there is a block; pages of one that is larger than need be are not kept by the C library."""
-LARGEST_RESERVED = 2 * LARGEST_KEPT_BLOCK
+LARGEST_RESERVED = 64 * LONG
 """What says that it is longer has its block grow."""
 
 

@@ -78,8 +78,8 @@ async def read_body(http: web.BaseRequest, limit: int, reserved: Reservation, pl
             f"the request body is incomplete: {size} bytes in {now() - started:.1f} seconds, expected at least "
             f"{LEAST_RATE} bytes a second after {GRACE_SECONDS:g} seconds, and no pause of {PATIENCE:g} seconds"
         )
-        if place is not None:
-            text += f"; while others wait, {LEAST_MOVED} bytes in {LOOK_SECONDS:g} seconds"
+        if place is not None and place.is_too_slow:
+            text += f"; while others wait for room, at least {LEAST_MOVED} bytes in {LOOK_SECONDS:g} seconds"
         raise InvalidArgument(text) from None
     except (web.RequestPayloadError, PayloadEncodingError) as error:
         raise InvalidArgument(f"the request body is broken: {error}") from None

@@ -49,7 +49,8 @@ def inflate_stream(
 ) -> tuple[memoryview, bool]:
     """Inflate one compressed stream: the data behind its end, and whether that was reached.
 
-    What it holds is added to `inflated`. Stops with the first byte above `limit`. Raises `zlib.error`, and what `grow` raises.
+    What it holds is added to `inflated`. Stops with the first byte above `limit`. Raises `zlib.error`, and what
+    `grow` raises.
     """
     inflater = zlib.decompressobj(window_bits)
     room = limit + 1

@@ -56,19 +56,23 @@ class TextRoom:
         if self.waiting:
             for place in self.coming.keys() - self.waiting:
                 if place.size - place.seen < LEAST_MOVED:
-                    place.end_reading()
+                    place.refuse()
             self.watch()
 
 
 class Place:
-    """What one body holds of the room, until the `with` block ends. `reading` is the time limit of its reading."""
+    """What one body holds of the room, until the `with` block ends.
 
-    __slots__ = ("_room", "reading", "seen", "size")
+    `reading` is the time limit of its reading, which is over when others wait and the body `is_too_slow`.
+    """
+
+    __slots__ = ("_room", "is_too_slow", "reading", "seen", "size")
 
     def __init__(self, room: TextRoom) -> None:
         self._room = room
         self.size = self.seen = 0
         self.reading: asyncio.Timeout | None = None
+        self.is_too_slow = False
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +126,8 @@ class Place:
             room.waiting.discard(self)
             self.seen = self.size
 
-    def end_reading(self) -> None:
+    def refuse(self) -> None:
         """Let its time be over."""
         if self.reading is not None and not self.reading.expired():
+            self.is_too_slow = True
             self.reading.reschedule(asyncio.get_running_loop().time())
