@@ -131,7 +131,10 @@ class Config:
         2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1, most=2**31 - 1
     )
     max_json_size: int = _option(
-        64 * MIB, "bytes of JSON in one REST request, inflated; binary tensors beside it do not count", least=1
+        64 * MIB,
+        "bytes of JSON in one REST request, inflated; binary tensors beside it do not count; while requests with "
+        "more than 1 MiB of JSON hold half as many, others wait in their clients",
+        least=1,
     )
     max_json_values: int = _option(
         8 * MIB,

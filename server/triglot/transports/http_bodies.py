@@ -36,8 +36,8 @@ def body_at_once(http: web.BaseRequest, limit: int) -> bytes | None:
     return content.read_nowait()
 
 
-async def read_body(http: web.BaseRequest, limit: int, reserved: Reservation, place: Place | None = None) -> bytes:
-    """The whole body, which is `reserved` as it comes, and has its `place` where there is not room for all.
+async def read_body(http: web.BaseRequest, limit: int, reserved: Reservation, place: Place) -> bytes:
+    """The whole body, which is `reserved` as it comes, and has its `place` where there may not be room for all.
 
     Raises `PayloadTooLarge` before more than `limit` bytes are kept, `QueueFull` when all requests together hold
     too many, and `InvalidArgument` for a body that is broken or comes too slowly.
@@ -52,8 +52,7 @@ async def read_body(http: web.BaseRequest, limit: int, reserved: Reservation, pl
     started = now()
     try:
         async with asyncio.timeout(min(PATIENCE, GRACE_SECONDS)) as patience:
-            if place is not None:
-                place.reading = patience
+            place.reading = patience
             while size <= limit:
                 # What has a length comes in the pieces of the socket. HTTP's own chunks may be tiny, and are taken
                 # many at a time.
@@ -61,13 +60,11 @@ async def read_body(http: web.BaseRequest, limit: int, reserved: Reservation, pl
                 reserved.grow(len(chunk))
                 size += len(chunk)
                 body.add(chunk)
-                if place is not None:
-                    place.grow(len(chunk))
+                place.grow(len(chunk))
                 if size == length or (not chunk and content.at_eof()):
-                    if place is not None:
-                        place.complete()
+                    place.complete()
                     return body.take()
-                if place is not None and not place.may_go_on:
+                if not place.may_go_on:
                     patience.reschedule(None)
                     waited = now()
                     await place.wait()
@@ -78,7 +75,7 @@ async def read_body(http: web.BaseRequest, limit: int, reserved: Reservation, pl
             f"the request body is incomplete: {size} bytes in {now() - started:.1f} seconds, expected at least "
             f"{LEAST_RATE} bytes a second after {GRACE_SECONDS:g} seconds, and no pause of {PATIENCE:g} seconds"
         )
-        if place is not None and place.is_too_slow:
+        if place.is_too_slow:
             text += f"; while others wait for room, at least {LEAST_MOVED} bytes in {LOOK_SECONDS:g} seconds"
         raise InvalidArgument(text) from None
     except (web.RequestPayloadError, PayloadEncodingError) as error:

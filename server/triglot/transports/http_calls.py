@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -65,6 +64,7 @@ class HttpCalls:
         # interpreter most of the time anyway.
         self._long_texts = OneAtATime()
         self._text_room = TextRoom(config.max_json_size // 2)
+        self._other_room = TextRoom(math.inf)
         self._open: set[asyncio.Task[Any]] = set()
         self._draining = self._stopping = self._grace_is_over = False
 
@@ -176,8 +176,8 @@ class HttpCalls:
         if route_limit is not None and route_limit < limit:
             limit, option = route_limit, route.limit_option
         advice = f"{_ADVICE} {option}" if option else ""
-        placed = nullcontext() if route_limit is None else self._text_room.place()
-        with self._request_bytes.reserve(FREE_BYTES) as reserved, placed as place:
+        room = self._other_room if route_limit is None else self._text_room
+        with self._request_bytes.reserve(FREE_BYTES) as reserved, room.place() as place:
             request = HttpRequest(variables, headers, b"", http.method, http.raw_path, http.remote or "")
             request.body = await self._read(http, limit, advice, reserved, place)
             sent = len(request.body)
@@ -202,7 +202,7 @@ class HttpCalls:
             return route.decode(request)
 
     async def _read(
-        self, http: web.BaseRequest, limit: int, advice: str, reserved: Reservation, place: Place | None
+        self, http: web.BaseRequest, limit: int, advice: str, reserved: Reservation, place: Place
     ) -> bytes:
         """The body as it was sent, compressed or not."""
         try:

@@ -25,7 +25,7 @@ LONGEST_WAIT = 120.0
 class TextRoom:
     """For so many bytes, and what the first body needs beyond them. On the loop."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: float) -> None:
         self.size = size
         self.held = 0
         self.complete = 0
