@@ -17,7 +17,7 @@ from test_request_bytes import Http1, Http2, Make, Upload, held, padded
 from triglot.transports import text_room
 from triglot.transports.h2 import frames
 from triglot.transports.h2.limits import Limits
-from triglot.transports.text_room import FREE_BYTES, TextRoom
+from triglot.transports.text_room import FREE_BYTES, LEAST_MOVED, TextRoom
 from waiting import until
 
 MIB = 2**20
@@ -176,3 +176,26 @@ async def test_binary_bodies_need_no_room(kind: Make) -> None:
         await second.send(BODY, end=True)
         assert (await second.answer()).status == 200
         assert room_of(here).held == 0
+
+
+async def test_who_has_just_been_let_on_is_not_too_slow() -> None:
+    room = TextRoom(2 * MIB)
+    async with asyncio.timeout(SECONDS) as reading, asyncio.TaskGroup() as tasks:
+        with room.place() as second, room.place() as third:
+            second.reading = reading
+            with room.place() as first:
+                first.grow(2 * MIB)
+                second.grow(2 * MIB)
+                let_on = tasks.create_task(second.wait())
+                await until(lambda: room.waiting == {second})
+            third.grow(2 * MIB)
+            waiting = tasks.create_task(third.wait())
+            await let_on
+            await until(lambda: room.waiting == {third})
+            for gained in (0, LEAST_MOVED, LEAST_MOVED - 1):
+                assert not second.is_too_slow
+                second.grow(gained)
+                room._refuse_slow()
+            assert second.is_too_slow
+            waiting.cancel()
+            reading.reschedule(None)  # It would be over now.

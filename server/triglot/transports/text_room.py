@@ -55,7 +55,7 @@ class TextRoom:
         self._look = None
         if self.waiting:
             for place in self.coming.keys() - self.waiting:
-                if place.size - place.seen < LEAST_MOVED:
+                if place.seen is not None and place.size - place.seen < LEAST_MOVED:
                     place.refuse()
             self.watch()
 
@@ -70,7 +70,8 @@ class Place:
 
     def __init__(self, room: TextRoom) -> None:
         self._room = room
-        self.size = self.seen = 0
+        self.size = 0
+        self.seen: int | None = None  # The size at the last look, if it has been going on since then.
         self.reading: asyncio.Timeout | None = None
         self.is_too_slow = False
 
@@ -124,7 +125,7 @@ class Place:
             raise QueueFull(text, retry_after=RETRY_AFTER_SECONDS) from None
         finally:
             room.waiting.discard(self)
-            self.seen = self.size
+            self.seen = None
 
     def refuse(self) -> None:
         """Let its time be over."""
