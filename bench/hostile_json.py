@@ -112,7 +112,7 @@ ROUTES = (
     Route("/v2/models/texts/infer", KSERVE % (b"BYTES", 3), b"]}]}", first=True),
     Route("/v2/models/texts/generate", b'{"x":[', b"]}", compressed=False, first=True),
     Route("/v1/models/numbers:predict", b'{"instances":[', b"]}", first=True),
-    Route("/v1/models/texts:predict", b'{"inputs":[', b"]}"),
+    Route("/v1/models/texts:predict", b'{"inputs":[', b"]}", first=True),
     Route("/v1/models/examples:regress", b'{"examples":[', b"]}"),
     Route("/v1/projects/p/models/custom:predict", b'{"instances":[', b"]}"),
     Route("/v1/projects/p/models/numbers:predict", b'{"instances":[', b"]}"),
