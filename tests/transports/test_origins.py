@@ -277,9 +277,8 @@ async def test_every_answer_says_little_of_the_server(here: Scene, version: str)
     for verb, path, body in requests:
         if version == "HTTP/1.1":
             async with here.session.request(verb, here.url + path, data=body) as got:
-                await (
-                    got.read()
-                )  # aiohttp 3.10 reads no more from a connection with a long answer that nobody read.
+                # aiohttp 3.10 reads no more from a connection with a long answer that nobody read.
+                await got.read()
                 headers = {name.lower(): value for name, value in got.headers.items()}
         else:
             client = Client(*await asyncio.open_connection(HOST, here.server.grpc_port))
