@@ -26,7 +26,7 @@ from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 
-REQUESTS = 200
+REQUESTS = 100
 MIB = 1024 * 1024
 SIZE = 64
 """MiB of a request."""
@@ -82,8 +82,10 @@ def _grps(size: int) -> bytes:
 
 
 def _text(before: str, after: str) -> Callable[[int], bytes]:
-    """JSON with a list of numbers."""
-    return lambda size: f"{before}{'0.5,' * (size // 4)}0.5{after}".encode()
+    """JSON with a list of numbers, just within the bounds of JSON, so that all of it is received and parsed."""
+    number = "0.5000000,"
+    room = len(before) + len(number) + len(after)
+    return lambda size: f"{before}{number * ((size - room) // len(number))}0.5{after}".encode()
 
 
 def _binary(size: int) -> bytes:
@@ -116,6 +118,7 @@ REST = (
         (("inference-header-content-length", str(len(HEAD))),),
     ),
     Way("TF Serving REST, no JSON", "/v1/models/fails:predict", _text('{"inputs":{"x":[', "]"), (JSON,)),
+    Way("AI Platform, no JSON", "/v1/projects/p/models/fails:predict", _text('{"instances":[', "]"), (JSON,)),
     Way("grps JSON, no JSON", "/grps/v1/infer/predict", _text('{"model":"fails-1","ndarray":[', "]"), (JSON,)),
 )
 

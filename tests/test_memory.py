@@ -72,6 +72,28 @@ asyncio.run(run())
 """
 
 
+THREADS = """
+import json, os, threading
+from triglot.memory import give_back, keep_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+def work():
+    blocks = [b"x" * 2**20 for _ in range(48)]
+
+assert keep_memory(os.environ)
+sizes = [resident()]
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+sizes.append(resident())
+give_back()
+print(json.dumps([*sizes, resident()]))
+"""
+
+
 def program(**environment: str) -> Any:
     """Whether memory is kept; faults of 20 large blocks; what is resident: with blocks, without, given back."""
     done = subprocess.run(
@@ -90,6 +112,15 @@ def test_large_blocks_are_used_again_and_given_back_at_rest() -> None:
 
 def test_a_process_that_rests_gives_back() -> None:
     subprocess.run([sys.executable, "-c", REST], env=clean_environment(), check=True, timeout=3 * SECONDS)
+
+
+def test_what_threads_had_is_given_back() -> None:
+    """Where threads have heaps of their own, glibc does not trim the ends of these."""
+    command = [sys.executable, "-c", THREADS]
+    done = subprocess.run(command, env=clean_environment(), check=True, stdout=subprocess.PIPE, timeout=SECONDS)
+    before, free, given_back = json.loads(done.stdout)
+    assert free > before + 40 * 2**20 // PAGE
+    assert given_back < before + 8 * 2**20 // PAGE
 
 
 @pytest.mark.parametrize("variable", VARIABLES)

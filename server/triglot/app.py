@@ -25,6 +25,7 @@ from triglot.engine.servable import Servable
 from triglot.engine.starting import start_instances
 from triglot.engine.warm_up import warm_up as run_warm_up
 from triglot.memory import give_back_at_rest
+from triglot.memory_bound import memory_bound
 from triglot.model_calls import ModelCalls
 from triglot.protocols import Service
 from triglot.protocols.kserve.regions import Regions
@@ -113,12 +114,11 @@ class Server:
         self.dataplane = DataPlane(
             self.manager, default_timeout=self.config.default_timeout, tracer=self._tracer, control=control
         )
+        total_bytes = self.config.total_queue_bytes(memory_bound())
         self._admission = Admission(
-            Limits(
-                self.config.max_queue_bytes, self.config.max_total_queue_size, self.config.max_total_queue_bytes
-            )
+            Limits(self.config.max_queue_bytes, self.config.max_total_queue_size, total_bytes)
         )
-        self._request_bytes = RequestBytes(self.config.max_total_queue_bytes)
+        self._request_bytes = RequestBytes(total_bytes)
         self._cache = ResponseCache(self.config.response_cache_bytes)
         self.telemetry = telemetry or Telemetry()
         self.telemetry.queue_depth = self.dataplane.queue_depth

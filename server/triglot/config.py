@@ -47,6 +47,9 @@ STREAMING_MODES = ("query_param", "header_param", "body_param")
 LAST_PORT = 65535
 MIB, GIB = 2**20, 2**30
 NO_PORT = -1
+AUTOMATIC = -1
+LARGEST_TOTAL = 2 * GIB
+MEMORY_SHARE = 4
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _HOST_NAME = re.compile(r"\*|[^*:/\s]+")
 
@@ -128,7 +131,10 @@ class Config:
         2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1, most=2**31 - 1
     )
     max_json_size: int = _option(
-        64 * MIB, "bytes of JSON in one REST request, inflated; binary tensors beside it do not count", least=1
+        64 * MIB,
+        "bytes of JSON in one REST request, inflated; binary tensors beside it do not count; while requests with "
+        "more than 1 MiB of JSON hold half as many, others wait in their clients",
+        least=1,
     )
     max_json_values: int = _option(
         8 * MIB,
@@ -252,9 +258,11 @@ class Config:
         8192, "requests that all models may hold, waiting or running; 0 sets no limit"
     )
     max_total_queue_bytes: int = _option(
-        2 * GIB,
+        AUTOMATIC,
         "bytes of requests that all models may hold, waiting or running, and as many that are being received or "
-        "decoded; 0 sets no limit",
+        "decoded; 0 sets no limit, -1 is a quarter of the memory that the machine or the container has, divided "
+        "by workers, and 2 GiB at most",
+        least=AUTOMATIC,
     )
     response_cache_bytes: int = _option(0, "bytes of answers to keep for equal requests, where models allow it")
     shared_memory_prefix: str = _option(
@@ -383,6 +391,12 @@ class Config:
     def first_protocol(self) -> str:
         """The protocol that is named first."""
         return self.protocols.partition(",")[0].strip()
+
+    def total_queue_bytes(self, memory: int | None) -> int:
+        """What `max_total_queue_bytes` comes to with so much memory; None: that is not known."""
+        if self.max_total_queue_bytes != AUTOMATIC:
+            return self.max_total_queue_bytes
+        return LARGEST_TOTAL if memory is None else min(memory // MEMORY_SHARE // self.workers, LARGEST_TOTAL)
 
     def address(self, port: int) -> str:
         """`host:port`, with an IPv6 host in brackets."""

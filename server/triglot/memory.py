@@ -19,11 +19,14 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 LARGEST_KEPT_BLOCK = 32 * 1024 * 1024
 """The most that glibc takes."""
 MOST_KEPT_BYTES = 256 * 1024 * 1024
-"""At the end of the heap; of threads' own heaps, glibc keeps one of 64 MiB each."""
+"""At the end of the heap."""
+HEAPS = 1
+"""Threads have none of their own: glibc would keep 64 MiB of each, and trims only the end of the first one."""
+HEAPS_VARIABLE = "MALLOC_ARENA_MAX"
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 TUNABLES, MALLOC_TUNABLE = "GLIBC_TUNABLES", "glibc.malloc."
 REST_SECONDS = 10.0
@@ -57,6 +60,8 @@ def keep_memory(environment: Mapping[str, str]) -> bool:
     if library is None:
         log.debug("malloc is left as it is: it is not glibc's")
         return False
+    if HEAPS_VARIABLE not in environment:
+        library.mallopt(_M_ARENA_MAX, HEAPS)
     return bool(
         library.mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT_BLOCK)
         and library.mallopt(_M_TRIM_THRESHOLD, MOST_KEPT_BYTES)

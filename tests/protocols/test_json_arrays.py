@@ -11,7 +11,7 @@ from predict_bodies import FLOAT, signature
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
-from triglot.protocols.json_arrays import PIECE, WHOLE, LargeArray, parse_large
+from triglot.protocols.json_arrays import MAX_RANK, PIECE, WHOLE, LargeArray, parse_large
 from triglot.protocols.json_limits import DEFAULT_LIMITS
 from triglot.protocols.json_text import read_body
 from triglot.protocols.tfserving.json_quick import read_quickly
@@ -35,6 +35,18 @@ def test_numbers_and_shape_of_regular_lists(shape: tuple[int, ...]) -> None:
     assert values["last"] == "x"
     assert values["data"].shape == array.shape
     np.testing.assert_array_equal(values["data"].numbers("d"), NUMBERS)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b"[ ", b"] ")])
+def test_a_list_that_is_too_deep_is_none_of_numbers(opening: bytes, closing: bytes) -> None:
+    """Its shape would have a dim for each level, and take the square of their number."""
+    depth = 20_000
+    blanks = b" " * WHOLE
+    _, (array,) = parse_large(b'{"data":' + opening * depth + blanks + closing * depth + b"}", DEFAULT_LIMITS)
+    with pytest.raises(ValueError, match="nested too deep"):
+        _ = array.shape
+    _, (array,) = parse_large(b'{"data":' + b"[" * MAX_RANK + blanks + b"]" * MAX_RANK + b"}", DEFAULT_LIMITS)
+    assert len(array.shape) == MAX_RANK
 
 
 @pytest.mark.parametrize(("kind", "value"), [("i", -(2**63)), ("u", 2**64 - 1)])

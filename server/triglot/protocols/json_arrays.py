@@ -33,7 +33,7 @@ MAX_REST = 64 * 1024
 """How many strings there may be in a text, and how long it may be without its lists of numbers."""
 COUNTED = 256 * 1024
 MAX_RANK = 64
-"""Brackets that are looked at to find out whether a list holds but one list, and so on."""
+"""Levels of lists; so many brackets are looked at to find out whether a list holds but one list, and so on."""
 _STRING = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
 _MEMBER_LIST = re.compile(rb"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\[")
 _MARKER = f"list-{secrets.token_hex(8)}-"
@@ -63,6 +63,9 @@ class LargeArray:
             rank = self._single()
             if rank is not None:
                 return (1,) * (rank - 1) + (self.commas() + 1 if self._size is None else self._size,)
+            text, start, _ = self._place
+            if text.startswith(b"[" * (MAX_RANK + 1), start):
+                raise ValueError("nested too deep")  # Said before all of the text is looked at.
             return _shape_of(skeleton_of(_NO_STRUCTURE, *self._place))
         dims: list[int] = []
         item = self._parsed
@@ -191,7 +194,10 @@ def _pieces(text: bytes, at: int, end: int, rank: int | None) -> Iterator[tuple[
 
 def _shape_of(skeleton: bytes) -> tuple[int, ...]:
     """The shape of a list if it is regular; of another one any shape, which does not fit its skeleton."""
-    rank = len(skeleton) - len(skeleton.lstrip(b"["))
+    beginning = skeleton[: MAX_RANK + 1]
+    rank = len(beginning) - len(beginning.lstrip(b"["))
+    if rank > MAX_RANK:
+        raise ValueError("nested too deep")
     dims: list[int] = []
     length = 0
     """Of the skeleton of one list of the level below."""

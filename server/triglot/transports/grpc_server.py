@@ -68,7 +68,7 @@ class GrpcServer:
         self._grace = config.grace
         self._server = grpc.aio.server(options=_options(config, limits, shared))
         self._calls = calls = Calls(
-            _abort, grpc.aio.InternalError, request_bytes or RequestBytes(config.max_total_queue_bytes)
+            _abort, grpc.aio.InternalError, request_bytes or RequestBytes(config.total_queue_bytes(None))
         )
         self._gathering = gathering = Gathering()
         self._unsent = unsent = UnsentAnswers(limits)

@@ -32,6 +32,7 @@ from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
 from triglot.transports.off_loop import OFF_LOOP_BYTES, OneAtATime
 from triglot.transports.request_bytes import RequestBytes, Reservation
 from triglot.transports.shutdown import SHUTTING_DOWN
+from triglot.transports.text_room import Place, TextRoom
 
 CLEAN_UP_SECONDS = 1.0
 """What is left to write and close when the grace period is over."""
@@ -62,6 +63,8 @@ class HttpCalls:
         # So that there is one large text at a time, and the values that are made of it. A parser holds the
         # interpreter most of the time anyway.
         self._long_texts = OneAtATime()
+        self._text_room = TextRoom(config.max_json_size // 2)
+        self._other_room = TextRoom(math.inf)
         self._open: set[asyncio.Task[Any]] = set()
         self._draining = self._stopping = self._grace_is_over = False
 
@@ -173,17 +176,19 @@ class HttpCalls:
         if route_limit is not None and route_limit < limit:
             limit, option = route_limit, route.limit_option
         advice = f"{_ADVICE} {option}" if option else ""
-        with self._request_bytes.reserve(FREE_BYTES) as reserved:
-            body = await self._read(http, limit, advice, reserved)
-            observed.received(len(body))
-            request = HttpRequest(variables, headers, body, http.method, http.raw_path, http.remote or "")
+        room = self._other_room if route_limit is None else self._text_room
+        with self._request_bytes.reserve(FREE_BYTES) as reserved, room.place() as place:
+            request = HttpRequest(variables, headers, b"", http.method, http.raw_path, http.remote or "")
+            request.body = await self._read(http, limit, advice, reserved, place)
+            sent = len(request.body)
+            observed.received(sent)
             if route.model_of is not None:
                 call.model_name = route.model_of(request)
-            if window_bits and body:
+            if window_bits and sent:
                 if route.inflate_limit is not None and route.inflate_limit < limit:
                     limit, advice = route.inflate_limit, ""
                 inflating = partial(_inflate, request, window_bits, limit, advice, reserved)
-                if len(body) * INFLATED_WORK <= OFF_LOOP_BYTES:
+                if sent * INFLATED_WORK <= OFF_LOOP_BYTES:
                     inflating()
                 elif route_limit is None:
                     await asyncio.to_thread(inflating)
@@ -196,12 +201,14 @@ class HttpCalls:
                 return await self._long_texts.run(partial(route.decode, request))
             return route.decode(request)
 
-    async def _read(self, http: web.BaseRequest, limit: int, advice: str, reserved: Reservation) -> bytes:
+    async def _read(
+        self, http: web.BaseRequest, limit: int, advice: str, reserved: Reservation, place: Place
+    ) -> bytes:
         """The body as it was sent, compressed or not."""
         try:
             body = body_at_once(http, limit)
             if body is None:
-                return await read_body(http, limit, reserved)
+                return await read_body(http, limit, reserved, place)
         except PayloadTooLarge as error:
             raise PayloadTooLarge(f"{error}{advice}") from None
         reserved.grow(len(body))

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 
 from triglot.protocols import DamagedBody, InflatedTooLarge
+from triglot.transports.growing import GrowingBytes
 
 WINDOW_BITS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """zlib's parameter for each content coding that is taken; 0: none is needed."""
@@ -23,37 +24,35 @@ Grow = Callable[[int], object]
 
 def inflate(body: bytes, window_bits: int, limit: int, grow: Grow) -> bytes:
     """The body inflated. Raises `DamagedBody`, and `InflatedTooLarge` before more than `limit` bytes are made."""
-    parts: list[bytes] = []
-    size = members = 0
+    inflated = GrowingBytes()
+    members = 0
     rest = memoryview(body)
     while rest:
         if members == MAX_GZIP_MEMBERS:
             raise DamagedBody(f"the compressed request body has more than {MAX_GZIP_MEMBERS} members")
         try:
-            more, rest, ended = inflate_stream(rest, window_bits, limit - size, grow)
+            rest, ended = inflate_stream(rest, window_bits, limit - len(inflated), grow, inflated)
         except zlib.error as error:
             raise DamagedBody(f"the compressed request body is damaged: {error}") from None
         members += 1
-        size += sum(map(len, more))
-        if size > limit:
+        if len(inflated) > limit:
             raise InflatedTooLarge(f"the compressed request body holds more than {limit} bytes")
         if not ended:
             raise DamagedBody("the compressed request body is damaged: it ends too early")
-        parts += more
         if rest and window_bits == WINDOW_BITS["deflate"]:  # gzip may come in several members.
             raise DamagedBody("the compressed request body is damaged: it goes on after its end")
-    return b"".join(parts)
+    return inflated.take()
 
 
 def inflate_stream(
-    data: memoryview, window_bits: int, limit: int, grow: Grow
-) -> tuple[list[bytes], memoryview, bool]:
-    """One compressed stream: what it holds, the data behind its end, and whether that was reached.
+    data: memoryview, window_bits: int, limit: int, grow: Grow, inflated: GrowingBytes
+) -> tuple[memoryview, bool]:
+    """Inflate one compressed stream: the data behind its end, and whether that was reached.
 
-    Stops with the first byte above `limit`. Raises `zlib.error`, and what `grow` raises.
+    What it holds is added to `inflated`. Stops with the first byte above `limit`. Raises `zlib.error`, and what
+    `grow` raises.
     """
     inflater = zlib.decompressobj(window_bits)
-    parts: list[bytes] = []
     room = limit + 1
     for start in range(0, len(data), INPUT_BYTES):
         piece: bytes | memoryview = data[start : start + INPUT_BYTES]
@@ -63,8 +62,8 @@ def inflate_stream(
             piece = inflater.unconsumed_tail
             if part:
                 grow(len(part))
-                parts.append(part)
+                inflated.add(part)
                 room -= len(part)
         if inflater.eof or not room:
-            return parts, data[end - len(inflater.unused_data) :], inflater.eof
-    return parts, data[len(data) :], False
+            return data[end - len(inflater.unused_data) :], inflater.eof
+    return data[len(data) :], False

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable
 
 from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, Unimplemented
+from triglot.transports.growing import GrowingBytes
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, Grow, inflate_stream
 from triglot.transports.off_loop import run_sized
 from triglot.transports.request_bytes import Reservation
@@ -159,15 +160,16 @@ def inflate(message: bytes | memoryview, encoding: str, most: int, grow: Grow) -
     and what `grow` does, which is called with the size of each part.
     """
     window_bits = window_bits_of(encoding)
+    inflated = GrowingBytes()
     try:
-        parts, rest, ended = inflate_stream(memoryview(message), window_bits, most, grow)
+        rest, ended = inflate_stream(memoryview(message), window_bits, most, grow, inflated)
     except zlib.error as error:
         raise Internal(f"a message cannot be decompressed as {encoding}: {error}") from None
-    if (size := sum(map(len, parts))) > most:
-        raise PayloadTooLarge(f"Received message larger than max ({size} vs. {most})")
+    if len(inflated) > most:
+        raise PayloadTooLarge(f"Received message larger than max ({len(inflated)} vs. {most})")
     if rest or not ended:
         raise Internal(f"a message ends too {'late' if ended else 'early'}, as {encoding}")
-    return b"".join(parts)
+    return inflated.take()
 
 
 def window_bits_of(encoding: str) -> int:

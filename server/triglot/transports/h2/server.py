@@ -55,7 +55,7 @@ class H2Server:
     ) -> None:
         self.limits = limits or _limits(config)
         self.most_bytes = config.max_message_size
-        self.request_bytes = request_bytes or RequestBytes(config.max_total_queue_bytes)
+        self.request_bytes = request_bytes or RequestBytes(config.total_queue_bytes(None))
         """Those of requests that have not come as a whole, or wait for a stream's handler."""
         self.buffers = BufferPool()
         self._releasing: asyncio.TimerHandle | None = None
