@@ -176,43 +176,59 @@ class HttpCalls:
         if route_limit is not None and route_limit < limit:
             limit, option = route_limit, route.limit_option
         advice = f"{_ADVICE} {option}" if option else ""
-        room = self._other_room if route_limit is None else self._text_room
-        with self._request_bytes.reserve(FREE_BYTES) as reserved, room.place() as place:
-            request = HttpRequest(variables, headers, b"", http.method, http.raw_path, http.remote or "")
-            request.body = await self._read(http, limit, advice, reserved, place)
-            sent = len(request.body)
-            observed.received(sent)
-            if route.model_of is not None:
-                call.model_name = route.model_of(request)
-            if window_bits and sent:
+        try:
+            body = body_at_once(http, limit)
+        except PayloadTooLarge as error:
+            raise PayloadTooLarge(f"{error}{advice}") from None
+        request = HttpRequest(variables, headers, body or b"", http.method, http.raw_path, http.remote or "")
+        if body is None or window_bits or len(body) > TEXT_ON_LOOP:
+            room = self._other_room if route_limit is None else self._text_room
+            with self._request_bytes.reserve(FREE_BYTES) as reserved, room.place() as place:
+                if body is None:
+                    request.body = await self._read(http, limit, advice, reserved, place)
+                else:
+                    reserved.grow(len(body))
+                _received(route, request, call, observed)
                 if route.inflate_limit is not None and route.inflate_limit < limit:
                     limit, advice = route.inflate_limit, ""
                 inflating = partial(_inflate, request, window_bits, limit, advice, reserved)
-                if sent * INFLATED_WORK <= OFF_LOOP_BYTES:
-                    inflating()
-                elif route_limit is None:
-                    await asyncio.to_thread(inflating)
-                else:
-                    return await self._long_texts.run(
-                        partial(_inflate_and_decode, route, inflating, request, call)
-                    )
+                return await self._decode_long(route, request, inflating if window_bits else None, call)
+        # Nothing has to wait, so nothing is counted.
+        _received(route, request, call, observed)
+        return route.decode(request)
+
+    async def _decode_long(
+        self, route: Route, request: HttpRequest, inflating: Callable[[], None] | None, call: Call
+    ) -> Any:
+        """What the row's codec makes of a request that may be large, after `inflating` it."""
+        if inflating is not None and request.body:
+            if len(request.body) * INFLATED_WORK <= OFF_LOOP_BYTES:
+                inflating()
+            elif route.body_limit(request.headers) is None:
+                await asyncio.to_thread(inflating)
+            else:
+                return await self._long_texts.run(partial(_inflate_and_decode, route, inflating, request, call))
             call.size = len(request.body)
-            if call.size > TEXT_ON_LOOP and route.text_size(request) > TEXT_ON_LOOP:
-                return await self._long_texts.run(partial(route.decode, request))
-            return route.decode(request)
+        if call.size > TEXT_ON_LOOP and route.text_size(request) > TEXT_ON_LOOP:
+            return await self._long_texts.run(partial(route.decode, request))
+        return route.decode(request)
 
     async def _read(
         self, http: web.BaseRequest, limit: int, advice: str, reserved: Reservation, place: Place
     ) -> bytes:
         """The body as it was sent, compressed or not."""
         try:
-            body = body_at_once(http, limit)
-            if body is None:
-                return await read_body(http, limit, reserved, place)
+            return await read_body(http, limit, reserved, place)
         except PayloadTooLarge as error:
             raise PayloadTooLarge(f"{error}{advice}") from None
-        reserved.grow(len(body))
-        return body
+
+
+def _received(route: Route, request: HttpRequest, call: Call, observed: Observation) -> None:
+    """The body is there."""
+    call.size = len(request.body)
+    observed.received(call.size)
+    if route.model_of is not None:
+        call.model_name = route.model_of(request)
 
 
 def _window_bits(route: Route, http: web.BaseRequest, headers: Mapping[str, str]) -> int:
