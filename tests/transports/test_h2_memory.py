@@ -18,7 +18,7 @@ from triglot.telemetry.store import Telemetry
 from triglot.transports.h2 import frames
 from triglot.transports.h2.body import SMALL_HELD_BYTES
 from triglot.transports.h2.headers import MOST_REMEMBERED_BYTES, HeaderBlocks, header_list_size
-from triglot.transports.h2.limits import MOST_HEADER_BYTES, Limits
+from triglot.transports.h2.limits import DEFAULTS, MOST_HEADER_BYTES, Limits
 from triglot.transports.h2.messages import prefix
 from triglot.transports.h2.requests import CALL_BYTES, RpcHead, answer_head, read_head, trailers
 from triglot.transports.h2.sending import Sender
@@ -78,6 +78,11 @@ def test_what_is_announced_of_header_lists() -> None:
     refused = read_head(large)
     assert refused.too_large
     assert not refused.metadata
+
+
+def test_a_thousand_connections_hold_less_than_a_mib_each() -> None:
+    idle_bytes = 80 * 1024  # As measured by bench.connection_memory.
+    assert DEFAULTS.max_open_in_all / 1000 + DEFAULTS.fair_open + CALL_BYTES + idle_bytes < 2**20
 
 
 async def test_open_calls_are_bounded_in_all() -> None:
