@@ -1,4 +1,4 @@
-"""How much memory of the server one client's connection can hold, whatever it sends (gRPC over HTTP/2).
+"""How much memory of the server one client's connection can hold, whatever it sends (HTTP/2 and HTTP/1.1).
 
 From the repository's root: `python -m bench.connection_memory --help`. Each way of wasting memory has a server
 of its own, whose resident size is read before its connections are made and when all have sent what they send.
@@ -42,8 +42,13 @@ STREAMS = 256
 """Of one connection: as many calls as all together may have open are open long before the last one has so many."""
 BLOCKS = 100
 """Of one connection, which together decode to more than a MiB."""
+FEW_BLOCKS = 25
+"""As above, of blocks of small fields, which decode to many times what HTTP/2 counts, and take long."""
+MANY_STREAMS = 1024
+"""As many as one connection may have."""
 CONTINUATION = 9
 UNKNOWN_PATH = "/none"
+LIVE_PATH = "/inference.GRPCInferenceService/ServerLive"
 SECONDS = 30.0
 """For one connection to be heard."""
 SETTLED = 0.02
@@ -112,6 +117,7 @@ NUMBERS = range(1, 2 * STREAMS, 2)
 LARGE_FIELD = field("a", "x" * 3900, indexed=True)
 TABLE = headers(1, call(UNKNOWN_PATH) + LARGE_FIELD, end=True)
 """One call that leaves a large entry in the table."""
+REST_PATH = "/v2/models/held/infer"
 BODY = infer_request("endless", tensor(1, 16)).SerializeToString()
 HELD = infer_request("held", tensor(1, 16)).SerializeToString()
 
@@ -131,7 +137,7 @@ def remembered_small_fields() -> bytes:
     """As above, with as many small fields as one request may have."""
     return headers(1, call(UNKNOWN_PATH) + field("a", "b", indexed=True), end=True) + b"".join(
         headers(number, call(UNKNOWN_PATH) + LAST * 440 + field("n", str(number)), end=True)
-        for number in NUMBERS[1:BLOCKS]
+        for number in NUMBERS[1:FEW_BLOCKS]
     )
 
 
@@ -166,14 +172,14 @@ def open_calls_windows() -> bytes:
 def open_metadata() -> bytes:
     """Calls without a body, with as much metadata as one may have."""
     return TABLE + b"".join(
-        headers(number, call(GRPC_PATH) + LAST * 4 + field("n", str(number))) for number in NUMBERS[1:]
+        headers(number, call(GRPC_PATH) + LAST * 4 + field("n", str(number))) for number in NUMBERS[1:BLOCKS]
     )
 
 
 def open_small_metadata() -> bytes:
     """As above, of small fields."""
     return headers(1, call(UNKNOWN_PATH) + field("a", "b", indexed=True), end=True) + b"".join(
-        headers(number, call(GRPC_PATH) + LAST * 440 + field("n", str(number))) for number in NUMBERS[1:BLOCKS]
+        headers(number, call(GRPC_PATH) + LAST * 440 + field("n", str(number))) for number in NUMBERS[1:FEW_BLOCKS]
     )
 
 
@@ -196,7 +202,7 @@ def running_streams() -> bytes:
 
 def rest(*fields: bytes) -> bytes:
     """The block of a REST request."""
-    return b"\x83\x86" + field(":path", "/v2/models/held/infer") + field(":authority", "here") + b"".join(fields)
+    return b"\x83\x86" + field(":path", REST_PATH) + field(":authority", "localhost") + b"".join(fields)
 
 
 def open_rest() -> bytes:
@@ -206,7 +212,7 @@ def open_rest() -> bytes:
 
 def open_rest_fields() -> bytes:
     """As above, with as many fields as one may have."""
-    return TABLE + b"".join(headers(n, rest(LAST * 4, field("n", str(n)))) for n in NUMBERS[1:])
+    return TABLE + b"".join(headers(n, rest(LAST * 4, field("n", str(n)))) for n in NUMBERS[1:BLOCKS])
 
 
 def announced() -> bytes:
@@ -245,13 +251,92 @@ def unread_acknowledgements() -> bytes:
     return UNREAD + frame(PING, 0, 0, bytes(8)) * 900
 
 
+def unread_answers() -> bytes:
+    """Calls whose answers no window takes."""
+    empty = message(b"")
+    return b"".join(
+        headers(n, call(LIVE_PATH)) + frame(DATA, END_STREAM, n, empty) for n in range(1, 2 * MANY_STREAMS, 2)
+    )
+
+
+HOST = b"Host: localhost\r\n"
+HTTP_BODY = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}'
+
+
+def post(body: bytes, *fields: bytes) -> bytes:
+    """A request of HTTP/1.1 to the model that never answers."""
+    lines = [
+        b"POST %b HTTP/1.1" % REST_PATH.encode(),
+        b"Host: localhost",
+        b"Content-Length: %d" % len(body),
+        *fields,
+    ]
+    return b"\r\n".join([*lines, b"", body])
+
+
+def http_idle() -> bytes:
+    """A line that does not end."""
+    return b"GET"
+
+
+def http_unfinished_head() -> bytes:
+    """As many long fields as are taken, and no end."""
+    return b"GET / HTTP/1.1\r\n" + HOST + b"".join(b"%d: %b\r\n" % (n, b"x" * 1000) for n in range(126))
+
+
+def http_unfinished_line() -> bytes:
+    """One field that does not end."""
+    return b"GET / HTTP/1.1\r\n" + HOST + b"a: " + b"x" * 500_000
+
+
+def http_running() -> bytes:
+    """A call with a large head, of a model that never answers."""
+    return post(HTTP_BODY, *(b"%d: %b" % (n, b"x" * 1000) for n in range(120)))
+
+
+def http_pipelined() -> bytes:
+    """Requests behind one that is not answered."""
+    return post(HTTP_BODY) + (b"GET / HTTP/1.1\r\n" + HOST + b"\r\n") * 20_000
+
+
+def http_pipelined_fields() -> bytes:
+    """As above, with many small fields."""
+    fields = b"".join(b"%d:\r\n" % n for n in range(120))
+    return post(HTTP_BODY) + (b"GET / HTTP/1.1\r\n" + HOST + fields + b"\r\n") * 1000
+
+
+def http_pipelined_bodies() -> bytes:
+    """As above, with bodies."""
+    return post(HTTP_BODY) + post(bytes(100_000)) * 10
+
+
+def http_upgrade() -> bytes:
+    """What follows the wish to speak another protocol."""
+    return post(HTTP_BODY, b"Connection: upgrade", b"Upgrade: websocket") + bytes(1_000_000)
+
+
+def http_trailers() -> bytes:
+    """A body in chunks, whose trailers do not end."""
+    head = b"POST %b HTTP/1.1\r\n" % REST_PATH.encode() + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    return head + b"0\r\n" + b"".join(b"%d: %b\r\n" % (n, b"x" * 10_000) for n in range(100))
+
+
+def http_unread() -> bytes:
+    """Requests whose answers nobody reads."""
+    return (b"GET /v2 HTTP/1.1\r\n" + HOST + b"\r\n") * 20_000
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What a connection sends. `window`: of each of its streams; `reads`: whether it takes what it is sent."""
+    """What a connection sends. `window`: of each of its streams; `reads`: whether it takes what it is sent.
+
+    `http1`: it speaks HTTP/1.1, on the REST port.
+    """
 
     make: Callable[[], bytes]
     window: int = 0
     reads: bool = True
+    http1: bool = False
 
     @property
     def name(self) -> str:
@@ -279,6 +364,22 @@ WAYS = (
     Way(resets),
     Way(unread_statuses, LARGEST_WINDOW, reads=False),
     Way(unread_acknowledgements, LARGEST_WINDOW, reads=False),
+    Way(unread_answers),
+    *(
+        Way(make, reads=False, http1=True)
+        for make in (
+            http_idle,
+            http_unfinished_head,
+            http_unfinished_line,
+            http_running,
+            http_pipelined,
+            http_pipelined_fields,
+            http_pipelined_bodies,
+            http_upgrade,
+            http_trailers,
+            http_unread,
+        )
+    ),
 )
 
 
@@ -314,6 +415,8 @@ def waste(port: int, way: Way, data: bytes, ends: ExitStack) -> bool:
     hello = PREFACE + settings((INITIAL_WINDOW_SIZE, way.window))
     if way.window:
         hello += window_update(LARGEST_WINDOW - 65_535)
+    if way.http1:
+        hello = b""
     try:
         client.sendall(hello + data)
         return not way.reads or _is_heard(client)
@@ -346,7 +449,8 @@ def measure(way: Way, connections: int) -> tuple[float, int]:
             (models / model).mkdir(parents=True)
             (models / model / "model.py").write_text(HEAD + code)
         flags = ["--grpc-transport", "h2", "--log-level", "error", "--grace", "0"]
-        server, port, _ = ends.enter_context(servers.serving(models, None, flags))
+        server, grpc_port, rest_port = ends.enter_context(servers.serving(models, None, flags))
+        port = rest_port if way.http1 else grpc_port
         data = way.make()
         with ExitStack() as first:
             waste(port, way, data, first)  # What is loaded or made once is no connection's.

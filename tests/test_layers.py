@@ -86,6 +86,7 @@ def test_only_transports_know_a_network_library() -> None:
     assert {pair for pair in known if pair[1] in ("grpc", "aiohttp")} == {
         ("triglot.transports.grpc_server", "grpc"),
         ("triglot.transports.http_answers", "aiohttp"),
+        ("triglot.transports.http_ahead", "aiohttp"),
         ("triglot.transports.http_bodies", "aiohttp"),
         ("triglot.transports.http_calls", "aiohttp"),
         ("triglot.transports.http_connections", "aiohttp"),

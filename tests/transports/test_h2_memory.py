@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tracemalloc
 from typing import Any
 
+from aiohttp import web
 from h2_peers import SECONDS, data, frame, greeted, message, request_fields, served
 from hpack import Decoder, Encoder
 from secured import server
 from test_h2_rest import ONE, client_of, fields
 
+from triglot.config import Config
+from triglot.telemetry.store import Telemetry
 from triglot.transports.h2 import frames
 from triglot.transports.h2.body import SMALL_HELD_BYTES
 from triglot.transports.h2.headers import MOST_REMEMBERED_BYTES, HeaderBlocks, header_list_size
-from triglot.transports.h2.limits import MOST_HEADER_BYTES, Limits
-from triglot.transports.h2.requests import CALL_BYTES, RpcHead, read_head
+from triglot.transports.h2.limits import DEFAULTS, MOST_HEADER_BYTES, Limits
+from triglot.transports.h2.messages import prefix
+from triglot.transports.h2.requests import CALL_BYTES, RpcHead, answer_head, read_head, trailers
+from triglot.transports.h2.sending import Sender
+from triglot.transports.h2.server import H2Server
+from triglot.transports.http_connections import Connections
 from waiting import until
 
 RESOURCE_EXHAUSTED = "8"
@@ -72,6 +80,11 @@ def test_what_is_announced_of_header_lists() -> None:
     assert not refused.metadata
 
 
+def test_a_thousand_connections_hold_less_than_a_mib_each() -> None:
+    idle_bytes = 80 * 1024  # As measured by bench.connection_memory.
+    assert DEFAULTS.max_open_in_all / 1000 + DEFAULTS.fair_open + CALL_BYTES + idle_bytes < 2**20
+
+
 async def test_open_calls_are_bounded_in_all() -> None:
     most = 20 * CALL_BYTES
     async with served(Limits(max_open_in_all=most, fair_open=2 * CALL_BYTES)) as here, here.channel() as channel:
@@ -93,6 +106,62 @@ async def test_open_calls_are_bounded_in_all() -> None:
         await until(lambda: here.server.open_bytes == 0)
         assert here.server.open_calls == 0
         await client.close()
+
+
+def test_what_small_answers_take_that_wait_for_a_window() -> None:
+    count = 1000
+    sender = Sender(lambda _: None, lambda _: None)
+    sender.resize(0)
+    for number in range(count):
+        sender.begin(number)
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            body = [prefix(4), b"%04d" % number]
+            sender.respond(number, answer_head(), body, 9, trailers(0, ""))
+        sender.take()
+        assert tracemalloc.get_traced_memory()[0] < 700 * count
+    finally:
+        tracemalloc.stop()
+    assert sender.unsent == 9 * count
+
+
+def test_rest_has_no_metadata() -> None:
+    head = read_head([(name.encode(), value.encode()) for name, value in fields("GET", "/v2", ("a", "b"))])
+    assert (b"a", b"b") in head.fields
+    assert not head.metadata
+
+
+async def test_nothing_is_made_for_a_request_of_rest_that_is_refused() -> None:
+    gate = asyncio.Event()
+
+    async def held(_: web.BaseRequest) -> web.Response:
+        await gate.wait()
+        return web.Response()
+
+    rest = Connections(held, lambda *_: None, handler_cancellation=True)
+    made: list[asyncio.Protocol] = []
+
+    def make() -> asyncio.Protocol:
+        made.append(rest())
+        return made[-1]
+
+    limits = Limits(max_open_in_all=2 * CALL_BYTES, fair_open=CALL_BYTES)
+    h2 = H2Server([], Config(grpc_port=0, rest_port=-1), Telemetry(), limits, rest=make)
+    port = await h2.start()
+    try:
+        async with client_of(port) as client:
+            for number in range(1, 21, 2):
+                await client.send(client.raw_headers(number, fields("GET", "/v2"), 5))
+            for number in range(5, 21, 2):
+                refused = await client.next(frames.HEADERS)
+                assert (refused.stream, client.fields(refused.payload)[":status"]) == (number, "503")
+            assert len(made) == 2
+            gate.set()
+            assert client.fields((await client.next(frames.HEADERS)).payload)[":status"] == "200"
+    finally:
+        gate.set()
+        await h2.stop()
 
 
 async def test_fields_of_rest_are_bounded() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from aiohttp import HttpVersion11, web
 
+from triglot.transports.http_ahead import ReadAhead
 from triglot.transports.http_errors import error_body
 from triglot.transports.unsent import buffered
 
@@ -49,6 +50,12 @@ class Connections(web.Server):
         loop = asyncio.get_running_loop()
 
         class Request(web.BaseRequest):
+            def __init__(
+                self, message: Any, payload: Any, protocol: Connection, *others: Any, **more: Any
+            ) -> None:
+                super().__init__(message, payload, protocol, *others, **more)
+                protocol.begun(self)
+
             async def _prepare_hook(self, response: web.StreamResponse) -> None:
                 # aiohttp calls it before it writes the head of any answer, errors among them.
                 complete(self, response)
@@ -66,7 +73,7 @@ class Connections(web.Server):
         return Connection(self, loop=asyncio.get_running_loop(), **self._options)
 
 
-class Connection(web.RequestHandler):
+class Connection(ReadAhead):
     """Serves one connection."""
 
     __slots__ = ("_stalls", "_unsent", "half_closed")
@@ -173,6 +180,8 @@ class Connection(web.RequestHandler):
             # aiohttp's text has lines, and may end with a caret that points into the one above.
             wrong = " ".join((message or "").split())[:LONGEST_TEXT].rstrip(" ^")
             text = f"the request is not valid HTTP: {wrong}"
+        elif message:
+            text = message
         answer = web.Response(body=error_body(text), status=status, content_type="application/json")
         answer.force_close()
         return answer

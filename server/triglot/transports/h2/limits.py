@@ -40,7 +40,8 @@ class Limits:
 
     With more, calls on those connections are refused whose own take more than is fair.
     """
-    fair_open: int = 512 * 1024
+    fair_open: int = 384 * 1024
+    """So that each of 1000 connections holds less than a MiB: this, its share of the above, and its own."""
     max_reset_running: int = 2048
     """Streams that were reset and whose handlers have not ended; with more, new streams are refused.
 

@@ -34,7 +34,8 @@ _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 _NAME = re.compile(rb"[0-9a-z_.\-!#$%&'*+^`|~]+")
-_BAD_VALUE = re.compile(rb"[\x00\r\n]|^[ \t]|[ \t]$")
+_VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
+"""Matched as a whole: to search for what it must not have takes ten times as long."""
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
 
@@ -85,7 +86,7 @@ def read_head(fields: Fields) -> RpcHead:
     too_large = size > MOST_HEADER_BYTES
     try:
         timeout = _timeout(own.get(b"grpc-timeout"))
-        if not too_large:
+        if not too_large and not status:
             metadata = tuple(pair for name, value in others for pair in _metadata(name, value))
     except ValueError as error:
         problem = str(error)
@@ -116,7 +117,7 @@ def _sorted(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes], Fie
     own: dict[bytes, bytes] = {}
     others: Fields = []
     for name, value in fields:
-        if _BAD_VALUE.search(value):
+        if not _VALUE.fullmatch(value):
             raise MalformedRequest(f"the value of {name!r}")
         if name[:1] == b":":
             if name not in _PSEUDO or name in pseudo or own or others:

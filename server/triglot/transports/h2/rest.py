@@ -263,10 +263,13 @@ def begin_rest(
 ) -> None:
     """Have a request that is no gRPC call answered by REST, where that is served."""
     head, number, connection, server = event.headers, event.stream, protocol.connection, protocol.server
-    handler = None if server.rest is None else server.rest()
-    if handler is None or transport is None or head.too_large or protocol.backlog() is not None:
-        status = head.status if handler is None else TOO_LARGE if head.too_large else UNAVAILABLE
-        connection.out.headers(number, http_error(status), end=True)
+    refused = head.status if server.rest is None else TOO_LARGE if head.too_large else 0
+    if not refused and (transport is None or protocol.backlog() is not None):
+        refused = UNAVAILABLE
+    # Made for what is answered only: it costs more than a refusal.
+    handler = None if refused or server.rest is None else server.rest()
+    if handler is None or transport is None:
+        connection.out.headers(number, http_error(refused or head.status), end=True)
         connection.reset_when_sent(number, ErrorCode.NO_ERROR)
         return
     call = RestCall(protocol, number, head, transport, ended=event.ended)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,7 +25,8 @@ class _Outgoing:
     def __init__(self, left: int) -> None:
         self.left = left
         """Of the stream's window; a change of settings may make it negative."""
-        self.pieces: deque[memoryview] = deque()
+        self.pieces: list[memoryview] = []
+        """Few: a deque takes ten times as much memory, which a client can have many of."""
         self.trailers: bytes | None = None
         """The frame that ends the stream, once it is known."""
         self.waits_since: float | None = None
@@ -185,7 +185,7 @@ class Sender:
             or len(headers) + len(trailers) > JOIN_BYTES
         ):
             self.headers(number, headers)
-            self.data(number, body)
+            self.data(number, [b"".join(body)] if size <= JOIN_BYTES else body)
             self.trailers(number, trailers)
             return
         self._left -= size
@@ -290,7 +290,7 @@ class Sender:
         for at in range(0, count * size, size):
             self._out += head, piece[at : at + size]
         if count * size == len(piece):
-            pieces.popleft()
+            pieces.pop(0)
         else:
             pieces[0] = piece[count * size :]
         self._leaves(stream, count * size)
@@ -314,7 +314,7 @@ class Sender:
                 pieces[0] = piece[room - size :]
                 size = room
             else:
-                taken.append(pieces.popleft())
+                taken.append(pieces.pop(0))
                 size += len(piece)
         self._leaves(stream, size)
         if size >= WORTH_BYTES or not pieces:

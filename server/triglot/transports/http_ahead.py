@@ -1,0 +1,114 @@
+"""What aiohttp is given of a connection's bytes: no more than it can be expected to act on.
+
+Strategy: aiohttp takes what comes, and a client may send request after request while the first one is answered, a
+head of any size, or one whose many small fields take far more memory than they have bytes. So what comes is handed
+on in small pieces, but for a body whose length is known, and not at all while a request waits for the one before
+it: what has come by then lies here as it is, and when there is more, nothing is read from the client until aiohttp
+has begun with the next request.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import _ErrInfo
+
+PIECE_BYTES = 4096
+"""Of what is no body of a known length; the shortest requests that it may hold take 50 times as much."""
+MOST_HEAD_BYTES = 128 * 1024
+"""Of one request's head, or of a chunked body's trailers: the longest path and the longest field fit."""
+
+
+class ReadAhead(web.RequestHandler):
+    """Reads requests as they are taken. `begun` is to be called with each that aiohttp begins with."""
+
+    __slots__ = ("_begun", "_content", "_handing_on", "_head_bytes", "_kept", "_length")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._kept = b""
+        """What has come, and waits for a request to begin."""
+        self._begun = 0
+        self._content = EMPTY_PAYLOAD
+        """The body of the request that has begun last, and its length, if that is known."""
+        self._length = 0
+        self._handing_on = False
+        self._head_bytes = 0
+        """Of what has come since there was a request, or a part of a body."""
+
+    def begun(self, request: web.BaseRequest) -> None:
+        """All before this request has been answered."""
+        self._begun += 1
+        self._content, self._length = request.content, request.content_length or 0
+        if self._kept:
+            self.data_received(b"")
+
+    def resume_reading(self, *arguments: Any, **options: Any) -> None:
+        """See the base class."""
+        super().resume_reading(*arguments, **options)
+        if not self._handing_on:  # A body that ends has aiohttp call this, too.
+            self.data_received(b"")
+
+    def data_received(self, data: bytes) -> None:
+        """See the base class. Without data: more may be taken of what has come."""
+        if self._close or self._force_close:
+            self._kept = b""
+            return
+        if 0 < len(data) <= PIECE_BYTES and not self._kept and self._takes():
+            self._hand_on(data)
+            return
+        if not data:
+            super().data_received(b"")  # aiohttp itself may have kept something.
+        came, held = self._kept + data, bool(self._kept)
+        at = 0
+        while at < len(came) and self._takes():
+            piece = came[at : at + self._room()]
+            at += len(piece)
+            self._hand_on(piece)
+        # What follows a refused head is read and dropped: unread, it would have the socket reset with the answer.
+        self._kept = came[at:] if self._head_bytes <= MOST_HEAD_BYTES else b""
+        if self.transport is None or self._reading_paused:
+            return
+        if held and self._kept:
+            self.transport.pause_reading()
+        elif held:
+            self.transport.resume_reading()
+
+    def _takes(self) -> bool:
+        return (
+            self._request_count <= self._begun and not self._reading_paused and self._head_bytes <= MOST_HEAD_BYTES
+        )
+
+    def _room(self) -> int:
+        """For what is handed on at once."""
+        if self._content.is_eof():
+            return PIECE_BYTES
+        return max(PIECE_BYTES, self._length - self._content.total_bytes)
+
+    def _hand_on(self, piece: bytes) -> None:
+        before = self._request_count, self._content.total_bytes
+        self._handing_on = True
+        try:
+            super().data_received(piece)
+        finally:
+            self._handing_on = False
+        if (self._request_count, self._content.total_bytes) != before:
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(piece)
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        """As aiohttp refuses what is no request."""
+        status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        text = f"the head of the request is larger than {MOST_HEAD_BYTES} bytes"
+        wrong = _ErrInfo(status=status, exc=HttpProcessingError(code=status, message=text), message=text)
+        self._request_count += 1
+        self._messages.append((wrong, EMPTY_PAYLOAD))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
