@@ -13,7 +13,7 @@ from served_models import SECONDS
 
 RUBBISH = {
     "a long header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000,
-    "a long path": b"GET /" + b"a" * 100_000,
+    "a long path": b"GET /" + b"a" * 200_000,
     "two lengths": b"POST / HTTP/1.1\r\nHost: 0.0.0.0\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
     "TLS": bytes.fromhex("1603010200010001fc0303") + bytes(500),
 }
@@ -31,7 +31,8 @@ async def test_it_is_answered_and_no_error(name: str, caplog: pytest.LogCaptureF
                 reader, writer = await asyncio.open_connection("127.0.0.1", here.server.rest_port)
                 writer.write(RUBBISH[name])
                 answer = await asyncio.wait_for(reader.read(), SECONDS)
-                assert answer.startswith(b"HTTP/1.0 400 Bad Request\r\n")
+                # aiohttp 3.10 takes a long path that comes in pieces, and the head is too large then.
+                assert answer.split(b" ", 2)[1] in (b"400", b"431")
                 writer.close()
         async with here.session.get(f"{here.url}/health/live") as response:
             assert response.status == 200

@@ -43,32 +43,43 @@ class ReadAhead(web.RequestHandler):
     def begun(self, request: web.BaseRequest) -> None:
         """All before this request has been answered."""
         self._begun += 1
-        self._content, self._length = request.content, request.content_length or 0
+        self._content = request.content
+        if not self._content.is_eof():
+            self._length = request.content_length or 0
         if self._kept:
             self.data_received(b"")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See the base class."""
+        super().connection_lost(exc)
+        self._kept, self._content = b"", EMPTY_PAYLOAD  # The body refers to the connection.
 
     def resume_reading(self, *arguments: Any, **options: Any) -> None:
         """See the base class."""
         super().resume_reading(*arguments, **options)
-        if not self._handing_on:  # A body that ends has aiohttp call this, too.
+        if self._kept and not self._handing_on:  # A body that ends has aiohttp call this, too.
             self.data_received(b"")
 
     def data_received(self, data: bytes) -> None:
         """See the base class. Without data: more may be taken of what has come."""
         if self._close or self._force_close:
             self._kept = b""
-            return
-        if 0 < len(data) <= PIECE_BYTES and not self._kept and self._takes():
-            self._hand_on(data)
-            return
+        elif self._kept or len(data) > PIECE_BYTES or not self._takes():
+            self._hand_on_pieces(data)
+        else:
+            self._hand_on(data)  # Without data, too: aiohttp itself may have kept something.
+
+    def _hand_on_pieces(self, data: bytes) -> None:
         if not data:
-            super().data_received(b"")  # aiohttp itself may have kept something.
+            super().data_received(data)
         came, held = self._kept + data, bool(self._kept)
         at = 0
+        self._handing_on = True
         while at < len(came) and self._takes():
             piece = came[at : at + self._room()]
             at += len(piece)
             self._hand_on(piece)
+        self._handing_on = False
         # What follows a refused head is read and dropped: unread, it would have the socket reset with the answer.
         self._kept = came[at:] if self._head_bytes <= MOST_HEAD_BYTES else b""
         if self.transport is None or self._reading_paused:
@@ -90,13 +101,9 @@ class ReadAhead(web.RequestHandler):
         return max(PIECE_BYTES, self._length - self._content.total_bytes)
 
     def _hand_on(self, piece: bytes) -> None:
-        before = self._request_count, self._content.total_bytes
-        self._handing_on = True
-        try:
-            super().data_received(piece)
-        finally:
-            self._handing_on = False
-        if (self._request_count, self._content.total_bytes) != before:
+        count, received = self._request_count, self._content.total_bytes
+        super().data_received(piece)
+        if self._request_count > count or self._content.total_bytes > received:
             self._head_bytes = 0
             return
         self._head_bytes += len(piece)

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
@@ -50,15 +50,15 @@ def answer_of(route: Route, response: HttpResponse, headers: Mapping[str, str] |
     given = response.body
     body = _Pieces(given) if isinstance(given, Scattered) else given
     # The content type as it is: aiohttp's argument refuses parameters.
-    answer = web.Response(body=body, status=response.status, headers={"Content-Type": response.content_type})
+    answer = web.Response(body=body, status=response.status, headers={hdrs.CONTENT_TYPE: response.content_type})
     if response.headers:
         answer.headers.extend(response.headers)
+        if answer.headers.get("Connection") == "close":
+            answer.force_close()
     if route.headers:
         answer.headers.update(route.headers)
     if headers:
         answer.headers.update(headers)
-    if answer.headers.get("Connection") == "close":
-        answer.force_close()
     return answer
 
 

@@ -50,12 +50,6 @@ class Connections(web.Server):
         loop = asyncio.get_running_loop()
 
         class Request(web.BaseRequest):
-            def __init__(
-                self, message: Any, payload: Any, protocol: Connection, *others: Any, **more: Any
-            ) -> None:
-                super().__init__(message, payload, protocol, *others, **more)
-                protocol.begun(self)
-
             async def _prepare_hook(self, response: web.StreamResponse) -> None:
                 # aiohttp calls it before it writes the head of any answer, errors among them.
                 complete(self, response)

@@ -17,7 +17,7 @@ from triglot.config import Config
 from triglot.core.errors import PermissionDenied
 from triglot.protocols import Operation, Route
 
-FIXED_HEADERS = {"Server": "triglot", "X-Content-Type-Options": "nosniff"}
+FIXED_HEADERS = {hdrs.SERVER: "triglot", "X-Content-Type-Options": "nosniff"}
 """Of every answer. aiohttp's own Server header would name the versions of Python and aiohttp."""
 CHECKED = (Operation.INFER, Operation.ADMINISTER)
 """What a page of another origin may not do. What the others answer, no such page can read."""

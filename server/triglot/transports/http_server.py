@@ -135,6 +135,7 @@ class HttpServer:
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         connection = http.protocol
         assert isinstance(connection, Connection)
+        connection.begun(http)
         if connection.half_closed:
             connection.close_when_answered()
         if http.method == hdrs.METH_OPTIONS and (preflight := self._origins.preflight(http)) is not None:
