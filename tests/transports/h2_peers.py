@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from triglot.protocols import Kind, Method, Operation, Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.grpc_server import GrpcServer
 from triglot.transports.h2 import frames
+from triglot.transports.h2.fields import Field, Name
 from triglot.transports.h2.limits import Limits
 from triglot.transports.h2.server import H2Server
 
@@ -250,6 +251,16 @@ async def greeted(here: Served, **settings: int) -> Client:
     client = await here.client()
     await client.greet(**settings)
     return client
+
+
+def classified(pairs: Iterable[tuple[bytes, bytes]]) -> list[Field]:
+    """Fields as the decoder of header blocks makes them."""
+    return [Field(Name(name), value) for name, value in pairs]
+
+
+def pairs_of(fields: Iterable[Field]) -> list[tuple[bytes, bytes]]:
+    """Their names and values."""
+    return [(field.name.value, field.value) for field in fields]
 
 
 def request_fields(name: str) -> list[tuple[str, str]]:

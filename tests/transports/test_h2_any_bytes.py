@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from h2_core import BLOCK, CLOSED, OPEN, act, answered, connection, request
-from h2_peers import data, frame, greeting
+from h2_peers import data, frame, greeting, pairs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,13 @@ def _kinds(sent: bytes) -> list[int]:
     return kinds
 
 
+def comparable(events: list[Any]) -> list[Any]:
+    return [
+        replace(event, headers=pairs_of(event.headers.fields)) if hasattr(event, "headers") else event
+        for event in events
+    ]
+
+
 @settings(max_examples=300)
 @given(st.lists(ANY_FRAME | GOOD_FRAME, max_size=20), st.lists(st.integers(1, 30), min_size=1, max_size=5))
 def test_any_cutting_is_the_same(parts: list[bytes], sizes: list[int]) -> None:
@@ -62,6 +70,6 @@ def test_any_cutting_is_the_same(parts: list[bytes], sizes: list[int]) -> None:
         events += cut.feed(stream[at : at + size])
         at += size
         turn += 1
-    assert act(cut, events) == expected
+    assert comparable(act(cut, events)) == comparable(expected)
     assert cut.streams.keys() == whole.streams.keys()
     assert cut.over == whole.over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from triglot.transports.h2 import frames
 from triglot.transports.h2.buffers import ALIGNMENT, BufferPool
 from triglot.transports.h2.connection import Connection
 from triglot.transports.h2.events import DataPlaced, DataReceived, RequestReceived
-from triglot.transports.h2.headers import Fields
+from triglot.transports.h2.fields import Field
 from triglot.transports.h2.messages import IN_PLACE_BYTES, MessageReader
 
 SIZE = 1024 * 1024
@@ -149,7 +149,7 @@ class Receiver:
     def __init__(self) -> None:
         self.pool = BufferPool()
         self.readers: dict[int, MessageReader] = {}
-        self.connection: Connection[Fields] = Connection(lambda fields: fields)
+        self.connection: Connection[Sequence[Field]] = Connection(lambda fields: fields)
         self.placed = 0
 
     def begin(self, number: int) -> bytes:

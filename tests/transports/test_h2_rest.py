@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from h2_peers import SECONDS, Client, data, greeting
+from h2_peers import SECONDS, Client, classified, data, greeting
 from hypothesis import given
 from hypothesis import strategies as st
 from secured import HOST, server
@@ -304,18 +304,20 @@ def test_an_answer_that_ends_with_its_connection() -> None:
 
 def test_the_text_of_a_request() -> None:
     head = read_head(
-        [
-            (b":method", b"POST"),
-            (b":scheme", b"https"),
-            (b":path", b"/v2?x=1"),
-            (b":authority", b"a.b:1"),
-            (b"host", b"other"),
-            (b"content-type", b"application/json"),
-            (b"cookie", b"a=1"),
-            (b"cookie", b"b=2"),
-            (b"te", b"trailers"),
-            (b"content-length", b"2"),
-        ]
+        classified(
+            [
+                (b":method", b"POST"),
+                (b":scheme", b"https"),
+                (b":path", b"/v2?x=1"),
+                (b":authority", b"a.b:1"),
+                (b"host", b"other"),
+                (b"content-type", b"application/json"),
+                (b"cookie", b"a=1"),
+                (b"cookie", b"b=2"),
+                (b"te", b"trailers"),
+                (b"content-length", b"2"),
+            ]
+        )
     )
     assert request_text(head, chunked=False) == (
         b"POST /v2?x=1 HTTP/1.1\r\nhost: a.b:1\r\ncontent-type: application/json\r\ncookie: a=1; b=2\r\n"

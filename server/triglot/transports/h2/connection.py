@@ -9,7 +9,7 @@ connection: `ConnectionEnded` is the last event then, and what is to be sent end
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from triglot.transports.h2 import frames
@@ -22,12 +22,12 @@ from triglot.transports.h2.events import (
     DataRun,
     Event,
 )
+from triglot.transports.h2.fields import Field
 from triglot.transports.h2.frames import ErrorCode, Setting
 from triglot.transports.h2.header_frames import HeaderFrames
-from triglot.transports.h2.headers import Fields
-from triglot.transports.h2.known_requests import KnownRequests
 from triglot.transports.h2.limits import DEFAULTS, MOST_HEADER_BYTES, Limits
 from triglot.transports.h2.streams import Broken, Sink, Stream, Streams
+from triglot.transports.h2.whole_requests import WholeRequests
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Connection(Generic[T]):
 
     def __init__(
         self,
-        read: Callable[[Fields], T],
+        read: Callable[[Sequence[Field]], T],
         limits: Limits = DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,7 +55,7 @@ class Connection(Generic[T]):
         self._limits = limits
         self._streams = Streams(limits, clock)
         self._headers = HeaderFrames(self._streams, read)
-        self._requests = KnownRequests(self._streams, self._headers.known)
+        self._requests = WholeRequests(self._streams, self._headers.request)
         self._control = Control(self._streams)
         self.out = self._streams.out
         self._buffer = bytearray(BUFFER_BYTES)

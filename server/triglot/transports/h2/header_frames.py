@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
-
-import hpack
 
 from triglot.transports.h2 import frames
 from triglot.transports.h2.events import Event, RequestEnded, RequestReceived
+from triglot.transports.h2.fields import Field
 from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.headers import Fields, HeaderBlocks, MalformedRequest
+from triglot.transports.h2.headers import HeaderBlocks, MalformedRequest
+from triglot.transports.h2.hpack import FieldsTooLarge, HpackError
 from triglot.transports.h2.streams import Broken, Streams
 
 T = TypeVar("T")
@@ -19,12 +19,11 @@ T = TypeVar("T")
 class HeaderFrames(Generic[T]):
     """What a connection does about them. Everything raises `Broken` when the connection cannot go on."""
 
-    def __init__(self, streams: Streams, read: Callable[[Fields], T]) -> None:
+    def __init__(self, streams: Streams, read: Callable[[Sequence[Field]], T]) -> None:
         self.expects = 0
         """The stream whose CONTINUATION, and nothing else, has to come next; 0: none."""
         self._streams = streams
         self._blocks = HeaderBlocks(read, streams.limits.max_header_block)
-        self.known = self._blocks.known
         self._block = bytearray()
         self._ends = False
         self._continuations = 0
@@ -62,23 +61,22 @@ class HeaderFrames(Generic[T]):
             self.expects = 0
             self._received(number, bytes(self._block), self._ends, events)
 
+    def request(self, block: bytes) -> T | None:
+        """What a request's whole block says; None: it is no request. Raises `Broken`."""
+        try:
+            return self._blocks.decode(block)
+        except MalformedRequest:
+            return None
+        except HpackError as error:
+            raise _broken(error) from None
+
     def _received(self, number: int, block: bytes, ended: bool, events: list[Event[T]]) -> None:
         streams = self._streams
-        malformed = False
-        value: T | None = None
-        trailers = number in streams.open
-        try:
-            # Also of a stream that is refused: the table that later blocks refer to may change.
-            value = self._blocks.decode(block, trailers=trailers)
-        except MalformedRequest:
-            malformed = True
-        except hpack.OversizedHeaderListError as error:
-            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "headers that are too large") from error
-        except (hpack.HPACKError, IndexError, ValueError, OverflowError) as error:
-            raise Broken(ErrorCode.COMPRESSION_ERROR, "a header block that cannot be decoded") from error
-        if trailers:
-            self._trailers(number, ended, malformed, events)
+        if number in streams.open:
+            self._trailers(number, block, ended, events)
             return
+        # Also of a stream that is refused: the table that later blocks refer to may change.
+        value = self.request(block)
         if number <= streams.last:
             if not streams.was_reset(number):
                 raise Broken(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {number}, which is closed")
@@ -88,7 +86,7 @@ class HeaderFrames(Generic[T]):
         streams.last = number
         if number > streams.refuse_after:
             streams.nuisance("streams after the last")
-        elif malformed or value is None:
+        elif value is None:
             streams.wrong(number, ErrorCode.PROTOCOL_ERROR, events)
         elif not may_begin:
             streams.refuse(number)
@@ -96,12 +94,25 @@ class HeaderFrames(Generic[T]):
             streams.begin(number, ended=ended)
             events.append(RequestReceived(number, value, ended))
 
-    def _trailers(self, number: int, ended: bool, malformed: bool, events: list[Event[T]]) -> None:
+    def _trailers(self, number: int, block: bytes, ended: bool, events: list[Event[T]]) -> None:
+        malformed = not ended
+        try:
+            self._blocks.check_trailers(block)
+        except MalformedRequest:
+            malformed = True
+        except HpackError as error:
+            raise _broken(error) from None
         stream = self._streams.open[number]
         if stream.ended:
             self._streams.wrong(number, ErrorCode.STREAM_CLOSED, events)
-        elif malformed or not ended:
+        elif malformed:
             self._streams.wrong(number, ErrorCode.PROTOCOL_ERROR, events)
         else:
             self._streams.end(stream)
             events.append(RequestEnded(number))
+
+
+def _broken(error: HpackError) -> Broken:
+    if isinstance(error, FieldsTooLarge):
+        return Broken(ErrorCode.ENHANCE_YOUR_CALM, "headers that are too large")
+    return Broken(ErrorCode.COMPRESSION_ERROR, f"a header block that cannot be decoded: {error}")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-import hpack
+from triglot.transports.h2.fields import Field, header_list_size
+from triglot.transports.h2.hpack import Decoder
 
 T = TypeVar("T")
-Fields = list[tuple[bytes, bytes]]
 
 LONGEST_REMEMBERED = 1024
-MOST_REMEMBERED_BYTES = 128 * 1024
+MOST_REMEMBERED_BYTES = 32 * 1024
 """Of all that one connection's remembered blocks decode to, as HTTP/2 counts it (RFC 9113, 6.5.2)."""
-FIELD_BYTES = 32
-"""What HTTP/2 counts for each field beside its name and its value."""
-_RESIZE = 0x20
-"""A block that begins so changes the table's size (RFC 7541, 6.3)."""
 
 
 class MalformedRequest(Exception):
@@ -27,53 +23,47 @@ class HeaderBlocks(Generic[T]):
     """Decodes the blocks of one connection, in their order; `read` makes of the fields what the user wants.
 
     A block means the same as long as nothing enters the dynamic table or leaves it: what clients send call after
-    call, indices into the table alone, is looked up. Raises `hpack.HPACKError`, after which no further block
-    can be decoded, and what `read` raises.
+    call, indices into the table alone, is looked up.
     """
 
-    def __init__(self, read: Callable[[Fields], T], most_bytes: int) -> None:
+    def __init__(self, read: Callable[[Sequence[Field]], T], most_bytes: int) -> None:
         self._read = read
-        self._decoder = hpack.Decoder(most_bytes)
+        self._decoder = Decoder(most_bytes)
         self._remembered: dict[bytes, T] = {}
         self._remembered_bytes = 0
-        self.known: Callable[[bytes], T | None] = self._remembered.get
-        """What a block means that was decoded before and still means the same; None: it is to be decoded."""
 
-    def decode(self, block: bytes, *, trailers: bool = False) -> T | None:
-        """What `read` makes of a block's fields; None of `trailers`."""
+    def decode(self, block: bytes) -> T:
+        """What `read` makes of a block's fields.
+
+        Raises `HpackError`, after which no further block can be decoded, and what `read` raises.
+        """
         known = self._remembered.get(block)
-        if known is not None and not trailers:
+        if known is not None:
             return known
-        table = self._decoder.header_table.dynamic_entries
-        count, newest = len(table), table[0] if table else None
-        fields = self._decoder.decode(block, raw=True)
-        if len(table) != count or (count and table[0] is not newest):
-            self._forget()
-        if trailers:
-            _check_trailers(fields)
-            return None
-        value = self._read([(bytes(name), bytes(text)) for name, text in fields])
-        # The block itself may have changed the table, or its size: decoding it again would do more than this.
-        same = len(table) == count and (not count or table[0] is newest) and block[0] & 0xE0 != _RESIZE
-        if same and len(block) <= LONGEST_REMEMBERED:
-            size = header_list_size(fields)
-            if self._remembered_bytes + size > MOST_REMEMBERED_BYTES:
+        fields = self._decode(block)
+        value = self._read(fields)
+        # A block that changes the table does more than to mean this.
+        if self._is_same and len(block) <= LONGEST_REMEMBERED:
+            self._remembered_bytes += header_list_size(fields)
+            if self._remembered_bytes > MOST_REMEMBERED_BYTES:
                 self._forget()
+                self._remembered_bytes = header_list_size(fields)
             self._remembered[block] = value
-            self._remembered_bytes += size
         return value
+
+    def check_trailers(self, block: bytes) -> None:
+        """Decode a block that nobody reads. Raises as `decode`, and `MalformedRequest`."""
+        if any(field.name.value[:1] == b":" for field in self._decode(block)):
+            raise MalformedRequest("a pseudo-header in trailers")
+
+    def _decode(self, block: bytes) -> list[Field]:
+        changes = self._decoder.changes
+        fields = self._decoder.decode(block)
+        self._is_same = changes == self._decoder.changes
+        if not self._is_same and self._remembered:
+            self._forget()
+        return fields
 
     def _forget(self) -> None:
         self._remembered.clear()
         self._remembered_bytes = 0
-
-
-def header_list_size(fields: Iterable[tuple[bytes, bytes]]) -> int:
-    """Bytes of a block's fields, as SETTINGS_MAX_HEADER_LIST_SIZE counts them (RFC 9113, 6.5.2)."""
-    return sum([FIELD_BYTES + len(name) + len(value) for name, value in fields])
-
-
-def _check_trailers(fields: Iterable[tuple[bytes, bytes]]) -> None:
-    for name, _ in fields:
-        if name[:1] == b":":
-            raise MalformedRequest("a pseudo-header in trailers")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triglot.transports.h2.headers import Fields
-
 _OF_THE_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 UNTIL_CLOSED = -1
 
@@ -15,7 +13,7 @@ class AnswerHead:
     """The status and the fields, without those that are about the connection; `ended`: there is no body."""
 
     status: int
-    fields: Fields
+    fields: list[tuple[bytes, bytes]]
     ended: bool
 
 
@@ -71,7 +69,7 @@ class AnswerReader:
 
     def _head(self, lines: list[bytes]) -> AnswerHead:
         status = int(lines[0].split(b" ", 2)[1])
-        fields: Fields = []
+        fields: list[tuple[bytes, bytes]] = []
         length: int | None = None
         for line in lines[1:]:
             name, _, value = line.partition(b":")

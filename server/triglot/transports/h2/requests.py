@@ -3,155 +3,89 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
-from triglot.transports.h2.headers import Fields, MalformedRequest, header_list_size
+from triglot.transports.h2.fields import FIRST_REGULAR, MALFORMED, METADATA, Field
+from triglot.transports.h2.headers import MalformedRequest
 from triglot.transports.h2.limits import MOST_HEADER_BYTES
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
 CALL_BYTES = 16 * 1024
 """About what an open call takes beside its fields: 2 to 15 KiB, streams and REST the most."""
-FIELDS_FACTOR = 3
+FIELDS_FACTOR = 10
 """How many bytes its fields take, for each that HTTP/2 counts."""
 CODINGS = ("identity", "deflate", "gzip")
-_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-_OF_THE_CONNECTION = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
-_PSEUDO = {b":method", b":scheme", b":path", b":authority"}
-_NOT_METADATA = {
-    b"te",
-    b"content-type",
-    b"grpc-timeout",
-    b"grpc-encoding",
-    b"grpc-accept-encoding",
-    b"content-length",
-}
+_DEFAULTS: Sequence[Any] = (None, None, None, None, None, False, None, "identity", "", None)
+"""What a request without a field means, by kind."""
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
-_NAME = re.compile(rb"[0-9a-z_.\-!#$%&'*+^`|~]+")
-_VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
-"""Matched as a whole: to search for what it must not have takes ten times as long."""
-_LENGTH = re.compile(rb"[0-9]{1,18}")
-_GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RpcHead:
     """What the fields of a request say.
 
-    `timeout` in seconds, None without one. `status`: the HTTP status of a request that is no gRPC call, or 0.
-    `problem`: what is wrong with one that is, or nothing; `too_large`: it is that. `length`: bytes of the body,
-    where it says so. `simple`: nothing is wrong. `accepts`: how answers may be compressed.
-    `fields`: all of them, for what is no gRPC call. `call_bytes`: memory that the call takes, about.
+    `timeout` in seconds, None without one. `encoding` is the coding of its messages; `accepts` how answers may be
+    compressed. `length`: bytes of the body, where it says so. `status`: the HTTP status of a request that is no
+    gRPC call, or 0. `problem`: what is wrong with one that is, or nothing; `too_large`: it is that.
+    `call_bytes`: memory that the call takes, about.
     """
 
+    fields: Sequence[Field]
     path: str
     timeout: float | None
     encoding: str
-    metadata: Metadata
-    status: int = 0
-    problem: str = ""
-    length: int | None = None
-    simple: bool = False
-    too_large: bool = False
-    accepts: str = ""
-    fields: Sequence[tuple[bytes, bytes]] = ()
-    call_bytes: int = CALL_BYTES
+    accepts: str
+    length: int | None
+    status: int
+    problem: str
+    too_large: bool
+    call_bytes: int
+
+    @property
+    def simple(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.status and not self.problem
+
+    @property
+    def metadata(self) -> Metadata:
+        """The fields that neither HTTP/2 nor gRPC has a use for."""
+        if self.problem:
+            return ()
+        return [pair for field in self.fields if field.kind == METADATA for pair in field.metadata()]
 
 
-def read_head(fields: Fields) -> RpcHead:
+def read_head(fields: Sequence[Field]) -> RpcHead:
     """Raises `MalformedRequest` for fields that HTTP/2 does not allow (RFC 9113, 8)."""
-    pseudo, own, others = _sorted(fields)
-    size = header_list_size(fields)
-    if own.get(b"te", b"trailers") != b"trailers":
-        raise MalformedRequest("te is not 'trailers'")
-    if not pseudo.get(b":path") or b":method" not in pseudo or not pseudo.get(b":scheme"):
-        raise MalformedRequest("a pseudo-header is missing")
-    length = own.get(b"content-length")
-    if length is not None and not _LENGTH.fullmatch(length):
-        raise MalformedRequest("content-length is no number")
-    status = 0
-    if pseudo[b":method"] != b"POST":
-        status = 405
-    elif not _GRPC_TYPE.fullmatch(own.get(b"content-type", b"")):
-        status = 415
-    timeout: float | None = None
-    metadata: Metadata = ()
+    meanings = list(_DEFAULTS)
     problem = ""
+    size = 0
+    is_regular = False
+    for field in fields:
+        size += field.size
+        kind = field.kind
+        if kind >= FIRST_REGULAR:
+            is_regular = True
+            if kind == MALFORMED:
+                raise MalformedRequest(f"field {field.name.value!r}")
+            problem = problem or field.problem
+        elif is_regular or meanings[kind] is not None:
+            raise MalformedRequest(f"pseudo-header {field.name.value!r}")
+        if kind < METADATA:
+            meanings[kind] = field.meaning
+    is_post, scheme, path, _, _, is_grpc, timeout, encoding, accepts, length = meanings
+    if is_post is None or not scheme or not path:
+        raise MalformedRequest("a pseudo-header is missing")
+    status = 405 if not is_post else 415 if not is_grpc else 0
     too_large = size > MOST_HEADER_BYTES
-    try:
-        timeout = _timeout(own.get(b"grpc-timeout"))
-        if not too_large and not status:
-            metadata = tuple(pair for name, value in others for pair in _metadata(name, value))
-    except ValueError as error:
-        problem = str(error)
     if too_large:
         problem = f"received metadata size exceeds the limit ({size} vs. {MOST_HEADER_BYTES})"
-    path = pseudo[b":path"].decode("latin-1")
-    encoding = own.get(b"grpc-encoding", b"identity").decode("latin-1")
-    simple = not status and not problem
-    return RpcHead(
-        path,
-        timeout,
-        encoding,
-        metadata,
-        status,
-        problem,
-        None if length is None else int(length),
-        simple,
-        too_large,
-        own.get(b"grpc-accept-encoding", b"").decode("latin-1"),
-        fields if status and not too_large else (),
-        CALL_BYTES + FIELDS_FACTOR * size,
-    )
-
-
-def _sorted(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes], Fields]:
-    """Pseudo-headers, those that HTTP/2 and gRPC know, and metadata. Raises `MalformedRequest`."""
-    pseudo: dict[bytes, bytes] = {}
-    own: dict[bytes, bytes] = {}
-    others: Fields = []
-    for name, value in fields:
-        if not _VALUE.fullmatch(value):
-            raise MalformedRequest(f"the value of {name!r}")
-        if name[:1] == b":":
-            if name not in _PSEUDO or name in pseudo or own or others:
-                raise MalformedRequest(f"pseudo-header {name!r}")
-            pseudo[name] = value
-        elif not _NAME.fullmatch(name) or name in _OF_THE_CONNECTION:
-            raise MalformedRequest(f"field {name!r}")
-        elif name in _NOT_METADATA:
-            own[name] = value
-        else:
-            others.append((name, value))
-    return pseudo, own, others
-
-
-def _timeout(text: bytes | None) -> float | None:
-    """Seconds. Raises `ValueError`."""
-    if text is None:
-        return None
-    digits, unit = text[:-1], text[-1:]
-    if not digits.isdigit() or len(digits) > 8 or unit not in _SECONDS:
-        raise ValueError(f"grpc-timeout: expected up to eight digits and one of HMSmun, got {text!r}")
-    return int(digits) * _SECONDS[unit]
-
-
-def _metadata(name: bytes, value: bytes) -> Iterable[tuple[str, str | bytes]]:
-    """A field as metadata; one with binary values may hold several. Raises `ValueError`."""
-    key = name.decode("latin-1")
-    if not key.endswith("-bin"):
-        return ((key, value.decode("latin-1")),)
-    try:
-        # The padding may be left out.
-        return [(key, base64.b64decode(one + b"=" * (-len(one) % 4), validate=True)) for one in value.split(b",")]
-    except binascii.Error:
-        raise ValueError(f"{key}: expected base64") from None
+        fields = ()
+    call_bytes = CALL_BYTES + FIELDS_FACTOR * size
+    return RpcHead(fields, path, timeout, encoding, accepts, length, status, problem, too_large, call_bytes)
 
 
 # --- answers ---

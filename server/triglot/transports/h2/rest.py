@@ -17,6 +17,7 @@ from triglot.core.errors import InvalidArgument, ServingError
 from triglot.protocols import Kind
 from triglot.transports.h2.body import Body
 from triglot.transports.h2.events import RequestReceived
+from triglot.transports.h2.fields import FIRST_REGULAR
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.http1_answers import AnswerHead, AnswerReader
 from triglot.transports.h2.requests import RpcHead, block_of, http_error
@@ -280,7 +281,7 @@ def begin_rest(
 
 
 def _pseudo(head: RpcHead) -> dict[bytes, bytes]:
-    return {name: value for name, value in head.fields if name[:1] == b":"}
+    return {field.name.value: field.value for field in head.fields if field.kind < FIRST_REGULAR}
 
 
 def request_text(head: RpcHead, *, chunked: bool) -> bytes | None:
@@ -289,7 +290,7 @@ def request_text(head: RpcHead, *, chunked: bool) -> bytes | None:
     method, target = pseudo[b":method"], pseudo[b":path"]
     if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(target):
         return None
-    fields = [(name, value) for name, value in head.fields if name[:1] != b":"]
+    fields = [(field.name.value, field.value) for field in head.fields if field.kind >= FIRST_REGULAR]
     hosts = [value for name, value in fields if name == b"host"]
     cookies = [value for name, value in fields if name == b"cookie"]
     lines = [b"%b %b HTTP/1.1" % (method, target), b"host: " + pseudo.get(b":authority", (hosts or [b""])[0])]

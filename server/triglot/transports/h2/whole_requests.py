@@ -1,4 +1,4 @@
-"""Requests as most are: a header block that came before, and all of the body behind it (RFC 9113, 8.1)."""
+"""Requests as most are: a header block in one frame, and all of the body behind it (RFC 9113, 8.1)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Any, Generic, TypeVar
 
 from triglot.transports.h2 import frames
 from triglot.transports.h2.events import RequestReceived, WholeRequest
+from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.streams import Streams
 
 T = TypeVar("T")
 
 
-class KnownRequests(Generic[T]):
-    """Makes one event of each; `known` says what a header block means, or None.
+class WholeRequests(Generic[T]):
+    """Makes one event of each; `read` says what a header block means, or None where that is no request.
 
     Bodies follow their own headers, or those of all requests that were made together. `clear` is called before
     other bytes are read: what has begun with the last ones has been told by then.
     """
 
-    def __init__(self, streams: Streams, known: Callable[[bytes], T | None]) -> None:
+    def __init__(self, streams: Streams, read: Callable[[bytes], T | None]) -> None:
         self._streams = streams
-        self._known = known
+        self._read = read
         self._begun: dict[int, int] = {}
         """Requests without a body so far, and where in the list of events they are told."""
         self.clear = self._begun.clear
@@ -32,12 +33,14 @@ class KnownRequests(Generic[T]):
         The bytes that have come end at `end`. 0: the block is to be read as any other.
         """
         data_head = start + length
-        if end < data_head:
-            return 0
-        value = self._known(bytes(view[start:data_head]))
         streams = self._streams
-        if value is None:
+        if end < data_head or not streams.may_begin(number):
             return 0
+        value = self._read(bytes(view[start:data_head]))
+        if value is None:
+            streams.last = number
+            streams.wrong(number, ErrorCode.PROTOCOL_ERROR, events)
+            return data_head
         data = data_head + frames.HEAD_BYTES
         if end >= data:
             word, flags, data_number = frames.HEAD.unpack_from(view, data_head)
@@ -47,8 +50,6 @@ class KnownRequests(Generic[T]):
             if whole and own and streams.begin_whole(number, size):
                 events.append(WholeRequest(number, value, bytes(view[data : data + size])))
                 return data + size
-        if not streams.may_begin(number):
-            return 0
         streams.begin(number, ended=False)
         self._begun[number] = len(events)
         events.append(RequestReceived(number, value, ended=False))

@@ -1,0 +1,125 @@
+"""Header fields, classified once: what HTTP/2 and gRPC make of a name and of a value.
+
+The rules are those of RFC 9113, 8, and of gRPC over HTTP/2, Requests.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+from typing import Any
+
+METHOD, SCHEME, PATH, AUTHORITY = range(4)
+TE, CONTENT_TYPE, TIMEOUT, ENCODING, ACCEPT_ENCODING, CONTENT_LENGTH = range(4, 10)
+METADATA, MALFORMED = 10, 11
+"""All other fields that are allowed, and those that are not."""
+FIRST_REGULAR = TE
+"""Kinds below are pseudo-headers."""
+FIELD_BYTES = 32
+"""What HTTP/2 counts for each field beside its name and its value (RFC 9113, 6.5.2)."""
+_KINDS = {
+    b":method": METHOD,
+    b":scheme": SCHEME,
+    b":path": PATH,
+    b":authority": AUTHORITY,
+    b"te": TE,
+    b"content-type": CONTENT_TYPE,
+    b"grpc-timeout": TIMEOUT,
+    b"grpc-encoding": ENCODING,
+    b"grpc-accept-encoding": ACCEPT_ENCODING,
+    b"content-length": CONTENT_LENGTH,
+    **dict.fromkeys(
+        (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"), MALFORMED
+    ),
+}
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_NAME = re.compile(rb"[0-9a-z_.\-!#$%&'*+^`|~]+")
+_VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
+"""Matched as a whole: to search for what it must not have takes ten times as long."""
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+_GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
+
+
+class Name:
+    """The name of fields."""
+
+    __slots__ = ("is_binary", "kind", "text", "value")
+
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+        self.text = value.decode("latin-1")
+        kind = _KINDS.get(value)
+        if kind is None:
+            kind = METADATA if _NAME.fullmatch(value) else MALFORMED
+        self.kind = kind
+        self.is_binary = kind == METADATA and value.endswith(b"-bin")
+
+
+class Field:
+    """A field of a header block.
+
+    `kind`: one of the above. `meaning`: of a path or coding the text, of a timeout seconds, of a length bytes, of
+    binary metadata the values; whether the method is POST, and the content type gRPC's; of others the value.
+    `problem`: what is wrong with a timeout or with binary metadata, or nothing. `size`: bytes, as HTTP/2 counts.
+    """
+
+    __slots__ = ("kind", "meaning", "name", "problem", "size", "value")
+
+    def __init__(self, name: Name, value: bytes) -> None:
+        self.name = name
+        self.value = value
+        self.size = FIELD_BYTES + len(name.value) + len(value)
+        self.kind = name.kind if _VALUE.fullmatch(value) else MALFORMED
+        self.meaning: Any = value
+        self.problem = ""
+        if self.kind != METADATA or name.is_binary:
+            self._read()
+
+    def _read(self) -> None:
+        kind, value = self.kind, self.value
+        if kind in (PATH, ENCODING, ACCEPT_ENCODING):
+            self.meaning = value.decode("latin-1")
+        elif kind == METHOD:
+            self.meaning = value == b"POST"
+        elif kind == CONTENT_TYPE:
+            self.meaning = _GRPC_TYPE.fullmatch(value) is not None
+        elif kind == TIMEOUT:
+            self._read_timeout()
+        elif kind == METADATA:
+            self._read_binary()
+        elif kind == CONTENT_LENGTH:
+            if _LENGTH.fullmatch(value):
+                self.meaning = int(value)
+            else:
+                self.kind = MALFORMED
+        elif kind == TE and value != b"trailers":
+            self.kind = MALFORMED
+
+    def _read_timeout(self) -> None:
+        digits, unit = self.value[:-1], self.value[-1:]
+        self.meaning = None
+        if digits.isdigit() and len(digits) <= 8 and unit in _SECONDS:
+            self.meaning = int(digits) * _SECONDS[unit]
+        else:
+            self.problem = f"grpc-timeout: expected up to eight digits and one of HMSmun, got {self.value!r}"
+
+    def _read_binary(self) -> None:
+        try:
+            # One field may hold several values, and the padding may be left out.
+            parts = [one + b"=" * (-len(one) % 4) for one in self.value.split(b",")]
+            self.meaning = [base64.b64decode(part, validate=True) for part in parts]
+        except binascii.Error:
+            self.problem = f"{self.name.text}: expected base64"
+
+    def metadata(self) -> Iterable[tuple[str, str | bytes]]:
+        """The field as gRPC's metadata."""
+        if self.name.is_binary:
+            return [(self.name.text, value) for value in self.meaning]
+        return ((self.name.text, self.value.decode("latin-1")),)
+
+
+def header_list_size(fields: Iterable[Field]) -> int:
+    """Bytes of a block's fields, as SETTINGS_MAX_HEADER_LIST_SIZE counts them (RFC 9113, 6.5.2)."""
+    return sum([field.size for field in fields])
