@@ -12,7 +12,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
@@ -24,7 +24,7 @@ MOST_HEAD_BYTES = 128 * 1024
 
 
 class ReadAhead(web.RequestHandler):
-    """Reads requests as they are taken. `begun` is to be called with each that aiohttp begins with."""
+    """Reads requests as they are taken. `begun` is to be called for each that aiohttp begins with."""
 
     __slots__ = ("_begun", "_content", "_handing_on", "_head_bytes", "_kept", "_length")
 
@@ -34,7 +34,7 @@ class ReadAhead(web.RequestHandler):
         """What has come, and waits for a request to begin."""
         self._begun = 0
         self._content = EMPTY_PAYLOAD
-        """The body of the request that has begun last, and its length, if that is known."""
+        """The body of the request that is handled, or will be at once, and its length, if that is known."""
         self._length = 0
         self._handing_on = False
         self._head_bytes = 0
@@ -43,9 +43,8 @@ class ReadAhead(web.RequestHandler):
     def begun(self, request: web.BaseRequest) -> None:
         """All before this request has been answered."""
         self._begun += 1
-        self._content = request.content
-        if not self._content.is_eof():
-            self._length = request.content_length or 0
+        if self._content is not request.content:
+            self._content, self._length = request.content, request.content_length or 0
         if self._kept:
             self.data_received(b"")
 
@@ -90,25 +89,34 @@ class ReadAhead(web.RequestHandler):
             self.transport.resume_reading()
 
     def _takes(self) -> bool:
-        return (
-            self._request_count <= self._begun and not self._reading_paused and self._head_bytes <= MOST_HEAD_BYTES
-        )
+        if self._reading_paused or self._head_bytes > MOST_HEAD_BYTES:
+            return False
+        return self._request_count <= self._begun or self._missing() > 0
+
+    def _missing(self) -> int:
+        """Bytes of the body of known length that is on its way."""
+        return self._length - self._content.total_bytes
 
     def _room(self) -> int:
         """For what is handed on at once."""
-        if self._content.is_eof():
-            return PIECE_BYTES
-        return max(PIECE_BYTES, self._length - self._content.total_bytes)
+        missing = self._missing()
+        return missing if self._request_count > self._begun else max(PIECE_BYTES, missing)
 
     def _hand_on(self, piece: bytes) -> None:
         count, received = self._request_count, self._content.total_bytes
         super().data_received(piece)
-        if self._request_count > count or self._content.total_bytes > received:
+        if self._request_count > count:
             self._head_bytes = 0
-            return
-        self._head_bytes += len(piece)
-        if self._head_bytes > MOST_HEAD_BYTES:
-            self._refuse_head()
+            message, content = self._messages[-1]
+            is_next = self._current_request is None and self._request_count == self._begun + 1
+            if is_next and not content.is_eof() and not isinstance(message, _ErrInfo):
+                self._content, self._length = content, int(message.headers.get(hdrs.CONTENT_LENGTH, 0))
+        elif self._content.total_bytes > received:
+            self._head_bytes = 0
+        else:
+            self._head_bytes += len(piece)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._refuse_head()
 
     def _refuse_head(self) -> None:
         """As aiohttp refuses what is no request."""

@@ -17,17 +17,23 @@ RETRY_AFTER_SECONDS = 1.0
 class RequestBytes:
     """The total of all requests, and its limit; 0 sets none. For any thread."""
 
-    __slots__ = ("_limit", "_lock", "held")
+    __slots__ = ("_limit", "_lock", "_on_loop", "reserved")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self.held = 0
+        self._on_loop = 0
+        self.reserved = 0
+        """By requests that threads work on, too; changed under the lock."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of all requests."""
+        return self._on_loop + self.reserved
 
     def add(self, count: int) -> None:
-        """Count so many bytes more, or less."""
-        with self._lock:
-            self.held += count
+        """Count so many bytes more, or less. On the loop."""
+        self._on_loop += count
 
     def check(self) -> None:
         """Raises `QueueFull` when requests hold more than the limit."""
@@ -60,7 +66,7 @@ class Reservation:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._over = True
-            self._total.held -= self._size
+            self._total.reserved -= self._size
 
     def grow(self, count: int) -> None:
         """Hold so many bytes more. Raises `QueueFull`, and `Cancelled` when the request has been given up."""
@@ -68,7 +74,7 @@ class Reservation:
             if self._over:  # A thread was still at work on it.
                 raise Cancelled("the request is over")
             self._size += count
-            self._total.held += count
+            self._total.reserved += count
         if self._size > self._free:
             self._total.check()
 
@@ -76,4 +82,4 @@ class Reservation:
         """Hold so many bytes less."""
         with self._lock:
             self._size -= count
-            self._total.held -= count
+            self._total.reserved -= count
