@@ -24,12 +24,12 @@ the server's threads and child processes. Peak memory is the server's since its 
 server together. "Client busy" is the share of one core that the load client used; above {CLIENT_BOUND:.0%}, marked
 with !, the client was the limit: calls/s and latency are then the client's, and CPU per call is what to compare.
 
-"h2" and "aio" are ours, over HTTP/2 of our own and over grpc.aio; "thread", "async" and "inline" say how the model
-runs: on an instance's thread, as a coroutine, or as a plain function on the event loop. "Bare" servers do nothing
-but receive a request and send ready-made bytes; "+ json" reads and writes them with json and numpy. They are
-stock; "tuned" ones run on uvloop and keep freed memory, as ours do. A stock one with large messages may differ by
-a factor of two from start to start, as glibc's malloc happens to give memory back to the kernel or not: there, the
-servers are started several times, as the title says."""
+"h2" and "aio" are ours, over HTTP/2 of our own and over grpc.aio; "thread" and "async" say how the model runs: on
+an instance's thread, or as a coroutine. "Bare" servers do nothing but receive a request and send ready-made bytes;
+"+ json" reads and writes them with json and numpy. They are stock; "tuned" ones run on uvloop and keep freed
+memory, as ours do. A stock one with large messages may differ by a factor of two from start to start, as glibc's
+malloc happens to give memory back to the kernel or not: there, the servers are started several times, as the title
+says."""
 
 
 def client_of(scenario: Scenario) -> str:

@@ -20,7 +20,7 @@ from bench.payloads import (
 
 MIB = 2**20 // 4  # FP32 elements in 1 MiB
 IMAGE = 3 * 224 * 224  # 150528
-THREAD, ASYNC, INLINE = "identity_fp32", "identity_async", "identity_inline"
+THREAD, ASYNC = "identity_fp32", "identity_async"
 SPIN = "spin_200us"
 Making = Callable[[str, Floats], Exchange]
 
@@ -74,7 +74,6 @@ class Line:
 BARE, TUNED = Line(BARE_GRPC.name, BARE_GRPC), Line(TUNED_GRPC.name, TUNED_GRPC)
 H2_THREAD, AIO_THREAD = Line("h2, thread", H2), Line("aio, thread", AIO)
 H2_ASYNC, AIO_ASYNC = Line("h2, async", H2, ASYNC), Line("aio, async", AIO, ASYNC)
-H2_INLINE = Line("h2, inline", H2, INLINE)
 PLAIN, PLAIN_JSON = Line(BARE_REST.name, BARE_REST), Line(BARE_JSON.name, BARE_JSON)
 PLAIN_TUNED, OVER_REST = Line(TUNED_REST.name, TUNED_REST), Line("rest, thread", REST)
 TOKENS = (
@@ -83,7 +82,7 @@ TOKENS = (
     Line("h2, async", H2, "tokens_async"),
     Line("aio, thread", AIO, "tokens"),
 )
-EVERY_WAY = (BARE, TUNED, H2_THREAD, H2_ASYNC, H2_INLINE, AIO_THREAD, AIO_ASYNC)
+EVERY_WAY = (BARE, TUNED, H2_THREAD, H2_ASYNC, AIO_THREAD, AIO_ASYNC)
 
 
 @dataclass(frozen=True, slots=True)

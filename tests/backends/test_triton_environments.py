@@ -319,7 +319,7 @@ async def test_a_client_cannot_say_which_program_runs(environment: Path, tmp_pat
         assert raised.value.code is Code.INVALID_ARGUMENT
         assert "parameters[EXECUTION_ENV_PATH]: expected none, or that of its config.pbtxt" in raised.value.message
         tensors = json.loads(config)
-        tensors["parameters"]["execution"] = {"string_value": "inline"}
+        tensors["parameters"]["execution"] = {"string_value": "thread"}
         del tensors["parameters"]["EXECUTION_ENV_PATH"]
         with pytest.raises(ServingError, match=r"expected 'process', as its config\.pbtxt has EXECUTION_ENV_PATH"):
             await manager.load_model("own", json.dumps(tensors))

@@ -192,8 +192,14 @@ class Listing(OnLoop):
         return [{"y": one["x"] * len(calls)} for one in inputs]
 
 
-async def test_a_list_of_requests_may_be_awaited_too() -> None:
-    site = Site(Listing())
+class ListingPlainly(OnLoop):
+    def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
+        return [{"y": one["x"] * len(calls)} for one in inputs]
+
+
+@pytest.mark.parametrize("model", [Listing, ListingPlainly])
+async def test_a_list_of_requests_may_be_awaited_too(model: type[OnLoop]) -> None:
+    site = Site(model())
     answers = await asyncio.gather(site.ask(rows(1)), site.ask(rows(2, width=2)))
     assert [first_values(answer) for answer in answers] == [[2], [4]]
     await site.servable.close()

@@ -24,9 +24,9 @@ LONG = 0.3
 """Nothing else here takes as long, on a machine that has other things to do."""
 
 
-def watched(infer: Any, **said: Any) -> Servable:
+def watched(infer: Any) -> Servable:
     """A servable of such a model, which has served for some time."""
-    here = servable(type("Watched", (Plain,), said)(infer))
+    here = servable(Plain(infer))
     here.guard.watch(LIMIT)
     return here
 
@@ -46,22 +46,26 @@ def block(inputs: Inputs) -> dict[str, Any]:
     return {"y": inputs["x"]}
 
 
-async def test_an_inline_model_that_takes_long(caplog: pytest.LogCaptureFixture) -> None:
-    here = watched(block, execution="inline")
+async def block_loop(inputs: Inputs) -> dict[str, Any]:
+    return block(inputs)
+
+
+async def test_a_model_that_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+    here = watched(block_loop)
     for _ in range(2):
         await here.infer(number(1), Call())
     assert holds(here) == 2
     (line,) = lines(caplog)
     assert re.match(r"scripted version 1 held the event loop for \d+\.\d{3} s, and every other call", line)
-    assert line.endswith("code that computes or waits for long needs execution 'thread' or 'process'")
+    assert line.endswith(
+        "code that computes or waits for long belongs in a plain infer, which has threads of its own"
+    )
     await here.close()
 
 
 async def test_a_batch_counts_as_one(caplog: pytest.LogCaptureFixture) -> None:
     class Slow(Joining):
-        execution = "inline"
-
-        def infer(self, inputs: Inputs) -> Any:
+        async def infer(self, inputs: Inputs) -> Any:
             return block(inputs)
 
     site = Site(Slow(DynamicBatching()))
@@ -127,7 +131,7 @@ async def test_who_waits_is_not_named_for_who_blocks(caplog: pytest.LogCaptureFi
 
 
 async def test_without_a_limit_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    here = watched(block, execution="inline")
+    here = watched(block_loop)
     here.guard.watch(0)
     await here.infer(number(1), Call())
     assert holds(here) == 0

@@ -194,7 +194,8 @@ async def test_a_model_that_is_given_as_an_object_stays_here(by: str) -> None:
     config = ModelConfig(execution="process" if by == "configuration" else "")
     files = ModelFiles("given", 1, "python", Path("given.py"), make=Given, config=config)
     with pytest.raises(
-        ModelLoadError, match="given version 1: execution: expected 'thread' or 'inline' for a model that is given"
+        ModelLoadError,
+        match="given version 1: execution: expected 'thread' for a model that is given as an object",
     ):
         await Loader(backends.load, None, 10).open(files, nothing_more)
 

@@ -84,7 +84,7 @@ async def serving(folder: Path, extra: str = "", **options: Any) -> AsyncIterato
         yield Doors(channel, session, f"http://127.0.0.1:{server.rest_port}/v2/models/told/infer")
 
 
-@pytest.mark.parametrize("extra", ["", 'execution = "process"', 'execution = "inline"'])
+@pytest.mark.parametrize("extra", ["", 'execution = "process"'])
 async def test_they_are_told(extra: str, tmp_path: Path) -> None:
     async with serving(tmp_path, extra) as doors:
         for ask in (doors.by_grpc, doors.by_rest):

@@ -46,15 +46,9 @@ async def each(inputs: Inputs) -> AsyncIterator[dict[str, Any]]:
         yield y(at)
 
 
-def inline() -> Model:
-    model = Plain(twice)
-    model.execution = "inline"
-    return model
-
-
 def kinds() -> Mapping[str, Model]:
     """One of each kind that runs in a way of its own."""
-    return {"thread": Scripted(), "async": Plain(twice_later), "inline": inline(), "apart": Plain(each)}
+    return {"thread": Scripted(), "async": Plain(twice_later), "apart": Plain(each)}
 
 
 async def opened(door: Live, window: int = 2**20) -> Client:
@@ -79,12 +73,11 @@ async def answers_of(client: Client) -> tuple[list[pb.ModelStreamInferResponse],
     return answers, count
 
 
-@pytest.mark.parametrize("name", ["inline", "async"])
-async def test_answers_to_what_came_together_leave_together(name: str) -> None:
+async def test_answers_to_what_came_together_leave_together() -> None:
     count = MAX_IN_FLIGHT
     async with live(kinds(), grpc_transport="h2") as door:
         client = await opened(door)
-        await client.send(*(data(1, message(asking(name, at)), end=False) for at in range(count)), data(1, b""))
+        await client.send(*(data(1, message(asking("async", at)), end=False) for at in range(count)), data(1, b""))
         found, in_frames = await answers_of(client)
         await client.close()
     assert [value(one) for one in found] == [2 * at for at in range(count)]
@@ -94,7 +87,7 @@ async def test_answers_to_what_came_together_leave_together(name: str) -> None:
 @pytest.mark.parametrize("step", [3, 100, 5000, 10**6])
 async def test_wherever_the_bytes_are_cut_and_whoever_answers_the_order_is_kept(step: int) -> None:
     chosen = random.Random(step)
-    names = chosen.choices(["inline", "async", "thread", "nobody"], k=20 if step < 100 else 300)
+    names = chosen.choices(["async", "thread", "nobody"], k=20 if step < 100 else 300)
     sent = b"".join(data(1, message(asking(name, at, str(at))), end=False) for at, name in enumerate(names))
     async with live(kinds(), grpc_transport="h2") as door:
         client = await opened(door)
@@ -155,13 +148,11 @@ class Bursts(Duplex):
 async def test_no_request_overtakes_another_when_the_stream_begins() -> None:
     began: list[float] = []
 
-    def note(inputs: Inputs) -> dict[str, Any]:
+    async def note(inputs: Inputs) -> dict[str, Any]:
         began.append(float(inputs["x"][0]))
         return {"y": inputs["x"]}
 
-    noting = Plain(note)
-    noting.execution = "inline"
-    async with live({"noting": noting}) as door:
+    async with live({"noting": Plain(note)}) as door:
         kserve = KServe(door.server.dataplane, "here", Telemetry())
         requests = Bursts([asking("noting", at) for at in range(3)], [asking("noting", at) for at in range(3, 6)])
         answers = [one async for one in kserve.infer_stream(requests, Call())]
@@ -171,7 +162,7 @@ async def test_no_request_overtakes_another_when_the_stream_begins() -> None:
 
 @pytest.mark.parametrize("transport", ["h2", "aio"])
 async def test_decoupled_models_among_others_give_all_their_answers(transport: str) -> None:
-    asked = [("apart", 40), ("inline", 1), ("thread", 2), ("apart", 0), ("async", 3), ("apart", 100)] * 5
+    asked = [("apart", 40), ("async", 1), ("thread", 2), ("apart", 0), ("async", 3), ("apart", 100)] * 5
     async with live(kinds(), grpc_transport=transport) as door:
         call = door.stream_infer(
             sending(*(asking(name, number, f"{name} {at}") for at, (name, number) in enumerate(asked))), timeout=60
@@ -205,7 +196,7 @@ async def test_a_slow_reader_bounds_how_many_ordinary_requests_run(transport: st
     assert made == wanted
 
 
-@pytest.mark.parametrize("execution", ["inline", "async", "thread"])
+@pytest.mark.parametrize("execution", ["async", "thread"])
 async def test_requests_that_come_one_after_the_other_wait_while_no_answer_can_leave(execution: str) -> None:
     began = 0
 
@@ -218,8 +209,6 @@ async def test_requests_that_come_one_after_the_other_wait_while_no_answer_can_l
         return note(inputs)
 
     noting = Plain(note_later if execution == "async" else note)
-    if execution == "inline":
-        noting.execution = execution
     wanted = 4 * MAX_IN_FLIGHT
     async with live({"noting": noting}, grpc_transport="h2") as door:
         client = await opened(door, window=0)
@@ -238,14 +227,12 @@ async def test_requests_that_come_one_after_the_other_wait_while_no_answer_can_l
 async def test_after_an_error_that_ends_the_call_nothing_runs() -> None:
     began = 0
 
-    def note(inputs: Inputs) -> dict[str, Any]:
+    async def note(inputs: Inputs) -> dict[str, Any]:
         nonlocal began
         began += 1
         return {"y": inputs["x"]}
 
-    noting = Plain(note)
-    noting.execution = "inline"
-    async with live({"noting": noting}, grpc_transport="h2") as door:
+    async with live({"noting": Plain(note)}, grpc_transport="h2") as door:
         client = await opened(door, window=0)
         good, bad = message(asking("noting", 1)), message(b"not gzip", packed=1)
         for sent in (good, good, good, bad, good, good):
@@ -288,12 +275,12 @@ async def test_a_model_that_never_waits_lets_others_have_their_turn() -> None:
             made += 1
             yield y(made)
 
-    async with live({"endless": Plain(endless), "inline": inline()}, grpc_transport="h2") as door:
+    async with live({"endless": Plain(endless), "async": Plain(twice_later)}, grpc_transport="h2") as door:
         client = await opened(door)
         await client.send(data(1, message(asking("endless")), end=False))
         got = await client.next(frames.DATA)
         # Its window is full some time, and what then waits is bounded.
-        other = door.stream_infer(sending(asking("inline", 4)), timeout=30)
+        other = door.stream_infer(sending(asking("async", 4)), timeout=30)
         assert [value(one) async for one in other] == [8]
         assert made <= (2**20 + len(got.payload)) / 50 + MAX_UNSENT + STREAM_BUFFER
         await client.close()
@@ -304,7 +291,7 @@ async def test_a_model_that_never_waits_lets_others_have_their_turn() -> None:
 async def test_compressed_requests_are_answered_in_order(transport: str) -> None:
     async with live(kinds(), grpc_transport=transport) as door:
         call = door.stream_infer(
-            sending(*(asking("inline", at) for at in range(100))), timeout=60, compression=grpc.Compression.Gzip
+            sending(*(asking("async", at) for at in range(100))), timeout=60, compression=grpc.Compression.Gzip
         )
         assert [value(one) async for one in call] == [2 * at for at in range(100)]
 
@@ -312,7 +299,7 @@ async def test_compressed_requests_are_answered_in_order(transport: str) -> None
 async def test_a_request_that_cannot_be_inflated_ends_the_call_after_the_answers_before_it() -> None:
     async with live(kinds(), grpc_transport="h2") as door:
         client = await opened(door)
-        first, second = message(asking("inline", 1)), message(b"not gzip", packed=1)
+        first, second = message(asking("async", 1)), message(b"not gzip", packed=1)
         await client.send(data(1, first, end=False))
         answer = await client.next(frames.DATA)
         assert value(pb.ModelStreamInferResponse.FromString(answer.payload[5:])) == 2

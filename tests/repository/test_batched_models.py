@@ -82,7 +82,11 @@ async def test_without_a_batch_dim_the_queues_policy_holds(tmp_path: Path) -> No
             "dynamic_batching = triglot.DynamicBatching(max_queue_delay='1 ms')",
             "ValueError: dynamic_batching.max_queue_delay: expected seconds or 'auto', got '1 ms'",
         ),
-        ("execution = 'fork'", "ValueError: execution: expected one of thread, process, inline, got 'fork'"),
+        (
+            "execution = 'inline'",
+            "ValueError: execution: expected thread or process; 'inline' was removed: an async def infer runs",
+        ),
+        ("execution = 'fork'", "ValueError: execution: expected one of thread, process, got 'fork'"),
     ],
 )
 async def test_a_class_that_is_wrong(

@@ -14,6 +14,7 @@ from reading_configs import read, wrong
 from triglot.core.configure import configure
 from triglot.core.errors import ModelLoadError
 from triglot.core.model import Model
+from triglot.core.model_config import INLINE_REMOVED
 from triglot.core.scheduling import (
     AUTO,
     LONGEST_SECONDS,
@@ -136,7 +137,7 @@ def test_a_delay_that_is_found(tmp_path: Path) -> None:
     assert config.parameters == {"own": "1"}
 
 
-@pytest.mark.parametrize("execution", ["thread", "process", "inline"])
+@pytest.mark.parametrize("execution", ["thread", "process"])
 def test_what_instances_are(tmp_path: Path, execution: str) -> None:
     config = read(tmp_path, parameters(execution=execution, own="1"))
     assert (config.execution, config.parameters) == (execution, {"own": "1"})
@@ -193,9 +194,10 @@ RANGES = "numbers from 0 to 4095, in ranges the lower one first"
     [
         (
             {"execution": "proces"},
-            "[execution]: expected thread, process or inline, got 'proces', did you mean 'process'?",
+            "[execution]: expected thread or process, got 'proces', did you mean 'process'?",
         ),
-        ({"execution": ""}, "[execution]: expected thread, process or inline, got ''"),
+        ({"execution": ""}, "[execution]: expected thread or process, got ''"),
+        ({"execution": "inline"}, f"[execution]: {INLINE_REMOVED}"),
         ({"cpus": ""}, f"[cpus]: expected {CPUS}, got ''"),
         ({"cpus": "0,"}, f"[cpus]: expected {CPUS}, got '0,'"),
         ({"cpus": "-1"}, f"[cpus]: expected {CPUS}, got '-1'"),

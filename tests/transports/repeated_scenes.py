@@ -90,11 +90,7 @@ class Batched(Mixed):
     dynamic_batching = triglot.DynamicBatching()
 
 
-class Inline(Mixed):
-    execution = "inline"
-
-
-MODELS: dict[str, type[triglot.Model]] = {"mixed": Mixed, "one": One, "batched": Batched, "inline": Inline}
+MODELS: dict[str, type[triglot.Model]] = {"mixed": Mixed, "one": One, "batched": Batched}
 WRONG = 5
 KINDS = [0, 0, 0, *range(len(ANSWERS)), 0, WRONG, WRONG, 0, 1, 0]
 

@@ -230,10 +230,6 @@ class FillsOnLoop(Fills):
         return super().infer(inputs)
 
 
-class FillsInline(Fills):
-    execution = "inline"
-
-
 def read_only(model: Any) -> dict[str, Any]:
     view = model.memory[:]
     view.flags.writeable = False
@@ -251,7 +247,7 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-@pytest.mark.parametrize("kind", [Fills, FillsOnLoop, FillsInline])
+@pytest.mark.parametrize("kind", [Fills, FillsOnLoop])
 async def test_a_model_may_fill_the_same_array_again(kind: type[Fills], answer: str) -> None:
     async with live({"m": kind(ANSWERS[answer])}, grpc_transport="h2") as door:
         clients = []

@@ -55,10 +55,6 @@ class Plain(Raises):
         return self.answer(inputs)
 
 
-class Inline(Plain):
-    execution = "inline"
-
-
 class OnLoop(Raises):
     async def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self.answer(inputs)
@@ -113,8 +109,6 @@ KINDS: Mapping[str, Callable[[], Raises]] = {
     "a function": Plain,
     "a function in batches": lambda: Plain(JOINS),
     "a list of requests": lambda: Lists(JOINS),
-    "inline": Inline,
-    "inline in batches": lambda: Inline(JOINS),
     "async def": OnLoop,
     "async def that has waited": LaterOnLoop,
     "async def in batches": lambda: OnLoop(JOINS),

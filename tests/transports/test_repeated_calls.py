@@ -203,7 +203,7 @@ def named(request: bytes, request_id: str) -> bytes:
 
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
-@pytest.mark.parametrize("model", ["mixed", "one", "inline"])
+@pytest.mark.parametrize("model", ["mixed", "one"])
 async def test_requests_of_a_stream(begun: list[RequestPattern], transport: str, model: str) -> None:
     requests = [kserve(model, array(kind)) for kind in KINDS]
     async with served(transport, {model: MODELS[model]()}) as client:

@@ -89,20 +89,18 @@ async def test_a_deadline_passes(begun: list[RequestPattern], transport: str, wa
 
 
 class GivesUp(triglot.Model):
-    """Waits for the deadline that it is to wait for, and has the loop wait, too."""
+    """Waits for its deadline, and has the loop wait, too."""
 
     inputs, outputs = Mixed.inputs, Mixed.outputs
 
-    def __init__(self, execution: str) -> None:
-        self.execution = execution
+    def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
 
     def infer(self, inputs: Arrays, call: Call) -> Any:
         x = inputs["x"]
         if x[0, 0]:
             given_up = threading.Event()
-            if self.execution == "thread":
-                self.loop.call_soon_threadsafe(given_up.wait, SECONDS)
+            self.loop.call_soon_threadsafe(given_up.wait, SECONDS)
             while not call.cancelled:
                 pass
             given_up.set()
@@ -111,11 +109,8 @@ class GivesUp(triglot.Model):
 
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)
-@pytest.mark.parametrize("execution", ["inline", "thread"])
-async def test_a_model_sees_the_deadline_first(
-    begun: list[RequestPattern], transport: str, execution: str
-) -> None:
-    async with served(transport, {"gives_up": GivesUp(execution)}, default_timeout=0.5) as client:
+async def test_a_model_sees_the_deadline_first(begun: list[RequestPattern], transport: str) -> None:
+    async with served(transport, {"gives_up": GivesUp()}, default_timeout=0.5) as client:
         for door in DOORS:
             for value in (0, 0, 0, 1):
                 end = await seen(client.call(door, "gives_up", array(value), timeout=None))

@@ -48,8 +48,7 @@ def _set_scheduling(model: Model, config: ModelConfig) -> None:
         model.longest_run = config.longest_run
     if config.inputs_in_place is not None:
         model.inputs_in_place = config.inputs_in_place
-    inline = config.execution == "inline"
-    if config.dynamic_batching or config.sequence_batching or config.response_cache or config.cpus or inline:
+    if config.dynamic_batching or config.sequence_batching or config.response_cache or config.cpus:
         check_scheduling(model, CONFIG_KEYS)
 
 

@@ -82,8 +82,8 @@ class Model:
     not sort by inputs, or find indices in them, without a copy; no thread holds the interpreter's lock while it
     waits for another one that reads them."""
     execution: str = "thread"
-    """"thread"; "process": each instance is a process, for code that holds the interpreter's lock; "inline": a
-    plain function that is short, and waits for nothing, runs on the event loop, and nothing else then."""
+    """"thread"; "process": each instance is a process, for code that holds the interpreter's lock. An `async def`
+    `infer` runs on the event loop, of the server or of the process."""
     cpus: Sequence[int] = ()
     """With `execution` "process": the CPUs that the instances run on, each on one of them in turn; none: any."""
     hang_seconds: float = 0.5

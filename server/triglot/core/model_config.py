@@ -40,8 +40,9 @@ class VersionPolicy:
         return sorted((self.specific or frozenset()).difference(found))
 
 
-EXECUTIONS = ("thread", "process", "inline")
-"""What an instance may be; with "inline" there is none, and the model runs on the event loop."""
+EXECUTIONS = ("thread", "process")
+"""What an instance may be."""
+INLINE_REMOVED = "expected thread or process; 'inline' was removed: an async def infer runs on the event loop"
 ALL = VersionPolicy()
 LATEST = VersionPolicy(latest=1)
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from triglot.core import checks
 from triglot.core.model import Model, is_async, is_decoupled
-from triglot.core.model_config import EXECUTIONS
+from triglot.core.model_config import EXECUTIONS, INLINE_REMOVED
 from triglot.core.scheduling import AUTO, DynamicBatching, OldestStrategy, SequenceBatching
 from triglot.core.signature import Signature
 
@@ -48,27 +48,15 @@ def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({}
     ):
         if model.response_cache and there:
             raise ValueError(f"{named('response_cache')}: expected false {reason}, got true")
-    checks.choice(named("execution"), model.execution, EXECUTIONS)
     if model.execution == "inline":
-        _check_inline(model, named("execution"))
+        raise ValueError(f"{named('execution')}: {INLINE_REMOVED}")
+    checks.choice(named("execution"), model.execution, EXECUTIONS)
     check_cpus(named("cpus"), model.cpus)
     # What the class says of its processes may stay when the configuration says that there are none.
     if model.cpus and "process" not in (model.execution, type(model).execution):
         raise ValueError(f"{named('cpus')}: expected none without execution 'process', got {list(model.cpus)}")
     check_seconds(named("hang_seconds"), model.hang_seconds)
     check_seconds(named("longest_run"), model.longest_run)
-
-
-def _check_inline(model: Model, key: str) -> None:
-    """It is one plain function that gives one answer at once, and nothing tells two calls of it apart."""
-    for there, what in (
-        (is_async(model.infer), "an async def infer, which runs on the event loop by itself"),
-        (is_decoupled(model.infer), "an infer that yields its answers"),
-        (model.sequence_batching is not None, "a model with sequence_batching"),
-        (model.instances != 1, f"{model.instances} instances"),
-    ):
-        if there:
-            raise ValueError(f"{key}: expected another one than 'inline' for {what}")
 
 
 def check_cpus(key: str, cpus: object) -> None:

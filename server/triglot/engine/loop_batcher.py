@@ -9,9 +9,8 @@ from dataclasses import replace
 from triglot.core.model import Model
 from triglot.engine.batch import Batch
 from triglot.engine.batch_schedule import BatchSchedule, Growing
-from triglot.engine.inline import guarded_list
 from triglot.engine.joining import buffers_for
-from triglot.engine.loop_guard import LoopGuard
+from triglot.engine.loop_guard import LoopGuard, guarded_list
 from triglot.engine.work import Explain, Function, Work
 
 

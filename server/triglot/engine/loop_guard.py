@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from math import inf
 from time import monotonic, perf_counter
 from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
+from triglot.core.ensemble import Ensemble
+from triglot.core.model import Model, is_async
 from triglot.core.readings import Reading
+from triglot.engine.declarations import function_of
+from triglot.engine.hosted import HostedModel
+from triglot.engine.work import Function
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
 """From one line in the log about a model to the next."""
+ADVICE = "code that computes or waits for long belongs in a plain infer, which has threads of its own"
 RAISED_EXIT = "the model raised GeneratorExit"
 """What its GeneratorExit becomes: to callers, one means that they are closed."""
 
@@ -81,6 +88,27 @@ class LoopGuard:
         """How often that was."""
         about = "How often the model's code held the event loop for longer than loop_lag_warning."
         return (Reading("event_loop_holds", about, self.held, counter=True),) if self.watches else ()
+
+
+def guard_of(model: Model, name: str) -> LoopGuard:
+    """The model's; `name` is what the log calls it."""
+    # The code of these that runs on the loop is ours.
+    ours = isinstance(model, HostedModel | Ensemble)
+    return LoopGuard(name, ADVICE if is_async(model.infer) and not ours else "")
+
+
+def guarded_function(model: Model, guard: LoopGuard) -> Function:
+    """The model's `infer`, which takes the call in any case, timed where it runs on the loop."""
+    function = function_of(model)
+    return guarded(function, guard) if guard.watches else function
+
+
+def guarded_list(model: Model, guard: LoopGuard) -> Callable[..., Any] | None:
+    """The model's `infer_batch`, timed where it runs on the loop."""
+    infer_batch = model.infer_batch
+    if infer_batch is None or not guard.watches:
+        return infer_batch
+    return guarded(infer_batch, guard) if is_async(infer_batch) else partial(guard.timed, infer_batch)
 
 
 def guarded(function: Callable[..., Any], guard: LoopGuard) -> Callable[..., Any]:

@@ -18,10 +18,10 @@ from triglot.engine.admission import Admission, Gate, refusals
 from triglot.engine.deadline import WHILE_RUNNING, WHILE_WAITING, is_cancelled
 from triglot.engine.declarations import check_declarations, looks_at_call
 from triglot.engine.hosted import HostedModel
-from triglot.engine.inline import guard_of, guarded_function, inline_of
 from triglot.engine.instances import Instances
 from triglot.engine.leases import Leases
 from triglot.engine.loop_batcher import LoopBatcher
+from triglot.engine.loop_guard import guard_of, guarded_function
 from triglot.engine.queue import Defer, queue_full
 from triglot.engine.response_cache import ResponseCache, Shelf
 from triglot.engine.schedule import Schedule, schedule_for
@@ -53,9 +53,8 @@ class Resources(Leases):
         self.default_signature = default_of(self.signatures)
         self.signature = self.signatures[self.default_signature]
         self.guard = guard_of(model, f"{name} version {version}")
-        self._inline = inline_of(model, self.guard)
         self.function = guarded_function(model, self.guard)
-        self.on_loop = is_async(model.infer) or self._inline is not None
+        self.on_loop = is_async(model.infer)
         self.decoupled = is_decoupled(model.infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
         self._loop = asyncio.get_running_loop()
@@ -64,7 +63,7 @@ class Resources(Leases):
         """Whether a request is a coroutine that runs at once, for itself."""
         self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
         """Whether a stream of one answer is a request like others, since the model cannot send more."""
-        self.takes_submissions = not self.direct or self._inline is not None
+        self.takes_submissions = not self.direct
         """Whether no request needs a task of its own, but for streams."""
         # Not a method: the threads would keep this.
         self._explain: Explain = partial(explained, str(self))

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from contextvars import copy_context
 from typing import Any
 
 from triglot.core.call import Call
@@ -26,8 +25,8 @@ def _as_it_is(answer: Any) -> Any:
 class Servable(Resources):
     """Runs one model. Made, used and closed on the event loop; the model is loaded already.
 
-    Blocking code runs on the threads of the instances, `async def` code, and what is to be "inline", on the loop,
-    which `on_loop` says. Work that nobody waits for any more is never started.
+    Blocking code runs on the threads of the instances, `async def` code on the loop, which `on_loop` says. Work
+    that nobody waits for any more is never started.
     """
 
     async def infer(self, inputs: Inputs, call: Call) -> Any:
@@ -42,8 +41,6 @@ class Servable(Resources):
                 raise call.overdue(BEFORE_START)
             if self.direct:
                 self._check_room_on_loop()
-                if self._inline is not None:
-                    return self._inline.one(inputs, call)
                 await as_task()
                 return await in_time(call, self._run_on_loop(inputs, call), WHILE_RUNNING)
             execution = AwaitedExecution(inputs, call, self._loop.create_future())
@@ -72,16 +69,12 @@ class Servable(Resources):
             execution.gate = self._enter(call)
             if call.deadline is not None and call.expired:
                 raise call.overdue(BEFORE_START)
-            if self._inline is None or not self.direct:
-                self._put(execution, call, execution.defer)
-                if call.deadline is not None:
-                    execution.timer = self._expire_later(call, execution)
-                return
-            self._check_room_on_loop()
-            execution.result = copy_context().run(self._inline.one, execution.inputs, call)
-        except BaseException as error:  # As on a thread: a model that calls exit() fails this call.
+            self._put(execution, call, execution.defer)
+            if call.deadline is not None:
+                execution.timer = self._expire_later(call, execution)
+        except BaseException as error:
             execution.error = self._explain(error)
-        execution.settle()
+            execution.settle()
 
     def finish(self, execution: Submission) -> None:
         """It is over: what it holds is let go of."""

@@ -147,8 +147,8 @@ def _made(files: ModelFiles, make: Callable[[], Model]) -> Model:
     if model is not None:
         _close(model)
     raise ModelLoadError(
-        f"{files}: execution: expected 'thread' or 'inline' for a model that is given as an object, or is a grps "
-        "project, got 'process'",
+        f"{files}: execution: expected 'thread' for a model that is given as an object, or is a grps project, "
+        "got 'process'",
         Code.INVALID_ARGUMENT,
     )
 

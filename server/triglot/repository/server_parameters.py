@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from triglot.core.model_config import EXECUTIONS
+from triglot.core.model_config import EXECUTIONS, INLINE_REMOVED
 from triglot.core.scheduling import AUTO
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
@@ -45,8 +45,10 @@ class ServerParameters:
 def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
     """What a configuration's parameters say to the server. Raises `ValueError`, which names the key."""
     execution = parameters.get("execution", "")
+    if execution == "inline":
+        raise ValueError(f"parameters[execution]: {INLINE_REMOVED}")
     if "execution" in parameters and execution not in EXECUTIONS:
-        raise _wrong("execution", f"{', '.join(EXECUTIONS[:-1])} or {EXECUTIONS[-1]}", execution, EXECUTIONS)
+        raise _wrong("execution", " or ".join(EXECUTIONS), execution, EXECUTIONS)
     hang_seconds, longest_run = (_seconds(parameters, name) for name in ("hang_seconds", "longest_run_seconds"))
     return ServerParameters(
         execution,

@@ -54,11 +54,6 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
     for key in NO_EFFECT:
         if key in config.parameters:
             log.warning("%s: parameters: %s: without effect here", config.source or file, key)
-    if config.execution == "inline":
-        raise ModelLoadError(
-            f"{file}: parameters[execution]: expected thread or process for a {MODEL_CLASS}, whose instances have "
-            "threads of their own, got 'inline'"
-        )
     with working(home, home.calls), modules.by_plain_names():
         completed = _completed(file, config, model_class, home)
     instances = [

@@ -1,4 +1,4 @@
-"""A model with `execution` "inline", by every protocol."""
+"""A model that is `async def`, by every protocol."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ LONG = 1.1
 
 
 class Doubling(triglot.Model):
-    """Runs inline, says on which thread, and is slow where it is asked to be."""
+    """Notes its threads, and holds the loop for -2."""
 
     inputs = [triglot.TensorSpec("x", "FP32", [-1])]
     outputs = [triglot.TensorSpec("y", "FP32", [-1])]
-    execution = "inline"
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
 
-    def infer(self, inputs: Any) -> Any:
+    async def infer(self, inputs: Any) -> Any:
         self.threads.add(threading.get_ident())
         if -1 in inputs["x"]:
             raise triglot.InvalidArgument("minus one")
         if -2 in inputs["x"]:
-            time.sleep(LONG)
+            time.sleep(LONG)  # noqa: ASYNC251 - it is what is looked for
         return {"y": inputs["x"] * 2}
 
 
