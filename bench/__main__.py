@@ -23,7 +23,7 @@ BENCHES: tuple[tuple[str, Sequence[str]], ...] = (
     ("leaks", ()),
     ("connection_memory", ()),
     ("failed_bodies", ()),
-    ("batching", ("--in-flight", "1", "64", "256", "--seconds", "0.6", "--learn", "5")),
+    ("batching", ("--in-flight", "1", "64", "256", "--seconds", "0.6")),
     ("overload", ()),
     ("process", ("--rounds", "5", "--seconds", "0.5")),
     ("shared_memory", ("--in-flight", "1", "--seconds", "0.7")),

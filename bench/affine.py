@@ -39,18 +39,15 @@ class Affine(triglot.Model):
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """A way to batch: none, by hand, or adaptive, where `objective` > 0 (seconds)."""
+    """A way to batch, or none."""
 
     name: str
     on: bool = True
     delay: float = 0.0
     sizes: Sequence[int] = ()
-    objective: float = 0.0
 
     def arguments(self) -> dict[str, Any]:
         """Of `triglot.DynamicBatching`."""
-        if self.objective:
-            return {"max_queue_delay": "auto", "latency_objective": self.objective}
         return {"max_queue_delay": self.delay, "preferred_sizes": tuple(self.sizes)}
 
     def source(self) -> str:

@@ -1,4 +1,4 @@
-"""What batching gives a model that costs a + b·n per batch, and how near the adaptive mode is to the best setting.
+"""What batching gives a model that costs a + b·n per batch.
 
 From the repository's root: `python -m bench.batching --help`. Each setting is a model of its own, and all of them
 are loaded in turn, round by round: first over gRPC, where the server's front end is part of what is measured and
@@ -7,14 +7,11 @@ may well be the limit, then in this process straight on the engine, without any 
 
 import argparse
 import asyncio
-import re
 import statistics
 import sys
 import tempfile
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench import affine, engine, report, rounds, servers
@@ -27,13 +24,9 @@ from bench.tally import BenchError
 from triglot.engine.servable import Servable
 
 ELEMENTS = 16
-ADAPTIVE_METRIC = re.compile(r"^triglot_adaptive_(\w+){[^}]*} (\S+)$", re.MULTILINE)
-OBJECTIVE = 0.1
-"""Seconds: the adaptive mode's p99."""
 DELAYS = (0.001, 0.002, 0.005)
 UNBATCHED = Batching("unbatched", on=False)
 AT_ONCE = Batching("delay 0")
-ADAPTIVE = Batching("adaptive", objective=OBJECTIVE)
 COLUMNS = (
     "setting",
     "calls/s",
@@ -49,108 +42,79 @@ LEGEND = """\
 Medians over rounds; the settings are loaded in turn, one at a time, round by round. "x unbatched" is the median of
 the rounds' own ratios to the first line (and, in brackets, their range). CPU covers user and kernel time: of the
 server over gRPC, of the whole process on the engine. "client busy" is the share of one core that the load client
-used. "delay d, size n": an idle instance waits for d, or until there are n rows. The adaptive mode is told its
-objective alone, and has had its time to learn before the first round."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan(rounds.Plan):
-    """What the person who started the bench chose."""
-
-    learn: float
-    """Seconds under load that the adaptive mode gets before the first round."""
+used. "delay d, size n": an idle instance waits for d, or until there are n rows."""
 
 
 def settings(in_flight: int) -> list[Batching]:
     """What is compared with so many calls in flight; one in flight has nothing to wait for."""
     if in_flight == 1:
-        return [UNBATCHED, AT_ONCE, Batching("delay 5 ms", delay=0.005), ADAPTIVE]
+        return [UNBATCHED, AT_ONCE, Batching("delay 5 ms", delay=0.005)]
     sizes = (in_flight // 2, in_flight)
     by_hand = [
         Batching(f"delay {delay * 1e3:g} ms, size {size}", delay=delay, sizes=(size,))
         for delay in DELAYS
         for size in sizes
     ]
-    return [UNBATCHED, AT_ONCE, *by_hand, ADAPTIVE]
-
-
-def _settle(batching: Batching, plan: Plan) -> float:
-    return plan.learn if batching == ADAPTIVE else min(0.5, plan.seconds)
-
-
-def _chosen(said: Mapping[str, float]) -> str:
-    """What the adaptive mode is at, by the names of its readings without `adaptive_`."""
-    delay, size, most = said["delay_seconds"], said["size_rows"], said["most_rows"]
-    return f"adaptive, at the end: waits for up to {delay * 1e3:.1f} ms or {size:g} rows, takes up to {most:g}"
+    return [UNBATCHED, AT_ONCE, *by_hand]
 
 
 # --- over gRPC ---
 
 
 @contextmanager
-def _serving(batchings: Sequence[Batching], core: int | None) -> Iterator[tuple[list[Subject], int]]:
-    """A server with one model for each, and its REST port."""
+def _serving(batchings: Sequence[Batching], core: int | None) -> Iterator[list[Subject]]:
+    """A server with one model for each."""
     values = tensor(1, ELEMENTS)
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         folder = Path(name)
         for number, batching in enumerate(batchings):
             affine.write(folder / "models" / f"model_{number}", batching)
-        with servers.serving(folder / "models", core) as (server, grpc_port, rest_port):
-            subjects = [
+        with servers.serving(folder / "models", core) as (server, grpc_port, _):
+            yield [
                 Subject(batching.name, server, grpc_port, grpc_exchange(f"model_{number}", values))
                 for number, batching in enumerate(batchings)
             ]
-            yield subjects, rest_port
 
 
-def _metrics(port: int) -> dict[str, float]:
-    """The adaptive mode's own, of the one model that has it."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
-        text = reply.read().decode()
-    return {name: float(value) for name, value in ADAPTIVE_METRIC.findall(text)}
-
-
-def over_grpc(in_flight: int, plan: Plan, core: int | None) -> list[Measured[Batching]]:
+def over_grpc(in_flight: int, plan: rounds.Plan, core: int | None) -> list[Measured[Batching]]:
     """One server, all settings, one call after the other on each of `in_flight` streams."""
     measured = [Measured(batching) for batching in settings(in_flight)]
     scenario = Scenario("batching", ELEMENTS, in_flight, grpc_exchange)
-    with _serving([one.setting for one in measured], core) as (subjects, rest_port):
+    with _serving([one.setting for one in measured], core) as subjects:
         for subject in subjects:
             subject.expected = call_once(subject)
 
         async def run() -> None:
-            for one, subject in zip(measured, subjects, strict=True):
-                await load(scenario, subject, _settle(one.setting, plan), 0.1)
+            for subject in subjects:
+                await load(scenario, subject, min(0.5, plan.seconds), 0.1)
             for _ in range(plan.rounds):
                 for one, subject in zip(measured, subjects, strict=True):
                     one.rounds.append(await load(scenario, subject, min(0.5, plan.seconds), plan.seconds))
 
         asyncio.run(run())
-        print(_chosen(_metrics(rest_port)))
     return measured
 
 
 # --- on the engine ---
 
 
-async def _on_engine(measured: Sequence[Measured[Batching]], in_flight: int, plan: Plan) -> None:
+async def _on_engine(measured: Sequence[Measured[Batching]], in_flight: int, plan: rounds.Plan) -> None:
     servables = [
         Servable(one.setting.name, 1, affine.model(one.setting), max_queue_size=2 * in_flight) for one in measured
     ]
     try:
-        for one, servable in zip(measured, servables, strict=True):
-            await engine.load(servable, ELEMENTS, in_flight, _settle(one.setting, plan))
+        for servable in servables:
+            await engine.load(servable, ELEMENTS, in_flight, min(0.5, plan.seconds))
         for _ in range(plan.rounds):
             for one, servable in zip(measured, servables, strict=True):
                 await engine.load(servable, ELEMENTS, in_flight, min(0.2, plan.seconds))
                 one.rounds.append(await engine.load(servable, ELEMENTS, in_flight, plan.seconds))
-        print(_chosen({one.name.removeprefix("adaptive_"): one.value for one in servables[-1].readings()}))
     finally:
         for servable in servables:
             await servable.close()
 
 
-def on_engine(in_flight: int, plan: Plan) -> list[Measured[Batching]]:
+def on_engine(in_flight: int, plan: rounds.Plan) -> list[Measured[Batching]]:
     """The same settings without a server: what batching itself gives."""
     measured = [Measured(batching) for batching in settings(in_flight)]
     asyncio.run(_on_engine(measured, in_flight, plan))
@@ -184,27 +148,20 @@ def _row(one: Measured[Batching], first: Measured[Batching]) -> list[str]:
 
 def lines(measured: Sequence[Measured[Batching]]) -> Iterator[str]:
     """The table of one load, and what it comes to."""
-    first, adaptive = measured[0], measured[-1]
+    first = measured[0]
     yield report.plain(COLUMNS, [_row(one, first) for one in measured])
-    others = [one for one in measured if one.setting.on and not one.setting.objective]
-    best = max(others, key=lambda one: one.median(lambda mine: mine.rate))
     if len(measured) > len(settings(1)):
+        best = max(measured[1:], key=lambda one: one.median(lambda mine: mine.rate))
         yield f"batched / unbatched: {ratio(best, first):.1f} with {best.setting.name}, goal 8"
-        yield f"adaptive / unbatched: {ratio(adaptive, first):.1f}, goal 8"
-        yield f"adaptive / the best by hand: {ratio(adaptive, best):.2f}, goal 0.90"
     else:
-        for one in (measured[1], adaptive):
-            p50s = zip(one.rounds, first.rounds, strict=True)
-            more = statistics.median(mine.p50 - its.p50 for mine, its in p50s)
-            yield f"alone, {one.setting.name}: p50 {more * 1e6:+,.0f} µs against unbatched, goal: no delay"
+        p50s = zip(measured[1].rounds, first.rounds, strict=True)
+        more = statistics.median(mine.p50 - its.p50 for mine, its in p50s)
+        yield f"alone, {measured[1].setting.name}: p50 {more * 1e6:+,.0f} µs against unbatched, goal: no delay"
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.batching", description=__doc__.splitlines()[0])
     rounds.add_arguments(parser, 3)
-    parser.add_argument(
-        "--learn", type=float, default=8.0, help="seconds that the adaptive mode may learn (default: %(default)s)"
-    )
     parser.add_argument(
         "--in-flight", type=int, nargs="+", default=[1, 64, 256], help="calls in flight (default: 1 64 256)"
     )
@@ -215,11 +172,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure and print; 1 when something went wrong."""
     arguments = parse(words)
-    plan = Plan(arguments.rounds, arguments.seconds, arguments.learn)
+    plan = rounds.Plan(arguments.rounds, arguments.seconds)
     cores = servers.choose_cores()
     servers.pin(cores.client)
     what = f"a model that sleeps {affine.A * 1e3:g} ms + {affine.B * 1e3:g} ms·n for n rows of {ELEMENTS} FP32, "
-    what += f"1 instance, max_batch_size {affine.MAX_BATCH_SIZE}; adaptive: p99 within {OBJECTIVE * 1e3:g} ms"
+    what += f"1 instance, max_batch_size {affine.MAX_BATCH_SIZE}"
     described = f"{plan.rounds} rounds of {plan.seconds:g} s"
     print(*report.machine(), what, described, sep="\n", flush=True)
     try:

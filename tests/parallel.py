@@ -57,7 +57,6 @@ ONCE = (
     "bench/test_process.py",
     "bench/test_scheduling.py",
     "bench/test_stream.py",
-    "tests/engine/test_adaptive.py",
     "tests/engine/test_process_at_once.py",
     "tests/engine/test_process_calls.py",
     "tests/engine/test_process_channel.py",

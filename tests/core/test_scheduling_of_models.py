@@ -21,7 +21,6 @@ from triglot.core.model import Model
 from triglot.core.model_config import INLINE_REMOVED, ModelConfig
 from triglot.core.model_scheduling import check_scheduling
 from triglot.core.scheduling import (
-    AUTO,
     DynamicBatching,
     OldestStrategy,
     QueuePolicy,
@@ -78,11 +77,6 @@ NO_SECONDS = "expected a number of seconds, 0 for no limit"
             Plain,
             {"dynamic_batching": DynamicBatching(max_execution_size=4, allowed_sizes=[8]), "max_batch_size": 8},
             "dynamic_batching.allowed_sizes: expected at most the max_execution_size 4, got 8",
-        ),
-        (
-            Plain,
-            {"dynamic_batching": DynamicBatching(max_queue_delay=AUTO, latency_objective=0.1)},
-            "dynamic_batching.max_queue_delay: expected a max_batch_size with 'auto', got none",
         ),
         (
             Plain,
@@ -230,12 +224,6 @@ def test_the_models_own_limit_holds_for_a_configuration() -> None:
             {},
             ModelConfig(dynamic_batching=BATCHED.dynamic_batching),
             "dynamic_batching.preferred_batch_size: expected none without a max_batch_size, got [4]",
-        ),
-        (
-            Plain,
-            {},
-            ModelConfig(dynamic_batching=DynamicBatching(max_queue_delay=AUTO, latency_objective=1)),
-            "parameters[max_queue_delay]: expected a max_batch_size with 'auto', got none",
         ),
         (
             Plain,

@@ -157,16 +157,6 @@ def test_a_request_is_not_held_back_until_its_deadline() -> None:
     assert ran(form([Lane(waiting=[one])], NOW + 0.25, Rules(8, delay=1.0))) == ([1], "deadline")
 
 
-def test_the_adaptive_mode_waits_for_enough_rows_and_then_takes_all() -> None:
-    rules = Rules(8, delay=1.0, enough=3)
-    decision = form([Lane(waiting=waiting(1, 1))], NOW, rules)
-    assert isinstance(decision.then, Wait)
-    assert decision.then.target == 3
-    assert ran(form([Lane(waiting=waiting(1, 1, 1, 1))], NOW, rules)) == ([1] * 4, "tuned")
-    assert ran(form([Lane(waiting=waiting(1, 1))], NOW, Rules(8, enough=1))) == ([1, 1], "no_delay")
-    assert ran(form([Lane(waiting=waiting(1, 1, 1))], NOW, Rules(2, delay=1.0, enough=2))) == ([1, 1], "tuned")
-
-
 def test_nothing_is_waited_for_while_draining() -> None:
     lane = Lane(waiting=waiting(1, 1))
     assert ran(form([lane], NOW, Rules(8, (4,), delay=9.0), draining=True)) == ([1, 1], "drained")
@@ -199,7 +189,6 @@ RULES = st.builds(
     st.just(8),
     st.lists(ROWS, unique=True, max_size=3).map(sorted).map(tuple),
     st.sampled_from([0.0, 0.5, 10.0]),
-    st.sampled_from([0, 0, 1, 5]),
 )
 
 

@@ -311,17 +311,6 @@ async def test_a_warm_up_runs_on_every_instance() -> None:
     await site.servable.close()
 
 
-async def test_the_adaptive_mode_says_what_it_chose() -> None:
-    model = Batched(DynamicBatching(max_queue_delay="auto", latency_objective=0.5), instances=2)
-    site = Site(model)
-    for _ in range(20):
-        answers = await asyncio.gather(*[site.ask(rows(at)) for at in range(20)])
-        assert [first_values(answer) for answer in answers] == [[2 * at] for at in range(20)]
-    assert 0 <= site.reading("adaptive_delay_seconds") < 0.5
-    assert 1 <= site.reading("adaptive_size_rows") <= 8
-    await site.servable.close()
-
-
 async def test_a_lone_request_gets_as_many_rows_as_it_has() -> None:
     site = Site(Batched(answer=lambda inputs: {"y": inputs["x"][:1]}))
     with pytest.raises(Internal, match="for a batch of 2 rows, expected 2 as its first dim"):

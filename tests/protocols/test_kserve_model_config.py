@@ -209,7 +209,7 @@ async def test_a_configuration_comes_back_as_it_was_sent(tmp_path: Path) -> None
     any_rank = triglot.TensorSpec("r", "INT8", None)
     attributes: list[dict[str, Any]] = [
         {"inputs": (triglot.TensorSpec("x", "FP64", []), any_rank), "outputs": ()},
-        {"max_batch_size": 8, "dynamic_batching": DynamicBatching(max_queue_delay="auto", latency_objective=0.01)},
+        {"max_batch_size": 8, "dynamic_batching": DynamicBatching(max_queue_delay=0.01)},
         {"max_batch_size": 8, "sequence_batching": SEQUENCES},
     ]
     put(tmp_path / "m" / "1")

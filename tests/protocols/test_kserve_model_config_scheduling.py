@@ -79,16 +79,6 @@ async def test_a_class_that_says_how_it_is_batched(tmp_path: Path) -> None:
     }
 
 
-async def test_a_delay_that_the_batcher_finds(tmp_path: Path) -> None:
-    batching = DynamicBatching(max_queue_delay="auto", latency_objective=0.0125)
-    said = await configured(tmp_path, max_batch_size=8, dynamic_batching=batching)
-    assert said["dynamic_batching"]["max_queue_delay_microseconds"] == 0
-    assert said["parameters"] == {
-        "max_queue_delay": {"string_value": "auto"},
-        "latency_objective_ms": {"string_value": "12.5"},
-    }
-
-
 async def test_batches_of_a_model_that_has_no_largest_one_itself(tmp_path: Path) -> None:
     """As TensorFlow Serving batches: every shape begins with the batch, and the batcher says how large it gets."""
     said = await configured(tmp_path, dynamic_batching=DynamicBatching(max_batch_size=16))

@@ -16,7 +16,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import INLINE_REMOVED
 from triglot.core.scheduling import (
-    AUTO,
+    AUTO_REMOVED,
     LONGEST_SECONDS,
     DynamicBatching,
     QueuePolicy,
@@ -130,13 +130,6 @@ def parameters(**texts: str) -> str:
     )
 
 
-def test_a_delay_that_is_found(tmp_path: Path) -> None:
-    text = parameters(max_queue_delay="auto", latency_objective_ms="12.5", own="1")
-    config = read(tmp_path, f"max_batch_size: 4 dynamic_batching {{}} {text}")
-    assert config.dynamic_batching == DynamicBatching(max_queue_delay=AUTO, latency_objective=0.0125)
-    assert config.parameters == {"own": "1"}
-
-
 @pytest.mark.parametrize("execution", ["thread", "process"])
 def test_what_instances_are(tmp_path: Path, execution: str) -> None:
     config = read(tmp_path, parameters(execution=execution, own="1"))
@@ -205,48 +198,14 @@ RANGES = "numbers from 0 to 4095, in ranges the lower one first"
         ({"cpus": "3-1"}, f"[cpus]: expected {RANGES}, got '3-1'"),
         ({"cpus": "4096"}, f"[cpus]: expected {RANGES}, got '4096'"),
         ({"cpus": "0-99999999999999999999"}, f"[cpus]: expected {RANGES}, got '0-99999999999999999999'"),
-        (
-            {"latency_objective_ms": "5"},
-            "[latency_objective_ms]: expected max_queue_delay 'auto' with it, got none",
-        ),
-        (
-            {"max_queue_delay": "auto"},
-            "[latency_objective_ms]: expected milliseconds with max_queue_delay 'auto', got none",
-        ),
-        (
-            {"max_queue_delay": "100"},
-            "[max_queue_delay]: expected 'auto', got '100' (dynamic_batching.max_queue_delay_microseconds is for "
-            "a delay that does not change)",
-        ),
         *(
-            (
-                {"max_queue_delay": "auto", "latency_objective_ms": text},
-                f"[latency_objective_ms]: expected a number of milliseconds above 0, got {text!r}",
-            )
-            for text in ("", "0", "0.0", "-1", "inf", "nan", "1e3", "fast")
+            ({name: text}, f"[{name}]: {AUTO_REMOVED}, as dynamic_batching.max_queue_delay_microseconds")
+            for name, text in (("max_queue_delay", "auto"), ("latency_objective_ms", "5"))
         ),
     ],
 )
 def test_a_wrong_parameter_of_ours(tmp_path: Path, texts: dict[str, str], message: str) -> None:
     assert wrong(tmp_path, f"dynamic_batching {{}} {parameters(**texts)}") == f"parameters{message}"
-
-
-AUTOMATIC = parameters(max_queue_delay="auto", latency_objective_ms="5")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "parameters[max_queue_delay]: expected dynamic_batching with it, got none"),
-        ("sequence_batching {}", "parameters[max_queue_delay]: expected dynamic_batching with it, got none"),
-        (
-            "dynamic_batching { max_queue_delay_microseconds: 7 }",
-            "dynamic_batching.max_queue_delay_microseconds: expected none with parameters[max_queue_delay], got 7",
-        ),
-    ],
-)
-def test_a_delay_that_cannot_be_found(tmp_path: Path, text: str, message: str) -> None:
-    assert wrong(tmp_path, text + AUTOMATIC) == message
 
 
 @given(text=st.text(st.sampled_from("0123456789,-. "), max_size=12))

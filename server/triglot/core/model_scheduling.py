@@ -9,7 +9,7 @@ from types import MappingProxyType
 from triglot.core import checks
 from triglot.core.model import Model, is_async, is_decoupled
 from triglot.core.model_config import EXECUTIONS, INLINE_REMOVED
-from triglot.core.scheduling import AUTO, DynamicBatching, OldestStrategy, SequenceBatching
+from triglot.core.scheduling import DynamicBatching, OldestStrategy, SequenceBatching
 from triglot.core.signature import Signature
 
 CONFIG_KEYS: Mapping[str, str] = MappingProxyType(
@@ -17,7 +17,6 @@ CONFIG_KEYS: Mapping[str, str] = MappingProxyType(
         "dynamic_batching.preferred_sizes": "dynamic_batching.preferred_batch_size",
         "sequence_batching.strategy.preferred_sizes": "sequence_batching.oldest.preferred_batch_size",
         "response_cache": "response_cache.enable",
-        "dynamic_batching.max_queue_delay": "parameters[max_queue_delay]",
         "execution": "parameters[execution]",
         "cpus": "parameters[cpus]",
         "hang_seconds": "parameters[hang_seconds]",
@@ -86,8 +85,6 @@ def _check_dynamic(model: Model, batching: DynamicBatching, named: Callable[[str
             f"{key}.max_batch_size: expected at most the model's {own}, got {batching.max_batch_size}"
         )
     request = batching.max_batch_size or own
-    if batching.max_queue_delay == AUTO and not request:
-        raise ValueError(f"{named(f'{key}.max_queue_delay')}: expected a max_batch_size with {AUTO!r}, got none")
     split = [batching.max_execution_size] if batching.max_execution_size else []
     _check_sizes(f"{key}.max_execution_size", split, request, "max_batch_size")
     largest, what = (split[0], "max_execution_size") if split else (request, "max_batch_size")

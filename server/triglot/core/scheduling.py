@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Literal
@@ -11,8 +11,7 @@ from typing import Literal
 from triglot.core import checks
 from triglot.core.tensor import DATATYPES
 
-AUTO: Literal["auto"] = "auto"
-"""A delay that the batcher finds by itself."""
+AUTO_REMOVED = "a delay that is found automatically was removed: expected seconds, 0 (the default) or more"
 MAX_PRIORITY_LEVELS = 1000
 LONGEST_SECONDS = 365 * 24 * 3600.0
 """What a wait may take; the system's own waiting functions have a limit, too."""
@@ -48,8 +47,7 @@ class DynamicBatching:
     """Requests that wait at the same time are executed together, joined along the batch dim (spec 5.1).
 
     - `preferred_sizes`: batch sizes worth waiting for; none: the model's max_batch_size.
-    - `max_queue_delay`: seconds that an idle instance waits for more requests; `AUTO`: what keeps 99 % of the
-      requests within `latency_objective` (seconds) at the highest throughput.
+    - `max_queue_delay`: seconds that an idle instance waits for more requests.
     - `preserve_ordering`: answers leave in the order in which the requests came.
     - `priority_levels`: 1 is the highest; 0: all are alike.
     - `allowed_sizes`: a batch is padded to the next of these by repeating a row; none: no padding (tfs 6.5).
@@ -63,8 +61,7 @@ class DynamicBatching:
     """
 
     preferred_sizes: Sequence[int] = ()
-    max_queue_delay: float | Literal["auto"] = 0.0
-    latency_objective: float = 0.0
+    max_queue_delay: float = 0.0
     preserve_ordering: bool = False
     priority_levels: int = 0
     default_priority_level: int = 0
@@ -76,9 +73,12 @@ class DynamicBatching:
     max_waiting_batches: int = 0
     max_batch_size: int = 0
     signatures: Sequence[str] = ()
+    latency_objective: InitVar[object] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, latency_objective: object) -> None:
         with checks.within("dynamic_batching"):
+            if latency_objective is not None:
+                raise ValueError(f"latency_objective: {AUTO_REMOVED} as max_queue_delay")
             self._check()
 
     def _check(self) -> None:
@@ -89,23 +89,11 @@ class DynamicBatching:
             checks.count(name, getattr(self, name))
         for name in ("preserve_ordering", "pad_variable_lengths"):
             checks.flag(name, getattr(self, name))
-        self._check_delay()
-        self._check_levels()
-
-    def _check_delay(self) -> None:
-        delay, objective = self.max_queue_delay, self.latency_objective
-        _check_seconds("latency_objective", objective)
-        if isinstance(delay, str):
-            if delay != AUTO:
-                raise ValueError(f"max_queue_delay: expected seconds or {AUTO!r}, got {delay!r}")
-            if not objective:
-                raise ValueError(
-                    f"latency_objective: expected seconds above 0 with max_queue_delay {AUTO!r}, got {objective:g}"
-                )
-            return
+        delay: object = self.max_queue_delay
+        if delay == "auto":
+            raise ValueError(f"max_queue_delay: {AUTO_REMOVED}")
         _check_seconds("max_queue_delay", delay)
-        if objective:
-            raise ValueError(f"latency_objective: expected max_queue_delay {AUTO!r} with it, got {delay:g}")
+        self._check_levels()
 
     def _check_levels(self) -> None:
         levels = self.priority_levels

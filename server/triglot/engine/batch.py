@@ -34,7 +34,6 @@ class Member(Protocol):
 
     inputs: Inputs
     call: Call
-    queued: float
     result: Any
     error: ServingError | None
 
@@ -49,19 +48,10 @@ class Member(Protocol):
 
 
 class Owner(Protocol):
-    """Whom a batch comes back to: `others` on a thread, the rest on the loop."""
-
-    def others(self, members: int) -> int:
-        """Requests that wait or run besides the members of this batch."""
-
-    def came_back(self, members: int) -> None:
-        """A batch of so many has its outcomes."""
+    """Whom a batch comes back to, on the loop."""
 
     def deliver(self, work: Execution) -> None:
         """Its outcome may leave."""
-
-    def executed(self, members: Sequence[Member], rows: int, seconds: float, ended: float, others: int) -> None:
-        """These ran together until `ended`, of `time.perf_counter`; so many others waited or ran then."""
 
 
 class Batch:
@@ -77,7 +67,6 @@ class Batch:
         "_joinable",
         "_joining",
         "_members",
-        "_others",
         "_owner",
         "_padded",
         "_running",
@@ -102,7 +91,6 @@ class Batch:
         self._counts: list[int] = []  # Rows of each that runs.
         self._padded = 0  # Rows of the joined inputs; 0: nothing was joined.
         self._times = BatchTimes()
-        self._others = 0
 
     @property
     def abandoned(self) -> bool:
@@ -192,17 +180,13 @@ class Batch:
     def _end(self) -> None:
         times = self._times
         times.end()
-        self._others = self._owner.others(len(self._members))
         for member in self._running:
             member.end(times.joining, times.splitting)
 
     def deliver(self) -> None:
         """On the loop."""
-        self._owner.came_back(len(self._members))
         times = self._times
         if self._running:
-            rows, seconds = sum(self._counts) or len(self._running), times.ended - times.began
-            self._owner.executed(self._running, rows, seconds, times.ended, self._others)
             times.count(self._running, self._counts)
         for member in self._members:
             if isinstance(member, Execution):

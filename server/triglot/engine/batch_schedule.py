@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -11,9 +10,7 @@ from typing import cast
 
 from triglot.core.model import Model
 from triglot.core.readings import Reading
-from triglot.core.scheduling import AUTO
-from triglot.engine.adaptive import DelayTuner
-from triglot.engine.batch import Batch, Joining, Member, Refusal
+from triglot.engine.batch import Batch, Joining, Refusal
 from triglot.engine.buffers import Buffers
 from triglot.engine.forming import Wait, Waiting
 from triglot.engine.ordering import ArrivalOrder
@@ -22,9 +19,6 @@ from triglot.engine.queue import Defer, Later, Timer
 from triglot.engine.stream import Stream
 from triglot.engine.waiting import REQUESTS, Taken, WaitingRoom, expired
 from triglot.engine.work import Execution, InstanceExecution, Work
-
-log = logging.getLogger(__name__)
-
 
 EXPIRY_SECONDS = 0.01
 """Requests that expire within so long are refused together."""
@@ -63,18 +57,12 @@ class BatchSchedule(ABC):
         self._later = later
         self._expiry: Timer | None = None
         self._expiry_at = inf
-        self._tuner: DelayTuner | None = None
-        rows = model.max_batch_size or batching.max_batch_size
-        if batching.max_queue_delay == AUTO:
-            most = batching.max_execution_size or rows
-            self._tuner = DelayTuner(batching.latency_objective, most, model.instances)
-        self._room = WaitingRoom(model, batching, limit, self._tuner)
+        self._room = WaitingRoom(model, batching, limit)
         self._joining = Joining(batching.allowed_sizes, model.infer_batch)
         self._order = ArrivalOrder() if batching.preserve_ordering else None
         self._wholes: dict[Execution, Whole] = {}
         self._growing: Growing | None = None
         self._has_grown = False
-        self._came_back = 0
 
     @property
     def limit(self) -> int:
@@ -155,7 +143,7 @@ class BatchSchedule(ABC):
             self._expiry.cancel()  # It would keep this until it is due.
 
     def readings(self) -> Iterator[Reading]:
-        """What was executed, why batches were closed, and what the adaptive mode chose."""
+        """What was executed, and why batches were closed."""
         return self._room.readings()
 
     # --- whoever forms a batch ---
@@ -171,14 +159,6 @@ class BatchSchedule(ABC):
 
     # --- what comes back, on the loop ---
 
-    def others(self, members: int) -> int:
-        """Requests that wait or run, but for so many. On any thread."""
-        return len(self._room) + self._room.batched - self._came_back - members
-
-    def came_back(self, members: int) -> None:
-        """A batch of so many has its outcomes."""
-        self._came_back += members
-
     def deliver(self, work: Execution) -> None:
         """Its outcome may leave, in its turn."""
         if self._order is not None and not isinstance(work, Part):
@@ -191,12 +171,3 @@ class BatchSchedule(ABC):
             for part in whole.parts:  # Where one has failed, the others may wait still.
                 self._room.discard(part)
         self.deliver(whole.execution)
-
-    def executed(self, members: Sequence[Member], rows: int, seconds: float, ended: float, others: int) -> None:
-        """These ran together until `ended`, of `time.perf_counter`; so many others waited or ran then."""
-        if self._tuner is not None:
-            latencies = [ended - one.queued for one in members if not one.call.cancelled]
-            try:
-                self._tuner.observe(ended, rows, seconds, latencies, others)
-            except Exception:  # The members wait for their answers.
-                log.exception("the adaptive mode failed; it goes on with what it chose last")

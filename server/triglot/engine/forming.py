@@ -14,14 +14,13 @@ from itertools import chain
 from math import inf
 from typing import Any, Literal
 
-Reason = Literal["full", "preferred", "delay", "no_delay", "tuned", "deadline", "drained", "alone"]
+Reason = Literal["full", "preferred", "delay", "no_delay", "deadline", "drained", "alone"]
 """Why a batch was closed:
 
 - full: no further request fits, or none can come;
 - preferred: it has a preferred size, or uses as many slots of sequences as are waited for;
 - delay: its oldest request has waited for as long as it may;
 - no_delay: an instance is idle, and nothing is to be waited for;
-- tuned: it has the size that the adaptive mode waits for;
 - deadline: to wait on would leave a request too little time until its deadline;
 - drained: the model is being unloaded;
 - alone: a request that shares no batch.
@@ -66,30 +65,19 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Of how many rows a batch may be, which sizes are `preferred` (ascending), and how long it waits to grow.
-
-    `enough` > 0 takes the place of the preferred sizes: with so many rows, nothing more is waited for.
-    """
+    """Of how many rows a batch may be, which sizes are `preferred` (ascending), and how long it waits to grow."""
 
     max_rows: int
     preferred: Sequence[int] = ()
     delay: float = 0.0
-    enough: int = 0
 
     @property
     def largest(self) -> int:
         """Rows beyond which a batch does not grow while it is younger than the delay."""
         return self.preferred[-1] if self.preferred else self.max_rows
 
-    @property
-    def full(self) -> Reason:
-        """Why a batch is closed that has `max_rows`."""
-        return "tuned" if self.enough == self.max_rows else "full"
-
     def worth_waiting_for(self, rows: int) -> int:
         """The next size at which a batch of so many rows is executed at once."""
-        if self.enough:
-            return self.enough
         return next((size for size in self.preferred if size > rows), self.max_rows)
 
 
@@ -212,7 +200,7 @@ class _Pending:
             if rows > self._largest and not self._best:
                 self._best = len(members)
             if rows > rules.max_rows:
-                self._reason = rules.full
+                self._reason = "full"
                 return False
         members.append(one)
         self._rows = rows
@@ -221,7 +209,7 @@ class _Pending:
         if one.key is None:
             self._reason = "alone"
         elif rows >= rules.max_rows:
-            self._reason = rules.full
+            self._reason = "full"
         return self._reason is None
 
     def close(self, now: float, draining: bool) -> Run | Wait:
@@ -230,7 +218,7 @@ class _Pending:
             return Run(members, self._reason or self._why_now(draining, False, False) or "no_delay")
         due = min([one.arrived for one in members]) + rules.delay
         too_old = rules.delay > 0 and now >= due
-        if self._best and not (too_old or draining or rules.enough or self._reason == "alone"):
+        if self._best and not (too_old or draining or self._reason == "alone"):
             return self._run_best()
         hurry = min([one.hurry for one in members])
         reason = self._reason or self._why_now(draining, too_old, now >= hurry)
@@ -246,12 +234,10 @@ class _Pending:
             return "drained"
         if too_old:
             return "delay"
-        if not rules.enough and rows >= self._largest:
+        if rows >= self._largest:
             return "preferred"
         if not rules.delay:
             return "no_delay"
-        if 0 < rules.enough <= rows:
-            return "tuned"
         return "deadline" if hurried else None
 
     def _run_best(self) -> Run:

@@ -14,13 +14,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
 
 from triglot.core.batch_counts import BatchCounts
 from triglot.core.errors import ServingError, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
-from triglot.core.scheduling import AUTO, DynamicBatching, QueuePolicy
+from triglot.core.scheduling import DynamicBatching, QueuePolicy
 from triglot.engine.forming import Decision, Lane, Rules, Run, Wait, Waiting, form, hurry_of
 from triglot.engine.kinds import Kinds
 from triglot.engine.queue import RETRY_AFTER_SECONDS, queue_full
@@ -31,17 +30,6 @@ REQUESTS = (Execution, Stream)
 """What a request is as work; `Execution | Stream` would be made anew each time."""
 GONE_AT_MOST = 64
 """Requests that were given up, beside as many as wait, whose places are kept until somebody forms a batch."""
-
-
-class Tuner(Protocol):
-    """Finds the delay, in seconds, the rows worth waiting for, and the most rows of a batch."""
-
-    delay: float
-    size: int
-    most: int
-
-    def readings(self) -> Iterator[Reading]:
-        """What it chose."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,17 +66,14 @@ class Taken:
 class WaitingRoom:
     """`put` and `discard` belong to the loop, `take` to one at a time of those who form batches."""
 
-    def __init__(self, model: Model, batching: DynamicBatching, limit: int, tuner: Tuner | None) -> None:
+    def __init__(self, model: Model, batching: DynamicBatching, limit: int) -> None:
         self.limit = limit
         self.closed = False
         self.kinds = Kinds(model, batching)
         self._batching = batching
-        self._tuner = tuner
-        delay = 0.0 if batching.max_queue_delay == AUTO else batching.max_queue_delay
         most = max(1, self.kinds.max_rows)
         preferred = tuple(size for size in batching.preferred_sizes if size <= most)
-        self._rules = Rules(most, () if tuner is not None else preferred, delay)
-        self._tuned = self._rules
+        self._rules = Rules(most, preferred, batching.max_queue_delay)
         self._levels: dict[int, Level] = {}
         self._lanes: list[Level] = []
         self._arrivals: deque[tuple[Level, Waiting]] = deque()
@@ -96,7 +81,6 @@ class WaitingRoom:
         self._places_of_gone = 0
         self._rows_came = self._rows_given_up = self._rows_left = 0
         self._counts = BatchCounts()
-        self.batched = 0
         self._timeouts = self._timeouts_on_loop = 0
 
     def __len__(self) -> int:
@@ -213,7 +197,7 @@ class WaitingRoom:
             return Taken()
         while True:
             self._sort_in()
-            decision = form(self._lanes, time.monotonic(), self._rules_now(), draining=self.closed)
+            decision = form(self._lanes, time.monotonic(), self._rules, draining=self.closed)
             taken = self._act(decision)
             if taken.refused or taken.works or taken.wait is not None or decision.then is None:
                 return taken
@@ -233,16 +217,6 @@ class WaitingRoom:
                 level.known = True
                 insort(self._lanes, level, key=lambda lane: lane.level)
             level.waiting.append(one)
-
-    def _rules_now(self) -> Rules:
-        tuner = self._tuner
-        if tuner is None:
-            return self._rules
-        most = min(tuner.most, self._rules.max_rows)
-        rules, size = self._tuned, min(tuner.size, most)
-        if rules.delay != tuner.delay or rules.enough != size or rules.max_rows != most:
-            rules = self._tuned = Rules(most, (), tuner.delay, size)
-        return rules
 
     def _act(self, decision: Decision) -> Taken:
         taken = Taken()
@@ -276,7 +250,6 @@ class WaitingRoom:
                 rows.append(one.rows)
         if taken.works and not isinstance(taken.works[0], InstanceExecution):  # Warm-ups are not counted.
             taken.batched = taken.joinable or isinstance(taken.works[0], Execution)
-            self.batched += len(taken.works) if taken.batched else 0
             self._counts.add(run.reason, len(taken.works), sum(rows))
 
     def _claim(self, one: Waiting) -> Work | None:
@@ -300,8 +273,6 @@ class WaitingRoom:
             self._timeouts + self._timeouts_on_loop,
             counter=True,
         )
-        if self._tuner is not None:
-            yield from self._tuner.readings()
 
 
 def _drop_gone(lane: Level) -> None:

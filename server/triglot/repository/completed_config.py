@@ -7,7 +7,7 @@ configuration back, for the same model, loads it as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from google.protobuf import json_format
 
 from triglot.core.ensemble import Ensemble
 from triglot.core.model_config import VersionPolicy
-from triglot.core.scheduling import AUTO, DynamicBatching, QueuePolicy, SequenceBatching
+from triglot.core.scheduling import DynamicBatching, QueuePolicy, SequenceBatching
 from triglot.core.types import TensorSpec
 from triglot.engine.servable import Servable
 from triglot.pb.kserve import model_config_pb2 as pb
@@ -129,7 +129,6 @@ def _complete_scheduling(message: pb.ModelConfig, servable: Servable) -> None:
     if isinstance(dynamic, DynamicBatching) and not servable.decoupled and _is_active(dynamic, message):
         if not message.HasField("dynamic_batching"):
             message.dynamic_batching.CopyFrom(dynamic_batching_message(dynamic))
-            _say_auto(message.parameters, dynamic)
         _prefer_largest(message.dynamic_batching.preferred_batch_size, message)
     else:
         message.ClearField("dynamic_batching")
@@ -161,12 +160,6 @@ def _complete_sequences(said: pb.ModelSequenceBatching, message: pb.ModelConfig)
 def _prefer_largest(sizes: Any, message: pb.ModelConfig) -> None:
     if not sizes and message.max_batch_size:
         sizes.append(message.max_batch_size)
-
-
-def _say_auto(parameters: Mapping[str, pb.ModelParameter], batching: DynamicBatching) -> None:
-    if batching.max_queue_delay == AUTO:
-        parameters["max_queue_delay"].string_value = AUTO
-        parameters["latency_objective_ms"].string_value = f"{batching.latency_objective * 1000:.9g}"
 
 
 def _complete_instances(message: pb.ModelConfig, servable: Servable) -> None:

@@ -151,7 +151,7 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
             decoupled=_decoupled(message),
             parameters=others(parameters),
             warm_up=tuple(_warm_up(message, folder)),
-            dynamic_batching=dynamic_batching(message, own.latency_objective),
+            dynamic_batching=dynamic_batching(message),
             sequence_batching=sequence_batching(message, folder),
             ensemble=steps,
             max_inflight_requests=max_inflight_requests,

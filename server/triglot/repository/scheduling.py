@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from triglot.core.scheduling import (
-    AUTO,
     CONTROL_DATATYPES,
     LONGEST_SECONDS,
     ControlInput,
@@ -77,11 +76,9 @@ def _check_sizes(key: str, sizes: Iterable[int], largest: int) -> None:
 # --- dynamic batching ---
 
 
-def dynamic_batching(config: pb.ModelConfig, latency_objective: float | None = None) -> DynamicBatching | None:
-    """What `dynamic_batching` says; None without it. With a `latency_objective` (seconds) the delay is found."""
+def dynamic_batching(config: pb.ModelConfig) -> DynamicBatching | None:
+    """What `dynamic_batching` says; None without it."""
     if not config.HasField(_DYNAMIC):
-        if latency_objective is not None:
-            raise ValueError("parameters[max_queue_delay]: expected dynamic_batching with it, got none")
         return None
     batching = config.dynamic_batching
     _check_sizes(f"{_DYNAMIC}.preferred_batch_size", batching.preferred_batch_size, config.max_batch_size)
@@ -91,7 +88,7 @@ def dynamic_batching(config: pb.ModelConfig, latency_objective: float | None = N
         level: _policy(f"priority_queue_policy[{level}]", levels[level], batching) for level in sorted(levels)
     }
     with _said_of(_DYNAMIC):
-        made = DynamicBatching(
+        return DynamicBatching(
             preferred_sizes=batching.preferred_batch_size,
             max_queue_delay=_seconds(batching.max_queue_delay_microseconds),
             preserve_ordering=batching.preserve_ordering,
@@ -100,14 +97,6 @@ def dynamic_batching(config: pb.ModelConfig, latency_objective: float | None = N
             policy=policy,
             policies=policies,
         )
-    if latency_objective is None:
-        return made
-    if batching.max_queue_delay_microseconds:
-        raise ValueError(
-            f"{_DYNAMIC}.max_queue_delay_microseconds: expected none with parameters[max_queue_delay], got "
-            f"{batching.max_queue_delay_microseconds}"
-        )
-    return replace(made, max_queue_delay=AUTO, latency_objective=latency_objective)
 
 
 def _policy(key: str, policy: pb.ModelQueuePolicy, batching: pb.ModelDynamicBatching) -> QueuePolicy:

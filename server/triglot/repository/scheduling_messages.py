@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triglot.core.scheduling import (
-    AUTO,
     ControlInput,
     DirectStrategy,
     DynamicBatching,
@@ -31,11 +30,10 @@ def _microseconds(seconds: float) -> int:
 
 
 def dynamic_batching_message(batching: DynamicBatching) -> pb.ModelDynamicBatching:
-    """`dynamic_batching`; a delay that the batcher finds by itself is said by parameters."""
-    delay = batching.max_queue_delay
+    """`dynamic_batching`."""
     message = pb.ModelDynamicBatching(
         preferred_batch_size=batching.preferred_sizes,
-        max_queue_delay_microseconds=0 if delay == AUTO else _microseconds(float(delay)),
+        max_queue_delay_microseconds=_microseconds(batching.max_queue_delay),
         preserve_ordering=batching.preserve_ordering,
         priority_levels=batching.priority_levels,
         default_priority_level=batching.default_priority_level,

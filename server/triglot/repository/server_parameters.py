@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triglot.core.model_config import EXECUTIONS, INLINE_REMOVED
-from triglot.core.scheduling import AUTO
+from triglot.core.scheduling import AUTO_REMOVED
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 """Triton's own: the Python of a model, a folder or an archive."""
-OWN = (
-    *("execution", "max_queue_delay", "latency_objective_ms", "cpus", "hang_seconds", "longest_run_seconds"),
-    *("inputs_in_place", ENVIRONMENT),
-)
+OWN = ("execution", "cpus", "hang_seconds", "longest_run_seconds", "inputs_in_place", ENVIRONMENT)
+REMOVED = ("max_queue_delay", "latency_objective_ms")
 MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 """What stands for the model's folder there."""
 MAX_CPU = 4095
@@ -30,13 +28,11 @@ _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 class ServerParameters:
     """What they say: as what the instances run, "" where nothing is said, and on which CPUs.
 
-    `latency_objective`: seconds in which 99 % of the requests are to be answered; the batcher finds its delay.
     `hang_seconds`, `longest_run`, `inputs_in_place`: the model's.
     """
 
     execution: str = ""
     cpus: Sequence[int] = ()
-    latency_objective: float | None = None
     hang_seconds: float | None = None
     longest_run: float | None = None
     inputs_in_place: bool | None = None
@@ -44,6 +40,11 @@ class ServerParameters:
 
 def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
     """What a configuration's parameters say to the server. Raises `ValueError`, which names the key."""
+    for name in REMOVED:
+        if name in parameters:
+            raise ValueError(
+                f"parameters[{name}]: {AUTO_REMOVED}, as dynamic_batching.max_queue_delay_microseconds"
+            )
     execution = parameters.get("execution", "")
     if execution == "inline":
         raise ValueError(f"parameters[execution]: {INLINE_REMOVED}")
@@ -53,7 +54,6 @@ def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
     return ServerParameters(
         execution,
         _cpus(parameters),
-        _latency_objective(parameters),
         hang_seconds,
         longest_run,
         _flag(parameters, "inputs_in_place"),
@@ -87,26 +87,6 @@ def _wrong(name: str, expected: str, text: str, known: Sequence[str] = ()) -> Va
     near = difflib.get_close_matches(text, known, n=1)
     hint = f", did you mean {near[0]!r}?" if near else ""
     return ValueError(f"parameters[{name}]: expected {expected}, got {text!r}{hint}")
-
-
-def _latency_objective(parameters: Mapping[str, str]) -> float | None:
-    delay, milliseconds = (parameters.get(name) for name in ("max_queue_delay", "latency_objective_ms"))
-    if delay is None:
-        if milliseconds is not None:
-            raise ValueError(
-                f"parameters[latency_objective_ms]: expected max_queue_delay {AUTO!r} with it, got none"
-            )
-        return None
-    if delay != AUTO:
-        hint = " (dynamic_batching.max_queue_delay_microseconds is for a delay that does not change)"
-        raise ValueError(f"parameters[max_queue_delay]: expected {AUTO!r}, got {delay!r}{hint}")
-    if milliseconds is None:
-        raise ValueError(
-            f"parameters[latency_objective_ms]: expected milliseconds with max_queue_delay {AUTO!r}, got none"
-        )
-    if not _NUMBER.fullmatch(milliseconds) or not float(milliseconds):
-        raise _wrong("latency_objective_ms", "a number of milliseconds above 0", milliseconds)
-    return float(milliseconds) / 1000
 
 
 def _seconds(parameters: Mapping[str, str], name: str) -> float | None:

@@ -24,7 +24,6 @@ ADDED = frozenset(
         "process_open_fds",
         "process_resident_memory_bytes",
         "process_virtual_memory_bytes",
-        "triglot_adaptive_rows_per_second",
         "triglot_held_bytes",
         "triglot_held_requests",
         "triglot_in_flight",
