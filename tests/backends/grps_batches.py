@@ -66,3 +66,27 @@ class Single(Base):
 
 inferer_register.register("inferer", Single())
 """
+STREAMS = """
+gate, sent = threading.Event(), threading.Semaphore(0)
+
+
+class Streams(Base):
+    def infer(self, inp, context):
+        raise AssertionError
+
+    def batch_infer(self, inps, contexts):
+        for inp, context in zip(inps, contexts):
+            context.stream_respond(GrpsMessage(str_data=f"{inp.str_data}1"))
+            context.stream_respond(GrpsMessage(str_data=f"{inp.str_data}2"), final=inp.str_data == "f")
+        sent.release()
+        assert gate.wait(30)
+        for context in contexts:
+            context.stream_respond(GrpsMessage(str_data="end"))
+        if any(inp.str_data == "r" for inp in inps):
+            raise ValueError("boom")
+        return inps
+
+
+inferer_register.register("inferer", Streams())
+"""
+"""Answers each request twice, and once more when the test lets it; what is final then gets no more."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grps_batches import DOUBLES, NEVER, ODD, SINGLE, SIZES
+from grps_batches import DOUBLES, NEVER, ODD, SINGLE, SIZES, STREAMS
 from grps_folders import IMPORTS, PATIENCE, batched, entry, own_module, write_project
 from grps_served import PREDICT, SERVICE, Served, served
 
@@ -202,31 +202,6 @@ async def test_a_caller_who_left_is_in_no_batch(tmp_path: Path) -> None:
         gone.cancel()
         await until(lambda: server.server.dataplane.queue_depth() == 0)
         assert await told(server, "a", "b") == ["a@2", "b@2"]
-
-
-STREAMS = """
-gate, sent = threading.Event(), threading.Semaphore(0)
-
-
-class Streams(Base):
-    def infer(self, inp, context):
-        raise AssertionError
-
-    def batch_infer(self, inps, contexts):
-        for inp, context in zip(inps, contexts):
-            context.stream_respond(GrpsMessage(str_data=f"{inp.str_data}1"))
-            context.stream_respond(GrpsMessage(str_data=f"{inp.str_data}2"), final=inp.str_data == "f")
-        sent.release()
-        assert gate.wait(30)
-        for context in contexts:
-            context.stream_respond(GrpsMessage(str_data="end"))
-        if any(inp.str_data == "r" for inp in inps):
-            raise ValueError("boom")
-        return inps
-
-
-inferer_register.register("inferer", Streams())
-"""
 
 
 @pytest.mark.parametrize("other", ["r", "s"])

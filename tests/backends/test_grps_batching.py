@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grps_batches import DOUBLES, NEVER, ODD, SINGLE, SIZES
+from grps_batches import DOUBLES, NEVER, ODD, SINGLE, SIZES, STREAMS
 from grps_folders import (
     IMPORTS,
     PATIENCE,
@@ -238,30 +238,6 @@ def test_without_batch_methods(tmp_path: Path) -> None:
     with one(tmp_path, SINGLE, 1) as model:
         text = "NotImplementedError: Single has no batch_infer, which dynamic batching needs"
         assert told(texts_of(model, "a")) == [text]
-
-
-STREAMS = """
-gate, sent = threading.Event(), threading.Semaphore(0)
-
-
-class Streams(Base):
-    def infer(self, inp, context):
-        raise AssertionError
-
-    def batch_infer(self, inps, contexts):
-        for inp, context in zip(inps, contexts):
-            context.stream_respond(GrpsMessage(str_data=f"{inp.str_data}1"))
-            context.stream_respond(GrpsMessage(str_data=f"{inp.str_data}2"), final=inp.str_data == "f")
-        sent.release()
-        assert gate.wait(30)
-        for context in contexts:
-            context.stream_respond(GrpsMessage(str_data="end"))
-        if any(inp.str_data == "r" for inp in inps):
-            raise ValueError("boom")
-
-
-inferer_register.register("inferer", Streams())
-"""
 
 
 @pytest.mark.parametrize("final_first", [True, False])

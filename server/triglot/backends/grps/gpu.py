@@ -117,13 +117,11 @@ class GpuWatch:
         *,
         read: Reader | None = None,
         free: Callable[[], object] | None = None,
-        environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._settings = settings
         self._monitor = monitor
         self._read = read
         self._free = free
-        self._environment = environment
         self.freed = 0.0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
@@ -143,7 +141,7 @@ class GpuWatch:
         if self._free is None and self._settings.mem_gc_interval is not None:
             self._free = free_memory(self._settings)
         if self._read is None:
-            self._read = nvml_reader(self._settings.devices, self._environment)
+            self._read = nvml_reader(self._settings.devices, os.environ)
         self.freed = time.monotonic()
         if self._read is not None or self._free is not None:
             self._thread.start()

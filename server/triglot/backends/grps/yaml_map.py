@@ -129,11 +129,11 @@ class YamlMap:
             self.fail(key, f"{', '.join(others)} or {last}" if others else last)
         return value
 
-    def integer(self, key: str, least: int = 1) -> int:
-        """An integer from `least` on."""
+    def integer(self, key: str) -> int:
+        """An integer from 1 on."""
         value = self.values.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self.fail(key, f"an integer from {least} on")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self.fail(key, "an integer from 1 on")
         return value
 
     def boolean(self, key: str) -> bool:
