@@ -62,12 +62,14 @@ def _has_queue_policies(servable: Servable) -> bool:
     return any(policy.timeout or policy.allow_timeout_override for policy in policies)
 
 
-async def bind(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
-    """The inputs of a signature that takes BYTES: many elements, looked at one by one, are too much for the loop.
+def takes_long(request: InferenceRequest) -> bool:
+    """Whether BYTES inputs of so many bytes are too much for the loop, which looks at each element."""
+    return sum([len(one.data) for one in request.inputs]) > LONG_BYTES
 
-    Raises `InvalidRequest` as `bind_inputs`.
-    """
-    if sum([len(one.data) for one in request.inputs]) > LONG_BYTES:
+
+async def bind(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
+    """As `bind_inputs`, which it raises as; on a thread where that takes long."""
+    if signature.takes_bytes and takes_long(request):
         return await asyncio.to_thread(bind_inputs, signature, request)
     return bind_inputs(signature, request)
 

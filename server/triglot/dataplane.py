@@ -9,16 +9,19 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from triglot.binding import admit, bind, response_of
+from triglot.binding import admit, bind, response_of, takes_long
 from triglot.core.call import Call, Reach, no_models
 from triglot.core.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments, Control
-from triglot.core.errors import Internal, ServingError, Unavailable, Unimplemented
+from triglot.core.errors import ServingError, Unavailable, Unimplemented, as_serving_error
 from triglot.core.model_metadata import ModelMetadata
+from triglot.core.running import Defer, Done, raise_error
 from triglot.core.signature import Signature
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
-from triglot.core.validation import bind_inputs, check_shapes
+from triglot.core.validation import bind_inputs
+from triglot.engine.response_cache import OFF_LOOP_BYTES, Key, Shelf
 from triglot.engine.servable import Servable
+from triglot.inference import Inference, ended
 from triglot.repository.completed_config import Loaded
 from triglot.repository.manager import Manager
 from triglot.repository.plan import Version
@@ -52,6 +55,7 @@ class DataPlane:
         self._sequences = SequenceRoutes(manager)
         self._default_timeout = default_timeout
         self._default_source = f"the server's default_timeout of {default_timeout:g} seconds"
+        self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
         self._changed = asyncio.Event()
         manager.on_change = self._announce
@@ -84,44 +88,92 @@ class DataPlane:
 
     async def infer_on(self, servable: Servable, request: InferenceRequest, call: Call) -> InferenceResponse:
         """As `infer`, on a version that the caller holds a lease of."""
-        if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
-            return await trace.one(self.infer_on(servable, request, call))
-        self.begin(servable, call)
-        if servable.decoupled:
-            raise Decoupled("the model answers with a stream of responses")
-        signature = admit(servable, request, call)
-        began = perf_counter()
-        inputs = (
-            await self._bound(servable, signature, request, call)
-            if signature.takes_bytes or servable.sequences is not None
-            else bind_inputs(signature, request)
-        )
-        call.input_seconds += perf_counter() - began
-        if servable.answers is not None:
-            new = partial(self._new, servable, signature, request, inputs, call)
-            return await servable.answers.kept_or(new, inputs, request, call)
-        return await self._new(servable, signature, request, inputs, call)
+        inference: Inference = await ended(partial(self.submit, servable, request, call))
+        raise_error(inference)
+        response: InferenceResponse = inference.answer
+        return response
 
-    async def _new(
+    def submit(
         self,
         servable: Servable,
-        signature: Signature,
-        request: InferenceRequest,
-        inputs: dict[str, Array],
+        request: InferenceRequest | None,
         call: Call,
-    ) -> InferenceResponse:
-        """What the model answers now."""
+        done: Done,
+        defer: Defer | None = None,
+    ) -> Inference:
+        """Run one request on this version: the only way to the model for requests with one answer.
+
+        `done` is called with the `Inference`, maybe before this returns. `request` is None for a model that takes
+        messages, which finds one in `call.exchange`. `defer`: see `Schedule.put`.
+        """
+        inference = Inference(servable, request, call, done, defer)
         try:
-            answer = await servable.infer(inputs, call)
-        except Internal:
-            # The model's own code may be the first to look at the shapes.
-            if request.lenient_shapes:
-                check_shapes(signature, request)
-            raise
-        answered = perf_counter()
-        response = response_of(servable, signature, request, answer)
-        call.output_seconds += perf_counter() - answered
-        return response
+            if self.tracer.on:
+                inference.trace = self.tracer.begin(servable.name, servable.version, call, request)
+            self.begin(servable, call)
+            if request is not None:
+                if servable.decoupled:
+                    raise Decoupled("the model answers with a stream of responses")
+                signature = inference.signature = admit(servable, request, call)
+                if servable.sequences is not None or (signature.takes_bytes and takes_long(request)):
+                    inference.task = self._loop.create_task(self._submit_later(inference, request))
+                    return inference
+                began = perf_counter()
+                inference.inputs = bind_inputs(signature, request)
+                call.input_seconds += perf_counter() - began
+                if servable.answers is not None:
+                    if call.size > OFF_LOOP_BYTES or servable.answers.digests_long(inference.inputs):
+                        inference.task = self._loop.create_task(self._submit_later(inference, request))
+                        return inference
+                    if self._is_kept(inference, servable.answers, request):
+                        return inference
+        except Exception as error:
+            inference.reject(as_serving_error(error, str(servable)))
+            return inference
+        servable.submit(inference)
+        return inference
+
+    async def _submit_later(self, inference: Inference, request: InferenceRequest) -> None:
+        """Of a request whose inputs take long to bind or to digest, or that belongs to a sequence."""
+        servable = inference.servable
+        with servable:
+            try:
+                if not inference.inputs:
+                    began = perf_counter()
+                    inference.inputs = await self._bound(servable, inference.signature, request, inference.call)
+                    inference.call.input_seconds += perf_counter() - began
+                if (shelf := servable.answers) is not None:
+                    began = perf_counter()
+                    key = await asyncio.to_thread(shelf.key, inference.inputs, inference.call, request)
+                    if self._is_kept(inference, shelf, request, key, began):
+                        return
+            except asyncio.CancelledError:
+                inference.leave()
+                return
+            except Exception as error:
+                inference.reject(as_serving_error(error, str(servable)))
+                return
+            inference.task = None
+            servable.submit(inference)
+
+    def _is_kept(
+        self,
+        inference: Inference,
+        shelf: Shelf,
+        request: InferenceRequest,
+        key: Key | None = None,
+        began: float = 0.0,
+    ) -> bool:
+        """Whether the response cache has the answer, which then is the outcome; else it is to keep the new one."""
+        call = inference.call
+        began = began or perf_counter()
+        inference.cache_key = key = key or shelf.key(inference.inputs, call, request)
+        kept = shelf.find(key)
+        call.cache_hit, call.cache_seconds = kept is not None, perf_counter() - began
+        if kept is None:
+            return False
+        inference.accept(InferenceResponse(call.model_name, str(call.model_version), request.id, kept))
+        return True
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """The answers as the model gives them; raises as `infer`. Closing the generator stops the model."""
@@ -139,31 +191,31 @@ class DataPlane:
         A model that is not decoupled gives one answer.
         """
         if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call, request)):
-            return await trace.opened(self.infer_stream_on(servable, request, call))
+            return await trace.opened(self._open_stream(servable, request, call))
+        return await self._open_stream(servable, request, call)
+
+    async def _open_stream(
+        self, servable: Servable, request: InferenceRequest, call: Call
+    ) -> AsyncGenerator[InferenceResponse, None]:
         self.begin(servable, call)
         signature = admit(servable, request, call)
         began = perf_counter()
-        inputs = (
-            await self._bound(servable, signature, request, call)
-            if signature.takes_bytes or servable.sequences is not None
-            else bind_inputs(signature, request)
-        )
+        inputs = await self._bound(servable, signature, request, call)
         call.input_seconds += perf_counter() - began
         return servable.stream(inputs, call, partial(response_of, servable, signature, request))
 
     async def exchange_on(self, servable: Servable, call: Call) -> Any:
         """What a model that takes messages answers to `call.exchange`. Raises `ServingError`."""
-        if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call)):
-            return await trace.one(self.exchange_on(servable, call))
-        self.begin(servable, call)
-        return await servable.infer({}, call)
+        inference: Inference = await ended(partial(self.submit, servable, None, call))
+        raise_error(inference)
+        return inference.answer
 
     def exchange_stream_on(self, servable: Servable, call: Call) -> AsyncGenerator[Any, None]:
         """What such a model answers with, one by one. Closing the generator stops the model."""
-        if self.tracer.on and (trace := self.tracer.begin(servable.name, servable.version, call)):
-            return trace.each(self.exchange_stream_on(servable, call))
+        trace = self.tracer.begin(servable.name, servable.version, call) if self.tracer.on else None
         self.begin(servable, call)
-        return servable.stream({}, call)
+        answers = servable.stream({}, call)
+        return answers if trace is None else trace.each(answers)
 
     async def _bound(
         self, servable: Servable, signature: Signature, request: InferenceRequest, call: Call

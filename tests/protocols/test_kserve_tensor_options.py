@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from triglot.protocols.kserve.templates import infer_decoder
 from wire_bytes import PADDING
 
 from triglot.core.errors import InvalidArgument
@@ -15,7 +16,6 @@ from triglot.core.types import InferenceResponse, OutputTensor, OutputWish, Regi
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import rest
 from triglot.protocols.kserve.codec import decode_infer, encode_infer, packing_size
-from triglot.protocols.kserve.templates import infer_decoder
 
 Parameter = pb.InferParameter
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 import logging
 import uuid
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 log = logging.getLogger(__name__)
-
+E = TypeVar("E", bound=BaseException)
 
 MAX_MESSAGE = 4096
 """Characters of a text that reach a client."""
@@ -149,6 +149,12 @@ def own_copy(error: ServingError) -> ServingError:
     copy = Exception.__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__)
     return copy
+
+
+def without_frames(error: E) -> E:
+    """The error itself, to be kept: its frames hold the request, and maybe what keeps the error."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 def text_of(error: BaseException) -> str:

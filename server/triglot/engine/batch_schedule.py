@@ -10,12 +10,13 @@ from typing import cast
 
 from triglot.core.model import Model
 from triglot.core.readings import Reading
+from triglot.core.running import Defer
 from triglot.engine.batch import Batch, Joining, Refusal
 from triglot.engine.buffers import Buffers
 from triglot.engine.forming import Wait, Waiting
 from triglot.engine.ordering import ArrivalOrder
 from triglot.engine.parts import Part, Whole
-from triglot.engine.queue import Defer, Later, Timer
+from triglot.engine.queue import Later, Timer
 from triglot.engine.stream import Stream
 from triglot.engine.waiting import REQUESTS, Taken, WaitingRoom, expired
 from triglot.engine.work import Execution, InstanceExecution, Work

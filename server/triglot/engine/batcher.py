@@ -12,11 +12,12 @@ import threading
 import time
 
 from triglot.core.model import Model
+from triglot.core.running import Defer
 from triglot.engine.batch_schedule import BatchSchedule, Growing
 from triglot.engine.forming import Wait
 from triglot.engine.joining import buffers_for
 from triglot.engine.parking import Parking
-from triglot.engine.queue import Defer, Grow, Later, no_growth
+from triglot.engine.queue import Grow, Later, no_growth
 from triglot.engine.waiting import Taken
 from triglot.engine.work import Work
 

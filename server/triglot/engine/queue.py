@@ -13,14 +13,13 @@ from typing import Generic, Protocol, TypeVar
 
 from triglot.core.errors import QueueFull, Unavailable
 from triglot.core.readings import Reading
+from triglot.core.running import Defer
 from triglot.engine.parking import Parking
 
 T = TypeVar("T")
 
 RETRY_AFTER_SECONDS = 1.0
 
-Defer = Callable[[Callable[[], None]], object]
-"""Runs a function a little later on the loop: its `call_soon`."""
 Grow = Callable[[int], object]
 """Is told how many more instances would have had something to do."""
 

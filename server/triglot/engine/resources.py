@@ -12,23 +12,23 @@ from triglot.core.ensemble import Ensemble
 from triglot.core.errors import QueueFull
 from triglot.core.model import Model, is_async, is_decoupled
 from triglot.core.readings import Reading
+from triglot.core.running import Defer
 from triglot.core.signature import default_of, signatures_of
 from triglot.core.statistics import Statistics
 from triglot.engine.admission import Admission, Gate, refusals
-from triglot.engine.deadline import WHILE_RUNNING, WHILE_WAITING, is_cancelled
+from triglot.engine.deadline import is_cancelled
 from triglot.engine.declarations import check_declarations, looks_at_call
 from triglot.engine.hosted import HostedModel
 from triglot.engine.instances import Instances
 from triglot.engine.leases import Leases
 from triglot.engine.loop_batcher import LoopBatcher
 from triglot.engine.loop_guard import guard_of, guarded_function
-from triglot.engine.queue import Defer, queue_full
+from triglot.engine.queue import queue_full
 from triglot.engine.response_cache import ResponseCache, Shelf
 from triglot.engine.schedule import Schedule, schedule_for
 from triglot.engine.sequences import SequenceSchedule
-from triglot.engine.submission import Submission
 from triglot.engine.unloading import unload
-from triglot.engine.work import Around, AwaitedExecution, Explain, Inputs, Work, explained
+from triglot.engine.work import Around, Explain, Inputs, Work, explained
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class Resources(Leases):
         """Whether a request is a coroutine that runs at once, for itself."""
         self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
         """Whether a stream of one answer is a request like others, since the model cannot send more."""
-        self.takes_submissions = not self.direct
-        """Whether no request needs a task of its own, but for streams."""
+        self._calls_on_loop = 0
+        """How many calls of code on the loop run."""
         # Not a method: the threads would keep this.
         self._explain: Explain = partial(explained, str(self))
         self._instances = Instances(f"{name}/{version}", model.instances, self.function, self._explain, self._loop)
@@ -149,20 +149,12 @@ class Resources(Leases):
             error.message += ", as many as max_queue_size allows"
             raise
 
-    def _expire_later(self, call: Call, execution: AwaitedExecution | Submission) -> asyncio.TimerHandle:
-        """End the call at its deadline, wherever it is then."""
-        return self._loop.call_later(call.remaining or 0, self._expire, call, execution)
-
-    def _expire(self, call: Call, execution: AwaitedExecution | Submission) -> None:
-        if not execution.over:
-            waits = self._schedule.discard(execution)
-            execution.fail(call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
-
     def _check_room_on_loop(self) -> None:
         """Raises `QueueFull`: calls of code on the loop do not wait; the bound is on how many run."""
-        # Those that their callers left, and a process goes on with, hold no lease.
-        running = self._leases if self._hosted is None else self._leases + self._hosted.given_up
-        if running > self._limit:
+        running = self._calls_on_loop
+        if self._hosted is not None:
+            running += self._hosted.given_up  # A process goes on with these though their callers left.
+        if running >= self._limit:
             self._queue_full += 1
             raise queue_full(f"{self._limit} requests run, as many as max_queue_size allows")
 

@@ -8,19 +8,17 @@ digesting belongs to the loop.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import itertools
 import sys
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 from triglot.core.call import Call
 from triglot.core.readings import Reading
 from triglot.core.tensor import Array, raw_buffer
-from triglot.core.types import InferenceRequest, InferenceResponse, OutputTensor, ParameterValue
+from triglot.core.types import InferenceRequest, OutputTensor, ParameterValue
 
 OFF_LOOP_BYTES = 128 * 1024
 """More than this takes longer to digest or to copy than the way to a thread and back."""
@@ -31,6 +29,8 @@ ENTRY_BYTES = 1024
 _SCHEDULING = ("priority", "timeout")
 
 Key = tuple[int, bytes]
+Copies = tuple[list[OutputTensor], int]
+"""Copies of outputs, and the bytes that they need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,43 +95,22 @@ class Shelf:
         self.misses = 0
         self.evictions = 0
 
-    async def key(
-        self, inputs: Mapping[str, Array], call: Call, outputs: Sequence[str], *, lenient_shapes: bool
-    ) -> Key:
+    def digests_long(self, inputs: Mapping[str, Array]) -> bool:
+        """Whether `key` is to be called on a thread."""
+        return _work(inputs) > OFF_LOOP_BYTES
+
+    def key(self, inputs: Mapping[str, Array], call: Call, request: InferenceRequest) -> Key:
         """What is the same for equal requests: signature, inputs, parameters, and which outputs are wanted."""
         order = tuple(inputs) if self._ordered else ()
         asked = (
             call.signature_name,
-            tuple(outputs),
-            lenient_shapes,
+            tuple(request.outputs),
+            request.lenient_shapes,
             order,
             _custom(call.parameters),
             _by_input(call),
         )
-        if max(_work(inputs), call.size) > OFF_LOOP_BYTES:
-            return self._number, await asyncio.to_thread(digest, asked, inputs)
         return self._number, digest(asked, inputs)
-
-    async def kept_or(
-        self,
-        new: Callable[[], Awaitable[InferenceResponse]],
-        inputs: Mapping[str, Array],
-        request: InferenceRequest,
-        call: Call,
-    ) -> InferenceResponse:
-        """An equal request's answer, or a `new` one, that is kept for the next; the call learns which it is."""
-        began = perf_counter()
-        key = await self.key(inputs, call, request.outputs, lenient_shapes=request.lenient_shapes)
-        kept = self.find(key)
-        call.cache_hit, call.cache_seconds = kept is not None, perf_counter() - began
-        if kept is not None:
-            return InferenceResponse(call.model_name, str(call.model_version), request.id, kept)
-        response = await new()
-        if not response.parameters:  # They are of this call, and nothing is kept of them.
-            began = perf_counter()
-            await self.keep(key, response.outputs)
-            call.cache_seconds += perf_counter() - began
-        return response
 
     def find(self, key: Key) -> list[OutputTensor] | None:
         """The outputs of an equal request that went well before."""
@@ -142,15 +121,25 @@ class Shelf:
         self.hits += 1
         return list(entry.outputs)
 
-    async def keep(self, key: Key, outputs: Sequence[OutputTensor]) -> None:
+    def takes_long(self, outputs: Sequence[OutputTensor]) -> bool:
+        """Whether `copied` is to be called on a thread."""
+        return OFF_LOOP_BYTES < _size(outputs) <= self._cache.most_bytes - ENTRY_BYTES
+
+    def keep(self, key: Key, outputs: Sequence[OutputTensor]) -> None:
         """Keep a copy of these outputs, unless they are too large, or have elements that somebody could change."""
-        size = sum([output.array.nbytes for output in outputs])
-        if size + ENTRY_BYTES > self._cache.most_bytes:
-            return
+        self.store(key, self.copied(outputs))
+
+    def copied(self, outputs: Sequence[OutputTensor]) -> Copies | None:
+        """What `store` takes; None for what is not to be kept. On any thread."""
+        if _size(outputs) + ENTRY_BYTES > self._cache.most_bytes:
+            return None
         try:
-            copied = await asyncio.to_thread(_copied, outputs) if size > OFF_LOOP_BYTES else _copied(outputs)
+            return _copied(outputs)
         except MemoryError:
-            return  # The answer itself is there.
+            return None  # The answer itself is there.
+
+    def store(self, key: Key, copied: Copies | None) -> None:
+        """Keep these copies."""
         if copied is None or self._closed:
             return
         entry = _Entry(*copied, self)
@@ -202,7 +191,11 @@ def digest(asked: object, inputs: Mapping[str, Array]) -> bytes:
     return summary.digest()
 
 
-def _copied(outputs: Sequence[OutputTensor]) -> tuple[list[OutputTensor], int] | None:
+def _size(outputs: Sequence[OutputTensor]) -> int:
+    return sum([output.array.nbytes for output in outputs])
+
+
+def _copied(outputs: Sequence[OutputTensor]) -> Copies | None:
     """Read-only copies and the bytes that they need; None for elements that somebody could change."""
     copies = []
     size = ENTRY_BYTES

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from triglot.core.model import Model
 from triglot.core.readings import Reading
+from triglot.core.running import Defer
 from triglot.engine.batcher import Batcher
-from triglot.engine.queue import Defer, Grow, WorkQueue
+from triglot.engine.queue import Grow, WorkQueue
 from triglot.engine.sequences import SequenceSchedule
 from triglot.engine.work import Work
 

@@ -9,13 +9,22 @@ from contextlib import aclosing
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.engine.deadline import BEFORE_START, WHILE_RUNNING, WHILE_STREAMING, EachInTime, in_time, seen_late
+from triglot.core.errors import as_serving_error, without_frames
+from triglot.engine.deadline import (
+    BEFORE_START,
+    WHILE_RUNNING,
+    WHILE_STREAMING,
+    WHILE_WAITING,
+    EachInTime,
+    in_time,
+    seen_late,
+)
 from triglot.engine.own_task import as_task
 from triglot.engine.resources import Resources, is_left
 from triglot.engine.stream import NOTHING, Stream, StreamEnd
-from triglot.engine.submission import Submission
+from triglot.engine.submission import AwaitedSubmission, Submission
 from triglot.engine.timing import ResponseTimes
-from triglot.engine.work import AwaitedExecution, Inputs
+from triglot.engine.work import Inputs
 
 
 def _as_it_is(answer: Any) -> Any:
@@ -35,66 +44,86 @@ class Servable(Resources):
         Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`. At its deadline a
         call ends whatever the model does, but for code on the loop: it is cancelled then, and waited for.
         """
-        gate = self._enter(call) if call.size else None
+        if self.direct:
+            await as_task()
+            return await self._infer_on_loop(inputs, call)
+        execution = AwaitedSubmission(self, inputs, call, self._loop.create_future())
+        self.submit(execution)
         try:
-            if call.deadline is not None and call.expired:
-                raise call.overdue(BEFORE_START)
-            if self.direct:
-                self._check_room_on_loop()
-                await as_task()
-                return await in_time(call, self._run_on_loop(inputs, call), WHILE_RUNNING)
-            execution = AwaitedExecution(inputs, call, self._loop.create_future())
-            self._put(execution, call)
-            timer = None if call.deadline is None else self._expire_later(call, execution)
-            try:
-                return await execution.future
-            except asyncio.CancelledError:
-                self._schedule.discard(execution)
-                raise
-            finally:
-                if timer is not None:
-                    timer.cancel()
-                del execution  # It has the error, whose traceback has this frame.
-        except BaseException as error:
-            raise seen_late(self._outcome(error, call), call, WHILE_RUNNING) from None
+            return await execution.future
+        except asyncio.CancelledError:
+            execution.cancel()
+            raise
         finally:
-            if gate is not None:
-                gate.leave(call.size)
+            del execution  # It has the error, whose traceback has this frame.
 
     def submit(self, execution: Submission) -> None:
-        """As `infer`, where `takes_submissions`: the outcome is told, before this returns or later."""
+        """As `infer`: `execution` is settled, or dropped when it was cancelled, before this returns or later."""
         call = execution.call
         self._leases += 1
+        if self.direct:
+            execution.task = self._loop.create_task(self._settle_on_loop(execution))
+            return
         try:
-            execution.gate = self._enter(call)
+            if call.size:
+                execution.gate = self._enter(call)
             if call.deadline is not None and call.expired:
                 raise call.overdue(BEFORE_START)
             self._put(execution, call, execution.defer)
             if call.deadline is not None:
-                execution.timer = self._expire_later(call, execution)
+                execution.timer = self._loop.call_later(call.remaining or 0, self._expire, execution)
         except BaseException as error:
-            execution.error = self._explain(error)
-            execution.settle()
+            execution.fail(self._explain(error))
+
+    def _expire(self, execution: Submission) -> None:
+        """End it at its deadline, wherever it is then."""
+        if not execution.over:
+            waits = self._schedule.discard(execution)
+            execution.fail(execution.call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
 
     def finish(self, execution: Submission) -> None:
-        """It is over: what it holds is let go of."""
+        """It is over: release what it holds."""
         if execution.timer is not None:
             execution.timer.cancel()
         if execution.gate is not None:
             execution.gate.leave(execution.call.size)
         self.__exit__()
 
-    def give_up(self, execution: Submission) -> None:
-        """Nobody wants the outcome any more."""
+    def discard(self, execution: Submission) -> None:
+        """Take it out of the queue, if it is there."""
         self._schedule.discard(execution)
-        execution.call.cancel()
-        self.finish(execution)
+
+    async def _settle_on_loop(self, execution: Submission) -> None:
+        try:
+            execution.result = await self._infer_on_loop(execution.inputs, execution.call)
+        except BaseException as error:
+            if is_left(error):
+                execution.drop()
+                return
+            # Its frames hold the execution, which is to have it.
+            execution.error = as_serving_error(without_frames(error), str(self))
+        execution.settle()
+
+    async def _infer_on_loop(self, inputs: Inputs, call: Call) -> Any:
+        gate = self._enter(call) if call.size else None
+        try:
+            if call.deadline is not None and call.expired:
+                raise call.overdue(BEFORE_START)
+            self._check_room_on_loop()
+            return await in_time(call, self._run_on_loop(inputs, call), WHILE_RUNNING)
+        except BaseException as error:
+            raise seen_late(self._outcome(error, call), call, WHILE_RUNNING) from None
+        finally:
+            if gate is not None:
+                gate.leave(call.size)
 
     async def _run_on_loop(self, inputs: Inputs, call: Call) -> Any:
+        self._calls_on_loop += 1
         call.started(time.perf_counter())
         try:
             return await self.function(inputs, call)
         finally:
+            self._calls_on_loop -= 1
             self._ended(inputs, call)
 
     def _ended(self, inputs: Inputs, call: Call) -> None:
@@ -130,6 +159,7 @@ class Servable(Resources):
         if call.expired:
             raise call.overdue(BEFORE_START)
         gate = self._enter(call) if call.size else None
+        self._calls_on_loop += 1
         call.started(time.perf_counter())
         times = ResponseTimes(call)
         try:
@@ -150,6 +180,7 @@ class Servable(Resources):
         finally:
             times.left()
             self._ended(inputs, call)
+            self._calls_on_loop -= 1
             call.cancel()
             if gate is not None:
                 gate.leave(call.size)

@@ -1,15 +1,15 @@
-"""A call that nobody awaits: what it ends with is told."""
+"""One execution of a model that was submitted: it ends by a method call, and nobody has to await it."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
+from triglot.core.running import Defer
 from triglot.engine.deadline import WHILE_RUNNING, seen_late
-from triglot.engine.queue import Defer
 from triglot.engine.work import Execution, Inputs
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Submission(Execution):
-    """For `Servable.submit`: until `ended` or `cancel` is called, it holds a lease, and room at the `gate`.
+    """For `Servable.submit`. Until it is `over` it holds a lease, and room at the `gate`.
 
     It saves what a coroutine costs that waits for a future, which is as much as a small model does.
     """
 
-    __slots__ = ("defer", "gate", "over", "servable", "timer")
+    __slots__ = ("defer", "gate", "over", "servable", "task", "timer")
 
     def __init__(self, servable: Servable, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
         super().__init__(inputs, call)
@@ -33,12 +33,18 @@ class Submission(Execution):
         self.gate: Gate | None = None
         self.timer: asyncio.TimerHandle | None = None
         """Of its deadline."""
+        self.task: asyncio.Task[None] | None = None
+        """What runs code on the loop."""
         self.over = False
-        """Whether nobody waits for the outcome any more."""
+        """Whether it has ended: nothing of it is reported any more."""
 
     @abstractmethod
     def ended(self) -> None:
         """There is a `result`, or an `error`."""
+
+    @abstractmethod
+    def dropped(self) -> None:
+        """It was cancelled, and there is no outcome."""
 
     def settle(self) -> None:
         """See the base class."""
@@ -55,10 +61,43 @@ class Submission(Execution):
         self.error = error
         self.settle()
 
-    def cancel(self) -> bool:
-        """Nobody wants the outcome any more; False when it is over already."""
+    def drop(self) -> None:
+        """It is over, and nobody wants the outcome."""
+        if not self.over:
+            self.over = True
+            self.call.cancel()
+            self.servable.finish(self)
+            self.dropped()
+
+    def cancel(self) -> None:
+        """Nobody wants the outcome any more. Code on the loop is waited for, code on a thread is not."""
         if self.over:
-            return False
-        self.over = True
-        self.servable.give_up(self)
-        return True
+            return
+        if self.task is not None:
+            self.task.cancel()
+            return
+        self.servable.discard(self)
+        self.drop()
+
+
+class AwaitedSubmission(Submission):
+    """One whose outcome becomes that of a `future`."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, servable: Servable, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
+        super().__init__(servable, inputs, call)
+        self.future = future
+
+    def ended(self) -> None:
+        """See the base class."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+            self.result = None  # The thread may hold this for longer than the answer lives.
+
+    def dropped(self) -> None:
+        """See the base class."""

@@ -10,12 +10,12 @@ import enum
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
-from triglot.core.repeated import FindPattern
+from triglot.core.running import Cancellable, Defer, Done
 from triglot.core.scattered import Scattered
 
 _PATTERN = re.compile(r":[^{}]*}")
@@ -40,6 +40,16 @@ class Operation(enum.Enum):
     ADMINISTER = "administer"
 
 
+class Inferring(Protocol):
+    """What a row calls whose requests run a model once. On the loop."""
+
+    def submit(self, request: Any, call: Call, done: Done, defer: Defer | None = None, /) -> Cancellable:
+        """Run it; `done` is called with its `Outcome`, maybe before this returns. Raises `ServingError`."""
+
+    def answer(self, outcome: Any, request: Any, /) -> Any:
+        """What the row encodes of an outcome. Raises `ServingError`, in the protocol's words."""
+
+
 def _status_only(_: ServingError) -> None:
     """An error is gRPC's status, and no answer."""
 
@@ -53,28 +63,28 @@ def no_work(_: Any) -> int:
 class Method:
     """One RPC: `decode` the request, `call`, `encode` each answer.
 
-    UNARY: `call(request, call)` is awaited. SERVER_STREAM: it returns an async iterator of answers.
+    UNARY: `call(request, call)` is awaited, or, where a model answers, `inference` runs it without a coroutine.
+    SERVER_STREAM: `call` returns an async iterator of answers.
     BIDI_STREAM: it is given an async iterator of requests, a `Duplex` where `decode` is `bytes`, and returns one
     of answers.
     `answer_size` tells how many bytes `encode` has to work through one by one, about: it may run off the loop.
     `decode_size` tells the same of `decode`, and is asked for large requests only. `scatter` does what `encode`
     does, without a copy of large arrays, for transports that can send pieces. `details` makes of an error's
     text what the client is told. `told` makes an answer of an error, where a protocol tells it in its messages.
-    `repeats` finds what a request repeats; a transport may run those in a quicker way.
     """
 
     name: str
     kind: Kind
     operation: Operation
     decode: Callable[[bytes], Any]
-    call: Callable[[Any, Call], Awaitable[Any] | AsyncIterator[Any]]
+    call: Callable[[Any, Call], Awaitable[Any] | AsyncIterator[Any]] | None
     encode: Callable[[Any], bytes]
     answer_size: Callable[[Any], int] = no_work
     decode_size: Callable[[bytes], int] = no_work
     scatter: Callable[[Any], bytes | Scattered] | None = None
     details: Callable[[str], str] = str
     told: Callable[[ServingError], bytes | None] = _status_only
-    repeats: FindPattern | None = None
+    inference: Inferring | None = None
 
 
 @dataclass(frozen=True, slots=True)

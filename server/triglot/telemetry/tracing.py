@@ -1,8 +1,8 @@
 """Traces of single requests, in Triton's form (spec 3.11).
 
-Strategy: a request that is traced goes its way inside of `Trace.one` or `Trace.each`; others meet one look at
-`Tracer.on`. The times come from what the call has measured for the telemetry anyway. All of it runs on the event
-loop; what is written is put into words on the thread that writes it.
+Strategy: a request that is traced has a `Trace`, which ends with it; others meet one look at `Tracer.on`. Times
+are those that the call has measured for the telemetry. All of it runs on the event loop; what is written is put
+into words on the thread that writes it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class Trace:
         "_tracer",
         "begun",
         "ended",
-        "entering",
         "head",
         "level",
         "root",
@@ -83,7 +82,6 @@ class Trace:
         """Those that have ended."""
         self.begun = 0
         """How many steps have begun."""
-        self.entering = True
         self.ended = False
         self._tracer = tracer
         self._call: Call | None = call
@@ -95,14 +93,11 @@ class Trace:
         if TENSORS in self.level:
             self._keep("TENSOR_QUEUE_INPUT", of_input, request.inputs)
 
-    async def one(self, answering: Awaitable[T]) -> T:
-        """The one answer."""
-        try:
-            answer = await answering
+    def end(self, answer: Any = None) -> None:
+        """The request has ended; with one answer, where there is one."""
+        if answer is not None:
             self._answered(answer)
-            return answer
-        finally:
-            self._end()
+        self._end()
 
     async def opened(self, opening: Awaitable[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
         """The answers of a stream that is being opened."""
@@ -215,9 +210,6 @@ class Tracer:
     def begin(self, model: str, version: int, call: Call, request: InferenceRequest | None = None) -> Trace | None:
         """The trace of a call that goes to this version; None for most."""
         before: Trace | None = call.trace
-        if before is not None and before.entering:
-            before.entering = False  # The call that it follows comes by here again.
-            return None
         scope = None
         if before is None:
             if call.reach is not no_models or not call.counted:

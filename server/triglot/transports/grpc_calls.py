@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, Protocol, cast
 
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
 from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
-from triglot.core.repeated import Repeated, Reply
+from triglot.core.running import Cancellable, Outcome, Running
+from triglot.core.scattered import Scattered
 from triglot.protocols import Method, Operation, Service
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry
@@ -108,6 +109,7 @@ class Calls:
 
     def server_stream(self, method: Method, endpoint: Endpoint) -> ServerStream:
         """One request, any number of answers."""
+        open_stream = _call_of(method)
 
         async def handle(data: bytes, context: Context) -> None:
             call = _call(context)
@@ -118,7 +120,7 @@ class Calls:
                 large = len(data) > OFF_LOOP_BYTES
                 request = await self.decode_large(method, data) if large else method.decode(data)
                 observed.decoded()
-                return method.call(request, call)
+                return open_stream(request, call)
 
             await self._send(method, run, context, call, observed)
 
@@ -126,6 +128,7 @@ class Calls:
 
     def bidi_stream(self, method: Method, _: Endpoint) -> BidiStream:
         """Any number of requests and of answers."""
+        open_stream = _call_of(method)
 
         async def handle(requests: AsyncIterator[bytes] | Duplex, context: Context) -> None:
             call = _call(context)
@@ -136,7 +139,7 @@ class Calls:
                 decoded = (method.decode(data) async for data in requests)
 
             async def run() -> Any:
-                return method.call(decoded, call)
+                return open_stream(decoded, call)
 
             # Requests are what counts here, not calls, and who answers them counts them.
             await self._send(method, run, context, call, None)
@@ -198,19 +201,6 @@ class Calls:
     # Errors are handled in functions of their own: a frame that an error came through must not hold it, or what
     # the frame holds, the request among it, is left to the garbage collector.
 
-    async def tell(self, method: Method, error: Exception, context: Context, observed: Observation) -> bytes:
-        """The answer that tells of an error; without one the call ends here, with a status."""
-        failure = as_serving_error(error, method.name)
-        told = method.told(failure)
-        observed.sent(len(told or b""))
-        # Before the client hears of it, so that who asks next finds it counted.
-        observed.end(failure.code)
-        if told is None:
-            await self.end(context, failure, method.details)
-            return b""
-        context.set_trailing_metadata(hints(failure))
-        return told
-
     async def _tell_last(
         self, method: Method, error: Exception, context: Context, observed: Observation | None
     ) -> None:
@@ -224,73 +214,195 @@ class Calls:
         context.set_trailing_metadata(hints(failure))
         await context.write(told)
 
+    async def refuse(self, context: Context, code: Code, details: str, trailing: Trailing) -> None:
+        """End the call with a status."""
+        await self._abort(context, code, details, trailing)
+
     async def end(self, context: Context, error: ServingError, details: Callable[[str], str] = str) -> None:
         """End the call with a status, the only thing to be sent: gRPC's own retries are for such calls."""
         await self._abort(context, error.code, fitting(details(error.message)), hints(error))
 
 
+class Reply(Protocol):
+    """Where the one answer of a call goes. One of `respond`, `refuse` and `left` is called, once."""
+
+    @property
+    def defer(self) -> Callable[[Callable[[], None]], object]:
+        """Runs a function when everything that came together with the request has begun."""
+
+    def run(self, work: Coroutine[Any, Any, None], /) -> Running:
+        """Run what ends the call."""
+
+    def respond(self, message: bytes | Scattered, trailing: Trailing = (), /) -> None:
+        """Send the answer."""
+
+    def refuse(self, code: Code, details: str, trailing: Trailing, /) -> None:
+        """End the call with a status, the only thing to be sent: gRPC's own retries are for such calls."""
+
+    def left(self) -> None:
+        """The call was cancelled."""
+
+
 class UnaryHandler:
     """Of a row with one request and one answer."""
 
-    __slots__ = ("_calls", "_encode", "_endpoint", "_find_pattern", "_method", "_run")
+    __slots__ = ("calls", "encode", "endpoint", "method")
 
     def __init__(self, calls: Calls, method: Method, endpoint: Endpoint) -> None:
-        self._calls = calls
-        self._method = method
-        self._endpoint = endpoint
-        self._encode = calls.encoder(method)
-        self._find_pattern = method.repeats
-        self._run = cast("Callable[..., Awaitable[Any]]", method.call)
+        self.calls = calls
+        self.method = method
+        self.endpoint = endpoint
+        self.encode = calls.encoder(method)
 
-    async def answer(self, data: bytes, context: Context) -> bytes:
-        """The answer; without one the call has been ended with a status."""
-        call, observed = self._observed(data, context)
-        return await self.conclude(self._called(data, call, observed), context, observed)
+    def start(self, data: bytes, context: Context, reply: Reply) -> UnaryCall:
+        """Run a call; it may have ended when this returns."""
+        call = UnaryCall(self, _call(context), reply, len(data))
+        call.start(data)
+        return call
 
-    async def _called(self, data: bytes, call: Call, observed: Observation) -> Any:
-        method = self._method
-        if len(data) > OFF_LOOP_BYTES:
-            request = await self._calls.decode_large(method, data)
-        else:
-            request = method.decode(data)
-        observed.decoded()
-        return await self._run(request, call)
 
-    async def conclude(self, answer: Awaitable[Any], context: Context, observed: Observation) -> bytes:
-        """As `answer`, of what the row's call gives."""
+class UnaryCall:
+    """One call, from its bytes to its answer. On the loop."""
+
+    __slots__ = ("_callbacks", "_cancels", "_handler", "_observed", "_reply", "_request", "_running", "call")
+
+    def __init__(self, handler: UnaryHandler, call: Call, reply: Reply, size: int) -> None:
+        call.size = size
+        self.call = call
+        self._handler = handler
+        self._observed = Observation(handler.endpoint, call, size)
+        self._reply: Reply | None = reply
+        self._request: Any = None
+        self._running: Cancellable | None = None
+        self._cancels = 0
+        self._callbacks: list[Callable[[Any], object]] = []
+
+    def start(self, data: bytes) -> None:
+        """Decode the request and run it."""
+        method = self._handler.method
         try:
-            given = await answer
-            observed.answered()
-            if self._method.answer_size(given) > OFF_LOOP_BYTES:
-                encoded = await asyncio.to_thread(self._encode, given)
-            else:
-                encoded = self._encode(given)
-            observed.encoded(len(encoded))
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                observed.end(self.left)
-                raise
-            return await self._calls.tell(self._method, error, context, observed)
-        observed.end(Code.OK)
-        return encoded
+            if len(data) > OFF_LOOP_BYTES and method.decode_size(data) > OFF_LOOP_BYTES:
+                self._run(self._decode_and_submit(data))
+                return
+            self._submit(method.decode(data))
+        except Exception as error:
+            self._fail(error)
 
-    @property
-    def left(self) -> Code:
-        """How a call is counted that is cancelled."""
-        # UNAVAILABLE is what is said to those that outlive the grace period.
-        return Code.UNAVAILABLE if self._calls.stopping else Code.CANCELLED
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._reply is not None
+        running = self._reply.run(work)
+        if not running.done():
+            self._running = running
 
-    def repeat(self, data: bytes, context: Context, reply: Reply) -> Repeated | None:
-        """Have it answered in the way of calls that repeat others, if it is one."""
-        if self._find_pattern is None or (pattern := self._find_pattern(data)) is None:
-            return None
-        call, observed = self._observed(data, context)
-        return pattern.begin(data, call, observed, reply)
+    async def _decode_and_submit(self, data: bytes) -> None:
+        try:
+            self._submit(await self._handler.calls.decode_large(self._handler.method, data))
+        except asyncio.CancelledError:
+            self._leave()
+        except Exception as error:
+            self._fail(error)
 
-    def _observed(self, data: bytes, context: Context) -> tuple[Call, Observation]:
-        call = _call(context)
-        call.size = len(data)
-        return call, Observation(self._endpoint, call, call.size)
+    def _submit(self, request: Any) -> None:
+        self._observed.decoded()
+        method = self._handler.method
+        assert self._reply is not None
+        if method.inference is None:
+            self._run(self._await(request))
+            return
+        self._request = request
+        running = method.inference.submit(request, self.call, self._done, self._reply.defer)
+        if self._reply is not None:
+            self._running = running
+            if self._cancels:
+                running.cancel()
+
+    async def _await(self, request: Any) -> None:
+        try:
+            answer = await _call_of(self._handler.method)(request, self.call)
+            self._observed.answered()
+            self._respond(answer)
+        except asyncio.CancelledError:
+            self._leave()
+        except Exception as error:
+            self._fail(error)
+
+    def _done(self, outcome: Outcome) -> None:
+        if outcome.cancelled:
+            self._leave()
+            return
+        self._observed.answered()
+        inference = self._handler.method.inference
+        assert inference is not None
+        try:
+            self._respond(inference.answer(outcome, self._request))
+        except Exception as error:
+            self._fail(error)
+
+    def _respond(self, answer: Any) -> None:
+        handler = self._handler
+        if handler.method.answer_size(answer) > OFF_LOOP_BYTES:
+            self._run(self._encode_long(answer))
+        else:
+            self._send(handler.encode(answer))
+
+    async def _encode_long(self, answer: Any) -> None:
+        try:
+            self._send(await asyncio.to_thread(self._handler.encode, answer))
+        except asyncio.CancelledError:
+            self._leave()
+        except Exception as error:
+            self._fail(error)
+
+    def _send(self, encoded: bytes | Scattered) -> None:
+        self._observed.encoded(len(encoded))
+        # Before the client hears of it, so that who asks next finds it counted.
+        self._observed.end(Code.OK)
+        self._end().respond(encoded)
+
+    def _fail(self, error: Exception) -> None:
+        method = self._handler.method
+        failure = as_serving_error(error, method.name)
+        encoded = method.told(failure)
+        self._observed.sent(len(encoded or b""))
+        self._observed.end(failure.code)
+        if encoded is None:
+            self._end().refuse(failure.code, fitting(method.details(failure.message)), hints(failure))
+        else:
+            self._end().respond(encoded, hints(failure))
+
+    def _leave(self) -> None:
+        # UNAVAILABLE is what is sent to those that outlive the grace period.
+        self._observed.end(Code.UNAVAILABLE if self._handler.calls.stopping else Code.CANCELLED)
+        self._end().left()
+
+    def _end(self) -> Reply:
+        """The reply, for the last time: it may hold this call."""
+        reply, self._reply, self._running, self._request = self._reply, None, None, None
+        assert reply is not None
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+        return reply
+
+    # --- Running ---
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._cancels += 1
+        if self._running is not None:
+            self._running.cancel()
+
+    def cancelling(self) -> int:
+        """How often it was cancelled and has not ended yet."""
+        return self._cancels if self._reply is not None else 0
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._reply is None
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
+        """Call it when this has ended, which it has not."""
+        self._callbacks.append(callback)
 
 
 class _OpenStream:
@@ -311,6 +423,11 @@ class _OpenStream:
 def endpoint_of(telemetry: Telemetry, service: Service, method: Method) -> Endpoint:
     """What counts the calls of a row."""
     return telemetry.endpoint(service.protocol, "GRPC", method.name, inference=method.operation is Operation.INFER)
+
+
+def _call_of(method: Method) -> Callable[[Any, Call], Any]:
+    assert method.call is not None  # Of a row without `inference`.
+    return method.call
 
 
 def _call(context: Context) -> Call:

@@ -19,8 +19,8 @@ from triglot.config import NO_PORT, Config
 from triglot.core.errors import Code, QueueFull
 from triglot.protocols import Kind, Method, Service
 from triglot.telemetry.store import Endpoint, Telemetry
-from triglot.transports.aio_repeats import answer_repeated
 from triglot.transports.aio_requests import AioRequests
+from triglot.transports.aio_unary import answer
 from triglot.transports.aio_unsent import StreamContext, UnsentAnswers
 from triglot.transports.gathering import Gathering, Unary, gathered
 from triglot.transports.grpc_calls import (
@@ -74,7 +74,7 @@ class GrpcServer:
         self._unsent = unsent = UnsentAnswers(limits)
         makers: dict[Kind, Callable[[Method, Endpoint], grpc.RpcMethodHandler]] = {
             Kind.UNARY: lambda *row: grpc.unary_unary_rpc_method_handler(
-                _counted(gathered(partial(answer_repeated, calls.unary(*row)), gathering), unsent, calls)
+                _counted(gathered(partial(answer, calls.unary(*row)), gathering), unsent, calls)
             ),
             Kind.SERVER_STREAM: lambda *row: grpc.unary_stream_rpc_method_handler(
                 _counted_stream(calls.server_stream(*row), unsent)

@@ -19,12 +19,13 @@ from triglot.core.errors import InvalidArgument, Unavailable
 from triglot.core.model import Model
 from triglot.core.readings import Reading
 from triglot.core.request_scheduling import Scheduling
+from triglot.core.running import Defer
 from triglot.core.scheduling import OldestStrategy
 from triglot.engine.declarations import looks_at_call
 from triglot.engine.hosted import HostedModel
 from triglot.engine.joining import buffers_for, layout_of
 from triglot.engine.kinds import said_besides
-from triglot.engine.queue import Defer, Grow, Later, Timer, no_growth, queue_full
+from triglot.engine.queue import Grow, Later, Timer, no_growth, queue_full
 from triglot.engine.sequences.batch import SequenceBatch, Tensors
 from triglot.engine.sequences.request import SequenceRequest, SequenceWork
 from triglot.engine.sequences.strategies import Chosen, Rows, strategy_of

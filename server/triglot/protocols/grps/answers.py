@@ -46,12 +46,6 @@ def encoded_answer(response: InferenceResponse, asked: Message | None) -> Encode
     return Encoded(Scattered(pieces) if scatters else b"".join(pieces))
 
 
-def around_answer(response: InferenceResponse) -> Sequence[bytes] | None:
-    """What stands before the values of the one output, and behind; None for others than `encoded_answer` joins."""
-    pieces = _output_pieces(response.outputs)
-    return None if pieces is None else (pieces[0], b"")
-
-
 def _output_pieces(outputs: Sequence[OutputTensor]) -> list[Any] | None:
     """A serialized GrpsMessage with the status OK, in pieces to join; for one output of floats, which is most of
     what models answer.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from triglot.core.errors import ServingError
 from triglot.core.http import HttpRequest
@@ -30,7 +31,7 @@ class Form:
         ]
         self._inputs: list[tuple[str, str, tuple[int, ...]]] = []
 
-    def message(self, values: list[bytes]) -> Message:
+    def message(self, values: Sequence[bytes]) -> Message:
         """The message with these floats."""
         tensors = [
             GrpsTensor(name, dtype, shape, array_over(value, wire, count))
@@ -45,7 +46,7 @@ class Form:
             self._inputs = [(one.name, one.datatype, one.shape) for one in inputs]
             self.signature = signature
 
-    def inputs(self, values: list[bytes]) -> list[InputTensor]:
+    def inputs(self, values: Sequence[bytes]) -> list[InputTensor]:
         """The inputs of `signature` with these floats."""
         return [
             InputTensor(name, datatype, shape, value)
@@ -68,4 +69,4 @@ class Request:
     error: ServingError | None = None
     http: HttpRequest | None = None
     form: Form | None = None
-    values: list[bytes] = field(default_factory=list)
+    values: Sequence[bytes] = ()

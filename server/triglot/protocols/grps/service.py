@@ -16,14 +16,15 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.control import ONLINE, Arguments
 from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented, own_copy
+from triglot.core.running import Defer, Done, raise_error
 from triglot.core.types import Exchange, InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable
+from triglot.inference import Inference, run
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols import Kind, Method, Operation, Service
 from triglot.protocols.grps.answers import (
     answer_size,
-    around_answer,
     encode_answer,
     encode_item,
     encoded_answer,
@@ -38,13 +39,12 @@ from triglot.protocols.grps.codec import (
     model_of,
 )
 from triglot.protocols.grps.errors import BadRequest, NoSuchModel, failure_of
+from triglot.protocols.grps.layouts import RequestDecoder
 from triglot.protocols.grps.lookup import find_servable
 from triglot.protocols.grps.mapping import answer_message, bind_message, tensors_of
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.metadata import model_text
 from triglot.protocols.grps.request import Request
-from triglot.protocols.grps.templates import request_decoder
-from triglot.protocols.repeats import Repeats, Ways
 from triglot.protocols.wire import parse_control
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Grps:
         self._default_model = default_model
         self._server_text = server_text
         self.online = online
-        self._decode = request_decoder(self._decoded)
+        self._decode = RequestDecoder(self._decoded)
         dataplane.control.does(ONLINE, self._turn)
 
     # --- health and metadata ---
@@ -162,19 +162,17 @@ class Grps:
 
     async def predict(self, request: Request, call: Call, convert: Convert = answer_message) -> Any:
         """One answer; `convert` makes it of a tensor model's outputs. Raises `ServingError`."""
-        with self._lease(request, call) as servable:
-            if servable.model.takes_messages:
-                call.exchange = Exchange(_encoded(request), http=request.http)
-                answer: bytes | None = await self._dataplane.exchange_on(servable, call)
-                return answer
+        return await run(GrpsInference(self, convert), request, call)
+
+    def submit(self, request: Request, call: Call, done: Done, defer: Defer | None = None) -> Inference:
+        """See `Inferring`."""
+        servable = self._lease(request, call)
+        inference: InferenceRequest | None = None
+        if servable.model.takes_messages:
+            call.exchange = Exchange(_encoded(request), http=request.http)
+        else:
             inference = _inference(servable, request)
-            try:
-                response = await self._dataplane.infer_on(servable, inference, call)
-            except Decoupled:
-                raise Unimplemented(
-                    f"model '{servable.name}' answers with a stream: call PredictStreaming, or ask for streaming"
-                ) from None
-        return convert(response, request.message)
+        return self._dataplane.submit(servable, inference, call, done, defer)
 
     async def predict_stream(
         self, request: Request, call: Call, convert: Convert = answer_message
@@ -207,21 +205,6 @@ class Grps:
     def _find(self, model: str) -> Servable:
         return find_servable(self._dataplane, model, self._default_model)
 
-    def _repeats(self) -> Repeats[Request]:
-        """Calls of Predict that repeat others."""
-
-        def inference(servable: Servable, request: Request) -> InferenceRequest:
-            _inference(servable, request)  # The first one of its form is looked at more closely.
-            return _inference(servable, request)
-
-        ways: Ways[Request] = Ways(
-            finder=lambda request: partial(self._find, request.model),
-            inference=inference,
-            around=lambda response, _: around_answer(response),
-            answer=lambda response, _: encoded_answer(response, None),
-        )
-        return Repeats(self._dataplane, self._decode, ways)
-
     # --- gRPC ---
 
     async def grpc_model_metadata(self, request: pb.GrpsMessage, call: Call) -> Message:
@@ -241,13 +224,13 @@ class Grps:
                     Kind.UNARY,
                     infer,
                     self.understand,
-                    partial(self.predict, convert=encoded_answer),
+                    None,
                     encode_answer,
                     answer_size,
                     decoding_size,
                     scatter_answer,
                     told=_told,
-                    repeats=self._repeats(),
+                    inference=GrpsInference(self, encoded_answer),
                 ),
                 Method(
                     "PredictStreaming",
@@ -270,6 +253,27 @@ class Grps:
             ),
             PROTOCOL,
         )
+
+
+class GrpsInference:
+    """See `Inferring`; `convert` makes the answer of a tensor model's outputs."""
+
+    def __init__(self, service: Grps, convert: Convert) -> None:
+        self.submit = service.submit
+        self._convert = convert
+
+    def answer(self, outcome: Inference, request: Request) -> Any:
+        """See `Inferring`."""
+        try:
+            raise_error(outcome)
+        except Decoupled:
+            name = outcome.servable.name
+            raise Unimplemented(
+                f"model '{name}' answers with a stream: call PredictStreaming, or ask for streaming"
+            ) from None
+        if outcome.request is None:
+            return outcome.answer
+        return self._convert(outcome.answer, request.message)
 
 
 def _control(name: str, operation: Operation, call: Any, encode: Callable[[Any], bytes]) -> Method:

@@ -37,8 +37,8 @@ MAX_RAW = Limit("raw_input_contents", 1024)
 MAX_DIMS = Limit("dims in a shape", 16)
 MAX_PARAMETERS = Limit("parameters", 256)
 _SHAPE, _TENSOR_PARAMETERS, _OUTPUT_PARAMETERS = 3, 4, 2
-ID, RAW_INPUTS = 3, 7
-_REQUEST_PARAMETERS, _INPUTS, _OUTPUTS = 4, 5, 6
+ID, REQUEST_PARAMETERS, RAW_INPUTS = 3, 4, 7
+_INPUTS, _OUTPUTS = 5, 6
 _RAW_OUTPUTS, _INFER_RESPONSE = 6, 2
 
 
@@ -53,7 +53,7 @@ class StreamError:
 _INFER_RULES = MessageRules(
     cut=frozenset({RAW_INPUTS}),
     repeats={
-        _REQUEST_PARAMETERS: MAX_PARAMETERS,
+        REQUEST_PARAMETERS: MAX_PARAMETERS,
         _INPUTS: MAX_INPUTS,
         _OUTPUTS: MAX_OUTPUTS,
         RAW_INPUTS: MAX_RAW,

@@ -12,6 +12,7 @@ from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.types import InferenceResponse
+from triglot.inference import run
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Operation, Route
 from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
@@ -38,8 +39,10 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
         signature = service.require_model(http.path["model"], http.path.get("version", ""))
         return decode_raw(http, signature) if is_raw(http) else decode_infer(http, limits)
 
+    inference = service.inference(HTTP_DOOR)
+
     async def infer(rest: RestInfer, call: Call) -> _Answered:
-        return await service.infer(HTTP_DOOR, rest.request, call), rest
+        return await run(inference, rest.request, call), rest
 
     health, inspect = Operation.HEALTH, Operation.INSPECT
     live, ready = pb.ServerLiveRequest(), pb.ServerReadyRequest()

@@ -8,23 +8,22 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
-from triglot.core.errors import InvalidArgument, ModelNotFound, ServingError, Unavailable, Unimplemented
+from triglot.core.errors import InvalidArgument, ModelNotFound, Unavailable, Unimplemented
 from triglot.core.scattered import Scattered, may_scatter
 from triglot.core.signature import Signature
-from triglot.core.types import InferenceRequest, InferenceResponse, TensorSpec
-from triglot.dataplane import DataPlane, Decoupled
+from triglot.core.types import InferenceResponse, TensorSpec
+from triglot.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
 from triglot.protocols.kserve.codec import RAW_INPUTS, encode_infer, infer_pieces, packing_size
-from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.extension import Extension
+from triglot.protocols.kserve.inference import UnaryInference
+from triglot.protocols.kserve.layouts import InferDecoder
 from triglot.protocols.kserve.regions import Regions
-from triglot.protocols.kserve.small_answers import around_small, small_answer
+from triglot.protocols.kserve.small_answers import small_answer
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.stream_requests import StreamRequests
-from triglot.protocols.kserve.templates import infer_decoder
-from triglot.protocols.repeats import Repeats, Ways, as_it_is
 from triglot.protocols.wire import length_prefix, parse_control, rest_size, serialize
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
@@ -62,9 +61,7 @@ class KServe:
         self._dataplane = dataplane
         self._extended = ExtendedPlane(dataplane, regions or Regions())
         self._server_name = server_name
-        self._decode = infer_decoder()
-        self._decode_streamed = infer_decoder()
-        self._streamed_repeats = Repeats(dataplane, self._decode_streamed, infer_ways(dataplane, final=True))
+        self._decode = InferDecoder()
         self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
 
     async def server_live(self, _: pb.ServerLiveRequest, __: Call) -> pb.ServerLiveResponse:
@@ -112,16 +109,9 @@ class KServe:
             outputs=map(_tensor_metadata, model.signature.outputs),
         )
 
-    async def infer(self, door: str, request: InferenceRequest, call: Call) -> InferenceResponse:
-        """One answer; `door` is how the error of a decoupled model names the way the call came."""
-        try:
-            if request.options is not None:
-                return await self._extended.infer(request, call)
-            return await self._dataplane.infer(request, call)
-        except Decoupled:
-            raise Unimplemented(f"{door} doesn't support models with decoupled transaction policy") from None
-        except ServingError as error:
-            raise name_request(error, request.id) from None
+    def inference(self, endpoint: str) -> UnaryInference:
+        """How a door's requests are run once; `endpoint` is what the error of a decoupled model calls it."""
+        return UnaryInference(self._dataplane, self._extended, endpoint)
 
     def infer_stream(self, requests: Duplex, call: Call) -> AsyncGenerator[bytes, None]:
         """ModelStreamInfer; requests come undecoded, since one that cannot be decoded is answered in band.
@@ -130,8 +120,7 @@ class KServe:
         """
         end_on_error = call.metadata.get("triton_grpc_error") == "true"
         asked = StreamRequests(
-            self._decode_streamed,
-            self._streamed_repeats,
+            self._decode,
             self._dataplane,
             self._extended,
             call,
@@ -175,7 +164,6 @@ class KServe:
     def grpc_service(self) -> Service:
         """The rows of GRPCInferenceService; an RPC without one answers UNIMPLEMENTED."""
         health, inspect, infer = Operation.HEALTH, Operation.INSPECT, Operation.INFER
-        unary_infer = partial(self.infer, "ModelInfer RPC")
         return Service(
             SERVICE,
             (
@@ -189,12 +177,12 @@ class KServe:
                     Kind.UNARY,
                     infer,
                     self._decode,
-                    unary_infer,
+                    None,
                     encode_infer,
                     packing_size,
                     partial(rest_size, cut=RAW_INPUTS),
                     scatter_infer,
-                    repeats=Repeats(self._dataplane, self._decode, infer_ways(self._dataplane)),
+                    inference=self.inference("ModelInfer RPC"),
                 ),
                 Method(
                     "ModelStreamInfer",
@@ -218,17 +206,6 @@ def scatter_infer(response: InferenceResponse) -> bytes | Scattered:
     if (small := small_answer(response)) is not None:
         return small
     return Scattered(infer_pieces(response)) if may_scatter(response) else encode_infer(response)
-
-
-def infer_ways(dataplane: DataPlane, *, final: bool | None = None) -> Ways[InferenceRequest]:
-    """How requests that repeat others are run; a stream says whether answers are `final`, and words its errors."""
-    return Ways(
-        finder=lambda request: partial(dataplane.servable, request.model_name, request.model_version),
-        inference=lambda _, request: request,
-        around=lambda response, _: around_small(response, final=final),
-        answer=lambda response, _: response,
-        worded=partial(name_request, request_id="") if final is None else as_it_is,
-    )
 
 
 def _model_to_change(request: RepositoryChange) -> str:

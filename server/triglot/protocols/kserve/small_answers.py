@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 from triglot.core.scattered import SMALL_BYTES
@@ -32,14 +31,6 @@ def small_answer(response: InferenceResponse, *, final: bool | None = None) -> b
     if len(raw) == 1:
         return head + before[0] + raw[0]
     return head + b"".join([piece for pair in zip(before, raw, strict=True) for piece in pair])
-
-
-def around_small(response: InferenceResponse, *, final: bool | None = None) -> Sequence[bytes] | None:
-    """What stands before each output's values in a small answer without an id, and behind the last ones."""
-    if response.id or (around := _around_of(response, final)) is None:
-        return None
-    _, head, before = around
-    return head + before[0], *before[1:], b""
 
 
 def _around_of(response: InferenceResponse, final: bool | None) -> tuple[int, bytes, tuple[bytes, ...]] | None:

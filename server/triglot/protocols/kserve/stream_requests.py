@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from functools import partial
 from typing import Any, Protocol
 
 from triglot.core.call import Call
 from triglot.core.duplex import Running
 from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome
-from triglot.core.repeated import Repeated
+from triglot.core.running import Cancellable, Outcome
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane
 from triglot.engine.own_task import as_task
+from triglot.inference import Awaited
 from triglot.protocols.kserve.codec import (
     StreamError,
     encode_stream_infer,
@@ -25,7 +25,6 @@ from triglot.protocols.kserve.codec import (
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.small_answers import FINAL, small_answer
-from triglot.protocols.repeats import Repeats
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint
 
@@ -107,14 +106,13 @@ class _InSequence:
 class StreamRequests:
     """Runs the requests of one call, as `decode` reads them, and has `endpoint` count them.
 
-    `repeats` finds those that repeat others. `extended` runs those with options of single tensors. `end_on_error`:
-    an execution's first error ends the call instead of being sent in band.
+    `extended` runs those with options of single tensors. `end_on_error`: an execution's first error ends the call
+    instead of being sent in band.
     """
 
     def __init__(
         self,
         decode: Callable[[bytes], InferenceRequest],
-        repeats: Repeats[InferenceRequest],
         dataplane: DataPlane,
         extended: ExtendedPlane,
         call: Call,
@@ -123,7 +121,6 @@ class StreamRequests:
         end_on_error: bool,
     ) -> None:
         self._decode = decode
-        self._repeats = repeats
         self._dataplane = dataplane
         self._extended = extended
         self._call = call
@@ -134,67 +131,25 @@ class StreamRequests:
 
     def begin(self, data: bytes, place: Place, line: Line) -> None:
         """Run one request; it may be answered when this returns."""
-        pattern = self._repeats(data)
-        if pattern is None:
-            line.begin(self._answer(data, place, line))
-            return
-        call, observed = self._observed(data)
-        reply = _Reply(self, place, line, call, pattern.request)
-        repeated = pattern.begin(data, call, observed, reply)
-        if not repeated.over:
-            reply.repeated = repeated
-            line.runs(repeated)
-
-    def _observed(self, data: bytes) -> tuple[Call, Observation]:
         call = self._call.child()
         call.size = len(data)
-        return call, Observation(self._endpoint, call, call.size)
-
-    async def _answer(self, data: bytes, place: Place, line: Line) -> None:
-        call, observed = self._observed(data)
-        answer = self._called(data, place, line, call, observed)
-        await self.conclude(answer, place, line, call, observed, partial(identify, data))
-
-    async def _called(
-        self, data: bytes, place: Place, line: Line, call: Call, observed: Observation
-    ) -> InferenceResponse | None:
-        """The one answer, or None. Raises `ServingError`."""
-        request = self._decode(data)
-        observed.decoded()
-        servable = self._dataplane.servable_of(request)
-        if servable.decoupled:
-            line.step_out(place)
-            with self._apart(request, line) as apart:
-                await self._answer_apart(request, apart, call, observed)
-            return None
-        if request.options is not None:
-            return await self._extended.infer(request, call)
-        with servable:
-            return await self._dataplane.infer_on(servable, request, call)
-
-    async def conclude(
-        self,
-        answer: Awaitable[InferenceResponse | None],
-        place: Place,
-        line: Line,
-        call: Call,
-        observed: Observation,
-        identity: Callable[[], InferenceRequest],
-    ) -> None:
-        """Send the answer, or the error that it raises; `identity` says of which model and request it is."""
-        encoded = None
+        observed = Observation(self._endpoint, call, call.size)
+        request: InferenceRequest | None = None
         try:
-            if (response := await answer) is None:
+            request = self._decode(data)
+            observed.decoded()
+            servable = self._dataplane.servable_of(request)
+            if servable.decoupled:
+                line.step_out(place)
+                line.begin(self._answer_apart(request, line, call, observed))
                 return
-            encoded = await _encoded(response, observed, final=True)
-            # Before the client hears of it, so that who asks next finds it counted.
-            observed.end(Code.OK)
+            one = _OneAnswer(self, request, place, line, call, observed)
+            if request.options is not None:
+                one.runs(Awaited(self._extended.infer(request, call), one.done))
+            else:
+                one.runs(self._dataplane.submit(servable, request, call, one.done, line.defer))
         except Exception as error:
-            line.say(place, self._told(error, identity(), call, observed))
-        except asyncio.CancelledError as error:
-            observed.end(outcome(error))
-        if encoded is not None:
-            line.say(place, encoded)
+            line.say(place, self.failed(error, request or identify(data), call, observed))
 
     @contextmanager
     def _apart(self, request: InferenceRequest, line: Line) -> Iterator[Apart]:
@@ -214,19 +169,21 @@ class StreamRequests:
                     self._sequences[key] = turn.before
 
     async def _answer_apart(
-        self, request: InferenceRequest, apart: Apart, call: Call, observed: Observation
+        self, request: InferenceRequest, line: Line, call: Call, observed: Observation
     ) -> None:
-        """Of a decoupled model. Raises `CancelledError` only."""
-        try:
-            await as_task()
-            await self._answer_each(request, apart, call, observed)
-        except Exception as error:
-            with suppress(asyncio.CancelledError):
-                await apart.put(self._told(error, request, call, observed))
-        else:
-            observed.end(Code.OK)
-        finally:
-            apart.left()
+        """Of a decoupled model. Raises nothing."""
+        with self._apart(request, line) as apart:
+            try:
+                await as_task()
+                await self._answer_each(request, apart, call, observed)
+                observed.end(Code.OK)
+            except asyncio.CancelledError as error:
+                observed.end(outcome(error))
+            except Exception as error:
+                with suppress(asyncio.CancelledError):
+                    await apart.put(self.failed(error, request, call, observed))
+            finally:
+                apart.left()
 
     async def _answer_each(
         self, request: InferenceRequest, apart: Apart, call: Call, observed: Observation
@@ -238,12 +195,12 @@ class StreamRequests:
                 if ended:
                     raise Internal(f"model '{response.model_name}' has answered after its final answer")
                 ended = response.final
-                await apart.put(await _encoded(response, observed, final=ended))
+                await apart.put(await _encoded_sized(response, observed, final=ended))
         if not ended and request.parameters.get(WANTS_EMPTY_FINAL):
             end = InferenceResponse(request.model_name, request.model_version, request.id, [])
-            await apart.put(await _encoded(end, observed, final=True))
+            await apart.put(_encoded(end, observed, final=True))
 
-    def _told(
+    def failed(
         self, error: Exception, request: InferenceRequest, call: Call, observed: Observation
     ) -> bytes | ServingError:
         """The answer that tells of an error, or what ends the call."""
@@ -262,54 +219,99 @@ class StreamRequests:
         return encoded
 
 
-class _Reply:
-    """To a request that repeats another one: see `Reply`."""
+class _OneAnswer:
+    """A request with one answer, until that is in its place in the line."""
 
-    __slots__ = ("_call", "_line", "_place", "_request", "_requests", "repeated")
+    __slots__ = ("_call", "_line", "_observed", "_place", "_request", "_requests", "_running")
 
     def __init__(
-        self, requests: StreamRequests, place: Place, line: Line, call: Call, request: InferenceRequest
+        self,
+        requests: StreamRequests,
+        request: InferenceRequest,
+        place: Place,
+        line: Line,
+        call: Call,
+        observed: Observation,
     ) -> None:
         self._requests = requests
-        self._place = place
-        self._line = line
-        self._call = call
         self._request = request
-        self.repeated: Repeated | None = None
+        self._place = place
+        self._line: Line | None = line
+        self._call = call
+        self._observed = observed
+        self._running: Cancellable | None = None
 
-    @property
-    def defer(self) -> Callable[[Callable[[], None]], object]:
-        """See `Reply`."""
-        return self._line.defer
+    def runs(self, running: Cancellable) -> None:
+        """It was submitted; it may have ended."""
+        if self._line is not None:
+            self._running = running
+            self._line.runs(self)
 
-    def respond(self, message: bytes) -> None:
-        """See `Reply`."""
-        self._line.say(self._place, message)
-        self._line.ended(self.repeated)
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        if self._running is not None:
+            self._running.cancel()
 
-    def conclude(self, answer: Awaitable[Any], observed: Observation) -> None:
-        """See `Reply`."""
-        work = self._requests.conclude(
-            answer, self._place, self._line, self._call, observed, lambda: self._request
-        )
-        self._line.begin(work)
-        self._line.ended(self.repeated)
+    def done(self, ended: Outcome) -> None:
+        """See `Done`."""
+        if ended.cancelled:
+            self._observed.end(Code.CANCELLED)
+            self._end(None)
+            return
+        error, ended.error = ended.error, None
+        if error is not None:
+            self._fail(error)
+            return
+        response: InferenceResponse = ended.answer
+        if packing_size(response) > LONG_BYTES:
+            assert self._line is not None
+            self._line.begin(self._encode_long(response))
+            return
+        try:
+            encoded = _encoded(response, self._observed, final=True)
+        except Exception as problem:
+            self._fail(problem)
+        else:
+            self._send(encoded)
 
-    def given_up(self) -> Code:
-        """See `Reply`."""
-        self._line.ended(self.repeated)
-        return Code.CANCELLED
+    async def _encode_long(self, response: InferenceResponse) -> None:
+        try:
+            self._send(await _encoded_sized(response, self._observed, final=True))
+        except asyncio.CancelledError:
+            self._observed.end(Code.CANCELLED)
+            self._end(None)
+        except Exception as error:
+            self._fail(error)
+
+    def _send(self, encoded: bytes) -> None:
+        # Before the client hears of it, so that who asks next finds it counted.
+        self._observed.end(Code.OK)
+        self._end(encoded)
+
+    def _fail(self, error: Exception) -> None:
+        self._end(self._requests.failed(error, self._request, self._call, self._observed))
+
+    def _end(self, answer: bytes | ServingError | None) -> None:
+        line, self._line, self._running = self._line, None, None
+        assert line is not None
+        if answer is not None:
+            line.say(self._place, answer)
+        line.ended(self)
 
 
-async def _encoded(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
+def _encoded(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
     """Encoded as soon as it is there, while it is known whose answer it is."""
     observed.answered()
     encoded = small_answer(response, final=final)
     if encoded is None:
         response.parameters[FINAL] = final
-        if packing_size(response) > LONG_BYTES:
-            encoded = await asyncio.to_thread(encode_stream_infer, response)
-        else:
-            encoded = encode_stream_infer(response)
+        encoded = encode_stream_infer(response)
     observed.encoded(len(encoded))
     return encoded
+
+
+async def _encoded_sized(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:
+    """As `_encoded`; on a thread where the elements take long to pack."""
+    if packing_size(response) > LONG_BYTES:
+        return await asyncio.to_thread(_encoded, response, observed, final=final)
+    return _encoded(response, observed, final=final)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from triglot.core.scattered import Scattered, may_scatter
 from triglot.core.tensor import DATATYPES, element_count, raw_buffer
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor
 from triglot.pb.tfserving import model_pb2, predict_pb2
-from triglot.protocols.templates import TemplateDecoder, Variables
+from triglot.protocols.layouts import LayoutDecoder, Make, Rules, Values
 from triglot.protocols.tfserving.tensor import (
     DOUBLE_VAL,
     FEW_FIELDS,
@@ -156,61 +156,68 @@ def decoding_size(data: bytes) -> int:
     return len(rest) + sum([element_bytes(tensor) for _, tensor in named])
 
 
-def predict_decoder() -> TemplateDecoder[PredictRequest]:
-    """`decode_predict`, with a memory for small messages."""
-    return TemplateDecoder(decode_predict, _find, SCAN_FROM_BYTES)
+_DTYPE, _SHAPE = 1, 2
+_VALUES = {TENSOR_CONTENT: "", FLOAT_VAL: "FP32", DOUBLE_VAL: "FP64"}
+"""The fields whose bytes are the array's, and the datatype that each is for; "" is any."""
 
 
-def _find(data: bytes, request: PredictRequest) -> Variables[PredictRequest] | None:
-    """The tensors' bytes, when each input has all of its own in one piece."""
+def _tag(number: int) -> int:
+    return number << 3 | LENGTH
+
+
+_CUT: Rules = {_tag(_INPUTS): {_tag(_VALUE): {_tag(number): None for number in _VALUES}}}
+
+
+class PredictDecoder(LayoutDecoder[PredictRequest]):
+    """`decode_predict`, which parses the layout of small messages once."""
+
+    def __init__(self) -> None:
+        super().__init__(decode_predict, _CUT, _learn, SCAN_FROM_BYTES)
+
+
+def _learn(data: bytes, request: PredictRequest) -> Make[PredictRequest] | None:
+    """When each input has all of its bytes in one piece."""
     if request.unreadable or not request.inputs:
         return None
-    inputs = []
     by_name = {tensor.name: tensor for tensor in request.inputs}
+    tensors: list[InputTensor] = []
     for number, wire_type, start, end in fields(data):
         if number == _INPUTS and wire_type == LENGTH:
-            tensor, place = _variable_tensor(data, start, end, by_name)
+            tensor = _plain_tensor(data, start, end, by_name)
             if tensor is None:
                 return None
-            inputs.append((tensor.name, tensor.datatype, tensor.shape, place))
-    if len({name for name, _, _, _ in inputs}) != len(request.inputs) or len(inputs) != len(request.inputs):
+            tensors.append(tensor)
+    if len({tensor.name for tensor in tensors}) != len(request.inputs) or len(tensors) != len(request.inputs):
         return None
     spec, output_filter = request.spec, tuple(request.output_filter)
+    inputs = [(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors]
 
-    def make(data: bytes) -> PredictRequest:
-        tensors = [InputTensor(name, datatype, shape, data[place]) for name, datatype, shape, place in inputs]
+    def make(values: Values) -> PredictRequest:
+        tensors = [
+            InputTensor(name, datatype, shape, value)
+            for (name, datatype, shape), value in zip(inputs, values, strict=True)
+        ]
         return PredictRequest(spec, tensors, output_filter)
 
-    places = [place for _, _, _, place in inputs]
-    return Variables(places, make, places)
+    return make
 
 
-_NOWHERE = slice(0, 0)
-_DTYPE, _SHAPE = (1, VARINT), (2, LENGTH)
-_VALUES = {(TENSOR_CONTENT, LENGTH): None, (FLOAT_VAL, LENGTH): "FP32", (DOUBLE_VAL, LENGTH): "FP64"}
-"""The fields whose bytes are the array's, and the datatype that each is for; None: any."""
-
-
-def _variable_tensor(
-    data: bytes, start: int, end: int, by_name: dict[str, InputTensor]
-) -> tuple[InputTensor | None, slice]:
-    """The input of a map entry and where its bytes lie; None when they are not in one piece, or any bytes."""
-    pieces = [((number, kind), slice(first, last)) for number, kind, first, last in fields(data, start, end)]
-    entry = dict(pieces)
-    if len(pieces) != 2 or entry.keys() != {(_KEY, LENGTH), (_VALUE, LENGTH)}:
-        return None, _NOWHERE
+def _plain_tensor(data: bytes, start: int, end: int, by_name: Mapping[str, InputTensor]) -> InputTensor | None:
+    """The input of a map entry; None when its bytes are not in one piece, or not any bytes will do."""
+    entry = {(number, kind): slice(first, last) for number, kind, first, last in fields(data, start, end)}
+    if len(list(fields(data, start, end))) != 2 or entry.keys() != {(_KEY, LENGTH), (_VALUE, LENGTH)}:
+        return None
     tensor = by_name[data[entry[_KEY, LENGTH]].decode()]
     value = entry[_VALUE, LENGTH]
-    parts = [((number, kind), slice(at, to)) for number, kind, at, to in fields(data, value.start, value.stop)]
-    values = [(part, place) for part, place in parts if part in _VALUES]
-    others = [part for part, _ in parts if part not in _VALUES]
-    if len(values) != 1 or sorted(others) not in ([_DTYPE], [_DTYPE, _SHAPE]):
-        return None, _NOWHERE
-    part, place = values[0]
-    size = _byte_size(tensor)
-    if not size or place.stop - place.start != size or _VALUES[part] not in (None, tensor.datatype):
-        return None, _NOWHERE
-    return tensor, place
+    parts = [(number, kind, to - at) for number, kind, at, to in fields(data, value.start, value.stop)]
+    values = [(number, size) for number, kind, size in parts if kind == LENGTH and number in _VALUES]
+    others = sorted((number, kind) for number, kind, _ in parts if not (kind == LENGTH and number in _VALUES))
+    if len(values) != 1 or others not in ([(_DTYPE, VARINT)], [(_DTYPE, VARINT), (_SHAPE, LENGTH)]):
+        return None
+    number, size = values[0]
+    if not size or size != _byte_size(tensor) or _VALUES[number] not in ("", tensor.datatype):
+        return None
+    return tensor
 
 
 def _byte_size(tensor: InputTensor) -> int:
@@ -241,16 +248,6 @@ def _pieces(response: InferenceResponse, signature_name: str, as_content: bool) 
         pieces += _output_pieces(output, as_content)
     pieces.append(_encoded_spec(response.model_name, int(response.model_version), signature_name))
     return pieces
-
-
-def around_predict(
-    response: InferenceResponse, signature_name: str, *, as_content: bool = False
-) -> Sequence[bytes] | None:
-    """What stands before each output's values, and behind the last ones; None where they are not in one piece."""
-    if any(memory_field(output.datatype, as_content=as_content) is None for output in response.outputs):
-        return None
-    pieces = _pieces(response, signature_name, as_content)
-    return [*pieces[:-1:2], pieces[-1]]
 
 
 def _output_pieces(output: OutputTensor, as_content: bool) -> list[Any]:

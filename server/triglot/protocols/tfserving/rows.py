@@ -7,17 +7,14 @@ from functools import partial
 from typing import Any
 
 from triglot.core.scattered import Scattered
-from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
 from triglot.protocols import Kind, Method, Operation, Service, no_work
-from triglot.protocols.repeats import Around
 from triglot.protocols.tfserving.codec import (
     ELEMENT_WORK,
-    around_predict,
+    PredictDecoder,
     decoding_size,
     encode_predict,
     encoding_size,
-    predict_decoder,
     scatter_predict,
 )
 from triglot.protocols.tfserving.inference import (
@@ -55,8 +52,6 @@ def tfserving_services(predictions: Predictions, models: Models, *, tensor_conte
 
     encode = partial(_encode_prediction, tensor_content)
     scatter = partial(_scatter_prediction, tensor_content)
-    decode = predict_decoder()
-    repeats = predictions.repeats(decode, partial(_around_prediction, tensor_content))
     run = predictions
     return [
         Service(
@@ -64,13 +59,13 @@ def tfserving_services(predictions: Predictions, models: Models, *, tensor_conte
             (
                 row(
                     "Predict",
-                    decode,
-                    run.predict,
+                    PredictDecoder(),
+                    None,
                     encode,
                     _prediction_size,
                     decoding_size,
                     scatter=scatter,
-                    repeats=repeats,
+                    inference=predictions,
                 ),
                 row("Classify", classify, run.classify, _encode_classification, _classes, len),
                 row("Regress", regress, run.regress, _encode_regression, _values, len),
@@ -108,12 +103,6 @@ def _encode_prediction(tensor_content: bool, prediction: Prediction) -> bytes:
 
 def _scatter_prediction(tensor_content: bool, prediction: Prediction) -> bytes | Scattered:
     return scatter_predict(prediction.response, prediction.signature_name, as_content=tensor_content)
-
-
-def _around_prediction(
-    tensor_content: bool, response: InferenceResponse, request: InferenceRequest
-) -> Around | None:
-    return around_predict(response, request.signature_name, as_content=tensor_content)
 
 
 def _prediction_size(prediction: Prediction) -> int:

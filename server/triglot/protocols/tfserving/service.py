@@ -12,15 +12,15 @@ from triglot.core.errors import (
     InvalidArgument,
     Unimplemented,
 )
+from triglot.core.running import Defer, Done, raise_error
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
 from triglot.core.validation import InvalidRequest
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable
+from triglot.inference import Inference, ended, run
 from triglot.pb.tfserving import inference_pb2, model_pb2, signature_pb2
-from triglot.protocols.repeats import Around, Repeats, Ways
-from triglot.protocols.templates import TemplateDecoder
 from triglot.protocols.tfserving.checks import check_datatypes, check_predict
 from triglot.protocols.tfserving.codec import (
     ModelSpec,
@@ -76,26 +76,44 @@ class Predictions:
 
     async def predict(self, request: PredictRequest, call: Call) -> Prediction:
         """Raises `ServingError` with TensorFlow Serving's texts."""
-        with find_servable(self._dataplane, request.spec, call) as servable:
-            return await self.predict_on(servable, request, call)
+        prediction: Prediction = await run(self, request, call)
+        return prediction
 
-    async def predict_on(self, servable: Servable, request: PredictRequest, call: Call) -> Prediction:
-        """As `predict`, on a version that the caller holds a lease of."""
+    def submit(self, request: PredictRequest, call: Call, done: Done, defer: Defer | None = None) -> Inference:
+        """See `Inferring`, of Predict."""
+        return self.submit_on(find_servable(self._dataplane, request.spec, call), request, call, done, defer)
+
+    def submit_on(
+        self, servable: Servable, request: PredictRequest, call: Call, done: Done, defer: Defer | None = None
+    ) -> Inference:
+        """As `submit`, on this version."""
         name = _signature_name(request.spec)
         signature = servable.signatures.get(name)
         if signature is None:
             raise FailedPrecondition(f'Serving signature key "{name}" not found.')
         if request.unreadable:
             check_predict(request, signature, partial(define, servable, name))
+        inference = _inference(servable, name, request.inputs, request.output_filter)
+        return self._dataplane.submit(servable, inference, call, done, defer)
+
+    def answer(self, outcome: Inference, request: PredictRequest) -> Prediction:
+        """See `Inferring`."""
+        name = _signature_name(request.spec)
         try:
-            response = await self._run(servable, name, request.inputs, request.output_filter, call)
+            raise_error(outcome)
         except Decoupled:
-            raise _streams(servable) from None
+            raise _streams(outcome.servable) from None
         except InvalidRequest:
             # What does not fit is looked for again in TensorFlow Serving's order, for its words.
-            check_predict(request, signature, partial(define, servable, name))
+            servable = outcome.servable
+            check_predict(request, servable.signatures[name], partial(define, servable, name))
             raise
-        return Prediction(response, name)
+        return Prediction(outcome.answer, name)
+
+    async def predict_on(self, servable: Servable, request: PredictRequest, call: Call) -> Prediction:
+        """As `predict`, on a version that the caller holds a lease of."""
+        outcome = await ended(partial(self.submit_on, servable, request, call))
+        return self.answer(outcome, request)
 
     def _run(
         self,
@@ -106,22 +124,6 @@ class Predictions:
         call: Call,
     ) -> Awaitable[InferenceResponse]:
         return self._dataplane.infer_on(servable, _inference(servable, signature_name, inputs, outputs), call)
-
-    def repeats(
-        self,
-        decode: TemplateDecoder[PredictRequest],
-        around: Callable[[InferenceResponse, InferenceRequest], Around | None],
-    ) -> Repeats[PredictRequest]:
-        """Predict calls that repeat others; `around` is what surrounds an answer's values."""
-        ways: Ways[PredictRequest] = Ways(
-            finder=lambda request: partial(find_servable, self._dataplane, request.spec),
-            inference=lambda servable, request: _inference(
-                servable, _signature_name(request.spec), request.inputs, request.output_filter
-            ),
-            around=around,
-            answer=lambda response, request: Prediction(response, request.signature_name),
-        )
-        return Repeats(self._dataplane, decode, ways)
 
     async def classify(self, request: ExamplesRequest, call: Call) -> Classification:
         """Raises `ServingError` with TensorFlow Serving's texts."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from triglot.core.scattered import Scattered
 from triglot.protocols import Kind
 from triglot.transports.deflate import DEFLATED_WORK, WINDOW_BITS, Accepted, deflate
+from triglot.transports.grpc_calls import Trailing
 from triglot.transports.h2.messages import Packed
 from triglot.transports.h2.requests import RpcHead, answer_head, compressed_head
 from triglot.transports.h2.rpc import Rpc
@@ -25,22 +26,14 @@ class CompressingRpc(Rpc):
     """A call whose answers are compressed, where the client accepts that and it makes them much smaller."""
 
     __slots__ = ("_coding", "answer_head")
-    may_repeat = False  # That is for answers that leave as they are.
 
-    def __init__(self, protocol: H2Protocol, number: int, head: RpcHead, kind: Kind | None, handle: Any) -> None:
-        super().__init__(protocol, number, head, kind, handle)
+    def __init__(self, protocol: H2Protocol, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
+        super().__init__(protocol, number, head, kind, handler)
         preferred = protocol.server.compression
         accepted = [name.strip() for name in head.accepts.split(",")]
         self._coding = next((name for name in (preferred, *WINDOW_BITS) if name in accepted), "")
         # A stream says so before its first answer, whether that is worth it or not.
         self.answer_head = compressed_head(self._coding) if self._coding else answer_head()
-
-    def run(self, answer: Coroutine[Any, Any, Any]) -> None:
-        """See the base class."""
-        super().run(self._compressed(answer))
-
-    async def _compressed(self, answer: Coroutine[Any, Any, Any]) -> bytes | Scattered | Packed:
-        return await self._packed(await answer)
 
     async def _packed(self, message: bytes | Scattered) -> bytes | Scattered | Packed:
         """The message as it is to be sent; on a thread when that takes long."""
@@ -51,13 +44,29 @@ class CompressingRpc(Rpc):
         data = await run_sized(DEFLATED_WORK * len(message), deflate, bytes(message), wish)
         return message if data is None else Packed(data)
 
-    def respond(self, message: bytes | Scattered | Packed, *, packed: bool = False) -> None:
-        """The one answer of a call."""
-        if isinstance(message, Packed):
-            super().respond(bytes(message.data), packed=True)
+    def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, packed: bool = False) -> None:
+        """See the base class."""
+        if self._coding and len(message) >= COMPRESSED_FROM:
+            # What ran the call has ended; this runs it now.
+            self.task = None
+            task = self.run(self._respond_packed(message, trailing))
+            if not task.done():
+                self.task = task
+            return
+        self.answer_head = answer_head()
+        super().respond(message, trailing)
+
+    async def _respond_packed(self, message: bytes | Scattered, trailing: Trailing) -> None:
+        try:
+            packed = await self._packed(message)
+        except asyncio.CancelledError:
+            self.cancelled()
+            return
+        if isinstance(packed, Packed):
+            super().respond(bytes(packed.data), trailing, packed=True)
         else:
             self.answer_head = answer_head()
-            super().respond(message)
+            super().respond(message, trailing)
 
     def offer(self, answers: deque[bytes]) -> None:
         """See the base class; to compress them may take a while."""

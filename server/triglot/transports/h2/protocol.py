@@ -7,8 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Any, cast
 
 from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, ServingError, Unimplemented
+from triglot.core.running import Running
 from triglot.protocols import Kind
-from triglot.transports.call_task import CallTask
 from triglot.transports.grpc_calls import RETRY_AFTER_SECONDS
 from triglot.transports.h2.body import Body
 from triglot.transports.h2.burst import Burst
@@ -215,11 +215,11 @@ class H2Protocol(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def cancel_repeated(self) -> None:
-        """Cancel the calls that no task runs."""
+    def cancel_calls(self) -> None:
+        """Cancel what runs the open calls."""
         for rpc in list(self.rpcs.values()):
-            if rpc.task is not None and not isinstance(rpc.task, asyncio.Task | CallTask):
-                rpc.cancel()
+            if rpc.task is not None and not rpc.task.cancelling():
+                rpc.task.cancel()
 
     def _stop_calls(self) -> None:
         for rpc in list(self.rpcs.values()):
@@ -258,8 +258,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         if head.status:
             begin_rest(self, event, self._transport)
             return
-        kind, handle = self.server.rows.get(head.path, (None, None))
-        rpc = self.server.make_rpc(self, number, head, kind, handle)
+        kind, handler = self.server.rows.get(head.path, (None, None))
+        rpc = self.server.make_rpc(self, number, head, kind, handler)
         refusal = self._refusal(rpc)
         self.begun(rpc)
         if refusal is not None:
@@ -274,7 +274,7 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def _refusal(self, rpc: Rpc) -> ServingError | None:
         """Why a call is not begun."""
-        if rpc.handle is None:
+        if rpc.handler is None:
             return Unimplemented("Method not found!")
         if rpc.head.problem:
             return (PayloadTooLarge if rpc.head.too_large else Internal)(rpc.head.problem)
@@ -308,7 +308,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             return  # As in `_begin`.
         head, body = event.headers, event.body
         size = len(body) - PREFIX_BYTES
-        kind, handle = self.server.rows.get(head.path, (None, None))
+        kind, handler = self.server.rows.get(head.path, (None, None))
         server = self.server
         if (
             kind is Kind.UNARY
@@ -321,7 +321,7 @@ class H2Protocol(asyncio.BufferedProtocol):
             and self.connection.out.unsent <= server.limits.fair_unsent
             and server.open_bytes <= server.limits.max_open_in_all
         ):
-            rpc = server.make_rpc(self, event.stream, head, kind, handle)
+            rpc = server.make_rpc(self, event.stream, head, kind, handler)
             self.begun(rpc)
             run_unary(rpc, body[PREFIX_BYTES:])
         else:
@@ -381,7 +381,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         self.open_bytes += rpc.head.call_bytes
         self.server.begun(rpc.head.call_bytes)
 
-    def runs_on(self, task: asyncio.Task[None] | CallTask) -> None:
+    def runs_on(self, task: Running) -> None:
         """A call is over, and what runs it was cancelled; it counts until that has ended."""
         if not task.done():
             self.connection.runs_on()

@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from triglot.core.errors import Code, ServingError
-from triglot.core.repeated import Repeated
+from triglot.core.running import Running
 from triglot.core.scattered import Scattered
 from triglot.protocols import Kind
-from triglot.telemetry.observation import Observation
 from triglot.transports.call_task import CallTask
 from triglot.transports.grpc_calls import LAST_WORD_SECONDS, Trailing, fitting, hints
 from triglot.transports.h2.body import Body, StreamGone
@@ -36,7 +35,7 @@ LARGE_BYTES = JOIN_BYTES // 2
 class Rpc:
     """A call, its answers and its end. On the loop.
 
-    `kind` and `handle` are its row's, None where there is none. Of a call with one answer, it is the `Reply`, too.
+    `kind` and `handler` are its row's, None where there is none. Of a call with one answer it is the `Reply`.
     """
 
     __slots__ = (
@@ -47,7 +46,7 @@ class Rpc:
         "_writing",
         "_written",
         "body",
-        "handle",
+        "handler",
         "head",
         "kind",
         "number",
@@ -56,20 +55,19 @@ class Rpc:
         "task",
     )
 
-    may_repeat = True
-    """Whether it may be answered as calls are that repeat others."""
     answer_head = answer_head()
     """What is said before an answer."""
 
-    def __init__(self, protocol: H2Protocol, number: int, head: RpcHead, kind: Kind | None, handle: Any) -> None:
+    def __init__(self, protocol: H2Protocol, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
         self.protocol = protocol
         self.number = number
         self.head = head
         self.kind = kind
-        self.handle = handle
+        self.handler = handler
         self.body: Body | None = None
         """What takes the body, where it does not come as a whole."""
-        self.task: asyncio.Task[None] | CallTask | Repeated | None = None
+        self.task: Running | None = None
+        """What runs it."""
         self.over = False
         """Whether nothing more is sent."""
         self._begun = False
@@ -155,38 +153,41 @@ class Rpc:
 
     # --- answered once ---
 
-    def run(self, answer: Coroutine[Any, Any, Any]) -> None:
-        """Respond with what `answer` gives; it may have ended when this returns."""
-        tasks = self.protocol.server.tasks
-        task = self.task = CallTask(self._respond(answer), self.protocol.loop, tasks.discard)
-        tasks.add(task)
-        task.start()
-
-    # A cancellation ends here: a task that is cancelled keeps the error, whose frames hold the call, which has the
-    # task: a circle that only the garbage collector would open.
-
-    async def _respond(self, answer: Coroutine[Any, Any, Any]) -> None:
-        try:
-            self.respond(await answer)
-        except asyncio.CancelledError:
-            self.cancelled()
-        except Exception as error:
-            self.failed(error)
-
     @property
     def defer(self) -> Callable[[Callable[[], None]], object]:
         """See `Reply`."""
         return self.protocol.burst.defer
 
-    def conclude(self, answer: Awaitable[Any], observed: Observation) -> None:
+    def run(self, work: Coroutine[Any, Any, None], /) -> CallTask:
         """See `Reply`."""
-        self.run(self.handle.conclude(answer, self, observed))
+        tasks = self.protocol.server.tasks
+        task = CallTask(work, self.protocol.loop, tasks.discard)
+        tasks.add(task)
+        task.start()
+        return task
 
-    def given_up(self) -> Code:
+    def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, packed: bool = False) -> None:
         """See `Reply`."""
+        if self.over:
+            return
+        # What has answered it may hold it, by the metadata that its call could have asked for.
+        self.task = None
+        head = prefix(len(message), packed)
+        size = PREFIX_BYTES + len(message)
+        out = self.protocol.connection.out
+        body = [head, message] if isinstance(message, bytes) else [head, *message.pieces]
+        out.respond(self.number, self.answer_head, body, size, trailers(0, "", trailing))
+        self._close()
+
+    def refuse(self, code: Code, details: str, trailing: Trailing, /) -> None:
+        """See `Reply`."""
+        self.task = None
+        self.finish(int(code), details, trailing)
+
+    def left(self) -> None:
+        """See `Reply`."""
+        self.task = None
         self.cancelled()
-        code: Code = self.handle.left
-        return code
 
     # --- ends ---
 
@@ -204,19 +205,6 @@ class Rpc:
         else:
             log.error("%s: an error that no handler told", self.head.path, exc_info=error)
             self.finish(int(Code.INTERNAL), "internal error")
-
-    def respond(self, message: bytes | Scattered, *, packed: bool = False) -> None:
-        """The one answer of a call."""
-        if self.over:
-            return
-        # What has answered it may hold it, by the metadata that its call could have asked for.
-        self.task = None
-        head = prefix(len(message), packed)
-        size = PREFIX_BYTES + len(message)
-        out = self.protocol.connection.out
-        body = [head, message] if isinstance(message, bytes) else [head, *message.pieces]
-        out.respond(self.number, self.answer_head, body, size, trailers(0, "", self._trailing))
-        self._close()
 
     def finish(self, code: int = 0, details: str = "", trailing: Trailing | None = None) -> None:
         """The status, after all answers."""
@@ -272,5 +260,4 @@ class Rpc:
         if task is None:
             return
         task.cancel()
-        if isinstance(task, asyncio.Task | CallTask):
-            self.protocol.runs_on(task)
+        self.protocol.runs_on(task)

@@ -7,19 +7,24 @@ from typing import Any
 
 from triglot.protocols import Kind
 from triglot.transports.h2.body import MOST_UNREAD_BYTES, StreamGone
-from triglot.transports.h2.messages import Message, unpacked
+from triglot.transports.h2.messages import Message, Packed, unpacked
 from triglot.transports.h2.rpc import Rpc
 
 
 def run_unary(rpc: Rpc, message: Message) -> None:
     """A call with one request and one answer; it may have ended when this returns."""
-    if type(message) is bytes and rpc.may_repeat:
-        repeated = rpc.handle.repeat(message, rpc, rpc)
-        if repeated is not None:
-            if not repeated.over:
-                rpc.task = repeated
-            return
-    rpc.run(_answer(rpc, message))
+    if isinstance(message, Packed):
+        task = rpc.run(_unpack_and_start(rpc, message))
+        if not task.done() and not rpc.over:
+            rpc.task = task
+    else:
+        _start(rpc, message)
+
+
+def _start(rpc: Rpc, message: Any) -> None:
+    call = rpc.handler.start(message, rpc, rpc)
+    if not call.done():
+        rpc.task = call
 
 
 def run_stream(rpc: Rpc, requests: Any) -> None:
@@ -30,18 +35,22 @@ def run_stream(rpc: Rpc, requests: Any) -> None:
     task.add_done_callback(tasks.discard)
 
 
-async def _answer(rpc: Rpc, message: Message) -> bytes:
-    data = message if type(message) is bytes else await _unpacked(rpc, message)
-    del message
-    answer: bytes = await rpc.handle.answer(data, rpc)
-    return answer
+async def _unpack_and_start(rpc: Rpc, message: Packed) -> None:
+    # A cancellation ends here: a task that is cancelled keeps the error, whose frames hold the call, which has the
+    # task: a circle that only the garbage collector would open.
+    try:
+        _start(rpc, await _unpacked(rpc, message))
+    except asyncio.CancelledError:
+        rpc.cancelled()
+    except Exception as error:
+        rpc.failed(error)
 
 
 async def _stream(rpc: Rpc, requests: Any) -> None:
     try:
         if rpc.kind is Kind.SERVER_STREAM:
             requests = await _unpacked(rpc, requests)
-        await rpc.handle(requests, rpc)
+        await rpc.handler(requests, rpc)
         rpc.finish()
     except StreamGone:
         return

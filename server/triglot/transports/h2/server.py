@@ -171,7 +171,7 @@ class H2Server:
             await self._listener.settle(LATE_SECONDS)
         await self._lost(self._config.grace)
         for connection in self.connections:
-            connection.cancel_repeated()
+            connection.cancel_calls()
         for task in list(self.tasks):
             if not task.cancelling():
                 task.cancel()

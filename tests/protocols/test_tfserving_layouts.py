@@ -16,8 +16,8 @@ from triglot.core.tensor import DATATYPES
 from triglot.core.types import InputTensor
 from triglot.pb.tfserving import predict_pb2
 from triglot.pb.tfserving import tensor_pb2 as pb
-from triglot.protocols.templates import MAX_TEMPLATES, TemplateDecoder
-from triglot.protocols.tfserving.codec import PredictRequest, decode_predict, predict_decoder
+from triglot.protocols.layouts import MAX_LAYOUTS
+from triglot.protocols.tfserving.codec import PredictDecoder, PredictRequest, decode_predict
 
 FLOAT, INT32 = varint_field(1, pb.DT_FLOAT), varint_field(1, pb.DT_INT32)
 SHAPE_1, SHAPE_2 = (field(2, field(2, varint_field(1, dim))) for dim in (1, 2))
@@ -53,12 +53,12 @@ def outcome(decode: Any, data: bytes) -> Any:
     return decoded.spec, inputs, list(decoded.output_filter), decoded.unreadable
 
 
-def assert_same(decoder: TemplateDecoder[PredictRequest], *messages: bytes) -> None:
+def assert_same(decoder: PredictDecoder, *messages: bytes) -> None:
     for data in messages:
         assert outcome(decoder, data) == outcome(decode_predict, data)
 
 
-def assert_same_with_each_byte_changed(decoder: TemplateDecoder[PredictRequest], data: bytes, change: int) -> None:
+def assert_same_with_each_byte_changed(decoder: PredictDecoder, data: bytes, change: int) -> None:
     for at in range(len(data)):
         changed = bytearray(data)
         changed[at] ^= change
@@ -67,7 +67,7 @@ def assert_same_with_each_byte_changed(decoder: TemplateDecoder[PredictRequest],
 
 @pytest.mark.parametrize("tag", [4, 5], ids=["content", "packed"])
 def test_values_are_those_of_the_message(tag: int) -> None:
-    decoder = predict_decoder()
+    decoder = PredictDecoder()
     decoder(SPEC + entry("x", FLOAT, SHAPE_2, field(tag, bytes(8))))
     for number in range(5):
         values = floats(number, -number)
@@ -77,7 +77,7 @@ def test_values_are_those_of_the_message(tag: int) -> None:
 
 
 def test_one_request_does_not_change_the_next() -> None:
-    decoder = predict_decoder()
+    decoder = PredictDecoder()
     first, second, third = decoder(request()), decoder(request()), decoder(request())
     assert second is not third
     assert second.inputs is not third.inputs
@@ -109,7 +109,7 @@ def test_one_request_does_not_change_the_next() -> None:
 )
 def test_messages_of_one_length_that_differ(other: bytes) -> None:
     assert len(other) == len(request())
-    decoder = predict_decoder()
+    decoder = PredictDecoder()
     ones = request(floats(1, 2))
     assert_same(decoder, request(), other, ones, other, other, ones, ones)
 
@@ -158,7 +158,7 @@ NOT_IN_ONE_PIECE = {
 
 @pytest.mark.parametrize("make", NOT_IN_ONE_PIECE.values(), ids=NOT_IN_ONE_PIECE.keys())
 def test_tensors_that_are_not_in_one_piece(make: Any) -> None:
-    decoder = predict_decoder()
+    decoder = PredictDecoder()
     messages = [SPEC + make(floats(number)) for number in (1, 2, -1, 3)]
     assert_same(decoder, *messages, *messages)
     assert_same_with_each_byte_changed(decoder, messages[0], 0x40)
@@ -181,7 +181,7 @@ MORE = {
 
 @pytest.mark.parametrize("more", MORE.values(), ids=MORE.keys())
 def test_requests_with_more_in_them(more: bytes) -> None:
-    decoder = predict_decoder()
+    decoder = PredictDecoder()
     for values in (b"12345678", b"abcdefgh"):
         assert_same(
             decoder, request(values, more), request(values), request(values, more), request(bytes(8), more)
@@ -189,8 +189,8 @@ def test_requests_with_more_in_them(more: bytes) -> None:
 
 
 def test_more_lengths_than_are_remembered() -> None:
-    decoder = predict_decoder()
-    messages = [request(spec=field(1, field(1, "m" * length))) for length in range(2 * MAX_TEMPLATES)]
+    decoder = PredictDecoder()
+    messages = [request(spec=field(1, field(1, "m" * length))) for length in range(MAX_LAYOUTS + 8)]
     assert_same(decoder, *messages, *messages[::-1])
 
 
@@ -220,7 +220,7 @@ def test_any_sequence_of_likely_requests(messages: list[bytes], unknown: bytes, 
         changed = bytearray(data)
         changed[draw.draw(st.integers(0, len(changed) - 1))] ^= draw.draw(st.integers(1, 255))
         variants.append(bytes(changed))
-    assert_same(predict_decoder(), *variants, *draw.draw(st.permutations(variants)))
+    assert_same(PredictDecoder(), *variants, *draw.draw(st.permutations(variants)))
 
 
 PARTS = st.lists(
@@ -239,11 +239,11 @@ def test_any_sequence_of_odd_tensors(inputs: list[list[list[bytes]]], change: in
         field(2, field(1, f"{at}") + b"".join(field(2, b"".join(part)) for part in tensor))
         for at, tensor in enumerate(inputs)
     )
-    assert_same_with_each_byte_changed(predict_decoder(), data, change)
+    assert_same_with_each_byte_changed(PredictDecoder(), data, change)
 
 
 def test_errors_are_not_remembered() -> None:
-    decoder = predict_decoder()
+    decoder = PredictDecoder()
     for _ in range(2):
         with pytest.raises(InvalidArgument, match="not a valid"):
             decoder(request()[:-1])

@@ -15,8 +15,8 @@ from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.types import InferenceRequest
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.codec import decode_infer
-from triglot.protocols.kserve.templates import infer_decoder
-from triglot.protocols.templates import MAX_TEMPLATES, TemplateDecoder
+from triglot.protocols.kserve.layouts import InferDecoder
+from triglot.protocols.layouts import MAX_LAYOUTS
 
 TENSOR = field(1, "x") + field(2, "FP32") + field(3, b"\1\2")
 
@@ -46,13 +46,13 @@ def outcome(decode: Any, data: bytes) -> Any:
         return type(error), error.message
 
 
-def assert_same(decoder: TemplateDecoder[InferenceRequest], *messages: bytes) -> None:
+def assert_same(decoder: InferDecoder, *messages: bytes) -> None:
     for data in messages:
         assert outcome(decoder, data) == outcome(decode_infer, data)
 
 
 def test_values_and_ids_are_those_of_the_message() -> None:
-    decoder = infer_decoder()
+    decoder = InferDecoder()
     for number in range(5):
         values = struct.pack("<2f", number, -number)
         decoded = decoder(request(values, f"{number}"))
@@ -62,7 +62,7 @@ def test_values_and_ids_are_those_of_the_message() -> None:
 
 
 def test_one_request_does_not_change_the_next() -> None:
-    decoder = infer_decoder()
+    decoder = InferDecoder()
     first, second = decoder(request()), decoder(request())
     assert first is not second
     assert first.inputs is not second.inputs
@@ -90,7 +90,7 @@ def test_one_request_does_not_change_the_next() -> None:
 )
 def test_messages_of_one_length_that_differ(other: bytes) -> None:
     assert len(other) == len(request())
-    decoder = infer_decoder()
+    decoder = InferDecoder()
     assert_same(decoder, request(), other, request(), other, other)
 
 
@@ -109,7 +109,7 @@ MORE = {
 
 @pytest.mark.parametrize("more", MORE.values(), ids=MORE.keys())
 def test_requests_with_more_in_them(more: bytes) -> None:
-    decoder = infer_decoder()
+    decoder = InferDecoder()
     for values in (b"12345678", b"abcdefgh"):
         assert_same(decoder, request(values, more=more), request(values), request(values, "8", more=more))
 
@@ -130,7 +130,7 @@ def of_regions(name: str = "a", size: int = 8, request_id: str = "7", values: by
 
 @pytest.mark.parametrize("values", [None, b"\1\2"])
 def test_what_is_in_regions_is_the_same_each_time(values: bytes | None) -> None:
-    decoder = infer_decoder()
+    decoder = InferDecoder()
     first, second = (decoder(of_regions(values=values)) for _ in range(2))
     assert first.options is second.options is not None
     second.inputs[-1].data = b"what the region held"
@@ -139,14 +139,14 @@ def test_what_is_in_regions_is_the_same_each_time(values: bytes | None) -> None:
 
 
 def test_tensors_whose_length_says_nothing() -> None:
-    decoder = infer_decoder()
+    decoder = InferDecoder()
     text = request().replace(b"FP32", b"BYTE").replace(b"BYTE", b"BOOL")
     assert_same(decoder, text, text, text[:-8] + b"\1" * 8)
 
 
 def test_more_shapes_than_are_remembered() -> None:
-    decoder = infer_decoder()
-    messages = [request(bytes(size)) for size in range(2 * MAX_TEMPLATES)]
+    decoder = InferDecoder()
+    messages = [request(bytes(size)) for size in range(MAX_LAYOUTS + 8)]
     assert_same(decoder, *messages, *messages[::-1])
 
 
@@ -187,11 +187,11 @@ def test_any_sequence_of_likely_requests(messages: list[bytes], unknown: bytes, 
         if changed:
             changed[draw.draw(st.integers(0, len(changed) - 1))] ^= draw.draw(st.integers(1, 255))
         variants.append(bytes(changed))
-    assert_same(infer_decoder(), *variants, *draw.draw(st.permutations(variants)))
+    assert_same(InferDecoder(), *variants, *draw.draw(st.permutations(variants)))
 
 
 def test_errors_are_not_remembered() -> None:
-    decoder = infer_decoder()
+    decoder = InferDecoder()
     for _ in range(2):
         with pytest.raises(InvalidArgument, match="unable to find data"):
             decoder(field(5, TENSOR))

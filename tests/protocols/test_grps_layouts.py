@@ -17,11 +17,10 @@ from triglot.core.signature import Signature
 from triglot.core.types import TensorSpec
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.codec import decode_message
+from triglot.protocols.grps.layouts import RequestDecoder
 from triglot.protocols.grps.mapping import bind_message
 from triglot.protocols.grps.message import Message
 from triglot.protocols.grps.request import Request
-from triglot.protocols.grps.templates import request_decoder
-from triglot.protocols.templates import TemplateDecoder
 
 FLOAT32, FLOAT64 = varint_field(2, pb.DT_FLOAT32), varint_field(2, pb.DT_FLOAT64)
 
@@ -38,8 +37,8 @@ def message(*tensors: bytes, model: str = "m-1") -> bytes:
     return field(2, model) + field(5, b"".join(tensors))
 
 
-def decoder() -> TemplateDecoder[Request]:
-    return request_decoder(lambda data: Request(message=decode_message(data)))
+def decoder() -> RequestDecoder:
+    return RequestDecoder(lambda data: Request(message=decode_message(data)))
 
 
 def message_of(request: Request) -> Message:
@@ -56,7 +55,7 @@ def outcome(decode: Callable[[bytes], Message], data: bytes) -> Any:
         return error.message
 
 
-def same(decode: TemplateDecoder[Request], data: bytes) -> bool:
+def same(decode: RequestDecoder, data: bytes) -> bool:
     """Whether the message means what it means to who sees it alone."""
     return bool(outcome(lambda data: message_of(decode(data)), data) == outcome(decode_message, data))
 
@@ -91,7 +90,7 @@ def test_what_else_differs_is_parsed() -> None:
         assert same(decode, data)
 
 
-def test_a_list_in_pieces_and_one_of_another_dtype_make_no_template() -> None:
+def test_a_list_in_pieces_and_one_of_another_dtype_make_no_layout() -> None:
     for data in (
         message(tensor(FLOAT32, field(10, floats(1)), field(10, floats(2)))),
         message(tensor(FLOAT64, field(10, floats(1, 2)))),
@@ -104,14 +103,14 @@ def test_a_list_in_pieces_and_one_of_another_dtype_make_no_template() -> None:
             assert same(decode, data)
 
 
-def test_what_was_not_decoded_makes_no_template() -> None:
-    decode = request_decoder(lambda data: Request("m-1", error=InvalidArgument("no"), encoded=data))
+def test_what_was_not_decoded_makes_no_layout() -> None:
+    decode = RequestDecoder(lambda data: Request("m-1", error=InvalidArgument("no"), encoded=data))
     data = message(tensor(FLOAT32, field(10, floats(1))))
     decode(data)
     assert decode(data).form is None
 
 
-def bound(decode: TemplateDecoder[Request], signature: Signature, values: bytes, *, halves: bool = False) -> Any:
+def bound(decode: RequestDecoder, signature: Signature, values: bytes, *, halves: bool = False) -> Any:
     """The inputs that a message is, and whether its form knew them."""
     elements = (varint_field(2, pb.DT_FLOAT16), field(9, values)) if halves else (FLOAT32, field(10, values))
     request = decode(message(tensor(field(3, b"\2"), *elements, name="")))

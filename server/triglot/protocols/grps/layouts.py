@@ -1,4 +1,4 @@
-"""What is variable in a small GrpsMessage: the packed floats of its tensors."""
+"""Small GrpsMessages by their layouts: everything but the packed floats of tensors is parsed once."""
 
 from __future__ import annotations
 
@@ -8,38 +8,45 @@ from triglot.grps_types import LISTS, PACKED_FLOATS
 from triglot.protocols.grps.codec import SCAN_FROM_BYTES, TENSOR, TENSORS
 from triglot.protocols.grps.message import GrpsTensor
 from triglot.protocols.grps.request import Form, Request
-from triglot.protocols.templates import TemplateDecoder, Variables
+from triglot.protocols.layouts import LayoutDecoder, Make, Rules, Values
 from triglot.protocols.wire import LENGTH, fields
 
 
-def request_decoder(decode: Callable[[bytes], Request]) -> TemplateDecoder[Request]:
-    """`decode`, with a memory for small messages: what is like an earlier one has a `form`, and no message."""
-    return TemplateDecoder(decode, _find, SCAN_FROM_BYTES)
+def _tag(number: int) -> int:
+    return number << 3 | LENGTH
 
 
-def _find(data: bytes, request: Request) -> Variables[Request] | None:
+_CUT: Rules = {_tag(TENSORS): {_tag(TENSOR): {_tag(number): None for number in PACKED_FLOATS}}}
+
+
+class RequestDecoder(LayoutDecoder[Request]):
+    """`decode`, which has a `form`, and no message, for what is like an earlier small message."""
+
+    def __init__(self, decode: Callable[[bytes], Request]) -> None:
+        super().__init__(decode, _CUT, _learn, SCAN_FROM_BYTES)
+
+
+def _learn(data: bytes, request: Request) -> Make[Request] | None:
     message = request.message
     if message is None or message.status is not None or not isinstance(message.data, list):
         return None
     tensors = message.data
     lists = [
-        (number, slice(start, end))
+        (number, end - start)
         for gtensors in _places(data, TENSORS, slice(0, len(data)))
         for tensor in _places(data, TENSOR, gtensors)
         for number, wire_type, start, end in fields(data, tensor.start, tensor.stop)
         if wire_type == LENGTH and number in PACKED_FLOATS
     ]
     # One list for each tensor, the one that its dtype chooses, so that nothing is merged or left out.
-    expected = [(_number_of(tensor), tensor.elements.nbytes) for tensor in tensors]
-    if [(number, place.stop - place.start) for number, place in lists] != expected:
+    if lists != [(_number_of(tensor), tensor.elements.nbytes) for tensor in tensors]:
         return None
     form = Form(message, tensors)
-    places = [place for _, place in lists]
 
-    def make(data: bytes) -> Request:
-        return Request(form.model, None, None, None, None, form, [data[place] for place in places])
+    def make(values: Values) -> Request:
+        return Request(form.model, form=form, values=values)
 
-    return Variables(places, make, places)
+    return make
 
 
 def _places(data: bytes, wanted: int, within: slice) -> Iterator[slice]:

@@ -1,0 +1,44 @@
+"""KServe V2's requests with one answer, and their errors in the protocol's words."""
+
+from __future__ import annotations
+
+from triglot.core.call import Call
+from triglot.core.errors import ServingError, Unimplemented
+from triglot.core.running import Cancellable, Defer, Done, Outcome, raise_error
+from triglot.core.types import InferenceRequest, InferenceResponse
+from triglot.dataplane import DataPlane, Decoupled
+from triglot.inference import Awaited
+from triglot.protocols.kserve.errors import name_request
+from triglot.protocols.kserve.extended_plane import ExtendedPlane
+
+
+class UnaryInference:
+    """See `Inferring`. `endpoint` is what the error of a decoupled model calls the way that the request came."""
+
+    def __init__(self, dataplane: DataPlane, extended: ExtendedPlane, endpoint: str) -> None:
+        self._dataplane = dataplane
+        self._extended = extended
+        self._endpoint = endpoint
+
+    def submit(self, request: InferenceRequest, call: Call, done: Done, defer: Defer | None = None) -> Cancellable:
+        """See `Inferring`."""
+        if request.options is not None:
+            return Awaited(self._extended.infer(request, call), done)
+        call.model_name = request.model_name
+        try:
+            servable = self._dataplane.servable_of(request)
+        except ServingError as error:
+            raise name_request(error, request.id) from None
+        return self._dataplane.submit(servable, request, call, done, defer)
+
+    def answer(self, outcome: Outcome, request: InferenceRequest) -> InferenceResponse:
+        """See `Inferring`."""
+        try:
+            raise_error(outcome)
+        except Decoupled:
+            text = f"{self._endpoint} doesn't support models with decoupled transaction policy"
+            raise Unimplemented(text) from None
+        except ServingError as error:
+            raise name_request(error, request.id) from None
+        response: InferenceResponse = outcome.answer
+        return response

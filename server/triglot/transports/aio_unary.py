@@ -1,0 +1,88 @@
+"""Calls with one answer over grpc.aio, whose handlers are awaited: all that one waits for is a future."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from triglot.core.errors import Code
+from triglot.core.scattered import Scattered
+from triglot.transports.call_task import CallTask
+from triglot.transports.grpc_calls import Trailing, UnaryHandler
+from triglot.transports.shutdown import SHUTTING_DOWN
+
+Status = tuple[Code, str, Trailing]
+
+
+def _forget(_: CallTask) -> None:
+    pass
+
+
+class _Reply:
+    """A `Reply` that is awaited: `ended` is done when there is a message or a status."""
+
+    __slots__ = ("_handler", "_loop", "defer", "ended", "message", "status", "trailing")
+
+    def __init__(self, handler: UnaryHandler) -> None:
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self.defer: Callable[[Callable[[], None]], object] = self._loop.call_soon
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.message = b""
+        self.trailing: Trailing = ()
+        self.status: Status | None = None
+
+    def run(self, work: Coroutine[Any, Any, None], /) -> CallTask:
+        """See `Reply`."""
+        task = CallTask(work, self._loop, _forget)
+        task.start()
+        return task
+
+    def respond(self, message: bytes | Scattered, trailing: Trailing = (), /) -> None:
+        """See `Reply`."""
+        self.message, self.trailing = bytes(message), trailing
+        self._end()
+
+    def refuse(self, code: Code, details: str, trailing: Trailing, /) -> None:
+        """See `Reply`."""
+        self.status = code, details, trailing
+        self._end()
+
+    def left(self) -> None:
+        """See `Reply`."""
+        if self._handler.calls.stopping:
+            self.refuse(Code.UNAVAILABLE, SHUTTING_DOWN, ())
+        else:
+            self.refuse(Code.CANCELLED, "the call was cancelled", ())
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+async def answer(handler: UnaryHandler, data: bytes, context: Any) -> bytes:
+    """The answer; without one the call has been ended with a status."""
+    reply = _Reply(handler)
+    call = handler.start(data, context, reply)
+    try:
+        await reply.ended
+    except asyncio.CancelledError:
+        call.cancel()
+        while not call.done():
+            await _end_of(call)
+        raise
+    if reply.status is not None:
+        await handler.calls.refuse(context, *reply.status)
+    elif reply.trailing:
+        context.set_trailing_metadata(reply.trailing)
+    return reply.message
+
+
+async def _end_of(call: Any) -> None:
+    ended = asyncio.Event()
+    call.add_done_callback(lambda _: ended.set())
+    try:
+        await ended.wait()
+    except asyncio.CancelledError:
+        call.cancel()  # Again, since code of users may have swallowed the first one.
