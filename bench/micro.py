@@ -30,8 +30,8 @@ from triglot.core.http import HttpRequest
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec
+from triglot.protocols.kserve.layouts import InferDecoder
 from triglot.protocols.kserve.rest import decode_infer
-from triglot.protocols.kserve.templates import infer_decoder
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry
 from triglot.transports.off_loop import OFF_LOOP_BYTES
@@ -73,7 +73,7 @@ def _our_encode(values: Floats) -> bytes:
     return codec.encode_infer(InferenceResponse(THREAD, "1", "", [OutputTensor("y", "FP32", values)]))
 
 
-_decoder = infer_decoder()
+_decoder = InferDecoder()
 CODECS = (
     Codec("protobuf", _protobuf_decode, _protobuf_encode),
     Codec("triglot", _our_decode, _our_encode),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from triglot import Call
 from triglot.core.tensor import Array, object_array
-from triglot.core.types import OutputTensor
+from triglot.core.types import InferenceRequest, OutputTensor
 from triglot.engine.response_cache import ENTRY_BYTES, OFF_LOOP_BYTES, Key, ResponseCache, Shelf, digest
 
 
@@ -26,9 +25,8 @@ def asked(
     return call
 
 
-async def key_of(shelf: Shelf, inputs: dict[str, Array], call: Call | None = None, **more: Any) -> Key:
-    outputs: Sequence[str] = more.pop("outputs", ())
-    return await shelf.key(inputs, call or asked(), outputs, lenient_shapes=more.pop("lenient_shapes", False))
+def key_of(shelf: Shelf, inputs: dict[str, Array], call: Call | None = None, **more: Any) -> Key:
+    return shelf.key(inputs, call or asked(), InferenceRequest("m", **more))
 
 
 def floats(*values: float, dtype: str = "f4") -> Array:
@@ -72,24 +70,24 @@ UNLIKE: list[tuple[dict[str, Array], dict[str, Any]]] = [
 async def test_requests_that_differ_anywhere_differ() -> None:
     cache = ResponseCache(1)
     shelf = cache.shelf()
-    keys = [await key_of(shelf, inputs, **more) for inputs, more in UNLIKE]
+    keys = [key_of(shelf, inputs, **more) for inputs, more in UNLIKE]
     assert len(set(keys)) == len(UNLIKE)
-    assert await key_of(cache.shelf(), {"x": floats(1, 2)}) != keys[0]
+    assert key_of(cache.shelf(), {"x": floats(1, 2)}) != keys[0]
 
 
 @pytest.mark.parametrize("parameters", [{"priority": 3}, {"timeout": 10}, {"priority": 0, "timeout": 1}])
 async def test_when_a_request_is_executed_makes_no_difference(parameters: dict[str, Any]) -> None:
     shelf = ResponseCache(1).shelf()
     inputs = {"x": floats(1)}
-    assert await key_of(shelf, inputs, asked(parameters)) == await key_of(shelf, inputs)
+    assert key_of(shelf, inputs, asked(parameters)) == key_of(shelf, inputs)
 
 
 async def test_the_order_of_inputs_counts_only_where_it_has_a_meaning() -> None:
     one, other = {"x": floats(1), "y": floats(2)}, {"y": floats(2), "x": floats(1)}
     cache = ResponseCache(1)
     shelf, ordered = cache.shelf(), cache.shelf(ordered=True)
-    assert await key_of(shelf, one) == await key_of(shelf, other)
-    assert await key_of(ordered, one) != await key_of(ordered, other)
+    assert key_of(shelf, one) == key_of(shelf, other)
+    assert key_of(ordered, one) != key_of(ordered, other)
 
 
 TENSORS = st.dictionaries(
@@ -117,10 +115,10 @@ async def test_unaligned_and_large_tensors_are_digested_alike() -> None:
     large = np.arange(OFF_LOOP_BYTES, dtype="<f8")
     unaligned = np.ndarray(large.shape, "<f8", b"x" + large.tobytes(), 1)
     assert not unaligned.flags.aligned
-    key = await key_of(shelf, {"x": large})
-    assert await key_of(shelf, {"x": unaligned}) == key
-    assert await key_of(shelf, {"x": np.concatenate([large, large])[::2]}) != key
-    assert await key_of(shelf, {"x": np.repeat(large, 2)[::2]}) == key
+    key = key_of(shelf, {"x": large})
+    assert key_of(shelf, {"x": unaligned}) == key
+    assert key_of(shelf, {"x": np.concatenate([large, large])[::2]}) != key
+    assert key_of(shelf, {"x": np.repeat(large, 2)[::2]}) == key
 
 
 # --- what is kept ---
@@ -130,9 +128,9 @@ def outputs(array: Array) -> list[OutputTensor]:
     return [OutputTensor("y", "FP32", array)]
 
 
-async def keep(shelf: Shelf, name: str, array: Array) -> Key:
-    key = await key_of(shelf, {name: floats(1)})
-    await shelf.keep(key, outputs(array))
+def keep(shelf: Shelf, name: str, array: Array) -> Key:
+    key = key_of(shelf, {name: floats(1)})
+    shelf.keep(key, outputs(array))
     return key
 
 
@@ -140,7 +138,7 @@ async def keep(shelf: Shelf, name: str, array: Array) -> Key:
 async def test_what_is_kept_is_a_copy_that_nobody_can_change(count: int) -> None:
     shelf = ResponseCache(1 << 24).shelf()
     array = np.zeros(count, np.float32)
-    key = await keep(shelf, "x", array)
+    key = keep(shelf, "x", array)
     array[:] = 1
     found = shelf.find(key)
     assert found is not None
@@ -160,9 +158,9 @@ async def test_the_answer_that_was_asked_for_longest_ago_goes() -> None:
     cache = ResponseCache(3 * size)
     shelf, other = cache.shelf(), cache.shelf()
     array = np.zeros(250, np.float32)
-    keys = [await keep(shelf, name, array) for name in "abc"]
+    keys = [keep(shelf, name, array) for name in "abc"]
     assert shelf.find(keys[0]) is not None
-    await keep(other, "d", array)
+    keep(other, "d", array)
     assert [shelf.find(key) is not None for key in keys] == [True, False, True]
     assert cache.bytes == 3 * size
     assert counted(shelf) == {"hits": 3, "misses": 1, "evictions": 1, "bytes": 2 * size}
@@ -173,7 +171,7 @@ async def test_the_same_answer_twice_is_kept_once() -> None:
     cache = ResponseCache(1 << 20)
     shelf = cache.shelf()
     for _ in range(2):
-        await keep(shelf, "x", np.zeros(250, np.float32))
+        keep(shelf, "x", np.zeros(250, np.float32))
     assert cache.bytes == 1000 + ENTRY_BYTES
     assert counted(shelf)["evictions"] == 0
 
@@ -190,8 +188,8 @@ async def test_the_same_answer_twice_is_kept_once() -> None:
 async def test_what_is_too_large_or_may_change_is_not_kept(array: Array) -> None:
     cache = ResponseCache(4000)
     shelf = cache.shelf()
-    kept = await keep(shelf, "a", np.zeros(1, np.float32))
-    key = await keep(shelf, "x", array)
+    kept = keep(shelf, "a", np.zeros(1, np.float32))
+    key = keep(shelf, "x", array)
     assert shelf.find(key) is None
     assert shelf.find(kept) is not None
     assert counted(shelf)["evictions"] == 0
@@ -206,14 +204,14 @@ class Uncopyable(np.ndarray[Any, Any]):
 
 async def test_an_answer_is_not_kept_when_there_is_no_memory_for_it() -> None:
     shelf = ResponseCache(1 << 20).shelf()
-    key = await keep(shelf, "x", floats(1).view(Uncopyable))
+    key = keep(shelf, "x", floats(1).view(Uncopyable))
     assert shelf.find(key) is None
 
 
 async def test_texts_are_counted_by_their_content() -> None:
     cache = ResponseCache(1 << 20)
     shelf = cache.shelf()
-    key = await keep(shelf, "x", object_array([b"x" * 1000] * 2, (2,)))
+    key = keep(shelf, "x", object_array([b"x" * 1000] * 2, (2,)))
     assert shelf.find(key) is not None
     assert cache.bytes > 2000 + ENTRY_BYTES
 
@@ -223,10 +221,10 @@ async def test_a_closed_versions_answers_go_and_none_come() -> None:
     shelf, other = cache.shelf(), cache.shelf()
     array = np.zeros(10, np.float32)
     for name in "ab":
-        await keep(shelf, name, array)
-    kept = await keep(other, "a", array)
+        keep(shelf, name, array)
+    kept = keep(other, "a", array)
     shelf.close()
-    await keep(shelf, "c", array)
+    keep(shelf, "c", array)
     assert counted(shelf)["bytes"] == 0
     assert cache.bytes == counted(other)["bytes"]
     assert other.find(kept) is not None
@@ -238,6 +236,6 @@ async def test_the_cache_is_never_larger_than_it_may_be(steps: list[tuple[str, i
     shelves = [cache.shelf(), cache.shelf()]
     for name, size in steps:
         shelf = shelves[size % 2]
-        await keep(shelf, name, np.zeros(size, np.uint8))
+        keep(shelf, name, np.zeros(size, np.uint8))
         assert cache.bytes <= cache.most_bytes
         assert cache.bytes == sum(one.bytes for one in shelves)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from triglot.protocols.kserve.templates import infer_decoder
 from wire_bytes import PADDING
 
 from triglot.core.errors import InvalidArgument
@@ -16,6 +15,7 @@ from triglot.core.types import InferenceResponse, OutputTensor, OutputWish, Regi
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import rest
 from triglot.protocols.kserve.codec import decode_infer, encode_infer, packing_size
+from triglot.protocols.kserve.layouts import InferDecoder
 
 Parameter = pb.InferParameter
 
@@ -143,7 +143,7 @@ def test_a_region_of_classes() -> None:
 
 def test_a_message_that_was_seen_before() -> None:
     """What is remembered of messages has no options."""
-    decode = infer_decoder()
+    decode = InferDecoder()
     message = pb.ModelInferRequest(
         model_name="m",
         inputs=[{"name": "x", "datatype": "FP32", "shape": [1]}],
