@@ -291,7 +291,7 @@ def test_little_is_read_at_a_time_while_many_handlers_run_on() -> None:
     assert isinstance(first, RequestReceived)
     assert parts == [Part(1, bytes(5000), ended=True)]
     one.has_ended()
-    assert len(one.get_buffer()) == READ_BYTES
+    assert len(one.get_buffer()) > FEW_BYTES
 
 
 def test_a_stream_explains_its_windows_and_what_comes_late() -> None:

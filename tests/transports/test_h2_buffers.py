@@ -20,7 +20,8 @@ from triglot.core.errors import QueueFull
 from triglot.core.tensor import array_over
 from triglot.transports.h2 import frames
 from triglot.transports.h2.buffers import ALIGNMENT, BufferPool
-from triglot.transports.h2.connection import DIRECT_BYTES, READ_BYTES, Connection, read_buffer
+from triglot.transports.h2.connection import BULK_BYTES, READ_BYTES, Connection, read_buffer
+from triglot.transports.h2.data_frames import DIRECT_BYTES
 from triglot.transports.h2.events import DataPlaced, RequestReceived
 from triglot.transports.h2.fields import Field
 from triglot.transports.h2.messages import IN_PLACE_BYTES, MessageReader
@@ -243,10 +244,10 @@ def test_what_is_read_after_a_reset_goes_nowhere() -> None:
     """A socket that has nothing after all asks for the buffer again; its stream may be over by then."""
     receiver = Receiver()
     receiver.feed(greeting() + receiver.begin(1), SIZE)
-    whole = frame(frames.DATA, 0, 1, message(bytes(READ_BYTES + DIRECT_BYTES)))
+    whole = frame(frames.DATA, 0, 1, message(bytes(READ_BYTES + 2 * DIRECT_BYTES)))
     receiver.feed(whole[:READ_BYTES], READ_BYTES)
     one = receiver.connection
-    assert len(one.get_buffer()) < READ_BYTES  # The message's own memory.
+    assert READ_BYTES < len(one.get_buffer()) < BULK_BYTES  # The message's own memory.
     one.reset(1, frames.ErrorCode.CANCEL)
     receiver.feed(whole[READ_BYTES:] + frames.ping(bytes(8)), READ_BYTES)
     assert one.out.take()[-1] == frames.ping(bytes(8), ack=True)
@@ -269,3 +270,14 @@ def test_connections_share_what_they_read_into() -> None:
             receiver.feed(stream[at : at + 1001], 1001)
     for receiver, messages in zip(receivers, sent, strict=True):
         assert list(map(bytes, receiver.readers[1].messages)) == messages  # type: ignore[arg-type]  # Nor these.
+
+
+def test_much_is_read_at_once_only_while_bodies_come_in_small_frames() -> None:
+    receiver = Receiver()
+    one = receiver.connection
+    receiver.feed(greeting() + receiver.begin(1), SIZE)
+    assert len(one.get_buffer()) == READ_BYTES
+    receiver.feed(frame(frames.DATA, 0, 1, message(b"x" * 10_000, size=SIZE)), SIZE)
+    assert len(one.get_buffer()) == BULK_BYTES
+    receiver.feed(frame(frames.DATA, 0, 1, bytes(DIRECT_BYTES)), SIZE)
+    assert len(one.get_buffer()) == READ_BYTES

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triglot.transports.h2 import frames
-from triglot.transports.h2.connection import READ_BYTES, Connection
+from triglot.transports.h2.connection import BULK_BYTES, READ_BYTES, Connection
 from triglot.transports.h2.events import ConnectionEnded, DataPlaced, RequestReceived, StreamReset
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.messages import IN_PLACE_BYTES, MessageReader
@@ -83,7 +83,7 @@ FRAMES = st.lists(
     ),
     max_size=40,
 )
-CUTS = st.lists(st.sampled_from([1009, 16_393, 65_536, READ_BYTES, 10**7]), min_size=1, max_size=4)
+CUTS = st.lists(st.sampled_from([1009, 16_393, READ_BYTES, BULK_BYTES, 10**7]), min_size=1, max_size=4)
 MESSAGES = st.lists(st.integers(0, 50) | st.integers(IN_PLACE_BYTES, 5 * IN_PLACE_BYTES), min_size=1, max_size=3)
 
 

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from triglot.transports.h2 import frames
 from triglot.transports.h2.control import Control
-from triglot.transports.h2.data_frames import DataFrame
+from triglot.transports.h2.data_frames import DIRECT_BYTES, DataFrame
 from triglot.transports.h2.events import (
     ConnectionEnded,
     DataReceived,
@@ -33,15 +33,15 @@ T = TypeVar("T")
 MANY_RUNNING = 256
 """With more handlers of streams that are over, little is read at a time, so that they get to their end."""
 FEW_BYTES = 1024
-READ_BYTES = 256 * 1024
-"""To be read from the socket at once. A frame that is not DATA has to fit."""
-DIRECT_BYTES = 64 * 1024
-"""With so much of a DATA frame to come, one more read costs less than the copy from the buffer."""
+READ_BYTES = 64 * 1024
+"""To be read from the socket at once, as requests that come together are acted on together."""
+BULK_BYTES = 512 * 1024
+"""The same after a read that was mostly bodies in small frames: it saves turns of the loop."""
 
 
 def read_buffer() -> memoryview:
     """What connections read into; those that read one after the other may share it."""
-    return memoryview(bytearray(READ_BYTES))
+    return memoryview(bytearray(BULK_BYTES))
 
 
 class Connection(Generic[T]):
@@ -71,6 +71,8 @@ class Connection(Generic[T]):
         """The beginning of a frame, or of the preface."""
         self._start = self._end = 0
         """What has not been read of the buffer."""
+        self._bulk = False
+        """Whether what was received last was mostly bodies in small frames."""
         self._direct: Sink | None = None
         self._greeted = False
         self._data = DataFrame(self._streams)
@@ -123,7 +125,7 @@ class Connection(Generic[T]):
         at = len(self._rest)
         if self._streams.reset_running > MANY_RUNNING:
             return self._view[at : at + FEW_BYTES]
-        return self._view[at:] if at else self._view
+        return self._view[at : BULK_BYTES if self._bulk else READ_BYTES]
 
     def received(self, count: int) -> list[Event[T]]:
         """What came with the next `count` bytes."""
@@ -140,8 +142,10 @@ class Connection(Generic[T]):
                 at = len(self._rest)
                 self._view[:at] = self._rest
                 self._start, self._end = 0, at + count
-            self._parse(events)
+            if self._start < self._end:
+                self._parse(events)
             self._streams.passed(self._data.came)
+            self._bulk = 2 * self._data.small > count
             self._rest = bytes(self._view[self._start : self._end]) if self._start < self._end else b""
         except Broken as error:
             self.close(error.code, str(error))

@@ -9,6 +9,9 @@ from triglot.transports.h2.events import DataPlaced, DataReceived
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.streams import Broken, Stream, Streams
 
+DIRECT_BYTES = 64 * 1024
+"""With so much of a DATA frame to come, one more read costs less than the copy from the buffer."""
+
 
 class DataFrame:
     """The frame that is being received, and what became of those before.
@@ -17,7 +20,7 @@ class DataFrame:
     buffer. In either case one event tells of all that came together. `clear` is called before more is received.
     """
 
-    __slots__ = ("_placed", "_received", "_streams", "busy", "came", "ends", "left", "padding", "stream")
+    __slots__ = ("_placed", "_received", "_streams", "busy", "came", "ends", "left", "padding", "small", "stream")
 
     def __init__(self, streams: Streams) -> None:
         self.stream: Stream | None = None
@@ -30,13 +33,15 @@ class DataFrame:
         """Whether there is one."""
         self.came = 0
         """Bytes that have come together, of all streams."""
+        self.small = 0
+        """Those of them in frames that are never received in their place."""
         self._streams = streams
         self._placed: dict[int, DataPlaced] = {}
         self._received: dict[int, DataReceived] = {}
 
     def clear(self) -> None:
         """All events have been acted on."""
-        self.came = 0
+        self.came = self.small = 0
         self._placed.clear()
         self._received.clear()
 
@@ -94,6 +99,8 @@ class DataFrame:
             return 0
         streams.window.left -= total
         stream.window.left -= total
+        if total < len(parts) * DIRECT_BYTES:
+            self.small += total
         self.take(stream, parts, total, events)
         return after
 
