@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from triglot.transports.h2 import frames
 from triglot.transports.h2.buffers import ALIGNMENT, BufferPool
 from triglot.transports.h2.connection import BULK_BYTES, READ_BYTES, Connection, read_buffer
 from triglot.transports.h2.data_frames import DIRECT_BYTES
-from triglot.transports.h2.events import DataPlaced, RequestReceived
+from triglot.transports.h2.events import DataPlaced, DataReceived, RequestReceived
 from triglot.transports.h2.fields import Field
 from triglot.transports.h2.messages import IN_PLACE_BYTES, MessageReader
 
@@ -281,3 +282,15 @@ def test_much_is_read_at_once_only_while_bodies_come_in_small_frames() -> None:
     assert len(one.get_buffer()) == BULK_BYTES
     receiver.feed(frame(frames.DATA, 0, 1, bytes(DIRECT_BYTES)), SIZE)
     assert len(one.get_buffer()) == READ_BYTES
+
+
+def test_a_connection_keeps_nothing_of_what_it_has_told() -> None:
+    one = Receiver().connection
+    one.feed(greeting() + Receiver().begin(1))
+    sent = frame(frames.DATA, 0, 1, b"a part")
+    one.get_buffer()[: len(sent)] = sent
+    (event,) = one.received(len(sent))
+    assert isinstance(event, DataReceived)
+    part = weakref.ref(event.parts[0])
+    del event
+    assert part() is None

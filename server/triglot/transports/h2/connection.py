@@ -133,7 +133,6 @@ class Connection(Generic[T]):
         if self.over:
             return events
         self._requests.clear()
-        self._data.clear()
         self._streams.reset_now = 0
         try:
             if self._direct is not None:
@@ -150,6 +149,7 @@ class Connection(Generic[T]):
         except Broken as error:
             self.close(error.code, str(error))
             events.append(ConnectionEnded(error.code, str(error)))
+        self._data.clear()
         return events
 
     def feed(self, data: bytes | memoryview) -> list[Event[T]]:

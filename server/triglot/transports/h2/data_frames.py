@@ -17,7 +17,7 @@ class DataFrame:
     """The frame that is being received, and what became of those before.
 
     Strategy: a stream's data is copied into its `Sink` at once, where that is ready for it, and else stays in the
-    buffer. In either case one event tells of all that came together. `clear` is called before more is received.
+    buffer. In either case one event tells of all that came together, until `clear` is called.
     """
 
     __slots__ = ("_placed", "_received", "_streams", "busy", "came", "ends", "left", "padding", "small", "stream")
@@ -40,7 +40,7 @@ class DataFrame:
         self._received: dict[int, DataReceived] = {}
 
     def clear(self) -> None:
-        """All events have been acted on."""
+        """What comes next does not come together with what came before."""
         self.came = self.small = 0
         self._placed.clear()
         self._received.clear()
