@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from h2_peers import data, frame
 
 from triglot.transports.h2 import frames
 from triglot.transports.h2.connection import Connection
-from triglot.transports.h2.events import DataReceived, DataRun, RequestReceived, WholeRequest
+from triglot.transports.h2.events import DataReceived, RequestReceived, WholeRequest
 from triglot.transports.h2.limits import Limits
 from triglot.transports.h2.requests import RpcHead, read_head
 
@@ -25,11 +27,20 @@ def connection(**limits: Any) -> Connection[RpcHead]:
     return Connection(read_head, Limits(**limits))
 
 
-def singly(events: Iterable[Any]) -> Iterator[Any]:
-    """The events, those that stand for several as these."""
+@dataclass
+class Part:
+    """What was received together of a body."""
+
+    stream: int
+    data: bytes
+    ended: bool
+
+
+def joined(events: Iterable[Any]) -> Iterator[Any]:
+    """The events, with the parts of a body put together."""
     for event in events:
-        if isinstance(event, DataRun):
-            yield from [DataReceived(event.stream, part, ended=False) for part in event.parts]
+        if isinstance(event, DataReceived):
+            yield Part(event.stream, b"".join(event.parts), event.ended)
         else:
             yield event
 
@@ -46,21 +57,24 @@ def request(stream: int, body: bytes) -> bytes:
 
 
 def act(one: Connection[RpcHead], events: list[Any]) -> list[Any]:
-    """What an owner does that answers at once, and what it saw: parts of a body put together."""
+    """What an owner does that answers at once, and what it saw: one stream after the other, each body as a whole.
+
+    How streams follow each other is nobody's business, and depends on what comes together.
+    """
     seen: list[Any] = []
-    for event in singly(events):
+    bodies: dict[int, Part] = {}
+    for event in joined(events):
         if isinstance(event, WholeRequest):
-            seen += [
-                RequestReceived(event.stream, event.headers, ended=False),
-                [event.stream, event.body, True],
-            ]
-        elif isinstance(event, DataReceived):
+            seen.append(RequestReceived(event.stream, event.headers, ended=False))
+            seen.append(Part(event.stream, event.body, ended=True))
+        elif isinstance(event, Part):
             one.consumed(event.stream, len(event.data))
-            if seen and isinstance(seen[-1], list) and seen[-1][0] == event.stream:
-                seen[-1][1] += bytes(event.data)
-                seen[-1][2] |= event.ended
+            if event.stream in bodies:
+                bodies[event.stream].data += event.data
+                bodies[event.stream].ended |= event.ended
             else:
-                seen.append([event.stream, bytes(event.data), event.ended])
+                bodies[event.stream] = event
+                seen.append(event)
         else:
             seen.append(event)
-    return seen
+    return sorted(seen, key=lambda event: getattr(event, "stream", math.inf))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from h2_core import singly
+from h2_core import Part, joined
 from h2_peers import frame, greeting, message, request_fields
 from hpack import Encoder
 from hypothesis import given
@@ -20,7 +21,8 @@ from triglot.core.errors import QueueFull
 from triglot.core.tensor import array_over
 from triglot.transports.h2 import frames
 from triglot.transports.h2.buffers import ALIGNMENT, BufferPool
-from triglot.transports.h2.connection import Connection
+from triglot.transports.h2.connection import BULK_BYTES, READ_BYTES, Connection, read_buffer
+from triglot.transports.h2.data_frames import DIRECT_BYTES
 from triglot.transports.h2.events import DataPlaced, DataReceived, RequestReceived
 from triglot.transports.h2.fields import Field
 from triglot.transports.h2.messages import IN_PLACE_BYTES, MessageReader
@@ -146,10 +148,10 @@ def test_no_memory_is_an_error_of_the_call() -> None:
 class Receiver:
     """A connection whose streams' messages are read as the server does it."""
 
-    def __init__(self) -> None:
+    def __init__(self, buffer: memoryview | None = None) -> None:
         self.pool = BufferPool()
         self.readers: dict[int, MessageReader] = {}
-        self.connection: Connection[Sequence[Field]] = Connection(lambda fields: fields)
+        self.connection: Connection[Sequence[Field]] = Connection(lambda fields: fields, buffer=buffer)
         self.placed = 0
 
     def begin(self, number: int) -> bytes:
@@ -166,9 +168,9 @@ class Receiver:
             size = min(len(room), len(data) - at, step)
             room[:size] = data[at : at + size]
             at += size
-            for event in singly(self.connection.received(size)):
-                if isinstance(event, DataReceived):
-                    self.readers[event.stream].feed(event.data)
+            for event in joined(self.connection.received(size)):
+                if isinstance(event, Part):
+                    self.readers[event.stream].feed(memoryview(event.data))
                     self.connection.consumed(event.stream, len(event.data))
                 elif isinstance(event, DataPlaced):
                     self.placed += event.size
@@ -227,7 +229,7 @@ def test_most_of_a_large_message_is_received_in_its_place_whatever_the_frames() 
     receiver.feed(b"".join(frame(frames.DATA, 0, 1, cut) for cut in cuts), 10**6)
     (one,) = receiver.readers[1].messages
     assert bytes(one) == body[5:]  # type: ignore[arg-type]  # It is not packed.
-    assert receiver.placed >= SIZE - 2 * IN_PLACE_BYTES
+    assert receiver.placed >= SIZE - READ_BYTES
 
 
 def test_a_reader_that_is_gone_gives_its_memory_back() -> None:
@@ -237,3 +239,58 @@ def test_a_reader_that_is_gone_gives_its_memory_back() -> None:
     receiver.readers.clear()
     receiver.connection.reset(1, frames.ErrorCode.CANCEL)
     assert receiver.pool.lent == 0
+
+
+def test_what_is_read_after_a_reset_goes_nowhere() -> None:
+    """A socket that has nothing after all asks for the buffer again; its stream may be over by then."""
+    receiver = Receiver()
+    receiver.feed(greeting() + receiver.begin(1), SIZE)
+    whole = frame(frames.DATA, 0, 1, message(bytes(READ_BYTES + 2 * DIRECT_BYTES)))
+    receiver.feed(whole[:READ_BYTES], READ_BYTES)
+    one = receiver.connection
+    assert READ_BYTES < len(one.get_buffer()) < BULK_BYTES  # The message's own memory.
+    one.reset(1, frames.ErrorCode.CANCEL)
+    receiver.feed(whole[READ_BYTES:] + frames.ping(bytes(8)), READ_BYTES)
+    assert one.out.take()[-1] == frames.ping(bytes(8), ack=True)
+    assert not one.over
+
+
+def test_connections_share_what_they_read_into() -> None:
+    """Whatever is cut off at the end of what one has read is there when it reads again."""
+    buffer = read_buffer()
+    receivers = [Receiver(buffer) for _ in range(2)]
+    sent = [[np.random.default_rng(at).bytes(size) for size in (90_000, 7, 300_000)] for at in range(2)]
+    streams = [
+        greeting()
+        + receiver.begin(1)
+        + b"".join(frame(frames.DATA, 0, 1, body[at : at + 16_384]) for at in range(0, len(body), 16_384))
+        for receiver, body in zip(receivers, (b"".join(map(message, one)) for one in sent), strict=True)
+    ]
+    for at in range(0, max(map(len, streams)), 1001):
+        for receiver, stream in zip(receivers, streams, strict=True):
+            receiver.feed(stream[at : at + 1001], 1001)
+    for receiver, messages in zip(receivers, sent, strict=True):
+        assert list(map(bytes, receiver.readers[1].messages)) == messages  # type: ignore[arg-type]  # Nor these.
+
+
+def test_much_is_read_at_once_only_while_bodies_come_in_small_frames() -> None:
+    receiver = Receiver()
+    one = receiver.connection
+    receiver.feed(greeting() + receiver.begin(1), SIZE)
+    assert len(one.get_buffer()) == READ_BYTES
+    receiver.feed(frame(frames.DATA, 0, 1, message(b"x" * 10_000, size=SIZE)), SIZE)
+    assert len(one.get_buffer()) == BULK_BYTES
+    receiver.feed(frame(frames.DATA, 0, 1, bytes(DIRECT_BYTES)), SIZE)
+    assert len(one.get_buffer()) == READ_BYTES
+
+
+def test_a_connection_keeps_nothing_of_what_it_has_told() -> None:
+    one = Receiver().connection
+    one.feed(greeting() + Receiver().begin(1))
+    sent = frame(frames.DATA, 0, 1, b"a part")
+    one.get_buffer()[: len(sent)] = sent
+    (event,) = one.received(len(sent))
+    assert isinstance(event, DataReceived)
+    part = weakref.ref(event.parts[0])
+    del event
+    assert part() is None

@@ -9,13 +9,13 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.settings
-from h2_core import singly
+from h2_core import Part, joined
 from h2_peers import pairs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triglot.transports.h2.connection import Connection
-from triglot.transports.h2.events import DataReceived, Drained, RequestReceived, WholeRequest
+from triglot.transports.h2.events import Drained, RequestReceived, WholeRequest
 from triglot.transports.h2.fields import Field
 from triglot.transports.h2.limits import Limits
 
@@ -82,7 +82,7 @@ class Pair:
         while True:
             to_server = self.client.data_to_send()
             for piece in cut(to_server, self._next_sizes()):
-                for event in singly(self.server.feed(piece)):
+                for event in joined(self.server.feed(piece)):
                     self._seen_by_server(event)
             to_client = b"".join(self.server.out.take())
             for piece in cut(to_client, self._next_sizes()):
@@ -97,7 +97,7 @@ class Pair:
             self.bodies[event.stream] = b""
             if event.ended:
                 self._answer(event.stream)
-        elif isinstance(event, DataReceived):
+        elif isinstance(event, Part):
             self.bodies[event.stream] += bytes(event.data)
             self.server.consumed(event.stream, len(event.data))
             if event.ended:

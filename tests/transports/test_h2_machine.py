@@ -11,7 +11,7 @@ from typing import Any
 
 import h2.events
 import h2.settings
-from h2_core import singly
+from h2_core import Part, joined
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -21,7 +21,6 @@ from triglot.transports.h2 import frames
 from triglot.transports.h2.connection import Connection
 from triglot.transports.h2.events import (
     ConnectionEnded,
-    DataReceived,
     RequestEnded,
     RequestReceived,
     StreamReset,
@@ -76,7 +75,7 @@ class Pair(RuleBasedStateMachine):
         self.collect()
         part = bytes(self.to_server[:count])
         del self.to_server[:count]
-        for event in singly(self.server.feed(part)):
+        for event in joined(self.server.feed(part)):
             self.at_server(event)
 
     @rule(count=st.integers(1, 10))
@@ -110,7 +109,7 @@ class Pair(RuleBasedStateMachine):
             if isinstance(event, WholeRequest):
                 one.received += event.body
             one.received_all = isinstance(event, WholeRequest) or event.ended
-        elif isinstance(event, DataReceived):
+        elif isinstance(event, Part):
             assert one is not None
             one.received += event.data
             one.unread += len(event.data)

@@ -7,7 +7,7 @@ import lzma
 from pathlib import Path
 
 import pytest
-from h2_core import singly
+from h2_core import joined
 from h2_peers import PATH, SECONDS, Client, Frame, Served, served
 
 from triglot.transports.h2 import frames
@@ -47,7 +47,7 @@ class Core:
         self.sent = b""
 
     def feed(self, data: bytes) -> None:
-        for event in singly(self.connection.feed(data)):
+        for event in joined(self.connection.feed(data)):
             assert not isinstance(event, ConnectionEnded), event
             if isinstance(event, StreamReset):
                 assert not event.by_us

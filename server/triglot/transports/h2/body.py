@@ -59,13 +59,8 @@ class Body:
         self._reading: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
 
-    def feed(self, data: memoryview) -> None:
-        """A part of the body has come. Raises `ServingError`."""
-        self.reader.feed(data)
-        self.came(len(data))
-
-    def feed_all(self, parts: Sequence[memoryview]) -> None:
-        """As `feed`, of several parts."""
+    def feed(self, parts: Sequence[memoryview]) -> None:
+        """Parts of the body have come. Raises `ServingError`."""
         count = 0
         for part in parts:
             self.reader.feed(part)

@@ -1,9 +1,10 @@
 """One HTTP/2 connection, seen from the server: bytes in, events and bytes out; no I/O (RFC 9113).
 
 Strategy: whoever owns the socket asks `get_buffer` where the next bytes are to go, says with `received` how many
-came, acts on the events, and writes what `data_to_send` gives. The payload of a DATA frame that is still to come
-is received straight into the stream's `Sink`, if it has one. What breaks the rules ends its stream, or the whole
-connection: `ConnectionEnded` is the last event then, and what is to be sent ends with GOAWAY.
+came, acts on the events, and writes what `data_to_send` gives. Much is read at once, into a buffer that many
+connections share: only the beginning of a frame is kept from one read to the next. What is still to come of a
+large DATA frame is received straight into the stream's `Sink`, if it has one. What breaks the rules ends its
+stream, or the whole connection: `ConnectionEnded` is the last event then, and what is to be sent ends with GOAWAY.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ from typing import Generic, TypeVar
 
 from triglot.transports.h2 import frames
 from triglot.transports.h2.control import Control
-from triglot.transports.h2.data_frames import DataFrame
+from triglot.transports.h2.data_frames import DIRECT_BYTES, DataFrame
 from triglot.transports.h2.events import (
     ConnectionEnded,
-    DataPlaced,
     DataReceived,
-    DataRun,
     Event,
 )
 from triglot.transports.h2.fields import Field
@@ -34,14 +33,22 @@ T = TypeVar("T")
 MANY_RUNNING = 256
 """With more handlers of streams that are over, little is read at a time, so that they get to their end."""
 FEW_BYTES = 1024
-BUFFER_BYTES = 64 * 1024
-"""For what is read from the socket at once, if it is not for a `Sink`; of that, so much may be copied."""
+READ_BYTES = 64 * 1024
+"""To be read from the socket at once, as requests that come together are acted on together."""
+BULK_BYTES = 512 * 1024
+"""The same after a read that was mostly bodies in small frames: it saves turns of the loop."""
+
+
+def read_buffer() -> memoryview:
+    """What connections read into; those that read one after the other may share it."""
+    return memoryview(bytearray(BULK_BYTES))
 
 
 class Connection(Generic[T]):
     """The state of one connection. `read` makes of a request's fields what its event carries.
 
-    Not for more than one thread.
+    Not for more than one thread. `buffer`: see `read_buffer`; between `get_buffer` and the end of what is done
+    about the events, nobody else may use it.
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class Connection(Generic[T]):
         read: Callable[[Sequence[Field]], T],
         limits: Limits = DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
+        buffer: memoryview | None = None,
     ) -> None:
         self.over = False
         """Whether nothing more is read."""
@@ -58,9 +66,13 @@ class Connection(Generic[T]):
         self._requests = WholeRequests(self._streams, self._headers.request)
         self._control = Control(self._streams)
         self.out = self._streams.out
-        self._buffer = bytearray(BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
+        self._view = read_buffer() if buffer is None else buffer
+        self._rest = b""
+        """The beginning of a frame, or of the preface."""
         self._start = self._end = 0
+        """What has not been read of the buffer."""
+        self._bulk = False
+        """Whether what was received last was mostly bodies in small frames."""
         self._direct: Sink | None = None
         self._greeted = False
         self._data = DataFrame(self._streams)
@@ -101,23 +113,19 @@ class Connection(Generic[T]):
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes are to be received."""
+        self._direct = None
         stream = self._data.stream
-        if self._data.left and self._start == self._end and stream is not None and stream.sink is not None:
+        if self._data.left >= DIRECT_BYTES and stream is not None and stream.sink is not None:
             room = stream.sink.room()
             if room is not None and len(room):
                 self._direct = stream.sink
                 # With the next frame's head, where more of the message follows: it goes to where that belongs.
                 more = 0 if self._data.padding or self._data.ends else frames.HEAD_BYTES
                 return room[: self._data.left + more]
-        if self._start == self._end or self.over:
-            self._start = self._end = 0
-        elif self._end == BUFFER_BYTES:
-            rest = self._end - self._start
-            self._buffer[:rest] = self._buffer[self._start : self._end]
-            self._start, self._end = 0, rest
+        at = len(self._rest)
         if self._streams.reset_running > MANY_RUNNING:
-            return self._view[self._end : self._end + FEW_BYTES]
-        return self._view[self._end :]
+            return self._view[at : at + FEW_BYTES]
+        return self._view[at : BULK_BYTES if self._bulk else READ_BYTES]
 
     def received(self, count: int) -> list[Event[T]]:
         """What came with the next `count` bytes."""
@@ -130,11 +138,18 @@ class Connection(Generic[T]):
             if self._direct is not None:
                 self._placed(count, events)
             else:
-                self._end += count
-            self._parse(events)
+                at = len(self._rest)
+                self._view[:at] = self._rest
+                self._start, self._end = 0, at + count
+            if self._start < self._end:
+                self._parse(events)
+            self._streams.passed(self._data.came)
+            self._bulk = 2 * self._data.small > count
+            self._rest = bytes(self._view[self._start : self._end]) if self._start < self._end else b""
         except Broken as error:
             self.close(error.code, str(error))
             events.append(ConnectionEnded(error.code, str(error)))
+        self._data.clear()
         return events
 
     def feed(self, data: bytes | memoryview) -> list[Event[T]]:
@@ -147,30 +162,31 @@ class Connection(Generic[T]):
             room[:count] = data[:count]
             data = data[count:]
             for event in self.received(count):
-                if isinstance(event, DataReceived):
-                    event.data = memoryview(bytes(event.data))  # The buffer is used again at once.
-                elif isinstance(event, DataRun):
+                if isinstance(event, DataReceived):  # The buffer is used again at once.
                     event.parts = [memoryview(bytes(part)) for part in event.parts]
                 events.append(event)
         return events
 
     def _placed(self, count: int, events: list[Event[T]]) -> None:
-        stream, sink = self._data.stream, self._direct
+        data, sink = self._data, self._direct
+        stream = data.stream
         self._direct = None
         assert stream is not None
         assert sink is not None
-        if count > self._data.left:
+        self._start = self._end = 0
+        if count > data.left:
             room = sink.room()
             assert room is not None
-            self._start, self._end = 0, count - self._data.left
-            self._view[: self._end] = room[self._data.left : count]
-            count = self._data.left
+            self._end = count - data.left
+            self._view[: self._end] = room[data.left : count]
+            count = data.left
         sink.filled(count)
-        self._data.left -= count
-        self._data.busy = bool(self._data.left or self._data.padding)
-        self._streams.passed(count)
+        data.left -= count
+        data.came = count
+        data.busy = bool(data.left or data.padding)
         if stream.id in self._streams.open:
-            events.append(DataPlaced(stream.id, count, self._data_over(stream)))
+            data.placed(stream.id, count, events)
+            self._look_for_end(stream, events)
 
     def _parse(self, events: list[Event[T]]) -> None:
         if not self._greeted and not self._read_preface():
@@ -256,37 +272,36 @@ class Connection(Generic[T]):
         """A DATA frame begins; the length of its padding, if it has one, is at the start of the buffer."""
         padding = 0
         if flags & frames.PADDED and length:
-            padding = self._buffer[self._start]
+            padding = self._view[self._start]
             self._start += 1
         self._data.begin(number, length, flags, padding, events)
 
     def _read_data(self, events: list[Event[T]]) -> None:
         """What the buffer has of the DATA frame that is being received."""
-        stream = self._data.stream
+        data = self._data
+        stream = data.stream
         if stream is not None and stream.id not in self._streams.open:
-            stream = self._data.stream = None  # It was reset meanwhile.
-        if self._data.left:
-            count = min(self._end - self._start, self._data.left)
-            data = self._view[self._start : self._start + count]
-            self._start += count
-            self._data.left -= count
-            self._streams.passed(count)
-            if stream is not None:
-                events.append(DataReceived(stream.id, data, self._data_over(stream)))
-        elif stream is not None and self._data.ends and not stream.ended:
-            events.append(DataReceived(stream.id, self._view[:0], self._data_over(stream)))
-        if self._data.padding and not self._data.left:
-            count = min(self._end - self._start, self._data.padding)
-            self._start += count
-            self._data.padding -= count
-        self._data.busy = bool(self._data.left or self._data.padding)
+            stream = data.stream = None  # It was reset meanwhile.
+        count = min(self._end - self._start, data.left)
+        after = self._start + count
+        data.left -= count
+        if stream is None:
+            data.came += count
+        else:
+            if count:
+                data.take(stream, [self._view[self._start : after]], count, events)
+            self._look_for_end(stream, events)
+        if not data.left:
+            count = min(self._end - after, data.padding)
+            after += count
+            data.padding -= count
+        self._start = after
+        data.busy = bool(data.left or data.padding)
 
-    def _data_over(self, stream: Stream) -> bool:
-        """Whether the body ends with what has been received of this frame; its padding says nothing."""
-        if self._data.left or not self._data.ends:
-            return False
-        self._streams.end(stream)
-        return True
+    def _look_for_end(self, stream: Stream, events: list[Event[T]]) -> None:
+        """The body may end with what has been received of this frame; its padding says nothing."""
+        if self._data.ends and not self._data.left and not stream.ended:
+            self._data.end_body(stream, events)
 
     # --- what the owner says ---
 
@@ -350,4 +365,4 @@ class Connection(Generic[T]):
         self.over = True
         self._direct = self._data.stream = None
         self._view = memoryview(b"")
-        self._buffer = bytearray()
+        self._rest = b""

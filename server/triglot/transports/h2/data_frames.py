@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from triglot.transports.h2 import frames
-from triglot.transports.h2.events import DataReceived, DataRun
+from triglot.transports.h2.events import DataPlaced, DataReceived
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.streams import Broken, Stream, Streams
 
+DIRECT_BYTES = 64 * 1024
+"""With so much of a DATA frame to come, one more read costs less than the copy from the buffer."""
+
 
 class DataFrame:
-    """The frame that is being received."""
+    """The frame that is being received, and what became of those before.
 
-    __slots__ = ("_streams", "busy", "ends", "left", "padding", "stream")
+    Strategy: a stream's data is copied into its `Sink` at once, where that is ready for it, and else stays in the
+    buffer. In either case one event tells of all that came together, until `clear` is called.
+    """
+
+    __slots__ = ("_placed", "_received", "_streams", "busy", "came", "ends", "left", "padding", "small", "stream")
 
     def __init__(self, streams: Streams) -> None:
         self.stream: Stream | None = None
@@ -24,7 +31,19 @@ class DataFrame:
         """Whether it is the last of its stream."""
         self.busy = False
         """Whether there is one."""
+        self.came = 0
+        """Bytes that have come together, of all streams."""
+        self.small = 0
+        """Those of them in frames that are never received in their place."""
         self._streams = streams
+        self._placed: dict[int, DataPlaced] = {}
+        self._received: dict[int, DataReceived] = {}
+
+    def clear(self) -> None:
+        """What comes next does not come together with what came before."""
+        self.came = self.small = 0
+        self._placed.clear()
+        self._received.clear()
 
     def begin(self, number: int, length: int, flags: int, padding: int, events: list[Any]) -> None:
         """Its head, and the length of its padding, have come. Raises `Broken` when the connection cannot go on."""
@@ -60,7 +79,7 @@ class DataFrame:
         """
         streams = self._streams
         stream = streams.open.get(number)
-        if stream is None or stream.ended or (stream.sink is not None and stream.sink.room() is not None):
+        if stream is None or stream.ended:
             return 0
         end, after, total = len(buffer), 0, 0
         most = min(streams.window.left, stream.window.left)
@@ -80,9 +99,48 @@ class DataFrame:
             return 0
         streams.window.left -= total
         stream.window.left -= total
-        streams.passed(total)
-        events.append(DataReceived(number, parts[0], ended=False) if len(parts) == 1 else DataRun(number, parts))
+        if total < len(parts) * DIRECT_BYTES:
+            self.small += total
+        self.take(stream, parts, total, events)
         return after
+
+    def take(self, stream: Stream, parts: list[memoryview], size: int, events: list[Any]) -> None:
+        """So many bytes of a body have come, in these parts."""
+        self.came += size
+        number = stream.id
+        received = self._received.get(number)
+        if received is not None:
+            received.parts += parts
+            return
+        room = None if stream.sink is None else stream.sink.room()
+        if room is not None and stream.sink is not None:
+            count = min(size, len(room))
+            parts = _copy(parts, room)
+            stream.sink.filled(count)
+            self.placed(number, count, events)
+            if not parts:
+                return
+        received = self._received[number] = DataReceived(number, parts, ended=False)
+        events.append(received)
+
+    def placed(self, number: int, size: int, events: list[Any]) -> None:
+        """So many bytes of a body are in its sink."""
+        placed = self._placed.get(number)
+        if placed is None:
+            placed = self._placed[number] = DataPlaced(number, size, ended=False)
+            events.append(placed)
+        else:
+            placed.size += size
+
+    def end_body(self, stream: Stream, events: list[Any]) -> None:
+        """All of it has come."""
+        self._streams.end(stream)
+        number = stream.id
+        event = self._received.get(number) or self._placed.get(number)
+        if event is None:
+            event = DataReceived(number, [], ended=True)
+            events.append(event)
+        event.ended = True
 
     def _taken(self, number: int, length: int, events: list[Any]) -> Stream | None:
         """The stream that it is for, with its room for this; None: it is to be ignored."""
@@ -98,3 +156,16 @@ class DataFrame:
         else:
             stream.window.left -= length
         return stream
+
+
+def _copy(parts: list[memoryview], room: memoryview) -> list[memoryview]:
+    """Fill the room; what was too much for it."""
+    at, most = 0, len(room)
+    for number, part in enumerate(parts):
+        after = at + len(part)
+        if after > most:
+            room[at:] = part[: most - at]
+            return [part[most - at :], *parts[number + 1 :]]
+        room[at:after] = part
+        at = after
+    return []

@@ -30,27 +30,19 @@ class WholeRequest(Generic[T]):
 
 @dataclass(slots=True)
 class DataReceived:
-    """A part of a request's body, a view that is good until the next bytes are received.
+    """Parts of a request's body, views that are good until the next bytes are received.
 
-    It takes its room in the stream's window until `Connection.consumed` says that it is gone.
+    They take their room in the stream's window until `Connection.consumed` says that they are gone.
     """
 
     stream: int
-    data: memoryview
+    parts: list[memoryview]
     ended: bool
 
 
 @dataclass(slots=True)
-class DataRun:
-    """As several `DataReceived` of one stream after another; more follows."""
-
-    stream: int
-    parts: list[memoryview]
-
-
-@dataclass(slots=True)
 class DataPlaced:
-    """So many bytes of a body were received into the stream's own `Sink`."""
+    """So many bytes of a body are in the stream's own `Sink`."""
 
     stream: int
     size: int
@@ -107,7 +99,6 @@ Event = (
     RequestReceived[T]
     | WholeRequest[T]
     | DataReceived
-    | DataRun
     | DataPlaced
     | RequestEnded
     | StreamReset

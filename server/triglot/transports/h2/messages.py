@@ -74,6 +74,10 @@ class MessageReader:
         Raises `PayloadTooLarge`, `Internal` for a flag that does not exist, and `QueueFull` when memory is short.
         """
         size = len(data)
+        if self._message is not None and size <= len(self._message) - self._at:
+            self._message[self._at : self._at + size] = data
+            self.filled(size)
+            return
         if not self._head and size >= PREFIX_BYTES:
             packed, length = PREFIX.unpack_from(data)
             if size == PREFIX_BYTES + length and not packed and length <= self._most:

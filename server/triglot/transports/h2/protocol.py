@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, ServingError, Unimplemented
@@ -17,7 +18,6 @@ from triglot.transports.h2.events import (
     ConnectionEnded,
     DataPlaced,
     DataReceived,
-    DataRun,
     Drained,
     Event,
     RequestEnded,
@@ -51,7 +51,7 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def __init__(self, server: H2Server) -> None:
         self.loop = asyncio.get_running_loop()
-        self.connection: Connection[RpcHead] = Connection(read_head, server.limits)
+        self.connection: Connection[RpcHead] = Connection(read_head, server.limits, buffer=server.read_buffer)
         self.rpcs: dict[int, Rpc] = {}
         self.server = server
         self.lost = self.loop.create_future()
@@ -97,9 +97,6 @@ class H2Protocol(asyncio.BufferedProtocol):
             for event in self.connection.received(nbytes):
                 if type(event) is WholeRequest:
                     self._begin_whole(event)
-                elif type(event) is DataRun:
-                    if (rpc := self.rpcs.get(event.stream)) is not None:
-                        self._data(rpc, event.parts, 0, ended=False)
                 else:
                     self._act(event)
         self._flush()
@@ -231,12 +228,12 @@ class H2Protocol(asyncio.BufferedProtocol):
     def _act(self, event: Event[RpcHead]) -> None:
         if isinstance(event, DataReceived):
             if (rpc := self.rpcs.get(event.stream)) is not None:
-                self._data(rpc, event.data, 0, event.ended)
+                self._data(rpc, event.parts, 0, event.ended)
         elif isinstance(event, RequestReceived):
             self._begin(event)
         elif isinstance(event, DataPlaced):
             if (rpc := self.rpcs.get(event.stream)) is not None:
-                self._data(rpc, None, event.size, event.ended)
+                self._data(rpc, (), event.size, event.ended)
         elif isinstance(event, Drained):
             if (rpc := self.rpcs.get(event.stream)) is not None:
                 rpc.drained()
@@ -326,19 +323,17 @@ class H2Protocol(asyncio.BufferedProtocol):
             run_unary(rpc, body[PREFIX_BYTES:])
         else:
             self._begin(RequestReceived(event.stream, head, ended=False))
-            self._act(DataReceived(event.stream, memoryview(body), ended=True))
+            self._act(DataReceived(event.stream, [memoryview(body)], ended=True))
 
-    def _data(self, rpc: Rpc, data: memoryview | list[memoryview] | None, placed: int, ended: bool) -> None:
+    def _data(self, rpc: Rpc, parts: Sequence[memoryview], placed: int, ended: bool) -> None:
         body = rpc.body
         if body is None:
             return  # The call is over.
         try:
-            if data is None:
+            if placed:
                 body.came(placed)
-            elif isinstance(data, list):
-                body.feed_all(data)
             else:
-                body.feed(data)
+                body.feed(parts)
         except ServingError as error:
             rpc.fail(error)
         else:

@@ -166,10 +166,13 @@ class RestBody(Body):
         self._call = call
         self._paused = False
 
-    def feed(self, data: memoryview) -> None:
-        """A part of the body. Raises `InvalidArgument` for more than was promised."""
-        if not data:
-            return
+    def feed(self, parts: Sequence[memoryview]) -> None:
+        """Parts of the body. Raises `InvalidArgument` for more than was promised."""
+        for part in parts:
+            self._hand_on(part)
+        self._take()
+
+    def _hand_on(self, data: memoryview) -> None:
         self._came += len(data)
         self._owed += len(data)
         length = self._call.head.length
@@ -179,12 +182,6 @@ class RestBody(Body):
             raise InvalidArgument("the body is longer than its content-length")  # It would be another request.
         else:
             self._call.hand_on(bytes(data))
-        self._take()
-
-    def feed_all(self, parts: Sequence[memoryview]) -> None:
-        """As `feed`, of several parts."""
-        for part in parts:
-            self.feed(part)
 
     def all_came(self) -> None:
         """The client has sent everything."""

@@ -19,6 +19,7 @@ from triglot.transports.h2.body import StreamGone
 from triglot.transports.h2.buffers import BufferPool
 from triglot.transports.h2.busy_poll import BusyPoll
 from triglot.transports.h2.compressing import CompressingRpc
+from triglot.transports.h2.connection import read_buffer
 from triglot.transports.h2.front import HTTP1, HTTP2, Front, MakeRest
 from triglot.transports.h2.limits import Limits
 from triglot.transports.h2.protocol import H2Protocol
@@ -58,6 +59,8 @@ class H2Server:
         self.request_bytes = request_bytes or RequestBytes(config.total_queue_bytes(None))
         """Those of requests that have not come as a whole, or wait for a stream's handler."""
         self.buffers = BufferPool()
+        self.read_buffer = read_buffer()
+        """Of all connections: what one reads has been acted on before another one reads."""
         self._releasing: asyncio.TimerHandle | None = None
         self.open_calls = 0
         self.open_bytes = 0

@@ -12,6 +12,9 @@ from triglot.transports.h2.streams import Streams
 
 T = TypeVar("T")
 
+MOST_BYTES = 64 * 1024
+"""Of a body; a larger one is received to where it stays."""
+
 
 class WholeRequests(Generic[T]):
     """Makes one event of each; `read` says what a header block means, or None where that is no request.
@@ -45,7 +48,11 @@ class WholeRequests(Generic[T]):
         if end >= data:
             word, flags, data_number = frames.HEAD.unpack_from(view, data_head)
             size: int = word >> 8
-            whole = data + size <= end and word & 0xFF == frames.DATA and size <= streams.limits.max_frame
+            whole = (
+                data + size <= end
+                and word & 0xFF == frames.DATA
+                and size <= min(MOST_BYTES, streams.limits.max_frame)
+            )
             own = flags == frames.END_STREAM and data_number == number
             if whole and own and streams.begin_whole(number, size):
                 events.append(WholeRequest(number, value, bytes(view[data : data + size])))
@@ -62,7 +69,7 @@ class WholeRequests(Generic[T]):
         """
         at = self._begun.pop(number, None)
         whole = at is not None and flags == frames.END_STREAM and start + length <= len(view)
-        if not whole or not self._streams.end_whole(number, length):
+        if not whole or length > MOST_BYTES or not self._streams.end_whole(number, length):
             return 0
         assert at is not None
         events[at] = WholeRequest(number, events[at].headers, bytes(view[start : start + length]))
