@@ -88,7 +88,7 @@ class DataPlane:
 
     async def infer_on(self, servable: Servable, request: InferenceRequest, call: Call) -> InferenceResponse:
         """As `infer`, on a version that the caller holds a lease of."""
-        inference: Inference = await ended(partial(self.submit, servable, request, call))
+        inference: Inference = await ended(partial(self.submit, servable, request, call, leased=True))
         raise_error(inference)
         response: InferenceResponse = inference.answer
         return response
@@ -100,13 +100,17 @@ class DataPlane:
         call: Call,
         done: Done,
         defer: Defer | None = None,
+        *,
+        leased: bool = False,
     ) -> Inference:
         """Run one request on this version: the only way to the model for requests with one answer.
 
         `done` is called with the `Inference`, maybe before this returns. `request` is None for a model that takes
-        messages, which finds one in `call.exchange`. `defer`: see `Schedule.put`.
+        messages, which finds one in `call.exchange`. `defer`: see `Schedule.put`. `leased`: the caller holds a
+        lease until then.
         """
         inference = Inference(servable, request, call, done, defer)
+        inference.leased = leased
         try:
             if self.tracer.on:
                 inference.trace = self.tracer.begin(servable.name, servable.version, call, request)
@@ -116,14 +120,14 @@ class DataPlane:
                     raise Decoupled("the model answers with a stream of responses")
                 signature = inference.signature = admit(servable, request, call)
                 if servable.sequences is not None or (signature.takes_bytes and takes_long(request)):
-                    inference.task = self._loop.create_task(self._submit_later(inference, request))
+                    self._submit_later(inference, request)
                     return inference
                 began = perf_counter()
                 inference.inputs = bind_inputs(signature, request)
                 call.input_seconds += perf_counter() - began
                 if servable.answers is not None:
                     if call.size > OFF_LOOP_BYTES or servable.answers.digests_long(inference.inputs):
-                        inference.task = self._loop.create_task(self._submit_later(inference, request))
+                        self._submit_later(inference, request)
                         return inference
                     if self._is_kept(inference, servable.answers, request):
                         return inference
@@ -133,28 +137,35 @@ class DataPlane:
         servable.submit(inference)
         return inference
 
-    async def _submit_later(self, inference: Inference, request: InferenceRequest) -> None:
+    def _submit_later(self, inference: Inference, request: InferenceRequest) -> None:
         """Of a request whose inputs take long to bind or to digest, or that belongs to a sequence."""
-        servable = inference.servable
-        with servable:
-            try:
-                if not inference.inputs:
-                    began = perf_counter()
-                    inference.inputs = await self._bound(servable, inference.signature, request, inference.call)
-                    inference.call.input_seconds += perf_counter() - began
-                if (shelf := servable.answers) is not None:
-                    began = perf_counter()
-                    key = await asyncio.to_thread(shelf.key, inference.inputs, inference.call, request)
-                    if self._is_kept(inference, shelf, request, key, began):
-                        return
-            except asyncio.CancelledError:
+        lease = inference.servable.__enter__()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():
                 inference.leave()
-                return
-            except Exception as error:
-                inference.reject(as_serving_error(error, str(servable)))
-                return
-            inference.task = None
-            servable.submit(inference)
+            lease.__exit__()
+
+        task = inference.task = self._loop.create_task(self._prepare(inference, request))
+        task.add_done_callback(ended)
+
+    async def _prepare(self, inference: Inference, request: InferenceRequest) -> None:
+        servable = inference.servable
+        try:
+            if not inference.inputs:
+                began = perf_counter()
+                inference.inputs = await self._bound(servable, inference.signature, request, inference.call)
+                inference.call.input_seconds += perf_counter() - began
+            if (shelf := servable.answers) is not None:
+                began = perf_counter()
+                key = await asyncio.to_thread(shelf.key, inference.inputs, inference.call, request)
+                if self._is_kept(inference, shelf, request, key, began):
+                    return
+        except Exception as error:
+            inference.reject(as_serving_error(error, str(servable)))
+            return
+        inference.task = None
+        servable.submit(inference)
 
     def _is_kept(
         self,
@@ -206,7 +217,7 @@ class DataPlane:
 
     async def exchange_on(self, servable: Servable, call: Call) -> Any:
         """What a model that takes messages answers to `call.exchange`. Raises `ServingError`."""
-        inference: Inference = await ended(partial(self.submit, servable, None, call))
+        inference: Inference = await ended(partial(self.submit, servable, None, call, leased=True))
         raise_error(inference)
         return inference.answer
 

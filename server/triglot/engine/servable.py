@@ -60,9 +60,11 @@ class Servable(Resources):
     def submit(self, execution: Submission) -> None:
         """As `infer`: `execution` is settled, or dropped when it was cancelled, before this returns or later."""
         call = execution.call
-        self._leases += 1
+        if not execution.leased:
+            self._leases += 1
         if self.direct:
-            execution.task = self._loop.create_task(self._settle_on_loop(execution))
+            task = execution.task = self._loop.create_task(self._settle_on_loop(execution))
+            task.add_done_callback(execution.task_ended)
             return
         try:
             if call.size:
@@ -87,7 +89,8 @@ class Servable(Resources):
             execution.timer.cancel()
         if execution.gate is not None:
             execution.gate.leave(execution.call.size)
-        self.__exit__()
+        if not execution.leased:
+            self.__exit__()
 
     def discard(self, execution: Submission) -> None:
         """Take it out of the queue, if it is there."""
@@ -98,7 +101,6 @@ class Servable(Resources):
             execution.result = await self._infer_on_loop(execution.inputs, execution.call)
         except BaseException as error:
             if is_left(error):
-                execution.drop()
                 return
             # Its frames hold the execution, which is to have it.
             execution.error = as_serving_error(without_frames(error), str(self))

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Submission(Execution):
-    """For `Servable.submit`. Until it is `over` it holds a lease, and room at the `gate`.
+    """For `Servable.submit`. Until it is `over` it holds a lease, unless `leased`, and room at the `gate`.
 
     It saves what a coroutine costs that waits for a future, which is as much as a small model does.
     """
 
-    __slots__ = ("defer", "gate", "over", "servable", "task", "timer")
+    __slots__ = ("defer", "gate", "leased", "over", "servable", "task", "timer")
 
     def __init__(self, servable: Servable, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
         super().__init__(inputs, call)
@@ -33,6 +33,8 @@ class Submission(Execution):
         self.gate: Gate | None = None
         self.timer: asyncio.TimerHandle | None = None
         """Of its deadline."""
+        self.leased = False
+        """Whether who submits it holds a lease until then."""
         self.task: asyncio.Task[None] | None = None
         """What runs code on the loop."""
         self.over = False
@@ -69,6 +71,10 @@ class Submission(Execution):
             self.servable.finish(self)
             self.dropped()
 
+    def task_ended(self, _: object) -> None:
+        """What runs it has ended; where there is no outcome, it was cancelled."""
+        self.drop()
+
     def cancel(self) -> None:
         """Nobody wants the outcome any more. Code on the loop is waited for, code on a thread is not."""
         if self.over:
@@ -81,12 +87,13 @@ class Submission(Execution):
 
 
 class AwaitedSubmission(Submission):
-    """One whose outcome becomes that of a `future`."""
+    """One whose outcome becomes that of a `future`, for who holds a lease."""
 
     __slots__ = ("future",)
 
     def __init__(self, servable: Servable, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
         super().__init__(servable, inputs, call)
+        self.leased = True
         self.future = future
 
     def ended(self) -> None:

@@ -100,6 +100,8 @@ class CallTask:
                 waits_for = coro.send(None)
         except StopIteration:
             self._end()
+        except asyncio.CancelledError:  # Before it has begun.
+            self._end()
         except BaseException:  # An exit of the interpreter's: all others are its own.
             self._end()
             raise

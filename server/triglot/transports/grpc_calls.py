@@ -293,6 +293,11 @@ class UnaryCall:
         running = self._reply.run(work)
         if not running.done():
             self._running = running
+            running.add_done_callback(self._run_ended)
+
+    def _run_ended(self, running: Running) -> None:
+        if self._running is running:  # It was cancelled before it began.
+            self._leave()
 
     async def _decode_and_submit(self, data: bytes) -> None:
         try:

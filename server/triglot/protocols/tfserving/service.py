@@ -19,7 +19,7 @@ from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor,
 from triglot.core.validation import InvalidRequest
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable
-from triglot.inference import Inference, ended, run
+from triglot.inference import Inference, ended
 from triglot.pb.tfserving import inference_pb2, model_pb2, signature_pb2
 from triglot.protocols.tfserving.checks import check_datatypes, check_predict
 from triglot.protocols.tfserving.codec import (
@@ -76,17 +76,24 @@ class Predictions:
 
     async def predict(self, request: PredictRequest, call: Call) -> Prediction:
         """Raises `ServingError` with TensorFlow Serving's texts."""
-        prediction: Prediction = await run(self, request, call)
-        return prediction
+        with find_servable(self._dataplane, request.spec, call) as servable:
+            return await self.predict_on(servable, request, call)
 
     def submit(self, request: PredictRequest, call: Call, done: Done, defer: Defer | None = None) -> Inference:
         """See `Inferring`, of Predict."""
-        return self.submit_on(find_servable(self._dataplane, request.spec, call), request, call, done, defer)
+        servable = find_servable(self._dataplane, request.spec, call)
+        return self._submit_on(servable, request, call, done, defer, leased=False)
 
-    def submit_on(
-        self, servable: Servable, request: PredictRequest, call: Call, done: Done, defer: Defer | None = None
+    def _submit_on(
+        self,
+        servable: Servable,
+        request: PredictRequest,
+        call: Call,
+        done: Done,
+        defer: Defer | None = None,
+        *,
+        leased: bool,
     ) -> Inference:
-        """As `submit`, on this version."""
         name = _signature_name(request.spec)
         signature = servable.signatures.get(name)
         if signature is None:
@@ -94,7 +101,7 @@ class Predictions:
         if request.unreadable:
             check_predict(request, signature, partial(define, servable, name))
         inference = _inference(servable, name, request.inputs, request.output_filter)
-        return self._dataplane.submit(servable, inference, call, done, defer)
+        return self._dataplane.submit(servable, inference, call, done, defer, leased=leased)
 
     def answer(self, outcome: Inference, request: PredictRequest) -> Prediction:
         """See `Inferring`."""
@@ -112,7 +119,7 @@ class Predictions:
 
     async def predict_on(self, servable: Servable, request: PredictRequest, call: Call) -> Prediction:
         """As `predict`, on a version that the caller holds a lease of."""
-        outcome = await ended(partial(self.submit_on, servable, request, call))
+        outcome = await ended(partial(self._submit_on, servable, request, call, leased=True))
         return self.answer(outcome, request)
 
     def _run(
