@@ -46,7 +46,9 @@ def lines_of(scenario: Scenario, against: Checkout | None = None) -> tuple[list[
         return [], [f"it takes {CORES_TO_SHARE} cores"]
     lines, reasons = [], []
     for line in scenario.lines:
-        why = (triton.left_out() if line.launch.triton else "") or (native.left_out() if line.client == CPP else "")
+        why = (triton.left_out() if line.launch.triton else "") or (
+            native.left_out() if line.client == CPP else ""
+        )
         if why:
             reasons.append(why)
         else:
@@ -168,7 +170,9 @@ def _subjects(
         yield subject
 
 
-def _started(launch: Launch, exchange: Exchange, core: int | None) -> AbstractContextManager[tuple[Server, int, int]]:
+def _started(
+    launch: Launch, exchange: Exchange, core: int | None
+) -> AbstractContextManager[tuple[Server, int, int]]:
     if launch.bare:
         environment = KEEP_MEMORY if launch.keep_memory else {}
         return servers.bare(launch.bare, exchange, core, launch.flags, environment)

@@ -18,7 +18,8 @@ def can_compile(header: str = "cstdint") -> bool:
     if shutil.which(COMPILER) is None:
         return False
     words = [COMPILER, "-std=c++17", "-E", "-x", "c++", "-"]
-    return not subprocess.run(words, input=f"#include <{header}>", text=True, capture_output=True).returncode
+    done = subprocess.run(words, input=f"#include <{header}>", text=True, capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def compiled(source: Path, flags: Sequence[str]) -> Path:

@@ -3,12 +3,12 @@
 Strategy: the bench is about the server's cost, so the client must be far cheaper than the server. A Python
 grpc client costs as much per call as a Python grpc server: on two cores it would be the bottleneck, and two
 servers of different cost would show the same throughput. So this client speaks only as much HTTP/2 as one
-unary method needs. Requests are made beforehand and sent in turn; their header blocks are what gRPC's C-core would
-write. A small request is one `join` of ready-made pieces; of a reply it looks at frame headers and data alone. It
-does obey the server: frame size, both flow-control windows, PING and SETTINGS. What it does not do is decode HPACK,
-so a status is not read: a reply counts as good when it holds what its request says and then has trailers. Where a
-request says nothing, the reply must have exactly the expected number of bytes, and the first one of each run must
-be equal byte by byte. An error has no data before its trailers and is found that way.
+unary method needs. Requests are made beforehand and sent in turn; their header blocks are what gRPC's C-core
+would write. A small request is one `join` of ready-made pieces; of a reply it looks at frame headers and data
+alone. It does obey the server: frame size, both flow-control windows, PING and SETTINGS. What it does not do is
+decode HPACK, so a status is not read: a reply counts as good when it holds what its request says and then has
+trailers. Where a request says nothing, the reply must have exactly the expected number of bytes, and the first one
+of each run must be equal byte by byte. An error has no data before its trailers and is found that way.
 """
 
 import asyncio

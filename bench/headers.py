@@ -56,10 +56,10 @@ def _integer(first: int, bits: int, value: int) -> bytes:
 class HeaderBlocks:
     """The header blocks of one connection's calls; they must be sent in the order in which they are made.
 
-    As C-core does it (1.51 and 1.85 write the same): a field that is the same for each call goes into the dynamic
-    table once and is a reference from then on. So does a timeout, which stands for those that are up to 3% shorter,
-    too, while it is one of the last five. Metadata are literals each time. With `indexed` these, and each timeout,
-    go into the table, as grpc-go and grpc-java do it.
+    As C-core does it (1.51 and 1.85 write the same): a field that is the same for each call goes into the
+    dynamic table once and is a reference from then on. So does a timeout, which stands for those that are up to 3%
+    shorter, too, while it is one of the last five. Metadata are literals each time. With `indexed` these, and each
+    timeout, go into the table, as grpc-go and grpc-java do it.
     """
 
     path: str

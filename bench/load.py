@@ -61,9 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     cores = servers.choose_cores()
     servers.pin(cores.client)
     against = Checkout(arguments.against.resolve()) if arguments.against else None
-    settings = Settings(
-        arguments.rounds, arguments.seconds, cores.server, cores.usable, arguments.aa, against
-    )
+    settings = Settings(arguments.rounds, arguments.seconds, cores.server, cores.usable, arguments.aa, against)
     described = [f"{settings.rounds} rounds of {settings.seconds:g} s; {cores.note}"]
     if against is None:
         described += list(filter(None, (triton.left_out(), native.left_out())))

@@ -27,7 +27,12 @@ def left_out() -> str:
 
 
 async def load(
-    subject: Subject, in_flight: int, settle: float, seconds: float, connections: int = 1, patience: float = PATIENCE
+    subject: Subject,
+    in_flight: int,
+    settle: float,
+    seconds: float,
+    connections: int = 1,
+    patience: float = PATIENCE,
 ) -> Round:
     """One round of unary calls; raises `BenchError` for an answer that is not its request's."""
     requests = subject.requests or [Request(subject.exchange.body)]

@@ -8,7 +8,7 @@ from bench import aims, chart, elsewhere, report
 from bench.aims import Results
 from bench.measure import Round
 from bench.report import CLIENT_BOUND
-from bench.rounds import Measured, client_bound, costs, middle, ratios, span
+from bench.rounds import BUSY, Measured, client_bound, costs, middle, ratios, span
 from bench.scenarios import Scenario
 from bench.traffic import COUNT, TIMEOUT
 
@@ -29,22 +29,22 @@ PAIR_COLUMNS = (
     "client busy",
 )
 LEGEND = f"""\
-No call is like another one, unless the line says "identical calls": each has other values, 1 to 8 rows, an id (a
-UUID), a deadline of {TIMEOUT[0]} to {TIMEOUT[1]} ms and a W3C traceparent of its own; {COUNT:,} of them are made
-beforehand and sent in turn. Over REST the traceparent is a header and there is no deadline; where messages have no id,
-a header or metadata x-request-id is one. Header blocks are, byte by byte, what gRPC's C-core writes. Each reply must
-hold its own request's values and id. "Identical calls" are one row without any of that, again and again: what a cache
-of whole requests makes of a bench, and of no user's calls. Large messages (1×150,528, 1000×16, 1 MiB and more) are
-the same each time.
+No small call is like another one, unless the line says "identical calls": each has other values, 1 to 8 rows,
+an id (a UUID), a deadline of {TIMEOUT[0]} to {TIMEOUT[1]} ms and a W3C traceparent of its own;
+{COUNT:,} of them are made beforehand and sent in turn. REST has no deadline here, and the traceparent is a
+header; where messages have no id, it is in x-request-id. Header blocks are, byte by byte, what C-core writes. Each
+reply must hold its own request's values and id. "Identical calls" are one row without any of that, again and
+again: what a cache of whole requests makes of a bench, and of no user's calls. Large messages (1×150,528, 1000×16,
+1 MiB and more) are the same each time.
 
 Medians over rounds; the lines of a scenario are loaded in turn, one at a time, round by round. "x first" is the
 median of the rounds' own ratios to the first line (and, in brackets, their range), so a machine that speeds up or
 slows down between rounds does not enter. Calls/s: more is better; CPU per call: less is better. "First ms" is the
 median time to the first bytes of a stream, p50 and p99 are of whole streams. CPU covers user and kernel time of
 the server's threads and child processes. Peak memory is the server's since its start, all lines that share the
-server together. "Client busy" is the share of one core that the load client used; above {CLIENT_BOUND:.0%}, or where
-that is more than what the server used, it is marked with !: the client was the limit, calls/s and latency are the
-client's, and CPU per call is what to compare.
+server together. "Client busy" is the share of one core that the load client used; above {CLIENT_BOUND:.0%},
+or above {BUSY:.0%} and what the server used, it is marked with !: the client was the limit, calls/s and
+latency are the client's, and CPU per call is what to compare.
 
 "h2" and "aio" are ours, over HTTP/2 of our own and over grpc.aio; "thread", "async" and "inline" say how the model
 runs: on an instance's thread, as a coroutine, or as a plain function on the event loop. "Bare" servers do nothing
@@ -143,7 +143,11 @@ def page(
         LEGEND,
     ]
     for scenario, measured in results:
-        parts += [f"## {scenario.name}", scenario.title, report.markdown(columns(scenario), rows(scenario, measured))]
+        parts += [
+            f"## {scenario.name}",
+            scenario.title,
+            report.markdown(columns(scenario), rows(scenario, measured)),
+        ]
     said = [f"- [{name}]({name}): {line}" for name, line in elsewhere.said(folder)]
     if said:
         parts += ["## Other benches", "\n".join(said)]

@@ -96,9 +96,7 @@ def _infer_response(model: str, tensors: Sequence[Tensor], request_id: str = "")
     return response
 
 
-def check_infer(
-    model: str, reply: pb.ModelInferResponse, tensors: Sequence[Tensor], request_id: str = ""
-) -> None:
+def check_infer(model: str, reply: pb.ModelInferResponse, tensors: Sequence[Tensor], request_id: str = "") -> None:
     """Raises BenchError for anything but an identity model's reply."""
     described = [(output.name, output.datatype, tuple(output.shape)) for output in reply.outputs]
     wanted = [(one.output, one.datatype, one.shape) for one in tensors]

@@ -66,7 +66,7 @@ def span(values: Sequence[float]) -> str:
 
 
 def client_bound(one: Measured[T]) -> bool:
-    """Whether the client, and not the server, was the limit: it used its whole core, or more than the server did."""
+    """Whether the client, and not the server, was the limit: it used its whole core, or more than the server."""
     busy = one.median(lambda mine: mine.client_busy)
     server = one.median(lambda mine: (mine.cpu or 1.0) * mine.rate)
     return busy > CLIENT_BOUND or busy > max(server, BUSY)

@@ -22,7 +22,8 @@ PREFIX = 5
 
 async def load(subject: Subject, in_flight: int, settle: float, seconds: float, connections: int = 1) -> Round:
     """One round of ModelInfer on fresh channels, so many threads calling; raises `BenchError`."""
-    with _calling(subject, connections) as call:
+    with _calling(subject, connections) as (connect, call):
+        await asyncio.to_thread(connect)
         await asyncio.to_thread(_drive, call, in_flight, settle)
         before, started = subject.server.cpu_seconds(), time.process_time()
         outcome = await asyncio.to_thread(_drive, call, in_flight, seconds)
@@ -31,25 +32,29 @@ async def load(subject: Subject, in_flight: int, settle: float, seconds: float, 
 
 
 @contextmanager
-def _calling(subject: Subject, connections: int) -> Iterator[Callable[[], None]]:
-    """A call of it, each time the next request, over the next channel.
+def _calling(subject: Subject, connections: int) -> Iterator[tuple[Callable[[], None], Callable[[], Any]]]:
+    """What connects and looks at a first reply, and a call: each time the next request, over the next channel.
 
     A reply must hold what its request says; where that says nothing, the first reply must be the expected one, and
     others must have its size.
     """
     requests = [
-        (pb.ModelInferRequest.FromString(one.body), one) for one in subject.requests or [Request(subject.exchange.body)]
+        (pb.ModelInferRequest.FromString(one.body), one)
+        for one in subject.requests or [Request(subject.exchange.body)]
     ]
     metadata = [[(name.decode(), value.decode()) for name, value in one.metadata.fields] for _, one in requests]
     expected = pb.ModelInferResponse.FromString(subject.expected[PREFIX:])
     size = expected.ByteSize()
     with ExitStack() as stack:
-        stubs = []
+        channels, stubs = [], []
         for number in range(connections):
             # Channels of other options do not share a connection.
             options = [*SIZES, ("triglot.bench", number)]
             channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{subject.port}", options))
-            stubs.append(channel.unary_unary(subject.exchange.path, pb.ModelInferRequest.SerializeToString, _parsed))
+            channels.append(channel)
+            stubs.append(
+                channel.unary_unary(subject.exchange.path, pb.ModelInferRequest.SerializeToString, _parsed)
+            )
         turn = count()
 
         def call() -> Any:
@@ -68,9 +73,13 @@ def _calling(subject: Subject, connections: int) -> Iterator[Callable[[], None]]
                 raise BenchError(f"a reply of {reply.ByteSize()} bytes in place of {size}")
             return reply
 
-        if call() != expected and not requests[0][1].holds:
-            raise BenchError("the first reply is another one than before")
-        yield call
+        def connect() -> None:
+            for channel in channels:  # Which would be part of the first calls' deadlines.
+                grpc.channel_ready_future(channel).result(CALL_LIMIT)
+            if call() != expected and not requests[0][1].holds:
+                raise BenchError("the first reply is another one than before")
+
+        yield connect, call
 
 
 def _parsed(data: bytes) -> tuple[bytes, Any]:

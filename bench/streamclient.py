@@ -17,8 +17,8 @@ PREFIX = 5
 class StreamConnection(H2Connection):
     """Sends the next message when an answer comes; answers come in order, each as its request wants it.
 
-    `in_flight` is how many messages wait for an answer. Where requests say nothing of their answers, these must have
-    the expected size, and the first one of a run is compared byte by byte.
+    `in_flight` is how many messages wait for an answer. Where requests say nothing of their answers, these must
+    have the expected size, and the first one of a run is compared byte by byte.
     """
 
     def __init__(self, requests: Iterator[Framed], in_flight: int, headers: HeaderBlocks) -> None:

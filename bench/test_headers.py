@@ -96,7 +96,7 @@ async def blocks_of_grpc(calls: list[tuple[float, Metadata]]) -> list[bytes]:
 async def test_grpc_writes_the_same() -> None:
     calls = [(RANDOM.randint(900, 1100), trace()) for _ in range(600)]
     theirs = await blocks_of_grpc([(timeout / 1000, metadata) for timeout, metadata in calls])
-    agent = dict(hpack.Decoder().decode(theirs[0]))["user-agent"]
+    agent = dict(hpack.Decoder().decode(theirs[0], raw=True))[b"user-agent"].decode()
     blocks = HeaderBlocks(PATH, AUTHORITY, agent=agent)
     for (timeout, metadata), block in zip(calls, theirs, strict=True):
         # What is left of the timeout is rounded, and some of it has gone by.
@@ -106,4 +106,6 @@ async def test_grpc_writes_the_same() -> None:
                 blocks = tried
                 break
         else:
-            pytest.fail(f"{timeout} ms: {block!r} is none of ours, which would be {blocks.block(timeout, metadata)!r}")
+            pytest.fail(
+                f"{timeout} ms: {block!r} is none of ours, which would be {blocks.block(timeout, metadata)!r}"
+            )

@@ -1,7 +1,7 @@
 """What a small-call line sends: calls that differ as those of users do, or one call again and again."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 from uuid import UUID
@@ -25,7 +25,7 @@ FRACTIONS = 0.25, 0.5, 0.75
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """How calls differ: each has other values and, of its own, 1 to so many rows, an id, a deadline, a traceparent."""
+    """How calls differ: each has other values, some rows, and an id, a deadline and a traceparent of its own."""
 
     varied: bool = True
     rows: int = 8
@@ -56,13 +56,13 @@ def requests(made: Sequence[Exchange], traffic: Traffic, port: int, canned: byte
     random, prepared = Random(len(made)), []
     for one in made:
         trace = {"traceparent": _traceparent(random)} if traffic.varied else {}
-        one = replace(one, headers=one.headers | trace, holds=(canned,) if canned else one.holds)
+        headers, holds = one.headers | trace, (canned,) if canned else one.holds
         if one.kind == REST:
-            prepared.append(Request(request_bytes(port, one.path, one.headers, one.body), one.holds))
+            prepared.append(Request(request_bytes(port, one.path, headers, one.body), holds))
             continue
-        metadata = Metadata([(name.encode(), value.encode()) for name, value in one.headers.items()])
+        metadata = Metadata([(name.encode(), value.encode()) for name, value in headers.items()])
         timeout = random.randint(*TIMEOUT) if traffic.varied else None
-        prepared.append(Request(one.body, one.holds, metadata, timeout))
+        prepared.append(Request(one.body, holds, metadata, timeout))
     return prepared
 
 
