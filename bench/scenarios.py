@@ -148,7 +148,8 @@ class Scenario:
     @property
     def _size(self) -> str:
         if self.traffic is not None and self.traffic.varied:
-            return f"FP32 [1-{self.traffic.rows},{self.elements}], no call like another one"
+            rows = "1" if self.traffic.rows == 1 else f"1-{self.traffic.rows}"
+            return f"FP32 [{rows},{self.elements}], no call like another one"
         nbytes = self.rows * self.elements * 4
         size = f"{nbytes} B" if nbytes < 1024 else f"{nbytes / 2**20:.3g} MiB"
         return f"FP32 [{self.rows},{self.elements}] ({size})"
