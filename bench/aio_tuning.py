@@ -23,8 +23,8 @@ from bench.tally import BenchError
 
 MODEL = "bare"
 LOADS = (
-    Scenario("1x16-c1", 16, 1, grpc_exchange, native=True),
-    Scenario("1x16-c64", 16, 64, grpc_exchange, native=True),
+    Scenario("1x16-c1", 16, 1, grpc_exchange),
+    Scenario("1x16-c64", 16, 64, grpc_exchange),
     Scenario("1MiB-c8", MIB, 8, grpc_exchange),
     Scenario("16MiB-c1", 16 * MIB, 1, grpc_exchange),
 )

@@ -84,7 +84,8 @@ async def serve_rest(port: int, reply: bytes, headers: dict[str, str], through_j
             "data": values.ravel().tolist(),
         }
         model = request.match_info["model"]
-        text = json.dumps({"model_name": model, "model_version": "1", "outputs": [output]})
+        named = {"id": message["id"]} if "id" in message else {}
+        text = json.dumps({"model_name": model, "model_version": "1", **named, "outputs": [output]})
         return web.Response(body=text.encode(), headers=headers)
 
     async def plain_predict(request: web.Request) -> web.Response:

@@ -2,18 +2,26 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
 
 import uvloop
 
-from bench import rounds, servers
-from bench.measure import Subject, call_once, load
-from bench.payloads import REST, tensor
+from bench import native, rounds, servers, stockclient, triton
+from bench.measure import Round, Subject, call_once, load
+from bench.payloads import REST, Exchange, tensor
 from bench.rounds import Measured
-from bench.scenarios import KEEP_MEMORY, Line, Scenario
-from bench.servers import Server
+from bench.scenarios import CPP, KEEP_MEMORY, RAW, Launch, Line, Scenario
+from bench.servers import Checkout, Server
 from bench.tally import BenchError
+from bench.traffic import exchanges, requests
+from triglot.config import Config
+
+CANNED = ("grpc", "rest")
+"""Kinds of `bench.bare` that give the same reply to every request."""
+CORES_TO_SHARE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +34,46 @@ class Settings:
     all_cores: frozenset[int] = frozenset()
     """For what shares them with the client; none where nothing is pinned."""
     aa: bool = False  # a second server like the first one, in place of the others
+    against: Checkout | None = None
+    """The lines of our server are loaded in pairs, with this one's server and with its own."""
+
+
+def lines_of(scenario: Scenario, against: Checkout | None = None) -> tuple[list[Line], list[str]]:
+    """The lines that can be measured here, and why others cannot; against another checkout, pairs of ours."""
+    if scenario.needs and scenario.needs not in {option.name for option in fields(Config)}:
+        return [], [f"this server has no option {scenario.needs}"]
+    if scenario.shared_cores and (os.cpu_count() or 1) < CORES_TO_SHARE:
+        return [], [f"it takes {CORES_TO_SHARE} cores"]
+    lines, reasons = [], []
+    for line in scenario.lines:
+        why = (triton.left_out() if line.launch.triton else "") or (
+            native.left_out() if line.client == CPP else ""
+        )
+        if why:
+            reasons.append(why)
+        else:
+            lines.append(line)
+    if against is not None:
+        lines, reasons = list(_pairs(lines, against)), ["no line is of our server with options that both know"]
+    return lines, list(dict.fromkeys(reasons))
+
+
+def _pairs(lines: Sequence[Line], other: Checkout) -> Iterator[Line]:
+    """Our lines, each with the other checkout's; without those with an option that it does not know."""
+    known = other.options()
+    for line in lines:
+        launch = line.launch
+        if launch.ours and known.issuperset(flag for flag in launch.flags if flag.startswith("--")):
+            there = replace(launch, name=f"{launch.name}, {other.path}", checkout=other)
+            yield line
+            yield replace(line, name=f"{line.name}, {other.path}", launch=there)
 
 
 def compare(scenario: Scenario, settings: Settings) -> list[Measured[str]]:
     """Run a scenario; the first line is the baseline of the others."""
-    lines = scenario.lines
+    lines, _ = lines_of(scenario, settings.against)
     if settings.aa:
-        lines = (lines[0], replace(lines[0], name="the same again"))
+        lines = [lines[0], replace(lines[0], name="the same again")]
     measured: list[Measured[str]] = [Measured(line.name) for line in lines]
     with servers.on_cores(settings.all_cores if scenario.shared_cores else frozenset()):
         if scenario.starts:
@@ -61,12 +102,21 @@ async def _rounds(
 ) -> None:
     seconds = settings.seconds
     settle = min(0.5, seconds / 4)
+    turns = list(zip(subjects, measured, strict=True))
     for number in range(settings.rounds + 1):
-        for subject, one in zip(subjects, measured, strict=True):
+        turns.reverse()  # Neither of two lines always comes after the other.
+        for subject, one in turns:
             with _named(scenario, subject, under_load=True):
-                taken = await load(scenario, subject, settle, seconds if number else settle)
+                taken = await _load(scenario, subject, settle, seconds if number else settle)
             if number:  # The first round finds a cold start.
                 one.rounds.append(taken)
+
+
+async def _load(scenario: Scenario, subject: Subject, settle: float, seconds: float) -> Round:
+    if subject.client == RAW:
+        return await load(scenario, subject, settle, seconds)
+    by = native.load if subject.client == CPP else stockclient.load
+    return await by(subject, scenario.in_flight, settle, seconds, scenario.connections)
 
 
 @contextlib.contextmanager
@@ -97,20 +147,35 @@ def _subjects(
     stack: contextlib.ExitStack, scenario: Scenario, lines: Sequence[Line], settings: Settings
 ) -> Iterator[Subject]:
     """The lines, with their servers up until the stack ends."""
-    values = tensor(scenario.rows, scenario.elements)
     core = None if scenario.shared_cores else settings.core
     running: dict[str, tuple[Server, int, int]] = {}
     for line in lines:
-        launch = line.launch
-        exchange = (line.exchange or scenario.exchange)(line.model, values)
+        launch, making = line.launch, line.exchange or scenario.exchange
+        traffic = scenario.traffic and (line.traffic or scenario.traffic)
+        made: Sequence[Exchange] = (
+            exchanges(making, line.models, scenario.elements, traffic)
+            if traffic
+            else [making(line.model, tensor(scenario.rows, scenario.elements), "")]
+        )
         # Two lines of the same name are for two servers: that is what shows how much equal ones differ.
         key = f"{launch.name}, {line.name}" if settings.aa else launch.name
         if key not in running:
-            if launch.bare:
-                environment = KEEP_MEMORY if launch.keep_memory else {}
-                started = servers.bare(launch.bare, exchange, core, launch.flags, environment)
-            else:
-                started = rounds.serving_models(core, launch.flags)
-            running[key] = stack.enter_context(started)
+            running[key] = stack.enter_context(_started(launch, made[0], core))
         server, grpc_port, rest_port = running[key]
-        yield Subject(line.name, server, rest_port if exchange.kind == REST else grpc_port, exchange)
+        port = rest_port if made[0].kind == REST else grpc_port
+        subject = Subject(line.name, server, port, made[0], client=line.client)
+        if traffic:
+            canned = made[0].reply if launch.bare in CANNED else b""
+            subject.requests, subject.indexed = requests(made, traffic, port, canned), traffic.indexed
+        yield subject
+
+
+def _started(
+    launch: Launch, exchange: Exchange, core: int | None
+) -> AbstractContextManager[tuple[Server, int, int]]:
+    if launch.bare:
+        environment = KEEP_MEMORY if launch.keep_memory else {}
+        return servers.bare(launch.bare, exchange, core, launch.flags, environment)
+    if launch.triton:
+        return triton.serving(core)
+    return rounds.serving_models(core, launch.flags, launch.checkout)

@@ -3,17 +3,19 @@
 Strategy: the bench is about the server's cost, so the client must be far cheaper than the server. A Python
 grpc client costs as much per call as a Python grpc server: on two cores it would be the bottleneck, and two
 servers of different cost would show the same throughput. So this client speaks only as much HTTP/2 as one
-unary method needs. The header block is literal HPACK that never touches the dynamic table, hence the same
-bytes for every call; a small request is one `join` of ready-made pieces; of a reply it looks at frame headers
-alone. It does obey the server: frame size, both flow-control windows, PING and SETTINGS. What it does not do
-is decode HPACK, so a status is not read: a reply counts as good when it has exactly the expected number of
-bytes and then trailers, and the first one of each run must be equal byte by byte. An error has no data before
-its trailers and is found that way.
+unary method needs. Requests are made beforehand and sent in turn; their header blocks are what gRPC's C-core
+would write. A small request is one `join` of ready-made pieces; of a reply it looks at frame headers and data
+alone. It does obey the server: frame size, both flow-control windows, PING and SETTINGS. What it does not do is
+decode HPACK, so a status is not read: a reply counts as good when it holds what its request says and then has
+trailers. Where a request says nothing, the reply must have exactly the expected number of bytes, and the first one
+of each run must be equal byte by byte. An error has no data before its trailers and is found that way.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+from random import randrange
 from typing import cast
 
 from bench.h2frames import (
@@ -25,6 +27,7 @@ from bench.h2frames import (
     END_STREAM,
     FRAME,
     GOAWAY,
+    HEADER_TABLE_SIZE,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     LARGEST_WINDOW,
@@ -38,11 +41,11 @@ from bench.h2frames import (
     SETTINGS,
     WINDOW_UPDATE,
     frame,
-    request_headers,
     settings,
     window_update,
 )
-from bench.tally import BenchError, Tally
+from bench.headers import HeaderBlocks
+from bench.tally import BenchError, Request, Tally
 
 REPLENISH = 2**29  # give the connection window back in big steps: a WINDOW_UPDATE costs the server work
 PIECE = 2**20  # bytes handed to the transport at once; also the most in one DATA frame
@@ -50,30 +53,39 @@ JOINED = 2**16  # DATA below this shares a write with its frame header; above, a
 BUFFER = 2**20
 
 
+Framed = tuple[Request, memoryview]
+"""A request, and its message with gRPC's prefix."""
+
+
+def framed_requests(requests: Sequence[Request]) -> Iterator[Framed]:
+    """The requests in turn, for ever, from anyone on."""
+    framed = [(one, memoryview(b"\0" + len(one.body).to_bytes(4, "big") + one.body)) for one in requests]
+    return islice(cycle(framed), randrange(len(framed)), None)
+
+
 class OpenCall:
     """One open stream."""
 
-    __slots__ = ("kept", "offset", "received", "started", "stream", "window")
+    __slots__ = ("body", "kept", "offset", "received", "request", "started", "stream", "window")
 
-    def __init__(self, stream: int, started: float, window: int) -> None:
+    def __init__(self, stream: int, request: Request, body: memoryview, started: float, window: int) -> None:
         self.stream = stream
+        self.request = request
+        self.body = body  # with gRPC's prefix
         self.started = started
         self.window = window  # what the server still lets us send on this stream
         self.offset = 0  # how much of the body is sent
         self.received = 0
-        self.kept: bytearray | None = None  # the reply, of the one call that is compared byte by byte
+        self.kept = bytearray() if request.holds else None  # the reply, where it is looked at
 
 
 class H2Connection(asyncio.BufferedProtocol):
-    """One connection that keeps `in_flight` equal calls open."""
+    """One connection that keeps `in_flight` calls open."""
 
-    def __init__(self, path: str, message: bytes, in_flight: int, authority: str) -> None:
+    def __init__(self, requests: Iterator[Framed], in_flight: int, headers: HeaderBlocks) -> None:
+        self.requests = requests
         self.in_flight = in_flight
-        self.body = memoryview(b"\0" + len(message).to_bytes(4, "big") + message)
-        block = request_headers(path, authority)
-        self.headers_head = FRAME.pack(len(block) << 8 | HEADERS, END_HEADERS, 0)[:5]
-        self.data_head = FRAME.pack((len(self.body) & 0xFFFFFF) << 8 | DATA, END_STREAM, 0)[:5]
-        self.block = block
+        self.headers = headers
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tally: Tally | None = None
@@ -175,10 +187,17 @@ class H2Connection(asyncio.BufferedProtocol):
         call, tally = self.calls.pop(stream, None), self.tally
         if call is None or tally is None:
             return
-        if call.received != self.expected_size or call.offset != len(self.body):
+        if call.offset != len(call.body):
             self._wrong(call)
             return
-        if call.kept is not None and call.kept != tally.expected:
+        if call.request.holds:
+            if call.kept is None or (text := call.request.missing(call.kept)):
+                self._wrong(call) if not call.received else tally.wrong(text)
+                return
+        elif call.received != self.expected_size:
+            self._wrong(call)
+            return
+        elif call.kept is not None and call.kept != tally.expected:
             tally.wrong(f"the reply has the right length, {call.received}, but other bytes than expected")
             return
         now = time.perf_counter()
@@ -195,8 +214,8 @@ class H2Connection(asyncio.BufferedProtocol):
             text = "an error: trailers without any data"
         else:
             text = f"{call.received} bytes in place of {self.expected_size}, gRPC's prefixes in both"
-        if call.offset != len(self.body):
-            text += f"; it came after {call.offset} of the request's {len(self.body)} bytes"
+        if call.offset != len(call.body):
+            text += f"; it came after {call.offset} of the request's {len(call.body)} bytes"
         if self.tally:
             self.tally.wrong(text)
 
@@ -226,6 +245,8 @@ class H2Connection(asyncio.BufferedProtocol):
                 for call in self.calls.values():  # the change counts for open streams too
                     call.window += value - self.initial_window
                 self.initial_window = value
+            elif name == HEADER_TABLE_SIZE:
+                self.headers.limit_table(value)
             elif name == MAX_FRAME_SIZE:
                 self.max_frame = value
             elif name == MAX_CONCURRENT_STREAMS:
@@ -254,33 +275,39 @@ class H2Connection(asyncio.BufferedProtocol):
         self.tally = tally
         self.expected_size = len(tally.expected)
         tally.open_slots += self.in_flight
-        first = self.next_stream
-        for _ in range(self.in_flight):
+        self._start().kept = bytearray()
+        for _ in range(self.in_flight - 1):
             self._start()
-        self.calls[first].kept = bytearray()
         self._flush()
 
-    def _start(self) -> None:
-        number, size = self.next_stream, len(self.body)
+    def _open(self) -> OpenCall:
+        """Send the headers of the next call."""
+        number = self.next_stream
         self.next_stream = number + 2
-        stream = number.to_bytes(4, "big")
-        call = OpenCall(number, time.perf_counter(), self.initial_window)
-        self.calls[number] = call
+        request, body = next(self.requests)
+        call = self.calls[number] = OpenCall(number, request, body, time.perf_counter(), self.initial_window)
+        block = self.headers.block(request.timeout, request.metadata)
+        self.out += (FRAME.pack(len(block) << 8 | HEADERS, END_HEADERS, number), block)
+        return call
+
+    def _start(self) -> OpenCall:
+        call = self._open()
+        size = len(call.body)
         if size <= self.max_frame and size <= self.window and size <= call.window and not self.sending:
             self.window -= size
             call.offset = size
-            self.out += (self.headers_head, stream, self.block, self.data_head, stream, self.body)
+            self.out += (FRAME.pack(size << 8 | DATA, END_STREAM, call.stream), call.body)
         else:
-            self.out += (self.headers_head, stream, self.block)
             self.sending.append(call)
             self._pump()
+        return call
 
     def _pump(self) -> None:
         """Send as much of the waiting bodies as the windows and the socket take."""
         if not self.sending:
             return
-        size = len(self.body)
         for call in self.sending:
+            body, size = call.body, len(call.body)
             while not self.paused:
                 room = min(size - call.offset, self.window, call.window, self.max_frame, PIECE)
                 if room <= 0:
@@ -288,17 +315,17 @@ class H2Connection(asyncio.BufferedProtocol):
                 end = call.offset + room
                 self.out.append(FRAME.pack(room << 8 | DATA, END_STREAM if end == size else 0, call.stream))
                 if room < JOINED:
-                    self.out.append(self.body[call.offset : end])
+                    self.out.append(body[call.offset : end])
                 else:
                     self._flush()
-                    self.transport.write(self.body[call.offset : end])
+                    self.transport.write(body[call.offset : end])
                 call.offset = end
                 call.window -= room
                 self.window -= room
                 self.queued += room
                 if self.queued >= PIECE:
                     self._flush()
-        self.sending = [call for call in self.sending if call.offset < size]
+        self.sending = [call for call in self.sending if call.offset < len(call.body)]
 
     def _flush(self) -> None:
         if self.out:
@@ -312,10 +339,21 @@ class H2Connection(asyncio.BufferedProtocol):
         self.transport.close()
 
 
+def headers_of(port: int, path: str, indexed: bool = False) -> HeaderBlocks:
+    """A new connection's to a local server."""
+    return HeaderBlocks(path, f"127.0.0.1:{port}", indexed)
+
+
 async def connect(
-    port: int, path: str, message: bytes, in_flight: int, connections: int = 1
+    port: int,
+    path: str,
+    requests: Sequence[Request],
+    in_flight: int,
+    connections: int = 1,
+    *,
+    indexed: bool = False,
 ) -> Sequence[H2Connection]:
-    """Open connections to a local server that share the calls in flight evenly."""
+    """Open connections to a local server that share the calls in flight evenly; `indexed` as in `HeaderBlocks`."""
     loop = asyncio.get_running_loop()
     share = in_flight // connections
     if share * connections != in_flight or not share:
@@ -324,7 +362,9 @@ async def connect(
     try:
         for _ in range(connections):
             _, connection = await loop.create_connection(
-                lambda: H2Connection(path, message, share, f"127.0.0.1:{port}"), "127.0.0.1", port
+                lambda: H2Connection(framed_requests(requests), share, headers_of(port, path, indexed)),
+                "127.0.0.1",
+                port,
             )
             opened.append(connection)
             async with asyncio.timeout(10):

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 keep-alive load client: prebuilt request bytes, one call in flight on each connection.
+"""An HTTP/1.1 keep-alive load client: prebuilt requests in turn, one call in flight on each connection.
 
 Raw for the reason that h2client is: an HTTP client library costs as much as the server under test and would
 hide the difference.
@@ -7,12 +7,16 @@ hide the difference.
 import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle, islice
+from random import randrange
 from typing import cast
 
-from bench.tally import BenchError, Tally
+from bench.tally import BenchError, Request, Tally
 
 BUFFER = 2**18
+BLANKS = b" \n"
+"""What writers of JSON put between values, or do not."""
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*(?:\r\n|$)", re.IGNORECASE)
 
 
@@ -24,10 +28,11 @@ def request_bytes(port: int, path: str, headers: Mapping[str, str], body: bytes)
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """One connection that sends its request again as soon as the reply is complete."""
+    """One connection that sends its next request as soon as the reply is complete."""
 
-    def __init__(self, request: bytes) -> None:
-        self.request = request
+    def __init__(self, requests: Iterator[Request]) -> None:
+        self.requests = requests
+        self.request = Request(b"")
         self.tally: Tally | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.buffer = bytearray(BUFFER)
@@ -36,7 +41,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.head = b""  # the reply's head, empty until it is complete
         self.length = 0
         self.left = 0  # bytes of the body still to come
-        self.kept: bytearray | None = None  # the body, where it is looked at: the first reply and errors
+        self.kept: bytearray | None = None  # the body, where it is looked at
         self.started = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -89,10 +94,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if not head.startswith(b"HTTP/1.1 200 "):
             status = head.split(b"\r\n", 1)[0].decode(errors="replace")
             tally.wrong(f"{status}: {bytes(kept or b'')[:500].decode(errors='replace')}")
-        elif self.length != len(tally.expected):
-            tally.wrong(f"{self.length} bytes in place of {len(tally.expected)}")
-        elif kept is not None and kept != tally.expected:
-            tally.wrong(f"the reply has the right length, {self.length}, but other bytes than expected")
+        elif wrong := self._wrong(kept, tally.expected):
+            tally.wrong(wrong)
         else:
             now = time.perf_counter()
             tally.latencies.append(now - started)
@@ -101,17 +104,29 @@ class HttpConnection(asyncio.BufferedProtocol):
             else:
                 tally.close_slot()
 
+    def _wrong(self, kept: bytearray | None, expected: bytes) -> str:
+        if self.request.holds:
+            return self.request.missing((kept or b"").translate(None, BLANKS))
+        if self.length != len(expected):
+            return f"{self.length} bytes in place of {len(expected)}"
+        if kept is not None and kept != expected:
+            return f"the reply has the right length, {self.length}, but other bytes than expected"
+        return ""
+
     def _abort(self, text: str) -> None:
         if self.tally:
             self.tally.abort(text)
         self.close()
 
     def _send(self) -> None:
+        self.request = next(self.requests)
+        if self.request.holds:
+            self.kept = bytearray()
         self.started = time.perf_counter()
-        self.transport.write(self.request)
+        self.transport.write(self.request.body)
 
     def begin(self, tally: Tally) -> None:
-        """Send the first request of a run; its reply is compared byte by byte."""
+        """Send the first request of a run; where it says nothing of its reply, that is compared byte by byte."""
         if self.transport.is_closing():
             raise BenchError("the server closed the connection")
         self.tally = tally
@@ -125,10 +140,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.transport.close()
 
 
-async def connect(port: int, request: bytes, connections: int) -> Sequence[HttpConnection]:
-    """Open so many connections to a local server."""
+async def connect(port: int, requests: Sequence[Request], connections: int) -> Sequence[HttpConnection]:
+    """Open so many connections to a local server, each of which begins with another request."""
     loop = asyncio.get_running_loop()
     return [
-        (await loop.create_connection(lambda: HttpConnection(request), "127.0.0.1", port))[1]
+        (
+            await loop.create_connection(
+                lambda: HttpConnection(islice(cycle(requests), randrange(len(requests)), None)), "127.0.0.1", port
+            )
+        )[1]
         for _ in range(connections)
     ]

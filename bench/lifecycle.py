@@ -21,7 +21,7 @@ import numpy as np
 
 from bench import h2client, report, servers
 from bench.payloads import framed, grpc_exchange, tensor
-from bench.tally import BenchError, close, drive
+from bench.tally import BenchError, Request, close, drive
 from triglot.config import GRPC_TRANSPORTS
 
 MODELS = Path(__file__).parent / "models"
@@ -192,7 +192,7 @@ async def _latencies(port: int, seconds: float, work: Callable[[], Awaitable[Non
     """Of calls of the steady model, one at a time, for so many seconds, or until the work is done."""
     exchange = grpc_exchange(STEADY, tensor(1, 16))
     latencies: list[float] = []
-    connections = await h2client.connect(port, exchange.path, exchange.body, 1)
+    connections = await h2client.connect(port, exchange.path, [Request(exchange.body)], 1)
     try:
         working = None if work is None else asyncio.ensure_future(work())
         limit = time.monotonic() + seconds

@@ -4,21 +4,18 @@ From the repository's root: `python -m bench.load --help`.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
-from bench import aims, native, page, report, servers
-from bench.comparing import Settings, compare
+from bench import aims, native, page, report, servers, triton
+from bench.comparing import Settings, compare, lines_of
 from bench.rounds import Measured
 from bench.scenarios import SCENARIOS, Scenario
+from bench.servers import Checkout
 from bench.tally import BenchError
-from triglot.config import Config
 
 RESULTS = Path(__file__).with_name("results.md")
-CORES_TO_SHARE = 2
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -38,6 +35,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="load a second server like the first one: ratios other than 1.00 are this machine's noise",
     )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="PATH",
+        help="another checkout of the project: load its server, too, in turn with this one's, and no others",
+    )
     arguments = parser.parse_args(words)
     if arguments.rounds < 1 or arguments.seconds <= 0:
         parser.error("--rounds and --seconds must be positive")
@@ -52,33 +55,31 @@ def choose(names: Sequence[str] | None) -> list[Scenario]:
     return [one for one in SCENARIOS if not names or any(name in one.name for name in names)]
 
 
-def left_out(scenario: Scenario) -> str:
-    """Why it cannot be measured here; "" when it can."""
-    if scenario.needs and scenario.needs not in {option.name for option in fields(Config)}:
-        return f"this server has no option {scenario.needs}"
-    if scenario.shared_cores and (os.cpu_count() or 1) < CORES_TO_SHARE:
-        return f"it takes {CORES_TO_SHARE} cores"
-    return ""
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Measure, print, write the page."""
     scenarios = choose(arguments.only)
     cores = servers.choose_cores()
     servers.pin(cores.client)
-    settings = Settings(arguments.rounds, arguments.seconds, cores.server, cores.usable, arguments.aa)
-    described = [f"{settings.rounds} rounds of {settings.seconds:g} s; {cores.note}", _clients()]
+    against = Checkout(arguments.against.resolve()) if arguments.against else None
+    settings = Settings(arguments.rounds, arguments.seconds, cores.server, cores.usable, arguments.aa, against)
+    described = [f"{settings.rounds} rounds of {settings.seconds:g} s; {cores.note}"]
+    if against is None:
+        described += list(filter(None, (triton.left_out(), native.left_out())))
     print(*report.machine(), *described, sep="\n", flush=True)
     results: list[tuple[Scenario, list[Measured[str]]]] = []
     for number, scenario in enumerate(scenarios, 1):
         print(f"\n{number} of {len(scenarios)}, {scenario.name}: {scenario.title}", flush=True)
-        if why := left_out(scenario):
-            print(f"left out: {why}", flush=True)
+        lines, reasons = lines_of(scenario, against)
+        if not lines:
+            print(f"left out: {'; '.join(reasons)}", flush=True)
             continue
         measured = compare(scenario, settings)
         results.append((scenario, measured))
-        print(report.plain(page.columns(scenario), page.rows(scenario, measured)), flush=True)
-    whole = not arguments.only and not arguments.aa
+        if against is not None:
+            print(report.plain(page.PAIR_COLUMNS, page.pair_rows(measured)), flush=True)
+        else:
+            print(report.plain(page.columns(scenario), page.rows(scenario, measured)), flush=True)
+    whole = not arguments.only and not arguments.aa and against is None
     if whole:
         goals = aims.rows({scenario.name: measured for scenario, measured in results})
         print("", report.plain(page.GOAL_COLUMNS, goals), sep="\n")
@@ -89,12 +90,6 @@ def run(arguments: argparse.Namespace) -> None:
         picture.write_text(page.drawn(results), encoding="utf-8")
         output.write_text(page.page(results, described, picture.name), encoding="utf-8")
         print(f"\nwritten: {output}, {picture}")
-
-
-def _clients() -> str:
-    if native.found():
-        return f"small calls are loaded by {native.version()}, all others by our own client"
-    return "all calls are loaded by our own client; with nghttp2-client installed, h2load loads small ones"
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from bench import h2client, httpclient, native, streamclient
+from bench import h2client, httpclient, streamclient
 from bench.payloads import BOTH_WAYS, REST, STREAMED, UNARY, Exchange, framed
-from bench.scenarios import Scenario
+from bench.scenarios import RAW, Scenario
 from bench.servers import Server
-from bench.tally import BenchError, LoadConnection, Outcome, close, drive
+from bench.tally import BenchError, LoadConnection, Outcome, Request, close, drive
 
 CALL_LIMIT = 60.0
 MODELS = Path(__file__).parent / "models"
@@ -40,8 +40,12 @@ class Subject:
     port: int
     exchange: Exchange
     expected: bytes = b""
-    rate: float = 0.0
-    """Calls a second, as far as it was loaded; a native client is told how many calls to make."""
+    """The reply, as it comes; over gRPC with its prefix."""
+    requests: Sequence[Request] = ()
+    """What is sent in turn; without any, the exchange's request again and again."""
+    indexed: bool = False
+    """As in `HeaderBlocks`."""
+    client: str = RAW
 
 
 def call_once(subject: Subject) -> bytes:
@@ -83,7 +87,8 @@ def _call_grpc(subject: Subject) -> bytes:
 
 def _messages(channel: grpc.Channel, exchange: Exchange) -> list[bytes]:
     if exchange.kind == UNARY:
-        return [channel.unary_unary(exchange.path)(exchange.body, timeout=CALL_LIMIT, wait_for_ready=True)]
+        call = channel.unary_unary(exchange.path)
+        return [call(exchange.body, CALL_LIMIT, list(exchange.headers.items()), wait_for_ready=True)]
     if exchange.kind == STREAMED:
         stub = channel.unary_stream(exchange.path)
         return list(stub(exchange.body, timeout=CALL_LIMIT, wait_for_ready=True))
@@ -96,19 +101,20 @@ def _messages(channel: grpc.Channel, exchange: Exchange) -> list[bytes]:
 
 
 async def _connect(scenario: Scenario, subject: Subject) -> Sequence[LoadConnection]:
-    exchange, in_flight = subject.exchange, scenario.in_flight
+    exchange, in_flight, port = subject.exchange, scenario.in_flight, subject.port
     if exchange.kind == REST:
-        request = httpclient.request_bytes(subject.port, exchange.path, exchange.headers, exchange.body)
-        return await httpclient.connect(subject.port, request, in_flight)
+        whole = httpclient.request_bytes(port, exchange.path, exchange.headers, exchange.body)
+        return await httpclient.connect(port, subject.requests or [Request(whole)], in_flight)
+    requests = subject.requests or [Request(exchange.body)]
     if exchange.kind == BOTH_WAYS:
-        return [await streamclient.connect(subject.port, exchange.path, exchange.body, in_flight)]
-    return await h2client.connect(subject.port, exchange.path, exchange.body, in_flight, scenario.connections)
+        return [await streamclient.connect(port, exchange.path, requests, in_flight, indexed=subject.indexed)]
+    return await h2client.connect(
+        port, exchange.path, requests, in_flight, scenario.connections, indexed=subject.indexed
+    )
 
 
 async def load(scenario: Scenario, subject: Subject, settle: float, seconds: float) -> Round:
     """One round on fresh connections."""
-    if scenario.native and native.found():
-        return await _load_natively(scenario, subject, settle, seconds)
     return await load_on(await _connect(scenario, subject), subject, settle, seconds)
 
 
@@ -122,15 +128,6 @@ async def load_on(connections: Sequence[LoadConnection], subject: Subject, settl
     finally:
         await close(*connections)
     return round_of(outcome, server_before, server_after, client_used)
-
-
-async def _load_natively(scenario: Scenario, subject: Subject, settle: float, seconds: float) -> Round:
-    client = native.Native(subject.port, subject.exchange, scenario.in_flight, subject.expected)
-    settled, _ = await client.run(settle, subject.rate)
-    server_before = subject.server.cpu_seconds()
-    outcome, client_used = await client.run(seconds, settled.calls / settled.seconds)
-    subject.rate = outcome.calls / outcome.seconds
-    return round_of(outcome, server_before, subject.server.cpu_seconds(), client_used)
 
 
 def round_of(outcome: Outcome, before: float | None, after: float | None, client_used: float) -> Round:

@@ -1,115 +1,89 @@
-"""A native load client, nghttp2's h2load, where it is installed: a cheaper one than any in Python.
-
-It speaks HTTP/2 to gRPC and HTTP/1.1 to REST. Of a reply it sees the status and counts the bytes, so every reply
-must have the length of the expected one; an error over gRPC has no data.
-"""
+"""gRPC's own C++ client as a load client, built where g++ and libgrpc++-dev are installed."""
 
 import asyncio
 import contextlib
-import re
 import resource
-import shutil
-import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from bench.payloads import REST, Exchange, framed
-from bench.tally import BenchError, Outcome
+from bench.compiled import can_compile, compiled
+from bench.measure import Round, Subject, round_of
+from bench.tally import BenchError, Outcome, Request
 
-NAME = "h2load"
-LEAST = 10
-"""Calls in each place for one in flight, to see how fast they are."""
-SUCCEEDED = re.compile(r"(\d+) succeeded")
-DATA = re.compile(r"\((\d+)\) data")
+SOURCE = Path(__file__).with_name("native.cc")
+FLAGS = ("-Wl,--copy-dt-needed-entries", "-lgrpc++", "-lgrpc", "-lgpr")
+HEADER = "grpcpp/generic/generic_stub.h"
+PATIENCE = 30.0
 
 
 @cache
-def found() -> bool:
-    """Whether there is one."""
-    return shutil.which(NAME) is not None
+def left_out() -> str:
+    """Why there is none; "" when there is one."""
+    return "" if can_compile(HEADER) else "gRPC's C++ client needs g++ and libgrpc++-dev (apt-get install both)"
 
 
-def version() -> str:
-    """Its name and version."""
-    done = subprocess.run([NAME, "--version"], capture_output=True, text=True, check=True)
-    return done.stdout.strip().replace("nghttp2/", "of nghttp2 ")
+async def load(
+    subject: Subject,
+    in_flight: int,
+    settle: float,
+    seconds: float,
+    connections: int = 1,
+    patience: float = PATIENCE,
+) -> Round:
+    """One round of unary calls; raises `BenchError` for an answer that is not its request's."""
+    requests = subject.requests or [Request(subject.exchange.body)]
+    with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
+        file, log = Path(name) / "requests", Path(name) / "latencies"
+        file.write_bytes(b"".join(map(_written, requests)))
+        program = await asyncio.to_thread(compiled, SOURCE, FLAGS)
+        words = [str(program), f"127.0.0.1:{subject.port}", subject.exchange.path, str(file), str(log)]
+        words += [str(connections), str(in_flight)]
+        await _run([*words, str(settle)], settle + patience)
+        before, used = subject.server.cpu_seconds(), _used()
+        took = await _run([*words, str(seconds)], seconds + patience)
+        used, after = _used() - used, subject.server.cpu_seconds()
+        latencies = np.frombuffer(log.read_bytes(), np.float64).tolist()
+    return round_of(Outcome(len(latencies), took, latencies, []), before, after, used)
 
 
-@dataclass(frozen=True, slots=True)
-class Native:
-    """Loads one server with one request."""
+def _written(one: Request) -> bytes:
+    """As `native.cc` reads it."""
+    fields = [text for pair in one.metadata.fields for text in pair]
+    parts = [_number(one.timeout or 0), _number(len(one.metadata.fields)), *map(_text, fields)]
+    return b"".join((*parts, _text(one.body), _number(len(one.holds)), *map(_text, one.holds)))
 
-    port: int
-    exchange: Exchange
-    in_flight: int
-    expected: bytes
-    """The reply, as it comes; over gRPC with its prefix."""
 
-    async def run(self, seconds: float, rate: float, patience: float = 30.0) -> tuple[Outcome, float]:
-        """About so many seconds of calls at that rate, and the client's CPU seconds.
+def _number(value: int) -> bytes:
+    return value.to_bytes(4, "little")
 
-        Raises `BenchError` for replies that are not as expected, and for calls that are not answered.
-        """
-        calls = max(LEAST * self.in_flight, round(seconds * rate))
-        with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
-            log = Path(name) / "log"
-            before = _used()
-            printed = await self._run(Path(name), log, calls, seconds + patience)
-            used = _used() - before
-            self._check(printed, calls)
-            # The instant of each call in microseconds, its status, and how long it took.
-            began, _, took = np.array(log.read_bytes().split(), np.int64).reshape(-1, 3).T
-        whole = int((began + took).max() - began.min()) / 1e6
-        return Outcome(calls, whole, (took / 1e6).tolist(), []), used
 
-    async def _run(self, folder: Path, log: Path, calls: int, limit: float) -> str:
-        body = folder / "body"
-        words = [NAME, "--threads=1", f"--requests={calls}", f"--data={body}", f"--log-file={log}"]
-        if self.exchange.kind == REST:
-            body.write_bytes(self.exchange.body)
-            headers = self.exchange.headers
-            words += ["--h1", f"--clients={self.in_flight}"]
-        else:
-            body.write_bytes(framed([self.exchange.body]))
-            headers = {"content-type": "application/grpc", "te": "trailers"}
-            words += ["--clients=1", f"--max-concurrent-streams={self.in_flight}"]
-        words += [f"--header={name}: {value}" for name, value in headers.items()]
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            f"http://127.0.0.1:{self.port}{self.exchange.path}",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        try:
-            async with asyncio.timeout(limit):
-                printed, _ = await process.communicate()
-        except TimeoutError:
-            raise BenchError(f"{NAME} had no replies to its {calls} calls within {limit:.0f} s") from None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        if process.returncode:
-            raise BenchError(f"{NAME} ended with {process.returncode}: {printed.decode(errors='replace')[-500:]}")
-        return printed.decode(errors="replace")
+def _text(text: bytes) -> bytes:
+    return _number(len(text)) + text
 
-    def _check(self, printed: str, calls: int) -> None:
-        succeeded, data = SUCCEEDED.search(printed), DATA.search(printed)
-        if succeeded is None or data is None:
-            raise BenchError(f"{NAME} printed something else than expected: {printed[-500:]}")
-        if int(succeeded[1]) != calls:
-            raise BenchError(f"{succeeded[1]} of {calls} calls of {NAME} succeeded")
-        if int(data[1]) != calls * len(self.expected):
-            raise BenchError(
-                f"the replies to {calls} calls have {data[1]} bytes, expected {len(self.expected)} each, "
-                f"{calls * len(self.expected)}"
-            )
+
+async def _run(words: Sequence[str], limit: float) -> float:
+    """The seconds that it took."""
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(limit):
+            printed, _ = await process.communicate()
+    except TimeoutError:
+        raise BenchError(f"gRPC's C++ client had no answers within {limit:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    text = printed.decode(errors="replace")
+    if process.returncode:
+        raise BenchError(f"gRPC's C++ client: {text[-500:].strip() or process.returncode}")
+    return float(text)
 
 
 def _used() -> float:

@@ -5,8 +5,9 @@ import time
 from dataclasses import dataclass, field
 from random import Random
 
-from bench.h2client import H2Connection
-from bench.tally import BenchError
+from bench.h2client import H2Connection, framed_requests, headers_of
+from bench.headers import HeaderBlocks
+from bench.tally import BenchError, Request
 
 
 @dataclass(slots=True)
@@ -24,8 +25,8 @@ class Ended:
 class OpenConnection(H2Connection):
     """One connection. An error has no data before its trailers; which one it is, the server's metrics say."""
 
-    def __init__(self, path: str, message: bytes, authority: str, reply: bytes) -> None:
-        super().__init__(path, message, 0, authority)
+    def __init__(self, message: bytes, headers: HeaderBlocks, reply: bytes) -> None:
+        super().__init__(framed_requests([Request(message)]), 0, headers)
         self.ended = Ended()
         self.failure = ""
         self.over = asyncio.Event()
@@ -35,9 +36,7 @@ class OpenConnection(H2Connection):
     def send(self, due: float) -> None:
         """Start a call that was due then."""
         self.over.clear()
-        number = self.next_stream
-        self._start()
-        self.calls[number].started = due
+        self._start().started = due
         self.ended.latest = max(self.ended.latest, time.perf_counter() - due)
         self._flush()
 
@@ -64,7 +63,7 @@ class OpenConnection(H2Connection):
 async def connect(port: int, path: str, message: bytes, reply: bytes) -> OpenConnection:
     """A connection to a local server; `reply` is a good answer."""
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: OpenConnection(path, message, f"127.0.0.1:{port}", reply), "127.0.0.1", port
+        lambda: OpenConnection(message, headers_of(port, path), reply), "127.0.0.1", port
     )
     async with asyncio.timeout(10):
         await connection.ready

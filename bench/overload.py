@@ -22,7 +22,7 @@ from bench import affine, h2client, holding, openclient, probes, report, servers
 from bench.affine import Batching
 from bench.payloads import Exchange, framed, grpc_exchange, tensor
 from bench.probes import Probe
-from bench.tally import BenchError, close, drive
+from bench.tally import BenchError, Request, close, drive
 
 MODEL = "busy"
 INSTANCES = 4
@@ -100,7 +100,7 @@ def _serving(plan: Plan, core: int | None) -> Iterator[Serving]:
 async def _capacity(port: int, exchange: Exchange, plan: Plan, seconds: float) -> float:
     """Calls a second when every batch is full, and none is refused."""
     in_flight = min(4 * plan.max_batch_size, plan.queue)
-    connections = await h2client.connect(port, exchange.path, exchange.body, in_flight)
+    connections = await h2client.connect(port, exchange.path, [Request(exchange.body)], in_flight)
     try:
         await drive(connections, seconds / 4, framed([exchange.reply]))
         outcome = await drive(connections, seconds, framed([exchange.reply]))
@@ -172,7 +172,7 @@ class Insisting(h2client.H2Connection):
     refused = 0
 
     def _wrong(self, call: h2client.OpenCall) -> None:
-        if call.received or call.offset != len(self.body) or self.tally is None:
+        if call.received or call.offset != len(call.body) or self.tally is None:
             super()._wrong(call)
             return
         self.refused += 1
@@ -193,10 +193,16 @@ class Held:
 
 async def _hold(serving: Serving, exchange: Exchange, plan: Plan) -> Held:
     """As many calls in flight as run and wait."""
-    port, authority = serving.grpc_port, f"127.0.0.1:{serving.grpc_port}"
+    port = serving.grpc_port
     asked = probes.of_model(port, MODEL)
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: Insisting(exchange.path, exchange.body, plan.queue + INSTANCES, authority), "127.0.0.1", port
+        lambda: Insisting(
+            h2client.framed_requests([Request(exchange.body)]),
+            plan.queue + INSTANCES,
+            h2client.headers_of(port, exchange.path),
+        ),
+        "127.0.0.1",
+        port,
     )
     try:
         async with asyncio.timeout(10):

@@ -4,37 +4,55 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import aims, chart, elsewhere, native, report
+from bench import aims, chart, elsewhere, report
 from bench.aims import Results
 from bench.measure import Round
 from bench.report import CLIENT_BOUND
-from bench.rounds import Measured, costs, middle, ratios, span
+from bench.rounds import BUSY, Measured, client_bound, costs, middle, ratios, span
 from bench.scenarios import Scenario
+from bench.traffic import COUNT, TIMEOUT
 
 HERE = Path(__file__).parent
 COLUMNS = ("line", "{what}s/s", "x first", "(min-max)", "p50 ms", "p99 ms", "CPU µs/{what}", "x first")
 GOAL_COLUMNS = ("work", "aim", "measured", "met")
 LAST_COLUMNS = ("peak MiB", "client busy")
+PAIR_COLUMNS = (
+    "line",
+    "calls/s",
+    "there",
+    "here / there",
+    "(min-max)",
+    "CPU µs/call",
+    "there",
+    "here / there",
+    "(min-max)",
+    "client busy",
+)
 LEGEND = f"""\
+No small call is like another one, unless the line says "identical calls": each has other values, 1 to 8 rows,
+an id (a UUID), a deadline of {TIMEOUT[0]} to {TIMEOUT[1]} ms and a W3C traceparent of its own;
+{COUNT:,} of them are made beforehand and sent in turn. REST has no deadline here, and the traceparent is a
+header; where messages have no id, it is in x-request-id. Header blocks are, byte by byte, what C-core writes. Each
+reply must hold its own request's values and id. "Identical calls" are one row without any of that, again and
+again: what a cache of whole requests makes of a bench, and of no user's calls. Large messages (1×150,528, 1000×16,
+1 MiB and more) are the same each time.
+
 Medians over rounds; the lines of a scenario are loaded in turn, one at a time, round by round. "x first" is the
 median of the rounds' own ratios to the first line (and, in brackets, their range), so a machine that speeds up or
 slows down between rounds does not enter. Calls/s: more is better; CPU per call: less is better. "First ms" is the
 median time to the first bytes of a stream, p50 and p99 are of whole streams. CPU covers user and kernel time of
 the server's threads and child processes. Peak memory is the server's since its start, all lines that share the
-server together. "Client busy" is the share of one core that the load client used; above {CLIENT_BOUND:.0%}, marked
-with !, the client was the limit: calls/s and latency are then the client's, and CPU per call is what to compare.
+server together. "Client busy" is the share of one core that the load client used; above {CLIENT_BOUND:.0%},
+or above {BUSY:.0%} and what the server used, it is marked with !: the client was the limit, calls/s and
+latency are the client's, and CPU per call is what to compare.
 
 "h2" and "aio" are ours, over HTTP/2 of our own and over grpc.aio; "thread" and "async" say how the model runs: on
-an instance's thread, or as a coroutine. "Bare" servers do nothing but receive a request and send ready-made bytes;
-"+ json" reads and writes them with json and numpy. They are stock; "tuned" ones run on uvloop and keep freed
-memory, as ours do. A stock one with large messages may differ by a factor of two from start to start, as glibc's
-malloc happens to give memory back to the kernel or not: there, the servers are started several times, as the title
-says."""
-
-
-def client_of(scenario: Scenario) -> str:
-    """What loads it."""
-    return native.NAME if scenario.native and native.found() else "our own client"
+an instance's thread, or as a coroutine. "Bare" servers do nothing
+but receive a request and send ready-made bytes; "+ json" reads and writes them with json and numpy. They are
+stock; "tuned" ones run on uvloop and keep freed memory, as ours do. A stock one with large messages may differ by
+a factor of two from start to start, as glibc's malloc happens to give memory back to the kernel or not: there, the
+servers are started several times, as the title says. "tritonserver" is Triton's, with models of a backend in C++
+that gives back its inputs, on the same one core."""
 
 
 def columns(scenario: Scenario) -> list[str]:
@@ -64,7 +82,27 @@ def _row(one: Measured[str], first: Measured[str], messages: int) -> list[str]:
         middle(costs(one, first)),
         *([f"{one.median(_first) * 1e3:.3g}"] if messages > 1 else []),
         f"{one.peak / 2**20:,.0f}" if one.peak is not None else "n/a",
-        f"{busy:.0%}{' !' if busy > CLIENT_BOUND else ''}",
+        f"{busy:.0%}{' !' if client_bound(one) else ''}",
+    ]
+
+
+def pair_rows(measured: Sequence[Measured[str]]) -> list[list[str]]:
+    """Of two checkouts' lines, one after the other: one line each pair."""
+    return [_pair(here, there) for here, there in zip(measured[::2], measured[1::2], strict=True)]
+
+
+def _pair(here: Measured[str], there: Measured[str]) -> list[str]:
+    rates, cpus = ratios(here, there), costs(here, there)
+    busy = max(one.median(lambda mine: mine.client_busy) for one in (here, there))
+    return [
+        here.setting,
+        *(f"{one.median(lambda mine: mine.rate):,.0f}" for one in (here, there)),
+        middle(rates),
+        span(rates),
+        *(f"{one.median(lambda mine: mine.cpu or 0.0) * 1e6:,.1f}" for one in (here, there)),
+        middle(cpus),
+        span(cpus),
+        f"{busy:.0%}{' !' if client_bound(here) or client_bound(there) else ''}",
     ]
 
 
@@ -105,8 +143,11 @@ def page(
         LEGEND,
     ]
     for scenario, measured in results:
-        title = f"{scenario.title}; loaded by {client_of(scenario)}"
-        parts += [f"## {scenario.name}", title, report.markdown(columns(scenario), rows(scenario, measured))]
+        parts += [
+            f"## {scenario.name}",
+            scenario.title,
+            report.markdown(columns(scenario), rows(scenario, measured)),
+        ]
     said = [f"- [{name}]({name}): {line}" for name, line in elsewhere.said(folder)]
     if said:
         parts += ["## Other benches", "\n".join(said)]

@@ -1,8 +1,8 @@
 """What is sent, what must come back, and what the bare servers answer."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +36,13 @@ class Exchange:
     check: Callable[[Mapping[str, str], bytes], None]
     """Raises BenchError when a reply, its headers (in lower case) and body, does not mean what was asked."""
     headers: dict[str, str] = field(default_factory=dict)
+    """Over gRPC, metadata."""
     reply_headers: dict[str, str] = field(default_factory=dict)
     messages: int = 1
     """How often a stream repeats the reply."""
     kind: str = UNARY
+    holds: tuple[bytes, ...] = ()
+    """What is in the reply to this request and to no other: its id and values. Over REST without blanks."""
 
 
 def tensor(rows: int, elements: int) -> Floats:
@@ -47,65 +50,150 @@ def tensor(rows: int, elements: int) -> Floats:
     return np.random.default_rng(elements).random((rows, elements), dtype=np.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input `x...` of a model that gives it back as `y...`."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes
+
+    @property
+    def output(self) -> str:
+        """The name of what comes back."""
+        return self.name.replace("x", "y")
+
+
+def fp32(values: Floats, name: str = "x") -> Tensor:
+    """An FP32 tensor."""
+    return Tensor(name, "FP32", values.shape, values.tobytes())
+
+
 def infer_request(model: str, values: Floats) -> pb.ModelInferRequest:
     """The gRPC request."""
-    request = pb.ModelInferRequest(model_name=model)
-    request.inputs.add(name="x", datatype="FP32", shape=values.shape)
-    request.raw_input_contents.append(values.tobytes())
+    return _infer_request(model, [fp32(values)])
+
+
+def _infer_request(model: str, tensors: Sequence[Tensor], request_id: str = "") -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name=model, id=request_id)
+    for one in tensors:
+        request.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
+        request.raw_input_contents.append(one.raw)
     return request
 
 
 def infer_response(model: str, values: Floats) -> pb.ModelInferResponse:
     """The gRPC reply of an identity model."""
-    response = pb.ModelInferResponse(model_name=model, model_version="1")
-    response.outputs.add(name="y", datatype="FP32", shape=values.shape)
-    response.raw_output_contents.append(values.tobytes())
+    return _infer_response(model, [fp32(values)])
+
+
+def _infer_response(model: str, tensors: Sequence[Tensor], request_id: str = "") -> pb.ModelInferResponse:
+    response = pb.ModelInferResponse(model_name=model, model_version="1", id=request_id)
+    for one in tensors:
+        response.outputs.add(name=one.output, datatype=one.datatype, shape=one.shape)
+        response.raw_output_contents.append(one.raw)
     return response
 
 
-def check_infer(model: str, reply: pb.ModelInferResponse, values: Floats) -> None:
+def check_infer(model: str, reply: pb.ModelInferResponse, tensors: Sequence[Tensor], request_id: str = "") -> None:
     """Raises BenchError for anything but an identity model's reply."""
-    described = [(output.name, output.datatype, list(output.shape)) for output in reply.outputs]
-    raw = reply.raw_output_contents
-    _compare(reply.model_name, model, described, raw[0] if len(raw) == 1 else b"", values)
+    described = [(output.name, output.datatype, tuple(output.shape)) for output in reply.outputs]
+    wanted = [(one.output, one.datatype, one.shape) for one in tensors]
+    if (reply.model_name, reply.id, described) != (model, request_id, wanted):
+        raise BenchError(
+            f"the reply is {reply.id!r} of {reply.model_name!r} with outputs {described}, "
+            f"not {request_id!r} of {model!r} with {wanted}"
+        )
+    if list(reply.raw_output_contents) != [one.raw for one in tensors]:
+        raise BenchError("the reply's tensors differ from the request's")
 
 
-def grpc_exchange(model: str, values: Floats) -> Exchange:
+def _held(request_id: str, *parts: bytes) -> tuple[bytes, ...]:
+    return (request_id.encode(), *parts) if request_id else parts
+
+
+def _infer_exchange(
+    model: str, tensors: Sequence[Tensor], request_id: str, request: pb.ModelInferRequest | None = None
+) -> Exchange:
+    def check(_: Mapping[str, str], body: bytes) -> None:
+        check_infer(model, pb.ModelInferResponse.FromString(body), tensors, request_id)
+
+    request = request or _infer_request(model, tensors, request_id)
+    reply = _infer_response(model, tensors, request_id).SerializeToString()
+    held = _held(request_id, *(one.raw for one in tensors))
+    return Exchange(GRPC_PATH, request.SerializeToString(), reply, check, holds=held)
+
+
+def grpc_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
     """ModelInfer with the tensor in `raw_input_contents`."""
+    return _infer_exchange(model, [fp32(values)], request_id)
+
+
+def contents_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
+    """ModelInfer with the tensor in `fp32_contents`."""
+    request = pb.ModelInferRequest(model_name=model, id=request_id)
+    given = request.inputs.add(name="x", datatype="FP32", shape=values.shape)
+    given.contents.fp32_contents.extend(values.ravel().tolist())
+    exchange = _infer_exchange(model, [fp32(values)], request_id, request)
 
     def check(_: Mapping[str, str], body: bytes) -> None:
-        check_infer(model, pb.ModelInferResponse.FromString(body), values)
+        reply = pb.ModelInferResponse.FromString(body)
+        # Some answer in the way in which they are asked.
+        if len(reply.outputs) == 1 and not reply.raw_output_contents:
+            floats = np.array(reply.outputs[0].contents.fp32_contents, np.float32)
+            reply.raw_output_contents.append(floats.tobytes())
+        check_infer(model, reply, [fp32(values)], request_id)
 
-    body = infer_request(model, values).SerializeToString()
-    return Exchange(GRPC_PATH, body, infer_response(model, values).SerializeToString(), check)
+    return replace(exchange, check=check)
 
 
-def stream_exchange(model: str, values: Floats) -> Exchange:
+def two_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
+    """ModelInfer with two tensors, the second one with other values."""
+    return _infer_exchange(model, [fp32(values), fp32(values[:, :4] + 1, "x2")], request_id)
+
+
+def bytes_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
+    """ModelInfer with a BYTES tensor, one text a row."""
+    texts = [" and ".join(f"{value:.2f}" for value in row[:6]).encode() for row in values]
+    raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    return _infer_exchange(model, [Tensor("x", "BYTES", (len(texts), 1), raw)], request_id)
+
+
+def stream_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
     """The same request and its answer as messages of ModelStreamInfer."""
+    tensors = [fp32(values)]
 
     def check(_: Mapping[str, str], body: bytes) -> None:
         answer = pb.ModelStreamInferResponse.FromString(body)
         if answer.error_message:
             raise BenchError(f"the answer says {answer.error_message!r}")
-        check_infer(model, answer.infer_response, values)
+        check_infer(model, answer.infer_response, tensors, request_id)
 
-    reply = pb.ModelStreamInferResponse(infer_response=infer_response(model, values))
+    reply = pb.ModelStreamInferResponse(infer_response=_infer_response(model, tensors, request_id))
     reply.infer_response.parameters["triton_final_response"].bool_param = True
-    body = infer_request(model, values).SerializeToString()
-    return Exchange(STREAM_PATH, body, reply.SerializeToString(), check, kind=BOTH_WAYS)
+    body = _infer_request(model, tensors, request_id).SerializeToString()
+    held = _held(request_id, tensors[0].raw)
+    return Exchange(STREAM_PATH, body, reply.SerializeToString(), check, kind=BOTH_WAYS, holds=held)
 
 
-def predict_content_exchange(model: str, values: Floats) -> Exchange:
+def predict_content_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
     """TensorFlow Serving's Predict with the tensor in `tensor_content`, as tf.make_tensor_proto sends it."""
-    return _predict_exchange(model, values, tensor_pb2.TensorProto(tensor_content=values.tobytes()))
+    return _predict_exchange(model, values, tensor_pb2.TensorProto(tensor_content=values.tobytes()), request_id)
 
 
-def predict_values_exchange(model: str, values: Floats) -> Exchange:
+def predict_values_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
     """TensorFlow Serving's Predict with the tensor in `float_val`."""
-    return _predict_exchange(model, values, tensor_pb2.TensorProto(float_val=values.ravel().tolist()))
+    given = tensor_pb2.TensorProto(float_val=values.ravel().tolist())
+    return _predict_exchange(model, values, given, request_id)
 
 
-def _predict_exchange(model: str, values: Floats, given: tensor_pb2.TensorProto) -> Exchange:
+def _id_header(request_id: str) -> dict[str, str]:
+    """For protocols whose messages have no id."""
+    return {"x-request-id": request_id} if request_id else {}
+
+
+def _predict_exchange(model: str, values: Floats, given: tensor_pb2.TensorProto, request_id: str) -> Exchange:
     def check(_: Mapping[str, str], body: bytes) -> None:
         answer = predict_pb2.PredictResponse.FromString(body)
         tensors = answer.outputs.items()
@@ -121,25 +209,32 @@ def _predict_exchange(model: str, values: Floats, given: tensor_pb2.TensorProto)
     )
     spec = {"name": model, "version": {"value": 1}, "signature_name": "serving_default"}
     reply = predict_pb2.PredictResponse(model_spec=spec, outputs={"y": output})
-    return Exchange(PREDICT_PATH, request.SerializeToString(), reply.SerializeToString(), check)
+    return Exchange(
+        PREDICT_PATH,
+        request.SerializeToString(),
+        reply.SerializeToString(),
+        check,
+        _id_header(request_id),
+        holds=(values.tobytes(),),
+    )
 
 
 def _type_name(tensor: tensor_pb2.TensorProto) -> str:
     return "FP32" if tensor.dtype == tensor_pb2.DT_FLOAT else f"type {tensor.dtype}"
 
 
-def grps_exchange(model: str, values: Floats) -> Exchange:
+def grps_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
     """grps' Predict with the tensor in `flat_float32`."""
 
     def check(_: Mapping[str, str], body: bytes) -> None:
         _check_grps(model, body, values)
 
-    request = _grps_message("x", values)
-    request.model = f"{model}-1"
-    return Exchange(GRPS_PATH, request.SerializeToString(), _grps_reply(values), check)
+    body = _grps_request(model, values)
+    headers, held = _id_header(request_id), (values.tobytes(),)
+    return Exchange(GRPS_PATH, body, _grps_reply(values), check, headers, holds=held)
 
 
-def grps_stream_exchange(model: str, values: Floats) -> Exchange:
+def grps_stream_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
     """grps' PredictStreaming: one request, and `MESSAGES` messages. The reply is one of them."""
 
     def check(_: Mapping[str, str], body: bytes) -> None:
@@ -149,10 +244,15 @@ def grps_stream_exchange(model: str, values: Floats) -> Exchange:
         for message in messages:
             _check_grps(model, message, values)
 
-    request = _grps_message("x", values)
-    request.model = f"{model}-1"
     return Exchange(
-        GRPS_STREAM_PATH, request.SerializeToString(), _grps_reply(values), check, messages=MESSAGES, kind=STREAMED
+        GRPS_STREAM_PATH,
+        _grps_request(model, values),
+        _grps_reply(values),
+        check,
+        _id_header(request_id),
+        messages=MESSAGES,
+        kind=STREAMED,
+        holds=(values.tobytes(),),
     )
 
 
@@ -179,6 +279,12 @@ def _grps_message(name: str, values: Floats) -> grps_pb2.GrpsMessage:
     return message
 
 
+def _grps_request(model: str, values: Floats) -> bytes:
+    request = _grps_message("x", values)
+    request.model = f"{model}-1"
+    return request.SerializeToString()
+
+
 def _grps_reply(values: Floats) -> bytes:
     reply = _grps_message("y", values)
     reply.status.code, reply.status.msg, reply.status.status = 200, "OK", grps_pb2.Status.SUCCESS
@@ -195,7 +301,7 @@ def _check_grps(model: str, body: bytes, values: Floats) -> None:
     _compare(model, model, described, floats.tobytes(), values)
 
 
-def predict_json_exchange(model: str, values: Floats) -> Exchange:
+def predict_json_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
     """TensorFlow Serving's REST `:predict` with rows of numbers, as doubles."""
 
     def check(_: Mapping[str, str], body: bytes) -> None:
@@ -204,43 +310,51 @@ def predict_json_exchange(model: str, values: Floats) -> Exchange:
 
     return Exchange(
         path=f"/v1/models/{model}:predict",
+        headers=_id_header(request_id),
         body=orjson.dumps({"instances": values.tolist()}),
         reply=orjson.dumps({"predictions": values}, option=orjson.OPT_SERIALIZE_NUMPY),
         reply_headers={"Content-Type": "application/json"},
         check=check,
         kind=REST,
+        holds=(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY),),
     )
 
 
-def json_exchange(model: str, values: Floats) -> Exchange:
+def json_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
     """REST with the numbers as JSON. Requests carry them as a Python client prints them: as doubles."""
 
     def check(_: Mapping[str, str], body: bytes) -> None:
         reply = json.loads(body)
+        if reply.get("id", "") != request_id:
+            raise BenchError(f"the reply's id is {reply.get('id')!r}, not {request_id!r}")
         described = [(output["name"], output["datatype"], output["shape"]) for output in reply["outputs"]]
         raw = np.array(reply["outputs"][0].get("data", ()), np.float32).tobytes() if described else b""
         _compare(reply.get("model_name"), model, described, raw, values)
 
     x = {"name": "x", "shape": list(values.shape), "datatype": "FP32", "data": values.ravel().tolist()}
     y = {"name": "y", "datatype": "FP32", "shape": list(values.shape), "data": values.ravel()}
-    reply = {"model_name": model, "model_version": "1", "outputs": [y]}
+    named = {"id": request_id} if request_id else {}
+    reply = {"model_name": model, "model_version": "1", **named, "outputs": [y]}
     return Exchange(
         path=f"/v2/models/{model}/infer",
         headers={"Content-Type": "application/json"},
-        body=orjson.dumps({"inputs": [x]}),
+        body=orjson.dumps({**named, "inputs": [x]}),
         reply=orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY),
         reply_headers={"Content-Type": "application/json"},
         check=check,
         kind=REST,
+        holds=_held(request_id, orjson.dumps(values.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)),
     )
 
 
-def binary_exchange(model: str, values: Floats) -> Exchange:
+def binary_exchange(model: str, values: Floats, request_id: str = "") -> Exchange:
     """REST with the binary tensor extension, in both directions."""
 
     def check(headers: Mapping[str, str], body: bytes) -> None:
         split = int(headers.get(HEADER_LENGTH.lower()) or len(body))
         reply = json.loads(body[:split])
+        if reply.get("id", "") != request_id:
+            raise BenchError(f"the reply's id is {reply.get('id')!r}, not {request_id!r}")
         described = [(output["name"], output["datatype"], output["shape"]) for output in reply["outputs"]]
         _compare(reply.get("model_name"), model, described, body[split:], values)
 
@@ -248,8 +362,9 @@ def binary_exchange(model: str, values: Floats) -> Exchange:
     size = {"binary_data_size": len(raw)}
     x = {"name": "x", "shape": shape, "datatype": "FP32", "parameters": size}
     y = {"name": "y", "datatype": "FP32", "shape": shape, "parameters": size}
-    ask = orjson.dumps({"inputs": [x], "parameters": {"binary_data_output": True}})
-    answer = orjson.dumps({"model_name": model, "model_version": "1", "outputs": [y]})
+    named = {"id": request_id} if request_id else {}
+    ask = orjson.dumps({**named, "inputs": [x], "parameters": {"binary_data_output": True}})
+    answer = orjson.dumps({"model_name": model, "model_version": "1", **named, "outputs": [y]})
     return Exchange(
         path=f"/v2/models/{model}/infer",
         headers={"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(ask))},

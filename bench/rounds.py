@@ -13,10 +13,12 @@ from typing import Generic, TypeVar
 from bench import report, servers
 from bench.measure import MODELS, Round, Subject
 from bench.report import CLIENT_BOUND
-from bench.servers import Server
+from bench.servers import Checkout, Server
 from bench.tally import BenchError
 
 T = TypeVar("T")
+BUSY = 0.5
+"""A client that uses less of its core waits for the server, however little that does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,13 @@ def span(values: Sequence[float]) -> str:
     return f"({min(values):.2f}-{max(values):.2f})" if values else "n/a"
 
 
+def client_bound(one: Measured[T]) -> bool:
+    """Whether the client, and not the server, was the limit: it used its whole core, or more than the server."""
+    busy = one.median(lambda mine: mine.client_busy)
+    server = one.median(lambda mine: (mine.cpu or 1.0) * mine.rate)
+    return busy > CLIENT_BOUND or busy > max(server, BUSY)
+
+
 def row(one: Measured[str], first: Measured[str]) -> list[str]:
     """Setting, calls/s, their ratio to the first line's, p50, p99, CPU, its ratio, and how busy the client was."""
     rates, busy = ratios(one, first), one.median(lambda mine: mine.client_busy)
@@ -76,7 +85,7 @@ def row(one: Measured[str], first: Measured[str]) -> list[str]:
         f"{one.median(lambda mine: mine.p99) * 1e3:.3g}",
         f"{one.median(lambda mine: mine.cpu or 0.0) * 1e6:,.0f}" if known else "n/a",
         middle(costs(one, first)),
-        f"{busy:.0%}{' !' if busy > CLIENT_BOUND else ''}",
+        f"{busy:.0%}{' !' if client_bound(one) else ''}",
     ]
 
 
@@ -95,12 +104,14 @@ async def interleaved(
 
 
 @contextmanager
-def serving_models(core: int | None, flags: Sequence[str] = ()) -> Iterator[tuple[Server, int, int]]:
+def serving_models(
+    core: int | None, flags: Sequence[str] = (), checkout: Checkout | None = None
+) -> Iterator[tuple[Server, int, int]]:
     """`triglot serve` of the bench's models, its gRPC and its REST port."""
     with tempfile.TemporaryDirectory(prefix="triglot-bench-") as name:
         models = Path(name) / "models"  # A log is written beside them.
         models.symlink_to(MODELS)
-        with servers.serving(models, core, flags) as started:
+        with servers.serving(models, core, flags, checkout) as started:
             yield started
 
 

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -234,20 +235,57 @@ def _start(
                 os.sched_setaffinity(0, mine)
 
 
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """Another state of the project, whose server runs with this one's Python and models."""
+
+    path: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Lets Python find its package before the installed one."""
+        return {"PYTHONPATH": str(self.path / "server")}
+
+    def options(self) -> frozenset[str]:
+        """The flags of its `triglot serve`. Raises `BenchError` where there is no such server."""
+        said = self._run("-m", "triglot", "serve", "--help")
+        where = self._run("-c", "import triglot; print(triglot.__file__)").strip()
+        if not Path(where).is_relative_to(self.path):
+            raise BenchError(f"{self.path} has no server/triglot; Python finds {where}")
+        return frozenset(re.findall(r"--[a-z][a-z0-9-]*", said))
+
+    def _run(self, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise BenchError(f"the server of {self.path} does not start: {done.stderr[-500:]}")
+        return done.stdout
+
+
 @contextlib.contextmanager
-def serving(models: Path, core: int | None, flags: Sequence[str] = ()) -> Iterator[tuple[Server, int, int]]:
+def serving(
+    models: Path, core: int | None, flags: Sequence[str] = (), checkout: Checkout | None = None
+) -> Iterator[tuple[Server, int, int]]:
     """`triglot serve` of a folder, its gRPC and its REST port; it writes its log beside the folder."""
     grpc_port, rest_port = free_port(), free_port()
     command = [sys.executable, "-m", "triglot", "serve", str(models), *flags]
-    # Nobody is to be told by its not being ready any more.
-    command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port), "--drain-delay", "0"]
+    command += ["--grpc-port", str(grpc_port), "--rest-port", str(rest_port)]
+    if checkout is None or "--drain-delay" in checkout.options():
+        # Nobody is to be told by its not being ready any more.
+        command += ["--drain-delay", "0"]
     with started(
         "triglot",
         command,
         lambda: answers_ready(rest_port),
         core=core,
         log=models.parent / "log",
-        environment={},
+        environment=checkout.environment if checkout else {},
     ) as server:
         try:
             yield server, grpc_port, rest_port

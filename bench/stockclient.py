@@ -5,13 +5,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import Any
 
 import grpc
 
 from bench.measure import CALL_LIMIT, Round, Subject, round_of
-from bench.tally import BenchError, Outcome
+from bench.tally import BenchError, Outcome, Request
 from triglot.pb.kserve import inference_pb2 as pb
 
 SIZES = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -19,9 +20,10 @@ PREFIX = 5
 """Bytes before a message, of what is expected."""
 
 
-async def load(subject: Subject, in_flight: int, settle: float, seconds: float) -> Round:
-    """One round of ModelInfer on a fresh channel, so many threads calling; raises `BenchError`."""
-    with _calling(subject) as call:
+async def load(subject: Subject, in_flight: int, settle: float, seconds: float, connections: int = 1) -> Round:
+    """One round of ModelInfer on fresh channels, so many threads calling; raises `BenchError`."""
+    with _calling(subject, connections) as (connect, call):
+        await asyncio.to_thread(connect)
         await asyncio.to_thread(_drive, call, in_flight, settle)
         before, started = subject.server.cpu_seconds(), time.process_time()
         outcome = await asyncio.to_thread(_drive, call, in_flight, seconds)
@@ -30,30 +32,59 @@ async def load(subject: Subject, in_flight: int, settle: float, seconds: float) 
 
 
 @contextmanager
-def _calling(subject: Subject) -> Iterator[Callable[[], None]]:
-    """A call of it, whose reply must be the expected one: the first one to its last byte, others in size."""
-    request = pb.ModelInferRequest.FromString(subject.exchange.body)
+def _calling(subject: Subject, connections: int) -> Iterator[tuple[Callable[[], None], Callable[[], Any]]]:
+    """What connects and looks at a first reply, and a call: each time the next request, over the next channel.
+
+    A reply must hold what its request says; where that says nothing, the first reply must be the expected one, and
+    others must have its size.
+    """
+    requests = [
+        (pb.ModelInferRequest.FromString(one.body), one)
+        for one in subject.requests or [Request(subject.exchange.body)]
+    ]
+    metadata = [[(name.decode(), value.decode()) for name, value in one.metadata.fields] for _, one in requests]
     expected = pb.ModelInferResponse.FromString(subject.expected[PREFIX:])
     size = expected.ByteSize()
-    with grpc.insecure_channel(f"127.0.0.1:{subject.port}", SIZES) as channel:
-        stub = channel.unary_unary(
-            subject.exchange.path, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
-        )
+    with ExitStack() as stack:
+        channels, stubs = [], []
+        for number in range(connections):
+            # Channels of other options do not share a connection.
+            options = [*SIZES, ("triglot.bench", number)]
+            channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{subject.port}", options))
+            channels.append(channel)
+            stubs.append(
+                channel.unary_unary(subject.exchange.path, pb.ModelInferRequest.SerializeToString, _parsed)
+            )
+        turn = count()
 
         def call() -> Any:
+            number = next(turn)
+            message, one = requests[number % len(requests)]
+            timeout = CALL_LIMIT if one.timeout is None else one.timeout / 1000
             try:
-                reply = stub(request, timeout=CALL_LIMIT)
+                data, reply = stubs[number % connections](message, timeout, metadata[number % len(requests)])
             except grpc.RpcError as error:
                 raise BenchError(
                     f"{subject.exchange.path} answered {error.code().name}: {error.details()}"
                 ) from None
-            if reply.ByteSize() != size:
+            if wrong := one.missing(data):
+                raise BenchError(wrong)
+            if not one.holds and reply.ByteSize() != size:
                 raise BenchError(f"a reply of {reply.ByteSize()} bytes in place of {size}")
             return reply
 
-        if call() != expected:
-            raise BenchError("the first reply is another one than before")
-        yield call
+        def connect() -> None:
+            for channel in channels:  # Which would be part of the first calls' deadlines.
+                grpc.channel_ready_future(channel).result(CALL_LIMIT)
+            if call() != expected and not requests[0][1].holds:
+                raise BenchError("the first reply is another one than before")
+
+        yield connect, call
+
+
+def _parsed(data: bytes) -> tuple[bytes, Any]:
+    """As clients do; what a request wants is looked for in the bytes."""
+    return data, pb.ModelInferResponse.FromString(data)
 
 
 def _drive(call: Callable[[], Any], in_flight: int, seconds: float) -> Outcome:

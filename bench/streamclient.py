@@ -3,71 +3,96 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 
-from bench.h2client import H2Connection, OpenCall
+from bench.h2client import Framed, H2Connection, OpenCall, framed_requests, headers_of
 from bench.h2frames import DATA, END_STREAM, FRAME, frame
-from bench.tally import BenchError, Tally
+from bench.headers import HeaderBlocks
+from bench.tally import BenchError, Request, Tally
+
+PREFIX = 5
+"""gRPC's, before each message."""
 
 
 class StreamConnection(H2Connection):
-    """Sends the next message when an answer comes; answers must have the expected size, and come in order.
+    """Sends the next message when an answer comes; answers come in order, each as its request wants it.
 
-    `in_flight` is how many messages wait for an answer. The first answer of a run is compared byte by byte.
+    `in_flight` is how many messages wait for an answer. Where requests say nothing of their answers, these must
+    have the expected size, and the first one of a run is compared byte by byte.
     """
 
-    def __init__(self, path: str, message: bytes, in_flight: int, authority: str) -> None:
-        super().__init__(path, message, in_flight, authority)
-        self.sent: deque[float] = deque()
-        """When the messages went out that are not answered yet."""
+    def __init__(self, requests: Iterator[Framed], in_flight: int, headers: HeaderBlocks) -> None:
+        super().__init__(requests, in_flight, headers)
+        self.sent: deque[tuple[float, Request]] = deque()
+        """The messages that are not answered yet, and when they went out."""
         self.owed = 0
         """Messages that wait for the server's windows."""
+        self.next: Framed = next(requests)
         self.call: OpenCall | None = None
+        self.first = False
+        """The next answer is the first one of a run."""
 
     def begin(self, tally: Tally) -> None:
         """Open the stream, and send the first messages."""
         if self.transport.is_closing():
             raise BenchError("the server closed the connection")
         self.tally = tally
-        self.expected_size = len(tally.expected)
         tally.open_slots += 1
-        number = self.next_stream
-        self.next_stream = number + 2
-        self.call = self.calls[number] = OpenCall(number, time.perf_counter(), self.initial_window)
+        self.call = self._open()
         self.call.kept = bytearray()
+        self.first = True
         self.sent.clear()
-        self.out += (self.headers_head, number.to_bytes(4, "big"), self.block)
         self.owed = self.in_flight
         self._pump()
         self._flush()
 
     def _pump(self) -> None:
-        size, call = len(self.body), self.call
-        while self.owed and call is not None and not self.paused and size <= min(self.window, call.window):
+        call = self.call
+        while self.owed and call is not None and not self.paused:
+            request, body = self.next
+            size = len(body)
+            if size > min(self.window, call.window):
+                break
+            self.next = next(self.requests)
             self.owed -= 1
             self.window -= size
             call.window -= size
-            self.out += (FRAME.pack(size << 8 | DATA, 0, call.stream), self.body)
-            self.sent.append(time.perf_counter())
+            self.out += (FRAME.pack(size << 8 | DATA, 0, call.stream), body)
+            self.sent.append((time.perf_counter(), request))
 
     def _data(self, stream: int, size: int, pos: int, end: int) -> int:
         after = super()._data(stream, size, pos, end)
         call, tally = self.call, self.tally
-        if call is None or tally is None or call.stream != stream:
+        if call is None or tally is None or call.stream != stream or call.kept is None:
             return after
-        if call.kept is not None and call.received >= self.expected_size:
-            if call.kept[: self.expected_size] != tally.expected:
-                self._abort(f"the first answer is {bytes(call.kept[:200])!r}, not {tally.expected[:200]!r}")
-                return after
-            call.kept = None
+        kept, at = call.kept, 0
         now = time.perf_counter()
-        while call.received >= self.expected_size and self.sent:
-            call.received -= self.expected_size
-            tally.latencies.append(now - self.sent.popleft())
+        while self.sent and len(kept) >= at + PREFIX:
+            stop = at + PREFIX + int.from_bytes(kept[at + 1 : at + PREFIX], "big")
+            if stop > len(kept):
+                break
+            sent, request = self.sent.popleft()
+            if wrong := self._wrong_answer(request, kept[at:stop], tally.expected):
+                self._abort(wrong)
+                return after
+            at = stop
+            tally.latencies.append(now - sent)
             self.owed += now < tally.deadline
+        del kept[:at]
         self._pump()
         if not self.sent and not self.owed:
             self.out.append(frame(DATA, END_STREAM, stream))
         return after
+
+    def _wrong_answer(self, request: Request, answer: bytearray, expected: bytes) -> str:
+        first, self.first = self.first, False
+        if request.holds:
+            return request.missing(answer)
+        if len(answer) != len(expected):
+            return f"an answer of {len(answer)} bytes in place of {len(expected)}"
+        if first and answer != expected:
+            return f"the first answer is {bytes(answer[:200])!r}, not {expected[:200]!r}"
+        return ""
 
     def _finish(self, stream: int) -> None:
         """Trailers: good when nothing is missing, and nothing was too much."""
@@ -75,17 +100,21 @@ class StreamConnection(H2Connection):
         if call is None or tally is None:
             return
         self.call = None
-        if self.sent or self.owed or call.received:
-            missing = len(self.sent) + self.owed
-            tally.wrong(f"the stream ended with {missing} answers missing and {call.received} bytes left over")
+        if self.sent or self.owed or call.kept:
+            missing, left = len(self.sent) + self.owed, len(call.kept or b"")
+            tally.wrong(f"the stream ended with {missing} answers missing and {left} bytes left over")
         else:
             tally.close_slot()
 
 
-async def connect(port: int, path: str, message: bytes, in_flight: int) -> StreamConnection:
-    """A connection to a local server."""
+async def connect(
+    port: int, path: str, requests: Sequence[Request], in_flight: int, *, indexed: bool = False
+) -> StreamConnection:
+    """A connection to a local server; `indexed` as in `HeaderBlocks`."""
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: StreamConnection(path, message, in_flight, f"127.0.0.1:{port}"), "127.0.0.1", port
+        lambda: StreamConnection(framed_requests(requests), in_flight, headers_of(port, path, indexed)),
+        "127.0.0.1",
+        port,
     )
     try:
         async with asyncio.timeout(10):

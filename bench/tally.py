@@ -7,11 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from bench.headers import NO_METADATA, Metadata
+
 CLOSE_LIMIT = 10.0
 
 
 class BenchError(Exception):
     """The bench cannot go on; the text is for the person who started it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as a client sends it, and what its reply must hold."""
+
+    body: bytes
+    """A gRPC message, or a whole HTTP/1.1 request."""
+    holds: tuple[bytes, ...] = ()
+    """Without any the reply must have the expected one's size, and the first one its bytes."""
+    metadata: Metadata = NO_METADATA
+    timeout: int | None = None
+    """Milliseconds, over gRPC."""
+
+    def missing(self, reply: bytes | bytearray) -> str:
+        """What is wrong with a reply that must hold something; "" when it is right."""
+        for part in self.holds:
+            if part not in reply:
+                return f"the reply does not hold its request's {part[:100]!r}: {bytes(reply[:300])!r}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

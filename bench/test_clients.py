@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from bench import h2client, httpclient, payloads
-from bench.tally import BenchError, LoadConnection, Outcome, close, drive
+from bench.tally import BenchError, LoadConnection, Outcome, Request, close, drive
 
 MIB = 2**20
 PATH = "/inference.GRPCInferenceService/ModelInfer"
@@ -62,12 +62,13 @@ async def rest_server(handler: Callable[[web.Request], Awaitable[web.StreamRespo
 
 
 async def grpc_load(port: int, body: bytes, in_flight: int, expected: bytes, connections: int = 1) -> Outcome:
-    return await run(await h2client.connect(port, PATH, body, in_flight, connections), payloads.framed([expected]))
+    opened = await h2client.connect(port, PATH, [Request(body)], in_flight, connections)
+    return await run(opened, payloads.framed([expected]))
 
 
 async def rest_load(port: int, body: bytes, in_flight: int, expected: bytes) -> Outcome:
     request = httpclient.request_bytes(port, "/infer", {"Content-Type": "application/octet-stream"}, body)
-    return await run(await httpclient.connect(port, request, in_flight), expected)
+    return await run(await httpclient.connect(port, [Request(request)], in_flight), expected)
 
 
 async def run(connections: Sequence[LoadConnection], expected: bytes) -> Outcome:
@@ -131,7 +132,9 @@ async def test_h2_abort_is_an_error() -> None:
 @pytest.mark.parametrize("size", [10, 16 * MIB])
 async def test_h2_unimplemented_is_an_error(size: int) -> None:
     async with grpc_server(echo) as port:
-        connections = await h2client.connect(port, "/inference.GRPCInferenceService/Other", b"x" * size, 1)
+        connections = await h2client.connect(
+            port, "/inference.GRPCInferenceService/Other", [Request(b"x" * size)], 1
+        )
         with pytest.raises(BenchError, match=r"trailers without any data|stream reset"):
             await run(connections, b"x" * size)
 
@@ -154,7 +157,7 @@ async def test_h2_silence_is_an_error() -> None:
         return request
 
     async with grpc_server(handler) as port:
-        connections = await h2client.connect(port, PATH, b"x", 2)
+        connections = await h2client.connect(port, PATH, [Request(b"x")], 2)
         with pytest.raises(BenchError, match="2 calls without a reply"):
             await drive(connections, 0.1, b"x", patience=0.2)
         await close(*connections)
@@ -169,7 +172,7 @@ async def test_h2_refused_by_a_server_of_another_kind(greeting: bytes) -> None:
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         with pytest.raises(BenchError, match=r"server closed the connection|no HTTP/2"):
-            await h2client.connect(server.sockets[0].getsockname()[1], PATH, b"x", 1)
+            await h2client.connect(server.sockets[0].getsockname()[1], PATH, [Request(b"x")], 1)
 
 
 async def test_h2_lost_connection_is_an_error() -> None:

@@ -10,14 +10,29 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as every
-from bench import aims, aio_tuning, bare, chart, elsewhere, leaks, lifecycle, load, page, report, servers
-from bench.aims import Aim
-from bench.comparing import Settings, compare
+from bench import (
+    aims,
+    aio_tuning,
+    bare,
+    chart,
+    elsewhere,
+    leaks,
+    lifecycle,
+    load,
+    native,
+    page,
+    report,
+    servers,
+    triton,
+)
+from bench.aims import CPU, P50, Aim
+from bench.comparing import Settings, compare, lines_of
 from bench.lifecycle import Started
 from bench.measure import Round
 from bench.payloads import grpc_exchange, tensor
 from bench.rounds import Measured, Plan
-from bench.scenarios import AIO, H2, KEEP_MEMORY, SCENARIOS, TWO_WORKERS, Line
+from bench.scenarios import AIO, BARE, CPP, H2, H2_THREAD, KEEP_MEMORY, SCENARIOS, TWO_WORKERS, Line
+from bench.servers import Checkout
 from bench.tally import BenchError
 
 SETTINGS = Settings(rounds=1, seconds=0.05, core=None)
@@ -32,22 +47,27 @@ def known(name: str, *rates: float, p50: float = 0.002) -> Measured[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        "infer-1x16-c8",
-        "protocols-1x16-c64",
-        "stream-1x16-c16",
-        "grps-stream-1x16-c1",
+        "infer-c8",
+        "protocols-c64",
+        "stream-c16",
+        "grps-stream-c1",
+        "kinds-c64",
+        "clients-c64",
+        "rest-json-c8",
+        "rest-predict-c8",
         "rest-binary-1x150528-c4",
     ],
 )
 def test_every_line_is_loaded(name: str) -> None:
     scenario = BY_NAME[name]
     measured = compare(scenario, SETTINGS)
-    assert [one.setting for one in measured] == [line.name for line in scenario.lines]
+    names = [line.name for line in lines_of(scenario)[0]]
+    assert [one.setting for one in measured] == names
     assert all(len(one.rounds) == 1 and one.rounds[0].rate > 0 for one in measured)
     assert all(0 < one.rounds[0].p50 <= one.rounds[0].p99 for one in measured)
     assert all((one.rounds[0].cpu or 0) > 0 and (one.peak or 0) > 2**20 for one in measured)
     table = page.rows(scenario, measured)
-    assert [line[0] for line in table] == [line.name for line in scenario.lines]
+    assert [line[0] for line in table] == names
     assert table[0][2] == "1.00"
     assert all(len(line) == len(page.columns(scenario)) for line in table)
 
@@ -59,28 +79,74 @@ def test_servers_are_started_anew() -> None:
 
 
 def test_two_equal_servers_instead() -> None:
-    measured = compare(BY_NAME["infer-1x16-c1"], replace(SETTINGS, aa=True))
+    measured = compare(BY_NAME["infer-c1"], replace(SETTINGS, aa=True))
     assert [one.setting for one in measured] == ["bare grpc.aio", "the same again"]
 
 
 def test_a_server_that_does_not_start_is_an_error() -> None:
     wrong = replace(H2, name="wrong", flags=("--grpc-transport", "h2", "--no-such-option"))
-    scenario = replace(BY_NAME["infer-1x16-c1"], lines=(Line("wrong", wrong),))
+    scenario = replace(BY_NAME["infer-c1"], lines=(Line("wrong", wrong),))
     with pytest.raises(BenchError, match="ended at its start"):
         compare(scenario, SETTINGS)
 
 
 def test_a_model_that_is_not_there_is_an_error() -> None:
-    scenario = replace(BY_NAME["infer-1x16-c1"], lines=(Line("lost", AIO, "no_such_model"),))
-    with pytest.raises(BenchError, match=r"infer-1x16-c1, lost: .*NOT_FOUND"):
+    scenario = replace(BY_NAME["infer-c1"], lines=(Line("lost", AIO, "no_such_model"),))
+    with pytest.raises(BenchError, match=r"infer-c1, lost: .*NOT_FOUND"):
         compare(scenario, SETTINGS)
 
 
-def test_what_a_server_cannot_do_is_left_out() -> None:
-    scenario = BY_NAME["workers-1x16-c64"]
+def test_what_cannot_be_measured_is_left_out() -> None:
+    scenario = BY_NAME["workers-c64"]
     assert "--workers" in TWO_WORKERS.flags
-    assert load.left_out(replace(scenario, needs="no_such_option")) == "this server has no option no_such_option"
-    assert load.left_out(replace(scenario, needs="", shared_cores=False)) == ""
+    assert lines_of(replace(scenario, needs="no_such_option")) == (
+        [],
+        ["this server has no option no_such_option"],
+    )
+    assert lines_of(replace(scenario, needs="", shared_cores=False)) == (list(scenario.lines), [])
+    lines, reasons = lines_of(BY_NAME["clients-c64"])
+    for why, rest in (
+        (triton.left_out(), [line for line in lines if line.launch.triton]),
+        (native.left_out(), [line for line in lines if line.client == CPP]),
+    ):
+        assert bool(why) != bool(rest)
+        assert why in (*reasons, "")
+
+
+def test_triton_is_named_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(triton.VARIABLE, raising=False)
+    triton.left_out.cache_clear()
+    assert triton.left_out() == "tritonserver was not measured: TRITON does not name its binary"
+    monkeypatch.setenv(triton.VARIABLE, "/nowhere/tritonserver")
+    triton.left_out.cache_clear()
+    assert "/nowhere/tritonserver" in triton.left_out()
+    triton.left_out.cache_clear()
+
+
+def test_against_another_checkout(tmp_path: Path) -> None:
+    """Its server is the one that runs, and is given no option that it does not know."""
+    scenario = replace(BY_NAME["infer-c8"], lines=(H2_THREAD, BARE, Line("2 workers", TWO_WORKERS)))
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "triglot").symlink_to(servers.ROOT / "server" / "triglot")
+    measured = compare(scenario, replace(SETTINGS, against=Checkout(tmp_path)))
+    names = [one.setting for one in measured]
+    assert names == ["h2, thread", f"h2, thread, {tmp_path}", "2 workers", f"2 workers, {tmp_path}"]
+    table = page.pair_rows(measured)
+    assert [row[0] for row in table] == ["h2, thread", "2 workers"]
+    assert all(len(row) == len(page.PAIR_COLUMNS) for row in table)
+
+
+def test_against_options_that_are_not_known(tmp_path: Path) -> None:
+    package = tmp_path / "server" / "triglot"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("print('--grpc-transport --grpc-port')")
+    scenario = replace(BY_NAME["infer-c8"], lines=(H2_THREAD, BARE, Line("2 workers", TWO_WORKERS)))
+    lines, _ = lines_of(scenario, Checkout(tmp_path))
+    assert [line.name for line in lines] == ["h2, thread", f"h2, thread, {tmp_path}"]
+    assert Checkout(tmp_path).options() == {"--grpc-transport", "--grpc-port"}
+    with pytest.raises(BenchError, match=r"no server/triglot|does not start"):
+        Checkout(tmp_path / "nowhere").options()
 
 
 def test_names_are_unique() -> None:
@@ -96,12 +162,13 @@ def test_each_aim_is_of_lines_that_are_measured() -> None:
     for aim in aims.AIMS:
         names = [line.name for line in BY_NAME[aim.scenario].lines]
         assert aim.line in names
-        assert aim.than in names
+        assert aim.than in names if aim.than else aim.kind == CPU
 
 
 def test_aims() -> None:
     rate = Aim("fast", "s", "ours", "bare", 2.0)
-    quick = Aim("quick", "s", "ours", "bare", 0.5, p50=True)
+    quick = Aim("quick", "s", "ours", "bare", 0.5, P50)
+    cheap = Aim("cheap", "s", "ours", "", 40_000, CPU)
     # The median of the rounds' own ratios, 1.9, and not the ratio of the medians.
     results = {"s": [known("bare", 10, 10, 20, p50=0.004), known("ours", 19, 30, 30, p50=0.002)]}
     assert rate.measured(results) == 1.9
@@ -110,10 +177,15 @@ def test_aims() -> None:
     assert quick.measured(results) == 0.5
     assert quick.met(0.5)
     assert not quick.met(0.501)
-    assert rate.measured({}) is None
+    assert cheap.measured(results) == pytest.approx(1e6 / 30)
+    assert cheap.met(40_000)
+    assert not cheap.met(40_001)
+    assert rate.measured({}) is cheap.measured({}) is None
     assert replace(rate, than="none").measured(results) is None
-    table = aims.rows({"infer-1x16-c8": [known("bare grpc.aio", 100), known("h2, thread", 599)]})
-    assert ["the same, 8 in flight", "at least 6 times bare grpc.aio", "5.99", "no"] in table
+    table = aims.rows({"infer-c8": [known("h2, thread, identical calls", 1000), known("h2, thread", 799)]})
+    what = "the same, 8 in flight on one connection"
+    assert [what, "at least 0.8 times h2, thread, identical calls", "0.80", "no"] in table
+    assert ["the same", "CPU at most 55 µs a call", "1251.56", "no"] in table
     assert ["the same, one in flight", "p50 at most 0.65 of bare grpc.aio's", "not measured", ""] in table
 
 
@@ -158,10 +230,13 @@ def test_what_other_benches_say(tmp_path: Path) -> None:
         ["memory that a call leaves over few, worst of 2 shapes: error", "less than 1024 bytes", "5 bytes", "no"],
         ["the same where 4096 bytes are kept on purpose", "more than 3072 bytes", "4100 bytes", "no"],
     ]
-    scenario = BY_NAME["infer-1x16-c8"]
-    measured = [known("bare grpc.aio", 100, 120), known("h2, thread", 700, 840)]
+    scenario = BY_NAME["infer-c8"]
+    measured = [known("h2, thread, identical calls", 100, 120), known("h2, thread", 700, 840)]
     text = page.page([(scenario, measured)], ["3 rounds"], "speed.svg", tmp_path)
-    assert "| the same, 8 in flight | at least 6 times bare grpc.aio | 7.00 | yes |" in text
+    aim = (
+        "| the same, 8 in flight on one connection | at least 0.8 times h2, thread, identical calls | 7.00 | yes |"
+    )
+    assert aim in text
     assert "| resident at rest, over h2 | at most 90 MiB | 91 MiB | no |" in text
     assert "(speed.svg)" in text
     assert "- [batching.txt](batching.txt): batched / unbatched: 12.2, goal 8" in text
@@ -186,19 +261,18 @@ def test_chart() -> None:
     assert "a < b & c" in texts
     assert "4.00×" in texts
     assert (
-        ET.fromstring(page.drawn([(BY_NAME["infer-1x16-c8"], [known("bare", 1), known("ours", 3)])])).tag
-        == f"{SVG}svg"
+        ET.fromstring(page.drawn([(BY_NAME["infer-c8"], [known("bare", 1), known("ours", 3)])])).tag == f"{SVG}svg"
     )
 
 
 def test_the_whole_way_to_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "page.md"
-    words = ["--only", "rest-json-1x16-c64", "--rounds", "1", "--seconds", "0.05", "--output", str(output)]
+    words = ["--only", "rest-json-c64", "--rounds", "1", "--seconds", "0.05", "--output", str(output)]
     # It pins this process, and what other tests start here later would be pinned, too.
     with servers.on_cores(frozenset(os.sched_getaffinity(0) if sys.platform == "linux" else ())):
         assert load.main(words) == 0
     assert "rest, thread" in capsys.readouterr().out
-    assert "## rest-json-1x16-c64" in output.read_text()
+    assert "## rest-json-c64" in output.read_text()
     assert ET.parse(output.with_suffix(".svg")).getroot().tag == f"{SVG}svg"
 
 
@@ -245,8 +319,7 @@ def test_a_setting_reaches_the_server(tmp_path: Path) -> None:
 
 def test_tuning() -> None:
     compared = aio_tuning.settings(aio_tuning.STOCK)[:3]
-    scenario = replace(aio_tuning.LOADS[0], native=False)
-    measured = aio_tuning.measure(scenario, compared, Plan(rounds=1, seconds=0.05), None, starts=2)
+    measured = aio_tuning.measure(aio_tuning.LOADS[0], compared, Plan(rounds=1, seconds=0.05), None, starts=2)
     assert [one.setting for one in measured] == ["stock", "the same again", "uvloop"]
     assert all(len(one.rounds) == 2 and one.rounds[0].rate > 0 for one in measured)
     assert aio_tuning.lines(measured).splitlines()[0].count("x stock") == 2

@@ -1,123 +1,128 @@
-"""The native load client against real servers; where there is none, our own one is used."""
+"""The stock clients against real servers: gRPC's own in C++, where it can be built, and in Python."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
+from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
-from aiohttp import web
 
-from bench import native, payloads
-from bench.native import Native
-from bench.payloads import REST, Exchange, framed
-from bench.tally import BenchError, Outcome
-from bench.test_clients import PATH, Context, echo, failing, grpc_server, rest_server, shorter
+from bench import native, stockclient
+from bench.measure import Round, Subject
+from bench.payloads import Exchange, framed, grpc_exchange, tensor
+from bench.servers import Server
+from bench.tally import BenchError, Request
+from bench.test_clients import Context, grpc_server
+from bench.traffic import VARIED, exchanges, requests
+from triglot.pb.kserve import inference_pb2 as pb
 
-pytestmark = pytest.mark.skipif(not native.found(), reason="h2load, of Debian's nghttp2-client, is not installed")
-BODY = b"x" * 100
-
-
-def nothing(headers: object, body: bytes) -> None:
-    """What a reply means is not looked at here."""
-
-
-async def grpc_load(
-    port: int, in_flight: int, expected: bytes = BODY, patience: float = 20.0
-) -> tuple[Outcome, float]:
-    client = Native(port, Exchange(PATH, BODY, BODY, nothing), in_flight, framed([expected]))
-    return await client.run(0.1, 1000.0, patience)
+needs_native = pytest.mark.skipif(bool(native.left_out()), reason=native.left_out())
+Load = Callable[..., Awaitable[Round]]
+CLIENTS = [pytest.param(native.load, marks=needs_native, id="C++"), pytest.param(stockclient.load, id="Python")]
 
 
-async def rest_load(port: int, in_flight: int) -> Outcome:
-    exchange = Exchange("/infer", BODY, BODY, nothing, {"content-type": "application/octet-stream"}, kind=REST)
-    return (await Native(port, exchange, in_flight, BODY).run(0.1, 1000.0))[0]
+class NoServer:
+    """A server in this process, whose CPU nobody measures."""
+
+    def cpu_seconds(self) -> None:
+        return None
 
 
-@pytest.mark.parametrize("in_flight", [1, 8, 64])
-async def test_grpc_calls_are_counted(in_flight: int) -> None:
-    came = count()
-    most = now = 0
+def subject(port: int, exchange: Exchange, given: Sequence[Request]) -> Subject:
+    made = Subject("test", cast("Server", NoServer()), port, exchange, framed([exchange.reply]))
+    made.requests = given
+    return made
+
+
+def answered(request: bytes) -> pb.ModelInferResponse:
+    given = pb.ModelInferRequest.FromString(request)
+    response = pb.ModelInferResponse(model_name=given.model_name, model_version="1", id=given.id)
+    response.outputs.add(name="y", datatype="FP32", shape=given.inputs[0].shape)
+    response.raw_output_contents.append(given.raw_input_contents[0])
+    return response
+
+
+@pytest.mark.parametrize("load", CLIENTS)
+@pytest.mark.parametrize(("in_flight", "connections"), [(1, 1), (8, 2)])
+async def test_varied_calls_arrive_as_they_were_made(load: Load, in_flight: int, connections: int) -> None:
+    made = exchanges(grpc_exchange, ("m",), 16, VARIED)
+    given = requests(made, VARIED, 1)
+    by_body = {one.body: one for one in given}
+    peers, came = set(), count()
 
     async def handler(request: bytes, context: Context) -> bytes:
-        nonlocal most, now
-        assert request == BODY
+        one = by_body[request]
+        peers.add(context.peer())
+        fields = dict(context.invocation_metadata())
+        assert fields["traceparent"].encode() == dict(one.metadata.fields)[b"traceparent"]
+        assert one.timeout is not None
+        assert 0 < context.time_remaining() <= one.timeout * 1.04 / 1000 + 0.01
         next(came)
-        now += 1
-        most = max(most, now)
-        await asyncio.sleep(0)
-        now -= 1
-        return request
+        return answered(request).SerializeToString()
 
     async with grpc_server(handler) as port:
-        outcome, used = await grpc_load(port, in_flight)
-    assert outcome.calls == len(outcome.latencies) == next(came) == max(100, native.LEAST * in_flight)
-    assert 0 < min(outcome.latencies) <= max(outcome.latencies) <= outcome.seconds
-    assert most <= in_flight
-    assert used > 0
+        taken = await load(subject(port, made[0], given), in_flight, 0.05, 0.2, connections)
+    assert taken.rate > 0
+    assert taken.p50 <= taken.p99
+    assert next(came) >= 2 * in_flight
+    # The C++ client runs twice, to settle and to measure.
+    assert len(peers) in (connections, 2 * connections)
 
 
-@pytest.mark.parametrize("in_flight", [1, 16])
-async def test_rest_calls_are_counted(in_flight: int) -> None:
-    came = count()
+@pytest.mark.parametrize("load", CLIENTS)
+async def test_another_calls_answer_is_an_error(load: Load) -> None:
+    made = exchanges(grpc_exchange, ("m",), 16, VARIED)
+    given = requests(made, VARIED, 1)
 
-    async def handler(request: web.Request) -> web.Response:
-        assert request.content_type == "application/octet-stream"
-        next(came)
-        return web.Response(body=await request.read())
+    async def handler(request: bytes, context: Context) -> bytes:
+        return made[0].reply
 
-    async with rest_server(handler) as port:
-        outcome = await rest_load(port, in_flight)
-    assert outcome.calls == len(outcome.latencies) == next(came)
+    async with grpc_server(handler) as port:
+        with pytest.raises(BenchError, match="does not hold its request's"):
+            await load(subject(port, made[0], given), 4, 0.05, 0.2)
 
 
-async def test_errors_over_grpc() -> None:
+@pytest.mark.parametrize("load", CLIENTS)
+async def test_errors(load: Load) -> None:
     numbers = count()
 
     async def handler(request: bytes, context: Context) -> bytes:
-        if next(numbers) == 50:
+        if next(numbers) == 20:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-        return request
+        return answered(request).SerializeToString()
 
+    made = exchanges(grpc_exchange, ("m",), 16, VARIED)
     async with grpc_server(handler) as port:
-        with pytest.raises(
-            BenchError, match=r"the replies to 100 calls have 10395 bytes, expected 105 each, 10500"
-        ):
-            await grpc_load(port, 8)
+        with pytest.raises(BenchError, match="full"):
+            await load(subject(port, made[0], requests(made, VARIED, 1)), 4, 0.05, 0.5)
 
 
-async def test_a_reply_of_another_length() -> None:
-    async with grpc_server(echo) as port:
-        with pytest.raises(BenchError, match="expected 106 each"):
-            await grpc_load(port, 8, BODY + b"x")
-
-
-@pytest.mark.parametrize(
-    ("handler", "text"), [(failing, "0 of 100 calls"), (shorter, "9900 bytes, expected 100 each")]
-)
-async def test_errors_over_rest(
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]], text: str
-) -> None:
-    async with rest_server(handler) as port:
-        with pytest.raises(BenchError, match=text):
-            await rest_load(port, 4)
-
-
+@needs_native
 async def test_silence_is_an_error() -> None:
     async def handler(request: bytes, context: Context) -> bytes:
         await asyncio.Event().wait()
         return request
 
+    exchange = grpc_exchange("m", tensor(1, 16))
     async with grpc_server(handler) as port:
-        with pytest.raises(BenchError, match="had no replies to its 100 calls"):
-            await grpc_load(port, 2, patience=0.3)
+        with pytest.raises(BenchError, match="no answers"):
+            await native.load(subject(port, exchange, [Request(exchange.body)]), 2, 0.05, 0.1, 1, 0.3)
 
 
+@needs_native
 async def test_nobody_listens() -> None:
-    with pytest.raises(BenchError, match=r"0 of 100 calls|ended with"):
-        await grpc_load(1, 2)
+    exchange = grpc_exchange("m", tensor(1, 16))
+    with pytest.raises(BenchError, match=r"nobody listens|no answers"):
+        await native.load(subject(1, exchange, [Request(exchange.body)]), 2, 0.05, 0.1, 1, 1.0)
 
 
-def test_its_version() -> None:
-    assert native.version().startswith("h2load of nghttp2 1.")
-    assert payloads.UNARY != payloads.REST
+def test_it_is_left_out_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    native.left_out.cache_clear()
+    try:
+        assert "apt-get install" in native.left_out()
+    finally:
+        monkeypatch.undo()
+        native.left_out.cache_clear()

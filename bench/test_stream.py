@@ -10,7 +10,7 @@ from bench import shared_memory, streamclient
 from bench.measure import Round
 from bench.payloads import framed
 from bench.rounds import Measured, Plan
-from bench.tally import BenchError, Outcome, close, drive
+from bench.tally import BenchError, Outcome, Request, close, drive
 from bench.test_clients import Context, serving
 
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -24,7 +24,7 @@ def stream_server(handler: Handler) -> contextlib.AbstractAsyncContextManager[in
 
 async def run(port: int, in_flight: int, expected: bytes) -> Outcome:
     """Two runs on one connection, as the bench does it."""
-    connection = await streamclient.connect(port, PATH, b"x" * 100, in_flight)
+    connection = await streamclient.connect(port, PATH, [Request(b"x" * 100)], in_flight)
     try:
         await drive([connection], 0.1, framed([expected]), patience=20)
         return await drive([connection], 0.2, framed([expected]), patience=20)
@@ -75,7 +75,9 @@ async def test_answers_of_another_size_are_an_error() -> None:
         yield b"short"
 
     async with stream_server(handler) as port:
-        with pytest.raises(BenchError, match=r"10 bytes left over|stream reset"):
+        with pytest.raises(
+            BenchError, match=r"an answer of 10 bytes in place of 105|10 bytes left over|stream reset"
+        ):
             await run(port, 1, b"x" * 100)
 
 

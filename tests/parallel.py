@@ -51,12 +51,14 @@ LONGEST = (
 """The groups that take longest: begun last, they would leave one worker alone at its work."""
 ONCE = (
     "bench/test_clients.py",
+    "bench/test_headers.py",
     "bench/test_leaks.py",
     "bench/test_load.py",
     "bench/test_native_client.py",
     "bench/test_process.py",
     "bench/test_scheduling.py",
     "bench/test_stream.py",
+    "bench/test_traffic.py",
     "tests/engine/test_process_at_once.py",
     "tests/engine/test_process_calls.py",
     "tests/engine/test_process_channel.py",

@@ -1,0 +1,157 @@
+"""HPACK (RFC 7541) as gRPC's C-core writes it, for the load client."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+Field = tuple[bytes, bytes]
+STATIC_ENTRIES, ENTRY_OVERHEAD, DEFAULT_TABLE = 61, 32, 4096
+POST, HTTP = b"\x83", b"\x86"
+"""Whole fields of the static table: `:method` and `:scheme`."""
+ADDED, NOT_ADDED = b"\x40", b"\x00"
+"""How a literal with a literal name begins: the field goes into the dynamic table, or it does not."""
+SHORTER, KEPT_TIMEOUTS = 0.03, 5
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Fields that a call adds to those of gRPC."""
+
+    fields: Sequence[Field] = ()
+
+    @cached_property
+    def literals(self) -> bytes:
+        """As C-core writes metadata: they stay out of the dynamic table."""
+        return b"".join(_literal(NOT_ADDED, one) for one in self.fields)
+
+
+NO_METADATA = Metadata()
+
+
+def _literal(first: bytes, one: Field) -> bytes:
+    """Without Huffman's code, as C-core does."""
+    name, value = one
+    return first + _string(name) + _string(value)
+
+
+def _string(text: bytes) -> bytes:
+    return _integer(0, 7, len(text)) + text
+
+
+def _integer(first: int, bits: int, value: int) -> bytes:
+    """A number in the last bits of a byte, and in bytes after it if need be (RFC 7541, 5.1)."""
+    most = (1 << bits) - 1
+    if value < most:
+        return bytes((first | value,))
+    value -= most
+    written = [first | most]
+    while value > 127:
+        written.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*written, value))
+
+
+@dataclass
+class HeaderBlocks:
+    """The header blocks of one connection's calls; they must be sent in the order in which they are made.
+
+    As C-core does it (1.51 and 1.85 write the same): a field that is the same for each call goes into the
+    dynamic table once and is a reference from then on. So does a timeout, which stands for those that are up to 3%
+    shorter, too, while it is one of the last five. Metadata are literals each time. With `indexed` these, and each
+    timeout, go into the table, as grpc-go and grpc-java do it.
+    """
+
+    path: str
+    authority: str
+    indexed: bool = False
+    agent: str = "triglot-bench"
+    _limit: int = DEFAULT_TABLE
+    _entries: deque[tuple[Field, int]] = field(default_factory=deque)
+    """The dynamic table with the entries' sizes, oldest first."""
+    _used: int = 0
+    _added: int = 0
+    """Entries so far, which is also the newest one's number."""
+    _numbers: dict[Field, int] = field(default_factory=dict)
+    """Of the newest entry of each field."""
+    _timeouts: list[tuple[int, int]] = field(default_factory=list)
+    """Some timeouts in milliseconds, and their entries' numbers."""
+    _next_timeout: int = 0
+    _update: bytes = b""
+    _begin: tuple[int, bytes] = (-1, b"")
+    """The part before the timeout, and the number of entries for which it is right."""
+
+    def __post_init__(self) -> None:
+        self._first = ((b":path", self.path.encode()), (b":authority", self.authority.encode()))
+        self._last = (b"user-agent", self.agent.encode())
+        self._then = (
+            (b"content-type", b"application/grpc"),
+            (b"te", b"trailers"),
+            (b"grpc-accept-encoding", b"identity, deflate, gzip"),
+        )
+
+    def limit_table(self, size: int) -> None:
+        """Obey the peer's HEADER_TABLE_SIZE; the next block says so. No more than the default is used."""
+        limit = min(size, DEFAULT_TABLE)
+        if limit != self._limit:
+            self._limit = limit
+            self._evict(0)
+            self._update = _integer(0x20, 5, limit)
+
+    def block(self, timeout: int | None = None, metadata: Metadata = NO_METADATA) -> bytes:
+        """The block of one call, with its timeout in milliseconds."""
+        update, self._update = self._update, b""
+        before = self._added
+        if self._begin[0] != before:
+            parts = [*map(self._field, self._first), POST, HTTP, *map(self._field, self._then)]
+            self._begin = (before if before == self._added else -1, b"".join(parts))
+        begin = update + self._begin[1]
+        if timeout is not None:
+            begin += self._timeout(timeout)
+        begin += self._field(self._last)
+        if self.indexed:
+            return begin + b"".join(map(self._field, metadata.fields))
+        return begin + metadata.literals
+
+    def _field(self, one: Field) -> bytes:
+        """A reference to it, or a literal that is added."""
+        number = self._numbers.get(one)
+        return self._add(one) if number is None else self._reference(number)
+
+    def _reference(self, number: int) -> bytes:
+        return _integer(0x80, 7, STATIC_ENTRIES + 1 + self._added - number)
+
+    def _add(self, one: Field) -> bytes:
+        size = len(one[0]) + len(one[1]) + ENTRY_OVERHEAD
+        if size > self._limit:
+            return _literal(NOT_ADDED, one)
+        self._evict(size)
+        self._entries.append((one, size))
+        self._used += size
+        self._added += 1
+        self._numbers[one] = self._added
+        return _literal(ADDED, one)
+
+    def _evict(self, size: int) -> None:
+        """Make room for an entry, oldest first."""
+        while self._used + size > self._limit:
+            number = self._added - len(self._entries) + 1
+            one, freed = self._entries.popleft()
+            self._used -= freed
+            if self._numbers[one] == number:
+                del self._numbers[one]
+
+    def _timeout(self, milliseconds: int) -> bytes:
+        """From one second on in steps of 10 ms."""
+        rounded = milliseconds if milliseconds < 1000 else -(-milliseconds // 10) * 10
+        one = (b"grpc-timeout", b"%dS" % (rounded // 1000) if rounded % 1000 == 0 else b"%dm" % rounded)
+        if self.indexed:
+            return self._field(one)
+        evicted = self._added - len(self._entries)
+        for earlier, number in self._timeouts:
+            if number > evicted and -SHORTER < rounded / earlier - 1 <= 0:
+                return self._reference(number)
+        written = self._add(one)
+        self._timeouts[self._next_timeout : self._next_timeout + 1] = [(rounded, self._added)]
+        self._next_timeout = (self._next_timeout + 1) % KEPT_TIMEOUTS
+        return written

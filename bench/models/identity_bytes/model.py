@@ -1,0 +1,16 @@
+"""Gives back texts, on an instance's thread."""
+
+from typing import Any
+
+import triglot
+
+
+class Model(triglot.Model):
+    """One BYTES matrix in, the same out."""
+
+    inputs = (triglot.TensorSpec("x", "BYTES", [-1, -1]),)
+    outputs = (triglot.TensorSpec("y", "BYTES", [-1, -1]),)
+    inputs_in_place = True
+
+    def infer(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"y": inputs["x"]}

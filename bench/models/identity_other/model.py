@@ -1,0 +1,16 @@
+"""Gives back what it gets, on an instance's thread: a second model beside identity_fp32."""
+
+from typing import Any
+
+import triglot
+
+
+class Model(triglot.Model):
+    """One FP32 matrix in, the same out."""
+
+    inputs = (triglot.TensorSpec("x", "FP32", [-1, -1]),)
+    outputs = (triglot.TensorSpec("y", "FP32", [-1, -1]),)
+    inputs_in_place = True
+
+    def infer(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"y": inputs["x"]}

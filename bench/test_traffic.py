@@ -1,0 +1,177 @@
+"""Varied traffic differs from call to call, arrives as it was made, and its answers are checked."""
+
+import json
+from collections import Counter
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from aiohttp import web
+
+from bench import h2client, httpclient, payloads, streamclient
+from bench.payloads import REST, framed
+from bench.tally import BenchError, close, drive
+from bench.test_clients import Context, grpc_server, serving
+from bench.traffic import COUNT, IDENTICAL, INDEXED, ONE_ROW, VARIED, Making, Traffic, exchanges, requests
+from triglot.pb.kserve import inference_pb2 as pb
+
+GRPC_MAKINGS = [
+    payloads.grpc_exchange,
+    payloads.contents_exchange,
+    payloads.two_exchange,
+    payloads.bytes_exchange,
+    payloads.predict_content_exchange,
+    payloads.predict_values_exchange,
+    payloads.grps_exchange,
+    payloads.grps_stream_exchange,
+    payloads.stream_exchange,
+]
+REST_MAKINGS = [payloads.json_exchange, payloads.predict_json_exchange]
+
+
+def name_of(making: Making) -> str:
+    return getattr(making, "__name__", "?")
+
+
+@pytest.mark.parametrize("making", [*GRPC_MAKINGS, *REST_MAKINGS], ids=name_of)
+def test_no_call_is_like_another(making: Making) -> None:
+    made = exchanges(making, ("m",), 16, VARIED)
+    sent = requests(made, VARIED, 1)
+    assert len(made) == len(sent) == COUNT
+    assert len({one.body for one in sent}) == COUNT
+    assert len({one.body for one in made}) == COUNT
+    assert len({one.holds for one in sent}) == COUNT
+    assert len({len(one.body) for one in made}) > 4  # Rows.
+    if made[0].kind == REST:
+        traces = {one.body.partition(b"traceparent: ")[2][:55] for one in sent}
+    else:
+        traces = {dict(one.metadata.fields)[b"traceparent"] for one in sent}
+        timeouts = Counter(one.timeout for one in sent)
+        assert len(timeouts) > 150
+        assert {900, 1100} >= {min(filter(None, timeouts)), max(filter(None, timeouts))}
+    assert len(traces) == COUNT
+    assert all(len(one) == 55 for one in traces)
+
+
+@pytest.mark.parametrize("making", [*GRPC_MAKINGS, *REST_MAKINGS], ids=name_of)
+def test_a_reply_holds_what_its_request_wants_and_no_others_does(making: Making) -> None:
+    made = exchanges(making, ("m",), 16, VARIED)
+    random = Random(3)
+    for one, sent in zip(made[:50], requests(made, VARIED, 1)[:50], strict=True):
+        reply = framed([one.reply])
+        assert not sent.missing(reply)
+        other = random.choice(made[100:])
+        assert sent.missing(framed([other.reply]))
+        one.check({}, framed([one.reply] * one.messages) if one.messages > 1 else one.reply)
+        with pytest.raises(BenchError):
+            one.check({}, framed([other.reply] * one.messages) if one.messages > 1 else other.reply)
+
+
+def test_identical_calls_are_one_call() -> None:
+    (one,) = requests(exchanges(payloads.grpc_exchange, ("m",), 16, IDENTICAL), IDENTICAL, 1)
+    assert one.timeout is None
+    assert not one.metadata.fields
+    assert pb.ModelInferRequest.FromString(one.body).id == ""
+    assert list(pb.ModelInferRequest.FromString(one.body).inputs[0].shape) == [1, 16]
+    assert len(one.holds) == 1
+
+
+def test_models_in_turn_and_one_row() -> None:
+    made = exchanges(payloads.grpc_exchange, ("a", "b"), 16, ONE_ROW)
+    given = [pb.ModelInferRequest.FromString(one.body) for one in made]
+    assert [one.model_name for one in given[:4]] == ["a", "b", "a", "b"]
+    assert {one.inputs[0].shape[0] for one in given} == {1}
+
+
+@pytest.mark.parametrize("traffic", [VARIED, INDEXED, IDENTICAL], ids=["C-core", "indexed", "identical"])
+@pytest.mark.parametrize("connections", [1, 4])
+async def test_calls_arrive_as_they_were_made(traffic: Traffic, connections: int) -> None:
+    made = exchanges(payloads.grpc_exchange, ("m",), 16, traffic)
+    by_body = {
+        one.body: (one, exchange.reply) for one, exchange in zip(requests(made, traffic, 1), made, strict=True)
+    }
+    seen: Counter[bytes] = Counter()
+
+    async def handler(request: bytes, context: Context) -> bytes:
+        one, reply = by_body[request]
+        seen[request] += 1
+        fields = dict(context.invocation_metadata())
+        for name, value in one.metadata.fields:
+            assert fields[name.decode()] == value.decode()
+        if one.timeout is not None:
+            assert 0 < context.time_remaining() <= one.timeout * 1.04 / 1000 + 0.01
+        return reply
+
+    async with grpc_server(handler) as port:
+        sent = [one for one, _ in by_body.values()]
+        opened = await h2client.connect(port, payloads.GRPC_PATH, sent, 8, connections, indexed=traffic.indexed)
+        outcome = await drive(opened, 0.3, b"", patience=20)
+        await close(*opened)
+    assert outcome.calls == seen.total()
+    assert len(seen) == (min(COUNT, outcome.calls) if traffic.varied and connections == 1 else len(seen))
+
+
+@pytest.mark.parametrize("kind", ["another's", "shorter"])
+async def test_wrong_answers_are_errors(kind: str) -> None:
+    made = exchanges(payloads.grpc_exchange, ("m",), 16, VARIED)
+    replies = {one.body: one.reply for one in made}
+
+    async def handler(request: bytes, context: Context) -> bytes:
+        return made[7].reply if kind == "another's" else replies[request][:-1]
+
+    async with grpc_server(handler) as port:
+        opened = await h2client.connect(port, payloads.GRPC_PATH, requests(made, VARIED, 1), 4)
+        with pytest.raises(BenchError, match="does not hold its request's"):
+            await drive(opened, 0.2, b"", patience=20)
+        await close(*opened)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+async def test_streams_are_checked_message_by_message(wrong: bool) -> None:
+    made = exchanges(payloads.stream_exchange, ("m",), 16, VARIED)
+    replies = {one.body: one.reply for one in made}
+
+    async def handler(given: Any, context: Context) -> Any:
+        number = 0
+        async for request in given:
+            number += 1
+            yield made[5].reply if wrong and number == 20 else replies[request]
+
+    methods = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(handler)}
+    async with serving(methods) as port:
+        opened = await streamclient.connect(port, payloads.STREAM_PATH, requests(made, VARIED, 1), 8)
+        if wrong:
+            with pytest.raises(BenchError, match="does not hold its request's"):
+                await drive([opened], 0.5, b"", patience=20)
+        else:
+            assert (await drive([opened], 0.2, b"", patience=20)).calls > 8
+        await close(opened)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+async def test_rest_is_checked(wrong: bool) -> None:
+    made = exchanges(payloads.json_exchange, ("m",), 16, VARIED)
+    replies = {one.body: one.reply for one in made}
+    traces = set()
+
+    async def handler(request: web.Request) -> web.Response:
+        body = await request.read()
+        traces.add(request.headers["traceparent"])
+        reply = json.loads(made[5].reply if wrong and len(traces) == 20 else replies[body])
+        return web.Response(body=json.dumps(reply, indent=1).encode())  # With blanks, which do not count.
+
+    app = web.Application()
+    app.router.add_post("/v2/models/m/infer", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    opened = await httpclient.connect(port, requests(made, VARIED, port), 4)
+    if wrong:
+        with pytest.raises(BenchError, match="does not hold its request's"):
+            await drive(opened, 0.5, b"", patience=20)
+    else:
+        assert (await drive(opened, 0.2, b"", patience=20)).calls == len(traces)
+    await close(*opened)
+    await runner.cleanup()
