@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from triglot.binding import response_of
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError, as_serving_error, without_frames
-from triglot.core.running import Defer, Done
+from triglot.core.running import Defer, Done, raise_error
 from triglot.core.signature import Signature
 from triglot.core.types import InferenceRequest
 from triglot.core.validation import check_shapes
@@ -158,10 +158,15 @@ class _Submitter(Protocol):
 
     def answer(self, outcome: Any, request: Any, /) -> Any: ...
 
+    def map_error(self, error: ServingError, outcome: Any, request: Any, /) -> ServingError: ...
+
 
 async def run(inference: _Submitter, request: Any, call: Call) -> Any:
     """What a row answers to one request. Raises `ServingError`."""
     outcome = await ended(partial(inference.submit, request, call))
+    if outcome.error is not None:
+        outcome.error = inference.map_error(outcome.error, outcome, request)
+        raise_error(outcome)
     return inference.answer(outcome, request)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from triglot.core.call import Call
-from triglot.core.errors import Code, Internal
+from triglot.core.errors import Code, Internal, ServingError
 from triglot.core.running import Cancellable, Defer, Done
 from triglot.protocols import Kind, Method, Operation
 from triglot.telemetry.store import Telemetry
@@ -33,7 +33,7 @@ class Scripted:
     """Inference of one call, whose outcome the test reports."""
 
     def __init__(self) -> None:
-        self.error: Internal | None = None
+        self.error: ServingError | None = None
         self.cancelled = False
         self.over = False
 
@@ -42,9 +42,10 @@ class Scripted:
         return self
 
     def answer(self, outcome: Any, request: Any, /) -> bytes:
-        if self.error is not None:
-            raise self.error
         return b"ok"
+
+    def map_error(self, error: ServingError, outcome: Any, request: Any, /) -> ServingError:
+        return error
 
     def end(self, error: Internal | None = None) -> None:
         self.error, self.over = error, True

@@ -47,7 +47,10 @@ class Inferring(Protocol):
         """Run it; `done` is called with its `Outcome`, maybe before this returns. Raises `ServingError`."""
 
     def answer(self, outcome: Any, request: Any, /) -> Any:
-        """What the row encodes of an outcome. Raises `ServingError`, in the protocol's words."""
+        """What the row encodes of an outcome without an error."""
+
+    def map_error(self, error: ServingError, outcome: Any, request: Any, /) -> ServingError:
+        """The outcome's error in the protocol's words. Not raised: frames that it came through would keep it."""
 
 
 def _status_only(_: ServingError) -> None:

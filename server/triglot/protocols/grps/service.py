@@ -16,7 +16,7 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.control import ONLINE, Arguments
 from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented, own_copy
-from triglot.core.running import Defer, Done, raise_error
+from triglot.core.running import Defer, Done
 from triglot.core.types import Exchange, InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.engine.servable import Servable
@@ -264,16 +264,18 @@ class GrpsInference:
 
     def answer(self, outcome: Inference, request: Request) -> Any:
         """See `Inferring`."""
-        try:
-            raise_error(outcome)
-        except Decoupled:
-            name = outcome.servable.name
-            raise Unimplemented(
-                f"model '{name}' answers with a stream: call PredictStreaming, or ask for streaming"
-            ) from None
         if outcome.request is None:
             return outcome.answer
         return self._convert(outcome.answer, request.message)
+
+    def map_error(self, error: ServingError, outcome: Inference, _: Request) -> ServingError:
+        """See `Inferring`."""
+        if isinstance(error, Decoupled):
+            name = outcome.servable.name
+            return Unimplemented(
+                f"model '{name}' answers with a stream: call PredictStreaming, or ask for streaming"
+            )
+        return error
 
 
 def _control(name: str, operation: Operation, call: Any, encode: Callable[[Any], bytes]) -> Method:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triglot.core.call import Call
 from triglot.core.errors import ServingError, Unimplemented
-from triglot.core.running import Cancellable, Defer, Done, Outcome, raise_error
+from triglot.core.running import Cancellable, Defer, Done, Outcome
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane import DataPlane, Decoupled
 from triglot.inference import Awaited
@@ -31,14 +31,13 @@ class UnaryInference:
             raise name_request(error, request.id) from None
         return self._dataplane.submit(servable, request, call, done, defer)
 
-    def answer(self, outcome: Outcome, request: InferenceRequest) -> InferenceResponse:
+    def answer(self, outcome: Outcome, _: InferenceRequest) -> InferenceResponse:
         """See `Inferring`."""
-        try:
-            raise_error(outcome)
-        except Decoupled:
-            text = f"{self._endpoint} doesn't support models with decoupled transaction policy"
-            raise Unimplemented(text) from None
-        except ServingError as error:
-            raise name_request(error, request.id) from None
         response: InferenceResponse = outcome.answer
         return response
+
+    def map_error(self, error: ServingError, _: Outcome, request: InferenceRequest) -> ServingError:
+        """See `Inferring`."""
+        if isinstance(error, Decoupled):
+            return Unimplemented(f"{self._endpoint} doesn't support models with decoupled transaction policy")
+        return name_request(error, request.id)

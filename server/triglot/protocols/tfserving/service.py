@@ -10,7 +10,9 @@ from triglot.core.call import Call
 from triglot.core.errors import (
     FailedPrecondition,
     InvalidArgument,
+    ServingError,
     Unimplemented,
+    without_frames,
 )
 from triglot.core.running import Defer, Done, raise_error
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
@@ -105,21 +107,27 @@ class Predictions:
 
     def answer(self, outcome: Inference, request: PredictRequest) -> Prediction:
         """See `Inferring`."""
-        name = _signature_name(request.spec)
-        try:
-            raise_error(outcome)
-        except Decoupled:
-            raise _streams(outcome.servable) from None
-        except InvalidRequest:
+        return Prediction(outcome.answer, _signature_name(request.spec))
+
+    def map_error(self, error: ServingError, outcome: Inference, request: PredictRequest) -> ServingError:
+        """See `Inferring`."""
+        servable, name = outcome.servable, _signature_name(request.spec)
+        if isinstance(error, Decoupled):
+            return _streams(servable)
+        if isinstance(error, InvalidRequest):
             # What does not fit is looked for again in TensorFlow Serving's order, for its words.
-            servable = outcome.servable
-            check_predict(request, servable.signatures[name], partial(define, servable, name))
-            raise
-        return Prediction(outcome.answer, name)
+            try:
+                check_predict(request, servable.signatures[name], partial(define, servable, name))
+            except ServingError as found:
+                return without_frames(found)
+        return error
 
     async def predict_on(self, servable: Servable, request: PredictRequest, call: Call) -> Prediction:
         """As `predict`, on a version that the caller holds a lease of."""
         outcome = await ended(partial(self._submit_on, servable, request, call, leased=True))
+        if outcome.error is not None:
+            outcome.error = self.map_error(outcome.error, outcome, request)
+            raise_error(outcome)
         return self.answer(outcome, request)
 
     def _run(
