@@ -338,9 +338,9 @@ class UnaryCall:
         self._observed.answered()
         inference = self._handler.method.inference
         assert inference is not None
-        if (error := outcome.error) is not None:
+        if (failure := outcome.error) is not None:
             outcome.error = None
-            self._fail(inference.map_error(error, outcome, self._request))
+            self._fail(inference.map_error(failure, outcome, self._request))
             return
         try:
             self._respond(inference.answer(outcome, self._request))
