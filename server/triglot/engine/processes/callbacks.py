@@ -1,34 +1,42 @@
-"""In the server: what `async def` code asks for while its process runs a call; it may ask much at once."""
+"""In the server: what a model asks for while its process runs a call."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, Unavailable
+from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, is_told
+from triglot.engine.processes.call_fields import asked_of
 from triglot.engine.processes.channel import Message
-from triglot.engine.processes.desk import member_of, told
-from triglot.engine.processes.failures import error_fields
+from triglot.engine.processes.failures import description, error_fields
 from triglot.engine.processes.frames import Kind
-from triglot.engine.processes.remote_call import asked_of
 from triglot.engine.processes.values import dumps
 
-Post = Callable[[Kind, int, bytes, Any], None]
-"""Sends a frame of this kind and number: its text, and the answer whose tensors it has."""
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None] | None"]
+"""Has work done: at once, on a thread that waits for it, or by a task of the loop."""
 
 
-class LoopDesk:
-    """Answers for one call, on the loop. To be closed with the call."""
+class Send(Protocol):
+    """Sends a frame with this text, and an answer."""
 
-    def __init__(self, post: Post, call: Call) -> None:
-        self._post = post
+    def __call__(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
+        """On any thread."""
+
+
+class CallbackHandler:
+    """Answers for one call, on the loop or on the thread that waits for it. To be closed with the call."""
+
+    def __init__(self, send: Send, spawn: Spawn, call: Call) -> None:
+        self._send = send
+        self._spawn = spawn
         self._call = call
         self._asked: dict[int, asyncio.Task[None]] = {}
-        self._streams: dict[int, AsyncGenerator[Any, None]] = {}
+        self._streams: dict[int, Any] = {}
         self._pulls: dict[int, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -41,25 +49,35 @@ class LoopDesk:
         if message.kind is Kind.STOP:
             self._stop(question)
         elif message.kind is Kind.METADATA:
-            call = member_of(self._call, fields["member"])
-            self._post(Kind.REPLY, question, dumps(list(call.metadata.items())), None)
+            call = self._member(fields["member"])
+            self._send(Kind.REPLY, question, dumps(list(call.metadata.items())))
         else:
             self._ask(question, fields, message.tensors or {})
         return True
 
+    def _member(self, member: int | None) -> Call:
+        """The one that a question is asked on behalf of; None: the call itself."""
+        return self._call if member is None else self._call.members[member]
+
     def _ask(self, question: int, fields: dict[str, Any], inputs: Mapping[str, Any]) -> None:
         stream = fields.get("next")
-        task = asyncio.get_running_loop().create_task(self._reply(question, fields, inputs))
+        try:
+            task = self._spawn(self._reply(question, fields, inputs))
+        except asyncio.CancelledError as error:
+            refuse(self._send, question, error)
+            return
+        if task is None:
+            return
         self._asked[question] = task
         if stream is not None:
             self._pulls[stream] = task
-        task.add_done_callback(partial(self._asked_no_more, question))
+        task.add_done_callback(partial(self._replied, question))
 
-    def _asked_no_more(self, question: int, task: asyncio.Task[None]) -> None:
+    def _replied(self, question: int, task: asyncio.Task[None]) -> None:
         self._asked.pop(question, None)
         if task.cancelled():
             # It may not even have begun. A thread of the model's may wait for it, whatever has become of the call.
-            refuse(self._post, question, Cancelled("nobody waits for the call any more"))
+            refuse(self._send, question, Cancelled("nobody waits for the call any more"))
 
     async def _reply(self, question: int, fields: dict[str, Any], inputs: Mapping[str, Any]) -> None:
         try:
@@ -67,29 +85,34 @@ class LoopDesk:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # The process waits for a reply, whatever it is.
-            refuse(self._post, question, error)
+            refuse(self._send, question, error)
         else:
-            self._post(Kind.REPLY, question, b"", answer)
+            self._send(Kind.REPLY, question, answer=answer)
 
     async def _answer(self, question: int, fields: dict[str, Any], inputs: Mapping[str, Any]) -> Any:
         """What another model answers; None at the end of a stream, and for what opens one."""
         if "next" in fields:
             answers = self._streams.get(fields["next"])
-            return None if answers is None else await anext(answers, None)
-        call, stream = member_of(self._call, fields["member"]), fields.get("stream", False)
+            if isinstance(answers, AsyncIterator):
+                return await anext(answers, None)
+            return None if answers is None else next(answers, None)
+        call, stream = self._member(fields["member"]), fields.get("stream", False)
         answer = call.reach(call, asked_of(fields, inputs, stream=stream))
         if not stream:
-            return await answer
-        self._streams[question] = answer
+            return await answer if inspect.isawaitable(answer) else answer
+        self._streams[question] = answer if isinstance(answer, AsyncIterator) else iter(answer)
         return None
 
     def _stop(self, question: int) -> None:
         if (task := self._asked.get(question)) is not None:
             task.cancel()
         if question in self._streams:
-            closing = asyncio.get_running_loop().create_task(self._close(question))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._leave(self._close(question))
+
+    def _leave(self, work: Coroutine[Any, Any, None]) -> None:
+        if (task := self._spawn(work)) is not None:
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def _close(self, stream: int) -> None:
         answers, pull = self._streams.pop(stream), self._pulls.pop(stream, None)
@@ -97,13 +120,14 @@ class LoopDesk:
             pull.cancel()
             await asyncio.wait([pull])
         with suppress(Exception):
-            await answers.aclose()
+            if isinstance(answers, AsyncIterator):
+                await answers.aclose()  # type: ignore[attr-defined]  # It is a generator.
+            else:
+                answers.close()
 
     def leave(self) -> None:
         """As `close`, and not waiting for it."""
-        closing = asyncio.get_running_loop().create_task(self.close())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._leave(self.close())
 
     async def close(self) -> None:
         """End what the model has not waited for."""
@@ -116,14 +140,19 @@ class LoopDesk:
             await self._close(stream)
 
 
-def refuse(post: Post, question: int, error: BaseException) -> None:
+def refuse(send: Send, question: int, error: BaseException) -> None:
     """Say that what was asked for cannot be had."""
-    post(Kind.REFUSAL, question, dumps(error_fields(told(error))), None)
+    send(Kind.REFUSAL, question, dumps(error_fields(_readable(error))))
 
 
-def refuse_late(post: Post, message: Message) -> bool:
+def refuse_late(send: Send, message: Message) -> bool:
     """Whether it was a question, or the end of one, on behalf of a call that has ended."""
     if message.kind in (Kind.METADATA, Kind.MODEL):
         late = Unavailable("the call has ended: it can reach no other model any more")
-        refuse(post, message.fields["question"], late)
+        refuse(send, message.fields["question"], late)
     return message.kind in (Kind.METADATA, Kind.MODEL, Kind.STOP)
+
+
+def _readable(error: BaseException) -> ServingError:
+    """What a model may read of an error of another."""
+    return error if is_told(error) else Internal(f"{type(error).__name__}: {description(error)}")
