@@ -278,7 +278,6 @@ async def test_every_process_is_started_and_so_is_who_takes_its_place(tmp_path: 
     )
     more = "\nTold.instances = 2\n" + STARTS.format(does=does)
     async with told(tmp_path, infer, more=more) as one:
-        one.model.loop = asyncio.get_running_loop()
         await asyncio.to_thread(start, one.model, reach)
         assert [name.rpartition("-")[2] for name in one.files("started")] == ["told", "told"]
         with pytest.raises(Unavailable):
@@ -291,6 +290,5 @@ async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     for infer in (PLAIN, ON_LOOP):
         folder = tmp_path / str(infer == PLAIN)
         async with told(folder, infer, more=STARTS.format(does="raise KeyError('no weights')")) as one:
-            one.model.loop = asyncio.get_running_loop()
             with pytest.raises(ModelLoadError, match=r"model\.py: KeyError: 'no weights'"):
                 await asyncio.to_thread(start, one.model, lambda *_: None)

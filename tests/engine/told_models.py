@@ -114,6 +114,7 @@ class Told:
         self.folder = folder
         self.changes: asyncio.Queue[bool] = asyncio.Queue()
         loop = asyncio.get_running_loop()
+        model.loop = loop
         model.on_change = lambda: loop.call_soon_threadsafe(self.changes.put_nowait, model.alive)
         self.servable = Servable("told", 1, model, max_queue_size=1000)
 

@@ -141,7 +141,8 @@ class Calls(ABC):
                     del answer
             return _returned(message)
         finally:
-            await self._end(state)
+            if not state.ended or state.callbacks is not None:
+                await self._end(state)
 
     async def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
         """The answers that `infer` yields. Raises as `run`; closing the generator closes the model's."""
@@ -344,8 +345,10 @@ class SerialCalls(Calls):
         await self._drain(state)
 
     def _write(self, work: Callable[[], None]) -> None:
-        with suppress(Gone):  # Which is seen by who reads.
+        try:
             work()
+        except Gone:
+            pass  # Which is seen by who reads.
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         run_blocking(work)
@@ -383,9 +386,17 @@ class LoopCalls(Calls):
             self.send(Kind.STOP, state.number)
 
     async def _end(self, state: CallState) -> None:
-        assert state.on_cancel is not None
-        state.call.unfollow(state.on_cancel)
+        self._unfollow(state)
         await super()._end(state)
+
+    def _ended(self, state: CallState) -> None:
+        self._unfollow(state)
+        super()._ended(state)
+
+    def _unfollow(self, state: CallState) -> None:
+        if state.on_cancel is not None:
+            state.call.unfollow(state.on_cancel)
+            state.on_cancel = None
 
     async def _next(self, state: CallState) -> Message:
         while not state.messages:

@@ -216,9 +216,14 @@ class Pool:
 
     def _free_one(self) -> Process | None:
         mine = self.affinity.number(len(self._slots)) if self.sticky else None
-        there = (slot.process for slot in self._slots if mine in (None, slot.number))
-        free = (one for one in there if one is not None and not one.lost and one.reserved < one.capacity)
-        return min(free, key=lambda one: max(one.reserved, one.count), default=None)
+        found, least = None, math.inf
+        for slot in self._slots:
+            process = slot.process
+            if process is None or process.lost or mine not in (None, slot.number):
+                continue
+            if process.reserved < process.capacity and (load := max(process.reserved, process.count)) < least:
+                found, least = process, load
+        return found
 
     def unstarted(self) -> Process | None:
         """On any thread: one that is now to start its instance."""

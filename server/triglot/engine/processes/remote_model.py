@@ -100,30 +100,28 @@ class RemoteModel(HostedModel):
     async def _run(self, inputs: Inputs, call: Call) -> Any:
         """What the model answers. Raises `Unavailable` when its process is lost, and what the model raises."""
         while True:
-            with await self._checkout(call) as calls:
+            with self._pool.checkout(call) or await self._waited(call) as calls:
                 return await calls.run(inputs, call)
 
     async def _run_list(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
         """What the model answers to each of the requests; raises as `_run`."""
         call = BatchCall(calls)
         while True:
-            with await self._checkout(call) as of_process:
+            with self._pool.checkout(call) or await self._waited(call) as of_process:
                 return await of_process.run_list(inputs, call)
 
     async def _stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
         """The answers as the model yields them; raises as `_run`."""
         while True:
-            with await self._checkout(call) as calls:
+            with self._pool.checkout(call) or await self._waited(call) as calls:
                 async with aclosing(calls.stream(inputs, call)) as answers:
                     async for answer in answers:
                         yield answer
                         del answer
                 return
 
-    async def _checkout(self, call: Call) -> Checkout:
-        """A process for this call, waiting for one. Raises as `Pool.checkout`."""
-        if (checkout := self._pool.checkout(call)) is not None:
-            return checkout
+    async def _waited(self, call: Call) -> Checkout:
+        """A process for this call, once there is one. Raises as `Pool.checkout`."""
         since = time.perf_counter()
         while (checkout := self._pool.checkout(call)) is None:
             await self._pause()
@@ -179,10 +177,6 @@ class LoopModel(RemoteModel):
     """One whose code is `async def`; each process runs as many calls as come."""
 
     infer = RemoteModel._run
-
-    async def _checkout(self, call: Call) -> Checkout:
-        self.loop = asyncio.get_running_loop()
-        return await super()._checkout(call)
 
     @property
     def given_up(self) -> int:

@@ -47,7 +47,9 @@ class Session:
         self._replies: dict[int, Future[Message]] = {}
         self._questions = itertools.count(_FIRST_QUESTION)
         self._new: deque[Message] = deque()
-        self._turn = threading.Condition()
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
+        self._waiting = 0
         self._reading = False
         self._pid = os.getpid()
 
@@ -55,26 +57,29 @@ class Session:
 
     def next(self) -> Message:
         """The next frame that answers nothing, on the main thread."""
-        self.wait(lambda: bool(self._new))
+        self.wait(self._new.__len__)
         return self._new.popleft()
 
-    def wait(self, done: Callable[[], bool]) -> None:
+    def wait(self, done: Callable[[], object]) -> None:
         """On any thread: until what has come makes it `done`."""
-        with self._turn:
+        with self._lock:
             while not done():
                 if self._reading:
+                    self._waiting += 1
                     self._turn.wait()
+                    self._waiting -= 1
                     continue
                 self._reading = True
-                self._turn.release()
+                self._lock.release()
                 try:
                     message = self._receive()
                 finally:
-                    self._turn.acquire()
+                    self._lock.acquire()
                     self._reading = False
                 self._dispatch(message)
                 del message
-                self._turn.notify_all()
+                if self._waiting:
+                    self._turn.notify_all()
 
     def _receive(self) -> Message:
         try:
@@ -133,10 +138,7 @@ class Session:
         """Nothing more is sent of it but its outcome."""
         call.end()
         self._calls.pop(call.number, None)
-        with self._turn:
-            if (reply := self._replies.pop(call.number, None)) is not None:
-                reply.set_result(Message(Kind.STOP, call.number, b"", None))
-                self._turn.notify_all()
+        self._replies.pop(call.number, None)
 
 
 class CallState:
@@ -150,8 +152,7 @@ class CallState:
         self._session = session
         self.number = number
         self._on_stop = on_stop
-        self._pushing = threading.RLock()
-        self._sending = threading.RLock()
+        self._lock = threading.RLock()
         self._owed: Future[Message] | None = None
         self.stopped = False
         self._over = False
@@ -170,7 +171,7 @@ class CallState:
 
     def end(self) -> None:
         """It asks for nothing any more."""
-        with self._sending:
+        with self._lock:
             self._over = True
 
     def is_cancelled(self, number: int) -> bool:
@@ -183,7 +184,7 @@ class CallState:
         """Send one answer of several; False when nobody reads any more, as far as known. `at_once`: as of now."""
         if not self._session.serial:
             return False  # Nobody listens to what `async def` code pushes.
-        with self._pushing:
+        with self._lock:
             self._settle()
             if self._over or self.is_cancelled(self.number):
                 return False
@@ -195,7 +196,7 @@ class CallState:
 
     def finish(self, member: int | None = None) -> None:
         """Say that no more answers come; `async def` code yields them."""
-        with self._pushing:
+        with self._lock:
             self._settle()
             if self._session.serial and not self._over:
                 text = b"" if member is None else dumps({"member": member})
@@ -271,7 +272,7 @@ class CallState:
     def _ask(
         self, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
     ) -> tuple[int, Future[Message]]:
-        with self._sending:  # The server may listen only as long as the call runs.
+        with self._lock:  # The server may listen only as long as the call runs.
             if self._over:
                 raise Unavailable("the call has ended: it can reach no other model any more")
             return self._session.ask(self.number, kind, fields, tensors)
@@ -294,7 +295,7 @@ class CallState:
 
     def _leave(self, question: int) -> None:
         """Nobody waits for this any more."""
-        with self._sending:
+        with self._lock:
             if not self._over:
                 self._session.send(Kind.STOP, self.number, dumps({"question": question}))
 
