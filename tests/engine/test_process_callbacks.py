@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -10,6 +9,7 @@ from triglot.core.call import Call
 from triglot.engine.processes.callbacks import CallbackHandler
 from triglot.engine.processes.channel import Message
 from triglot.engine.processes.frames import Kind
+from waiting import until
 
 
 class Sent(list[tuple[Kind, int, str]]):
@@ -24,7 +24,7 @@ def asks(question: int) -> Message:
 
 
 def handler(sent: Sent) -> CallbackHandler:
-    return CallbackHandler(sent, asyncio.get_running_loop().create_task, Call())
+    return CallbackHandler(sent, Call())
 
 
 REFUSED = (Kind.REFUSAL, 7, "nobody waits for the call any more")
@@ -33,15 +33,17 @@ REFUSED = (Kind.REFUSAL, 7, "nobody waits for the call any more")
 async def test_a_question_that_is_taken_back_at_once() -> None:
     sent = Sent()
     callbacks = handler(sent)
-    assert callbacks.serve(asks(7))
-    assert callbacks.serve(Message(Kind.STOP, 1, b'{"question": 7}', None))
-    await callbacks.close()
+    callbacks.serve(asks(7))
+    callbacks.serve(Message(Kind.STOP, 1, b'{"question": 7}', None))
+    callbacks.close()
+    await until(lambda: len(sent) == 1)
     assert sent == [REFUSED]
 
 
 async def test_a_question_of_a_call_that_ends_at_once() -> None:
     sent = Sent()
     callbacks = handler(sent)
-    assert callbacks.serve(asks(7))
-    await callbacks.close()
+    callbacks.serve(asks(7))
+    callbacks.close()
+    await until(lambda: len(sent) == 1)
     assert sent == [REFUSED]

@@ -102,7 +102,7 @@ async def test_a_process_is_lost_while_another_model_answers(tmp_path: Path) -> 
     async with told(tmp_path) as one:
         call = Call()
 
-        def reach(*_: object) -> object:
+        async def reach(*_: object) -> object:
             os.kill(pid, signal.SIGKILL)
             return {"y": "late"}
 

@@ -144,7 +144,7 @@ async def test_members_reach_others_on_behalf_of_their_own_call(tmp_path: Path) 
     async with told(tmp_path, more=lists(delay=5.0)) as one:
         calls = [Call() for _ in range(8)]
 
-        def reach(call: Call, _: ModelCall | ModelTask) -> Any:
+        async def reach(call: Call, _: ModelCall | ModelTask) -> Any:
             return Answer({"said": np.array([call.request_id])}, {"from": call.request_id})
 
         for number, call in enumerate(calls):

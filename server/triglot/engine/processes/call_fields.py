@@ -78,5 +78,4 @@ def asked_of(fields: Mapping[str, Any], inputs: Mapping[str, Any], *, stream: bo
     """In the server: what the model asks."""
     if "task" in fields:
         return ModelTask(**fields["task"])
-    wanted = {name: value for name, value in fields.items() if name not in ("member", "stream")}
-    return ModelCall(inputs=inputs, stream=stream, **wanted)
+    return ModelCall(inputs=inputs, stream=stream, **fields)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,71 +16,62 @@ from triglot.engine.processes.failures import description, error_fields
 from triglot.engine.processes.frames import Kind
 from triglot.engine.processes.values import dumps
 
-Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None] | None"]
-"""Has work done: at once, on a thread that waits for it, or by a task of the loop."""
+_NOBODY = "nobody waits for the call any more"
+KINDS = (Kind.METADATA, Kind.MODEL, Kind.GO_ON, Kind.STOP)
+"""Frames of the process that are for a `CallbackHandler`."""
 
 
 class Send(Protocol):
-    """Sends a frame with this text, and an answer."""
+    """Has a frame sent with this text, and an answer."""
 
     def __call__(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
         """On any thread."""
 
 
 class CallbackHandler:
-    """Answers for one call, on the loop or on the thread that waits for it. To be closed with the call."""
+    """Answers what one call asks for, on the loop: a task for each question, which the end of the call cancels."""
 
-    def __init__(self, send: Send, spawn: Spawn, call: Call) -> None:
+    def __init__(self, send: Send, call: Call) -> None:
         self._send = send
-        self._spawn = spawn
         self._call = call
-        self._asked: dict[int, asyncio.Task[None]] = {}
-        self._streams: dict[int, Any] = {}
-        self._pulls: dict[int, asyncio.Task[None]] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._taken: dict[int, asyncio.Future[None]] = {}
 
-    def serve(self, message: Message) -> bool:
-        """Whether the message was a question, or the end of one."""
-        if message.kind not in (Kind.METADATA, Kind.MODEL, Kind.STOP):
-            return False
+    def serve(self, message: Message) -> None:
+        """One of `KINDS`. Raises `LookupError`, `TypeError` and `ValueError` for what nobody asks."""
         fields = message.fields
         question = fields.pop("question")
         if message.kind is Kind.STOP:
-            self._stop(question)
+            if (task := self._tasks.get(question)) is not None:
+                task.cancel()
+        elif message.kind is Kind.GO_ON:
+            if (taken := self._taken.pop(question, None)) is None:
+                refuse(self._send, question, Cancelled(_NOBODY))
+            elif not taken.done():
+                taken.set_result(None)
         elif message.kind is Kind.METADATA:
             call = self._member(fields["member"])
             self._send(Kind.REPLY, question, dumps(list(call.metadata.items())))
         else:
-            self._ask(question, fields, message.tensors or {})
-        return True
+            work = self._reply(question, self._member(fields.pop("member")), fields, message.tensors or {})
+            task = self._tasks[question] = asyncio.get_running_loop().create_task(work)
+            task.add_done_callback(partial(self._replied, question))
 
     def _member(self, member: int | None) -> Call:
         """The one that a question is asked on behalf of; None: the call itself."""
         return self._call if member is None else self._call.members[member]
 
-    def _ask(self, question: int, fields: dict[str, Any], inputs: Mapping[str, Any]) -> None:
-        stream = fields.get("next")
+    async def _reply(self, question: int, call: Call, fields: dict[str, Any], inputs: Mapping[str, Any]) -> None:
         try:
-            task = self._spawn(self._reply(question, fields, inputs))
-        except asyncio.CancelledError as error:
-            refuse(self._send, question, error)
-            return
-        if task is None:
-            return
-        self._asked[question] = task
-        if stream is not None:
-            self._pulls[stream] = task
-        task.add_done_callback(partial(self._replied, question))
-
-    def _replied(self, question: int, task: asyncio.Task[None]) -> None:
-        self._asked.pop(question, None)
-        if task.cancelled():
-            # It may not even have begun. A thread of the model's may wait for it, whatever has become of the call.
-            refuse(self._send, question, Cancelled("nobody waits for the call any more"))
-
-    async def _reply(self, question: int, fields: dict[str, Any], inputs: Mapping[str, Any]) -> None:
-        try:
-            answer = await self._answer(question, fields, inputs)
+            stream = fields.pop("stream", False)
+            answer = call.reach(call, asked_of(fields, inputs, stream=stream))
+            if stream:
+                async with aclosing(answer) as answers:
+                    async for answer in answers:
+                        await self._pass_on(question, answer)
+                answer = None
+            else:
+                answer = await answer
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # The process waits for a reply, whatever it is.
@@ -89,55 +79,24 @@ class CallbackHandler:
         else:
             self._send(Kind.REPLY, question, answer=answer)
 
-    async def _answer(self, question: int, fields: dict[str, Any], inputs: Mapping[str, Any]) -> Any:
-        """What another model answers; None at the end of a stream, and for what opens one."""
-        if "next" in fields:
-            answers = self._streams.get(fields["next"])
-            if isinstance(answers, AsyncIterator):
-                return await anext(answers, None)
-            return None if answers is None else next(answers, None)
-        call, stream = self._member(fields["member"]), fields.get("stream", False)
-        answer = call.reach(call, asked_of(fields, inputs, stream=stream))
-        if not stream:
-            return await answer if inspect.isawaitable(answer) else answer
-        self._streams[question] = answer if isinstance(answer, AsyncIterator) else iter(answer)
-        return None
+    async def _pass_on(self, question: int, answer: object) -> None:
+        """One answer of a stream, until the process wants the next one."""
+        taken = self._taken[question] = asyncio.get_running_loop().create_future()
+        self._send(Kind.ANSWER, question, answer=answer)
+        del answer
+        await taken
 
-    def _stop(self, question: int) -> None:
-        if (task := self._asked.get(question)) is not None:
-            task.cancel()
-        if question in self._streams:
-            self._leave(self._close(question))
+    def _replied(self, question: int, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(question, None)
+        self._taken.pop(question, None)
+        if task.cancelled():
+            # It may not even have begun. A thread of the model's may wait for it, whatever has become of the call.
+            refuse(self._send, question, Cancelled(_NOBODY))
 
-    def _leave(self, work: Coroutine[Any, Any, None]) -> None:
-        if (task := self._spawn(work)) is not None:
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
-    async def _close(self, stream: int) -> None:
-        answers, pull = self._streams.pop(stream), self._pulls.pop(stream, None)
-        if pull is not None and not pull.done():
-            pull.cancel()
-            await asyncio.wait([pull])
-        with suppress(Exception):
-            if isinstance(answers, AsyncIterator):
-                await answers.aclose()  # type: ignore[attr-defined]  # It is a generator.
-            else:
-                answers.close()
-
-    def leave(self) -> None:
-        """As `close`, and not waiting for it."""
-        self._leave(self.close())
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """End what the model has not waited for."""
-        asked = list(self._asked.values())
-        for task in asked:
+        for task in list(self._tasks.values()):
             task.cancel()
-        if asked:
-            await asyncio.wait(asked)
-        for stream in list(self._streams):
-            await self._close(stream)
 
 
 def refuse(send: Send, question: int, error: BaseException) -> None:
@@ -145,12 +104,11 @@ def refuse(send: Send, question: int, error: BaseException) -> None:
     send(Kind.REFUSAL, question, dumps(error_fields(_readable(error))))
 
 
-def refuse_late(send: Send, message: Message) -> bool:
-    """Whether it was a question, or the end of one, on behalf of a call that has ended."""
-    if message.kind in (Kind.METADATA, Kind.MODEL):
+def refuse_late(send: Send, message: Message) -> None:
+    """The message is on behalf of a call that has ended."""
+    if message.kind is not Kind.STOP:
         late = Unavailable("the call has ended: it can reach no other model any more")
         refuse(send, message.fields["question"], late)
-    return message.kind in (Kind.METADATA, Kind.MODEL, Kind.STOP)
 
 
 def _readable(error: BaseException) -> ServingError:

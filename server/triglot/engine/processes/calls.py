@@ -3,7 +3,7 @@
 Strategy: what a call does is written once, as a coroutine. Plain code is called on a thread, which writes its
 frames and reads the pipe itself until the call has ended: there nothing suspends (`SerialCalls`). `async def` code
 is called on the event loop, which never waits for the process: a thread reads what that says and hands it to the
-loop, another one writes (`LoopCalls`).
+loop, another one writes (`LoopCalls`). What either asks for is answered on the loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,9 +26,8 @@ from triglot.core.call import BatchCall, Call
 from triglot.core.errors import Internal, Unavailable
 from triglot.engine.processes.answers import answer_of, aside, list_of
 from triglot.engine.processes.arena import Placed, packed
-from triglot.engine.processes.blocking import run_blocking
 from triglot.engine.processes.call_fields import call_fields, members_of
-from triglot.engine.processes.callbacks import CallbackHandler, refuse, refuse_late
+from triglot.engine.processes.callbacks import KINDS, CallbackHandler, refuse, refuse_late
 from triglot.engine.processes.channel import Channel, Gone, Message
 from triglot.engine.processes.control_block import ControlBlock
 from triglot.engine.processes.failures import error_from, load_error
@@ -69,10 +68,12 @@ class Owner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class CallState:
-    """The server's side of one call. `since`: it runs, of a stream since its last answer was taken."""
+    """The server's side of one call. `since`: it runs, of a stream since its last answer was taken. `asks`: it has
+    asked for something; then it has `callbacks` on the loop."""
 
     number: int
     call: Call
+    asks: bool = False
     callbacks: CallbackHandler | None = None
     since: float = field(default_factory=time.monotonic)
     sent: bool = False
@@ -98,16 +99,22 @@ class CallState:
 
 
 class Calls(ABC):
-    """The table of a process's calls in flight. `with_call`: whether the model's code gets the call."""
+    """The table of a process's calls in flight. `with_call`: whether the model's code gets the call. `loop` is the
+    server's."""
 
-    def __init__(self, owner: Owner, *, with_call: bool) -> None:
+    def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], *, with_call: bool) -> None:
         self._owner = owner
+        self._loop = loop
         self._with_call = with_call
         self._states: dict[int, CallState] = {}
         self.orphaned = 0
         """Calls that go on though nobody waits for them any more."""
         self._last = 0
         self._over = False
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._writing = threading.Lock()
+        self._closed = False
 
     # --- calls ---
 
@@ -141,7 +148,7 @@ class Calls(ABC):
                     del answer
             return _returned(message)
         finally:
-            if not state.ended or state.callbacks is not None:
+            if not state.ended or state.asks:
                 await self._end(state)
 
     async def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
@@ -163,7 +170,7 @@ class Calls(ABC):
     def _go_on(self, state: CallState, *, wanted: bool = True) -> None:
         """Have the model run on after an answer."""
         state.since = time.monotonic()
-        self.send(Kind.GO_ON if wanted else Kind.STOP, state.number)
+        self._write(partial(self._send, Kind.GO_ON if wanted else Kind.STOP, state.number))
 
     def _begin(self, kind: Kind, content: Content, call: Call) -> CallState:
         if self._over:
@@ -179,14 +186,14 @@ class Calls(ABC):
         try:
             if not state.ended:
                 state.since = time.monotonic()
-                self.send(Kind.STOP, state.number)
+                self._write(partial(self._send, Kind.STOP, state.number))
                 await self._wait_for_end(state)
         finally:
             if not state.ended:
                 state.orphaned = True
                 self.orphaned += 1
-            if state.callbacks is not None:
-                await state.callbacks.close()
+            if state.asks:
+                self._on_loop(_close_callbacks, state)
 
     async def _drain(self, state: CallState) -> None:
         while not state.ended:
@@ -208,41 +215,41 @@ class Calls(ABC):
         """Have frames written."""
 
     @abstractmethod
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        """See `Spawn`."""
-
-    @abstractmethod
     def _hand(self, work: Callable[..., object], *arguments: object) -> None:
         """Have this done where calls are made, by who writes."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """The process has ended: nothing more comes of it."""
 
     # --- what comes ---
 
     def _arrived(self, message: Message) -> None:
-        try:
-            self._dispatch(message)
-        except (LookupError, TypeError, ValueError) as error:
-            self._owner.kill(f"sent an invalid frame ({error}); process killed")
-
-    def _dispatch(self, message: Message) -> None:
         state = self._states.get(message.call)
         if state is None:
-            if not refuse_late(self.send, message):
+            if message.kind in KINDS:
+                self._checked(partial(refuse_late, self._post), message)
+            else:
                 self._owner.kill("answered another call and was killed")
-        elif not self._called_back(state, message):
+        elif message.kind in KINDS:
+            state.asks = True
+            self._serve(state, message)
+        else:
             if message.kind in (Kind.DONE, Kind.FAILED, Kind.UNLOADABLE):
                 self._ended(state)
             state.put(message)
 
-    def _called_back(self, state: CallState, message: Message) -> bool:
-        if message.kind not in (Kind.METADATA, Kind.MODEL, Kind.STOP):
-            return False
+    def _serve(self, state: CallState, message: Message) -> None:
+        if not self._on_loop(self._call_back, state, message):
+            self._checked(partial(refuse_late, self._post), message)
+
+    def _call_back(self, state: CallState, message: Message) -> None:
+        """On the loop."""
         if state.callbacks is None:
-            state.callbacks = CallbackHandler(self.send, self._spawn, state.call)
-        return state.callbacks.serve(message)
+            state.callbacks = CallbackHandler(self._post, state.call)
+        self._checked(state.callbacks.serve, message)
+
+    def _checked(self, serve: Callable[[Message], object], message: Message) -> None:
+        try:
+            serve(message)
+        except (LookupError, TypeError, ValueError) as error:
+            self._owner.kill(f"sent an invalid frame ({error}); process killed")
 
     def _ended(self, state: CallState) -> None:
         state.ended = True
@@ -287,11 +294,11 @@ class Calls(ABC):
         text = dumps({**call_fields(call), "counts": [len(one) for one in rows]})
         return text, self._owner.channel.place_all(itertools.chain.from_iterable(rows))
 
-    def send(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
-        """Have a frame written that begins no call."""
-        self._write(partial(self._send, kind, number, text, answer))
+    def _post(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
+        """On any thread: have the writer send a frame that begins no call."""
+        self._order(partial(self._send, kind, number, text, answer))
 
-    def _send(self, kind: Kind, number: int, text: bytes, answer: Any) -> None:
+    def _send(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
         channel = self._owner.channel
         try:
             text = text or _beside(answer)
@@ -300,9 +307,39 @@ class Calls(ABC):
         except Gone:
             raise
         except FrameError as error:
-            refuse(self.send, number, Internal(f"the answer cannot be handed over: {error}"))
+            refuse(self._post, number, Internal(f"the answer cannot be handed over: {error}"))
         except Exception as error:
-            refuse(self.send, number, error)
+            refuse(self._post, number, error)
+
+    def _order(self, work: Callable[[], None]) -> None:
+        with self._writing:
+            if self._writer is None and not self._closed:
+                name = f"{self._owner.name} writes"
+                self._writer = threading.Thread(target=self._write_all, name=name, daemon=True)
+                self._writer.start()
+        self._orders.put(work)
+
+    def _write_all(self) -> None:
+        while (order := self._orders.get()) is not None:
+            with suppress(Gone):  # Who reads says so.
+                order()
+            del order
+
+    def _on_loop(self, work: Callable[..., object], *arguments: object) -> bool:
+        try:
+            self._loop().call_soon_threadsafe(work, *arguments)
+        except RuntimeError:  # It is closed: the server has stopped.
+            return False
+        return True
+
+    def close(self) -> None:
+        """The process has ended: nothing more comes of it."""
+        with self._writing:
+            self._closed = True
+            writer, self._writer = self._writer, None  # It refers to this.
+        if writer is not None:
+            self._orders.put(None)
+            writer.join()
 
     # --- its state, on any thread ---
 
@@ -329,7 +366,7 @@ class SerialCalls(Calls):
     async def _next(self, state: CallState) -> Message:
         while not state.messages:
             self._read()
-        return _checked(state.messages.popleft())
+        return _taken(state.messages.popleft())
 
     def _read(self) -> None:
         owner = self._owner
@@ -350,30 +387,23 @@ class SerialCalls(Calls):
         except Gone:
             pass  # Which is seen by who reads.
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        run_blocking(work)
-
     def _hand(self, work: Callable[..., object], *arguments: object) -> None:
         work(*arguments)
-
-    def close(self) -> None:
-        """See `Calls`: there is nothing to give back."""
 
 
 class LoopCalls(Calls):
     """Of `async def` code: as many as come. Made on any thread; calls are made on one loop."""
 
-    def __init__(self, owner: Owner, *, with_call: bool) -> None:
-        super().__init__(owner, with_call=with_call)
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+    def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], *, with_call: bool) -> None:
+        super().__init__(owner, loop, with_call=with_call)
         self._own: CallbackHandler | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads: list[threading.Thread] = []
+        self._reader: threading.Thread | None = None
 
     def _begin(self, kind: Kind, content: Content, call: Call) -> CallState:
-        if self._own is None and not self._over:
-            self._own = CallbackHandler(self.send, self._spawn, call.apart())
-            self._start()
+        if self._reader is None and not self._over:
+            self._own = CallbackHandler(self._post, call.apart())
+            self._reader = threading.Thread(target=self._read, name=f"{self._owner.name} reads", daemon=True)
+            self._reader.start()
         state = super()._begin(kind, content, call)
         state.on_cancel = partial(self._cancelled, state)
         call.follow(state.on_cancel)
@@ -383,7 +413,7 @@ class LoopCalls(Calls):
         """The call, or a member of it, was cancelled."""
         state.mark_cancelled(self._owner.control)
         if state.call.cancelled:
-            self.send(Kind.STOP, state.number)
+            self._post(Kind.STOP, state.number)
 
     async def _end(self, state: CallState) -> None:
         self._unfollow(state)
@@ -402,40 +432,31 @@ class LoopCalls(Calls):
         while not state.messages:
             state.waiter = asyncio.get_running_loop().create_future()
             await state.waiter
-        return _checked(state.messages.popleft())
+        return _taken(state.messages.popleft())
 
     async def _wait_for_end(self, state: CallState) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 await self._drain(state)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(work)
-
-    def _dispatch(self, message: Message) -> None:
+    def _arrived(self, message: Message) -> None:
         if message.call or self._own is None:
-            super()._dispatch(message)
+            super()._arrived(message)
         else:
-            self._own.serve(message)
+            self._checked(self._own.serve, message)
 
     def _gone(self) -> None:
         super()._gone()
         if self._own is not None:
-            self._own.leave()
+            self._own.close()
+
+    def _serve(self, state: CallState, message: Message) -> None:
+        self._call_back(state, message)
 
     # --- threads ---
 
-    def _start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        for does, work in (("reads", self._read), ("writes", self._write_all)):
-            thread = threading.Thread(target=work, name=f"{self._owner.name} {does}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
     def _hand(self, work: Callable[..., object], *arguments: object) -> None:
-        assert self._loop is not None
-        with suppress(RuntimeError):  # It is closed: the server has stopped.
-            self._loop.call_soon_threadsafe(work, *arguments)
+        self._on_loop(work, *arguments)
 
     def _read(self) -> None:
         owner = self._owner
@@ -449,26 +470,22 @@ class LoopCalls(Calls):
         self._orders.put(partial(self._hand, self._gone))
 
     def _write(self, work: Callable[[], None]) -> None:
-        self._orders.put(work)
-
-    def _write_all(self) -> None:
-        while (order := self._orders.get()) is not None:
-            with suppress(Gone):  # Who reads says so.
-                order()
-            del order
+        self._order(work)
 
     def close(self) -> None:
         """See `Calls`."""
-        if self._threads:
-            reader, writer = self._threads
-            reader.join()  # Its last order is for the writer.
-            self._orders.put(None)
-            writer.join()
-        # They refer to this.
-        self._threads.clear()
+        if self._reader is not None:
+            self._reader.join()  # Its last order is for the writer.
+            self._reader = None
+        super().close()
 
 
-def _checked(message: Message | Exception) -> Message:
+def _close_callbacks(state: CallState) -> None:
+    if state.callbacks is not None:
+        state.callbacks.close()
+
+
+def _taken(message: Message | Exception) -> Message:
     if isinstance(message, Exception):
         raise message
     return message

@@ -7,6 +7,7 @@ last only for a short time. Whoever has a call takes a process that is free, and
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -81,6 +82,8 @@ class Pool:
         """Runs on each process that replaces another, before it is called. What it raises is a failure to load."""
         self.on_lost: Callable[[int], object] = lambda _: None
         """Gets, on any thread, the number of a process before another takes its slot."""
+        self.loop: Callable[[], asyncio.AbstractEventLoop | None] = lambda: None
+        """The server's, where calls are answered and what they ask for is."""
         self.hang_seconds = self.longest_run = 0.0
         self.sticky = False
         """Whether each thread that calls has a process of its own."""
@@ -153,7 +156,7 @@ class Pool:
         self, slot: Slot, process: Process, warm: Callable[[Process], object] = lambda _: None
     ) -> dict[str, Any]:
         try:
-            declared = process.load(self.program)
+            declared = process.load(self.program, self._the_loop)
             warm(process)
         except BaseException:
             self._drop(slot, process)
@@ -171,6 +174,11 @@ class Pool:
         if first:
             self.changed()
         return declared
+
+    def _the_loop(self) -> asyncio.AbstractEventLoop:
+        if (loop := self.loop()) is None:
+            raise RuntimeError("no server runs the model")
+        return loop
 
     def _drop(self, slot: Slot, process: Process) -> None:
         process.kill("could not load its model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import signal
@@ -105,8 +106,8 @@ class Process:
 
     # --- what it loads ---
 
-    def load(self, program: Program) -> dict[str, Any]:
-        """What its model declares, once it is loaded. Raises `ModelLoadError`."""
+    def load(self, program: Program, loop: Callable[[], asyncio.AbstractEventLoop]) -> dict[str, Any]:
+        """What its model declares, once it is loaded; `loop` is the server's. Raises `ModelLoadError`."""
         setup = {
             "name": self.name,
             "instance": self.number,
@@ -129,7 +130,7 @@ class Process:
         if message.kind is Kind.LOADED:
             if on_loop := fields["on_loop"]:
                 self.capacity = math.inf
-            self.calls = (LoopCalls if on_loop else SerialCalls)(self, with_call=fields["takes_call"])
+            self.calls = (LoopCalls if on_loop else SerialCalls)(self, loop, with_call=fields["takes_call"])
             declared: dict[str, Any] = fields
             return declared
         raise load_error(fields)

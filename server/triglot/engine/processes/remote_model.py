@@ -43,6 +43,7 @@ class RemoteModel(HostedModel):
             pool.sticky = not is_async(self.infer)  # Which has no threads.
             pool.on_lost = self._lost
         pool.changed = self._changed
+        pool.loop = lambda: self.loop
         pool.warm = self._warm
         pool.grow(self.instances)
 

@@ -252,29 +252,28 @@ class CallState:
         try:
             return await self._answer(reply)
         except asyncio.CancelledError:
-            self._leave(question)
+            self._say(Kind.STOP, question)
             raise
 
     async def _stream(self, asked: ModelCall | ModelTask, member: int | None) -> AsyncGenerator[Any, None]:
         """The answers one by one; closing the generator ends them."""
-        stream, reply = self._ask(Kind.MODEL, {**asked_fields(asked, member), "stream": True}, inputs_of(asked))
+        question, reply = self._ask(Kind.MODEL, {**asked_fields(asked, member), "stream": True}, inputs_of(asked))
         try:
-            await self._answer(reply)
-            while True:
-                _, reply = self._ask(Kind.MODEL, {"next": stream})
-                if (answer := await self._answer(reply)) is None:
-                    return
+            while (answer := await self._answer(reply)) is not None:
                 yield answer
                 del answer
+                reply = self._session.expect(question)
+                if not self._say(Kind.GO_ON, question):
+                    raise _ended()
         finally:
-            self._leave(stream)
+            self._say(Kind.STOP, question)
 
     def _ask(
         self, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
     ) -> tuple[int, Future[Message]]:
         with self._lock:  # The server may listen only as long as the call runs.
             if self._over:
-                raise Unavailable("the call has ended: it can reach no other model any more")
+                raise _ended()
             return self._session.ask(self.number, kind, fields, tensors)
 
     async def _answer(self, reply: Future[Message]) -> Any:
@@ -293,11 +292,16 @@ class CallState:
             raise error_of(message.fields)
         return answer_of(message)
 
-    def _leave(self, question: int) -> None:
-        """Nobody waits for this any more."""
+    def _say(self, kind: Kind, question: int) -> bool:
+        """GO_ON: the next answer is wanted; STOP: no more are. False: the call has ended, and they with it."""
         with self._lock:
             if not self._over:
-                self._session.send(Kind.STOP, self.number, dumps({"question": question}))
+                self._session.send(kind, self.number, dumps({"question": question}))
+            return not self._over
+
+
+def _ended() -> Unavailable:
+    return Unavailable("the call has ended: it can reach no other model any more")
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
