@@ -11,7 +11,7 @@ from triglot.core.request_scheduling import PLAIN
 
 
 def call_fields(call: Call) -> dict[str, Any]:
-    """In the server: what a process is told of a call; what is usual is left out."""
+    """In the server: what a process gets to know of a call; defaults are left out."""
     fields = _own_fields(call)
     if (members := members_of(call)) is not None:
         fields["members"] = [_own_fields(member) for member in members]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,27 +16,7 @@ from triglot.engine.processes.environment import Environment
 from triglot.engine.processes.monitor import DEFAULT_POLICY, RestartPolicy
 from triglot.engine.processes.pool import Pool
 from triglot.engine.processes.process import Program
-from triglot.engine.processes.remote_model import (
-    LoopDecoupledModel,
-    LoopListsModel,
-    LoopModel,
-    RemoteModel,
-    SerialDecoupledModel,
-    SerialListsModel,
-    SerialModel,
-)
-
-_KINDS: Mapping[tuple[bool, bool, bool], type[RemoteModel]] = {
-    (False, False, False): SerialModel,
-    (False, False, True): SerialListsModel,
-    (False, True, False): SerialDecoupledModel,
-    (False, True, True): SerialDecoupledModel,
-    (True, False, False): LoopModel,
-    (True, False, True): LoopListsModel,
-    (True, True, False): LoopDecoupledModel,
-    (True, True, True): LoopDecoupledModel,
-}
-"""By whether the model's code is `async def`, yields, and takes lists, which nobody gives to one that yields."""
+from triglot.engine.processes.remote_model import RemoteModel, remote_model
 
 
 class Loading:
@@ -68,11 +48,7 @@ class Loading:
         except BaseException:
             pool.close()
             raise
-        kind = _KINDS[declared["on_loop"], declared["streams"], declared["lists"]]
-        # Messages say the name of the model's own class.
-        starts = {} if declared["starts"] else {"start_instance": Model.start_instance}
-        named: type[RemoteModel] = type(declared["class"], (kind,), starts)
-        return named(pool, declared)
+        return remote_model(pool, declared)
 
     def give_up(self) -> None:
         """Nobody waits for it any more."""

@@ -1,8 +1,8 @@
 """The processes of a model: who runs the next call, and what becomes of one that is lost.
 
-Strategy: a thread of the pool's own starts all of them, so that the system can end them with it, and looks after
-them: a process that has ended or hangs is given up at once, and replaced after a delay that grows while these
-last only for a short time. Whoever has a call takes a process that is free, and waits while there is none.
+Strategy: a thread of the pool's own starts all of them, so that the system can end them with it, and checks them
+again and again: a process that has ended or hangs is given up at once, and replaced after a delay that grows while
+these last only for a short time. Whoever has a call takes a process that is free, and waits while there is none.
 """
 
 from __future__ import annotations

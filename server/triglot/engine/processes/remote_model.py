@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from triglot.core.call import BatchCall, Call
-from triglot.core.model import is_async
+from triglot.core.model import Model, is_async, is_decoupled
 from triglot.core.readings import Reading
 from triglot.engine.hosted import HostedModel, nobody_to_tell, not_at_all
 from triglot.engine.processes.blocking import iterate, run_blocking
@@ -75,7 +75,10 @@ class RemoteModel(HostedModel):
 
     def _run_on(self, process: Process) -> Function:
         """Runs the model there, on a thread."""
-        return lambda inputs, call: self._wait(_calls(process).run(inputs, call))
+        calls = _calls(process)
+        if is_decoupled(self.infer):
+            return lambda inputs, call: iterate(calls.stream(inputs, call), self._wait)
+        return lambda inputs, call: self._wait(calls.run(inputs, call))
 
     @property
     def alive(self) -> bool:
@@ -98,21 +101,21 @@ class RemoteModel(HostedModel):
 
     # --- calls ---
 
-    async def _run(self, inputs: Inputs, call: Call) -> Any:
+    async def run_async(self, inputs: Inputs, call: Call) -> Any:
         """What the model answers. Raises `Unavailable` when its process is lost, and what the model raises."""
         while True:
             with self._pool.checkout(call) or await self._waited(call) as calls:
                 return await calls.run(inputs, call)
 
-    async def _run_list(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        """What the model answers to each of the requests; raises as `_run`."""
+    async def run_list_async(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
+        """What the model answers to each of the requests; raises as `run_async`."""
         call = BatchCall(calls)
         while True:
             with self._pool.checkout(call) or await self._waited(call) as of_process:
                 return await of_process.run_list(inputs, call)
 
-    async def _stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
-        """The answers as the model yields them; raises as `_run`."""
+    async def stream_async(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+        """The answers as the model yields them; raises as `run_async`."""
         while True:
             with self._pool.checkout(call) or await self._waited(call) as calls:
                 async with aclosing(calls.stream(inputs, call)) as answers:
@@ -142,9 +145,19 @@ class RemoteModel(HostedModel):
 class SerialModel(RemoteModel):
     """One whose code is no `async def`; each process runs one call at a time, for a thread that waits."""
 
-    def infer(self, inputs: Inputs, call: Call) -> Any:
-        """See `RemoteModel._run`."""
-        return run_blocking(self._run(inputs, call))
+    def run(self, inputs: Inputs, call: Call) -> Any:
+        """See `RemoteModel.run_async`."""
+        return run_blocking(self.run_async(inputs, call))
+
+    def run_list(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
+        """See `RemoteModel.run_list_async`."""
+        return run_blocking(self.run_list_async(inputs, calls))
+
+    def stream(self, inputs: Inputs, call: Call) -> Generator[Any, None, None]:
+        """See `RemoteModel.stream_async`."""
+        answers = self.stream_async(inputs, call)
+        del inputs
+        yield from iterate(answers)
 
     async def _pause(self) -> None:
         self._pool.wait()
@@ -153,31 +166,10 @@ class SerialModel(RemoteModel):
         return run_blocking(work)
 
 
-class SerialListsModel(SerialModel):
-    """One that takes a batch as a list."""
-
-    def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        """See `RemoteModel._run_list`."""
-        return run_blocking(self._run_list(inputs, calls))
-
-
-class SerialDecoupledModel(SerialModel):
-    """One that yields its answers."""
-
-    def infer(self, inputs: Inputs, call: Call) -> Generator[Any, None, None]:
-        """See `RemoteModel._stream`."""
-        answers = self._stream(inputs, call)
-        del inputs
-        yield from iterate(answers)
-
-    def _run_on(self, process: Process) -> Function:
-        return lambda inputs, call: iterate(_calls(process).stream(inputs, call))
-
-
 class LoopModel(RemoteModel):
     """One whose code is `async def`; each process runs as many calls as come."""
 
-    infer = RemoteModel._run
+    run, run_list, stream = RemoteModel.run_async, RemoteModel.run_list_async, RemoteModel.stream_async
 
     @property
     def given_up(self) -> int:
@@ -192,19 +184,16 @@ class LoopModel(RemoteModel):
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
 
-class LoopListsModel(LoopModel):
-    """One that takes a batch as a list."""
-
-    infer_batch = RemoteModel._run_list
-
-
-class LoopDecoupledModel(LoopModel):
-    """One that yields its answers."""
-
-    infer = RemoteModel._stream  # type: ignore[assignment]  # A model's `infer` is any of the four kinds of functions.
-
-    def _run_on(self, process: Process) -> Function:
-        return lambda inputs, call: iterate(_calls(process).stream(inputs, call), self._wait)
+def remote_model(pool: Pool, declared: Mapping[str, Any]) -> RemoteModel:
+    """The model that the processes have declared; messages say the name of its own class."""
+    kind = LoopModel if declared["on_loop"] else SerialModel
+    methods: dict[str, Any] = {"infer": kind.stream if declared["streams"] else kind.run}
+    if declared["lists"] and not declared["streams"]:
+        methods["infer_batch"] = kind.run_list
+    if not declared["starts"]:
+        methods["start_instance"] = Model.start_instance
+    named: type[RemoteModel] = type(declared["class"], (kind,), methods)
+    return named(pool, declared)
 
 
 def _calls(process: Process) -> Calls:
