@@ -230,6 +230,18 @@ return await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))"""
         await until(other.closed.is_set)
 
 
+async def test_threads_of_plain_code_ask_at_the_same_time(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        call, other = Call(), Other(3, tmp_path)
+        call.reach = other
+        text = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(3) as threads:
+    asked = [threads.submit(call.infer, "other", {}) for _ in range(3)]
+    answer = [int(one.result()["y"]) for one in asked]"""
+        assert await one.say(text, call) == "[3, 3, 3]"
+
+
 async def test_a_warm_up_reaches_every_process(tmp_path: Path) -> None:
     more = """
 Told.instances = 3
@@ -265,11 +277,8 @@ def start(model: RemoteModel, reach: Callable[[Call, Any], Any]) -> None:
 
 @pytest.mark.parametrize("infer", [PLAIN, ON_LOOP])
 async def test_every_process_is_started_and_so_is_who_takes_its_place(tmp_path: Path, infer: str) -> None:
-    loop = threading.get_ident()
-
-    def reach(_: Call, asked: ModelCall | ModelTask) -> Any:
-        answer = True if isinstance(asked, ModelTask) else {"y": np.array(3)}
-        return asyncio.sleep(0, answer) if threading.get_ident() == loop else answer
+    async def reach(_: Call, asked: ModelCall | ModelTask) -> Any:
+        return True if isinstance(asked, ModelTask) else {"y": np.array(3)}
 
     does = (
         "self.apart = call.apart()\n"
@@ -278,7 +287,6 @@ async def test_every_process_is_started_and_so_is_who_takes_its_place(tmp_path: 
     )
     more = "\nTold.instances = 2\n" + STARTS.format(does=does)
     async with told(tmp_path, infer, more=more) as one:
-        one.model.loop = asyncio.get_running_loop()
         await asyncio.to_thread(start, one.model, reach)
         assert [name.rpartition("-")[2] for name in one.files("started")] == ["told", "told"]
         with pytest.raises(Unavailable):
@@ -291,6 +299,5 @@ async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     for infer in (PLAIN, ON_LOOP):
         folder = tmp_path / str(infer == PLAIN)
         async with told(folder, infer, more=STARTS.format(does="raise KeyError('no weights')")) as one:
-            one.model.loop = asyncio.get_running_loop()
             with pytest.raises(ModelLoadError, match=r"model\.py: KeyError: 'no weights'"):
                 await asyncio.to_thread(start, one.model, lambda *_: None)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from triglot.core.call import BatchCall, ModelCall
 from triglot.core.errors import Code, Internal
 from triglot.core.model_config import ModelConfig
 from triglot.core.request_scheduling import Scheduling
+from waiting import until
 
 TWO = ModelConfig(parameters={"greeting": "hello"})
 TWO_INSTANCES = "\nTold.instances = 2\n"
@@ -162,31 +161,17 @@ class Other:
 
     def __init__(self) -> None:
         self.closed = False
-        self.loop = threading.get_ident()
 
     def __call__(self, call: Call, wanted: ModelCall) -> Any:
-        if threading.get_ident() != self.loop:
-            return self.answer(call, wanted)
-        return self.streamed(wanted) if wanted.stream else self.awaited(call, wanted)
+        return self.counted(wanted.inputs["x"]) if wanted.stream else self.answer(call, wanted)
 
-    async def awaited(self, call: Call, wanted: ModelCall) -> Any:
-        return self.answer(call, wanted)
-
-    async def streamed(self, wanted: ModelCall) -> AsyncIterator[Any]:
-        with closing(self.counted(wanted.inputs["x"])) as answers:
-            for answer in answers:
-                yield answer
-
-    def answer(self, call: Call, wanted: ModelCall) -> Any:
-        x = wanted.inputs["x"]
+    async def answer(self, call: Call, wanted: ModelCall) -> Any:
         if wanted.model != "double":
             raise ServingError(f"no model {wanted.model}", code=Code.NOT_FOUND)
-        if wanted.stream:
-            return self.counted(x)
         assert (wanted.version, wanted.parameters, call.request_id) == ("3", {"a": 1}, "outer")
-        return {"y": x * 2}
+        return {"y": wanted.inputs["x"] * 2}
 
-    def counted(self, x: Any) -> Any:
+    async def counted(self, x: Any) -> AsyncIterator[Any]:
         try:
             for value in range(int(x), 0, -1):
                 yield {"y": np.array(value)}
@@ -217,7 +202,9 @@ async def test_a_model_reads_anothers_stream(tmp_path: Path) -> None:
         assert await one.say(f"[int(one['y']) for one in {TAKES}]", call, x=4) == "[4, 3, 2, 1]"
         other.closed = False
         assert await one.say(f"int(next({TAKES})['y'])", call, x=4) == "4"
-        assert other.closed
+        await until(lambda: other.closed)
+        both = f"[(int(one['y']), int(other['y'])) for one, other in zip({TAKES}, {TAKES})]"
+        assert await one.say(both, call, x=2) == "[(2, 2), (1, 1)]"
 
 
 async def test_async_code_calls_others(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from told_models import SECONDS, STREAM, Told, children, code, told, write_told
 from triglot import Call, Unavailable
 from triglot.core.call import BatchCall
 from triglot.core.errors import Code, DeadlineExceeded, ServingError
-from triglot.engine.processes.care import Care
+from triglot.engine.processes.monitor import RestartPolicy
 from triglot.engine.stream import STREAM_BUFFER
 from waiting import until
 
@@ -102,7 +102,7 @@ async def test_a_process_is_lost_while_another_model_answers(tmp_path: Path) -> 
     async with told(tmp_path) as one:
         call = Call()
 
-        def reach(*_: object) -> object:
+        async def reach(*_: object) -> object:
             os.kill(pid, signal.SIGKILL)
             return {"y": "late"}
 
@@ -173,7 +173,7 @@ async def test_a_stream_runs_for_too_long_only_while_its_reader_waits(tmp_path: 
     async with told(tmp_path, STREAM, more=LONGEST) as one:
         text = "os.getpid() if not (folder / 'hang').exists() else time.sleep(600)"
         answers = one.servable.stream(code(text, count=10**9), Call())
-        process = one.model._pool._places[0].process
+        process = one.model._pool._slots[0].process
         assert process is not None
         with unlimited(one):
             pid = (await anext(answers))["said"].item()
@@ -267,15 +267,15 @@ async def test_what_cannot_be_replaced_is_unavailable_at_once_and_heals(
 
 
 async def test_each_replacement_waits_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with told(tmp_path, care=Care(first_delay=0.05, longest_delay=0.3)) as one:
+    async with told(tmp_path, policy=RestartPolicy(first_delay=0.05, longest_delay=0.3)) as one:
         for _ in range(5):
             with pytest.raises(Unavailable):
                 await one.run("os._exit(0)")
         delays = re.findall(r"ended with exit status 0; it is replaced in (\S+) s", caplog.text)
         assert [float(delay) for delay in delays] == pytest.approx([0.05, 0.1, 0.2, 0.3, 0.3], abs=0.06)
-    steady = Care(first_delay=0.05, longest_delay=0.3, steady=0.0)
+    steady = RestartPolicy(first_delay=0.05, longest_delay=0.3, steady=0.0)
     caplog.clear()
-    async with told(tmp_path, care=steady) as one:
+    async with told(tmp_path, policy=steady) as one:
         for _ in range(3):
             with pytest.raises(Unavailable):
                 await one.run("os._exit(0)")
@@ -300,8 +300,8 @@ async def test_a_call_that_does_not_end_is_ended_with_its_process(tmp_path: Path
 
 async def test_a_model_that_does_not_close_is_ended(tmp_path: Path) -> None:
     never = "\ndef close(self):\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(600)\n"
-    care = Care(end_patience=0.1, more_patience=0.1)
-    async with told(tmp_path, care=care, more=never + "Told.close = close\n") as one:
+    policy = RestartPolicy(end_timeout=0.1, kill_timeout=0.1)
+    async with told(tmp_path, policy=policy, more=never + "Told.close = close\n") as one:
         assert await one.pid()
     assert children() == []
 

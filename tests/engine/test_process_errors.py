@@ -191,7 +191,7 @@ async def test_tensors_larger_than_memory(tmp_path: Path, text: str) -> None:
             await one.run("1", x=eval(text, {"np": np}))
         call = Call()
 
-        def reach(*_: object) -> Any:
+        async def reach(*_: object) -> Any:
             return {"y": eval(text, {"np": np})}
 
         call.reach = reach
@@ -207,7 +207,7 @@ async def test_another_models_answer_that_no_frame_can_carry(tmp_path: Path) -> 
     async with told(tmp_path) as one:
         call = Call()
 
-        def reach(*_: object) -> Any:
+        async def reach(*_: object) -> Any:
             return {"y" * 70_000: np.ones(1)}
 
         call.reach = reach
@@ -227,7 +227,7 @@ async def test_another_models_odd_error(tmp_path: Path) -> None:
         pid = await one.pid()
         for error in (Undescribed(), ServingError("odd", code=99)):  # type: ignore[arg-type]
 
-            def reach(*_: object, error: Exception = error) -> Any:
+            async def reach(*_: object, error: Exception = error) -> Any:
                 raise error
 
             call.reach = reach

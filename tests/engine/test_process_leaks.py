@@ -11,7 +11,7 @@ import pytest
 from told_models import children, told
 
 from triglot import Unavailable
-from triglot.engine.processes.care import Care
+from triglot.engine.processes.monitor import RestartPolicy
 from waiting import until
 
 INSTANCES = 4
@@ -32,8 +32,8 @@ def left() -> dict[str, int]:
 
 async def test_nothing_is_left_of_a_hundred_processes(tmp_path: Path) -> None:
     at_first = left()
-    care = Care(first_delay=0.0, longest_delay=0.0)
-    async with told(tmp_path, care=care, more=f"\nTold.instances = {INSTANCES}\n") as one:
+    policy = RestartPolicy(first_delay=0.0, longest_delay=0.0)
+    async with told(tmp_path, policy=policy, more=f"\nTold.instances = {INSTANCES}\n") as one:
 
         async def crash() -> None:
             with pytest.raises(Unavailable):

@@ -20,7 +20,6 @@ from triglot.core.call import ModelCall, ModelTask
 from triglot.core.model_config import ModelConfig
 from triglot.core.scheduling import DynamicBatching
 from triglot.core.types import Answer
-from triglot.engine.processes.remote_model import ListsModel
 
 # --- lists ---
 
@@ -144,7 +143,7 @@ async def test_members_reach_others_on_behalf_of_their_own_call(tmp_path: Path) 
     async with told(tmp_path, more=lists(delay=5.0)) as one:
         calls = [Call() for _ in range(8)]
 
-        def reach(call: Call, _: ModelCall | ModelTask) -> Any:
+        async def reach(call: Call, _: ModelCall | ModelTask) -> Any:
             return Answer({"said": np.array([call.request_id])}, {"from": call.request_id})
 
         for number, call in enumerate(calls):
@@ -163,14 +162,14 @@ async def test_members_reach_others_on_behalf_of_their_own_call(tmp_path: Path) 
 def echoing(tmp_path_factory: pytest.TempPathFactory) -> Any:
     echoes = "Told.infer_batch = lambda self, inputs, calls: list(inputs)\n"
     model = load(write_told(tmp_path_factory.mktemp("echo"), more=echoes))
-    assert isinstance(model, ListsModel)
+    assert model.infer_batch is not None
     yield model
     model.close()
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.dictionaries(st.text(max_size=5), arrays(), max_size=3), min_size=1, max_size=5))
-def test_any_lists_go_there_and_back(echo: ListsModel, requests: list[dict[str, np.ndarray[Any, Any]]]) -> None:
+def test_any_lists_go_there_and_back(echo: Any, requests: list[dict[str, np.ndarray[Any, Any]]]) -> None:
     answers = echo.infer_batch(requests, [Call() for _ in requests])
     assert [{name: raw(array) for name, array in answer.items()} for answer in answers] == [
         {name: raw(array) for name, array in request.items()} for request in requests
@@ -179,7 +178,7 @@ def test_any_lists_go_there_and_back(echo: ListsModel, requests: list[dict[str, 
 
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(hnp.arrays(np.uint8, 10))
-def test_large_lists(echo: ListsModel, seed: np.ndarray[Any, Any]) -> None:
+def test_large_lists(echo: Any, seed: np.ndarray[Any, Any]) -> None:
     requests = [{"x": np.resize(seed, size)} for size in (5_000_000, 0, 3, 1_000_001)]
     answers = echo.infer_batch(requests, [Call() for _ in requests])
     assert all((answer["x"] == request["x"]).all() for answer, request in zip(answers, requests, strict=True))

@@ -14,7 +14,7 @@ from told_models import Told, told
 
 from triglot import Call, InvalidArgument, ServingError, Unavailable
 from triglot.core.request_scheduling import Scheduling
-from triglot.engine.processes.care import Care
+from triglot.engine.processes.monitor import RestartPolicy
 from waiting import until
 
 SUMS = """def infer(self, inputs, call):
@@ -98,8 +98,8 @@ async def test_sequences_end_with_the_process_that_is_lost_while_nobody_calls(
 
 async def test_no_request_of_a_sequence_is_run_by_the_next_process(tmp_path: Path) -> None:
     """However soon it comes after the end of the process."""
-    care = Care(first_delay=0.01, steady=0.0)
-    async with told(tmp_path, SUMS, care=care, more=DECLARED) as one:
+    policy = RestartPolicy(first_delay=0.01, steady=0.0)
+    async with told(tmp_path, SUMS, policy=policy, more=DECLARED) as one:
         for turn in range(12):
             ((number, pid),) = (await started(one, range(turn + 1, turn + 2))).items()
             os.kill(pid, signal.SIGKILL)

@@ -14,15 +14,15 @@ import numpy as np
 from triglot import Call, backends
 from triglot.core.configure import configure
 from triglot.core.model_config import NO_CONFIG, ModelConfig
-from triglot.engine.processes.care import Care
 from triglot.engine.processes.loading import Loading
+from triglot.engine.processes.monitor import RestartPolicy
 from triglot.engine.processes.remote_model import RemoteModel
 from triglot.engine.servable import Servable
 from waiting import until
 
 SECONDS = 60
 """How long anything may take; only a test that fails waits so long."""
-QUICK = Care(first_delay=0.01, end_patience=SECONDS)
+QUICK = RestartPolicy(first_delay=0.01, end_timeout=SECONDS)
 TOLD = """
 import asyncio, ctypes, os, signal, sys, threading, time
 from pathlib import Path
@@ -88,9 +88,9 @@ def write_told(folder: Path, infer: str = PLAIN, more: str = "") -> Path:
     return file
 
 
-def load(file: Path, config: ModelConfig = NO_CONFIG, care: Care = QUICK) -> RemoteModel:
+def load(file: Path, config: ModelConfig = NO_CONFIG, policy: RestartPolicy = QUICK) -> RemoteModel:
     """The model of this file in its processes. Raises `ModelLoadError`."""
-    model = Loading(backends.load, care)("told", "python", file, config)
+    model = Loading(backends.load, policy)("told", "python", file, config)
     try:
         configure(model, config)
         model.start()
@@ -114,6 +114,7 @@ class Told:
         self.folder = folder
         self.changes: asyncio.Queue[bool] = asyncio.Queue()
         loop = asyncio.get_running_loop()
+        model.loop = loop
         model.on_change = lambda: loop.call_soon_threadsafe(self.changes.put_nowait, model.alive)
         self.servable = Servable("told", 1, model, max_queue_size=1000)
 
@@ -145,16 +146,20 @@ class Told:
 
 @asynccontextmanager
 async def told(
-    folder: Path, infer: str = PLAIN, config: ModelConfig = NO_CONFIG, care: Care = QUICK, more: str = ""
+    folder: Path,
+    infer: str = PLAIN,
+    config: ModelConfig = NO_CONFIG,
+    policy: RestartPolicy = QUICK,
+    more: str = "",
 ) -> AsyncIterator[Told]:
     """A loaded model; it is closed in the end, and then none of its processes is left."""
-    model = await asyncio.to_thread(load, write_told(folder, infer, more), config, care)
+    model = await asyncio.to_thread(load, write_told(folder, infer, more), config, policy)
     one = Told(model, folder)
     try:
         yield one
     finally:
         await one.servable.close()
-        await until(lambda: not one.servable._instances and not model._pool._places)
+        await until(lambda: not one.servable._instances and not model._pool._slots)
 
 
 def children() -> list[str]:

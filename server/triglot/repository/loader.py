@@ -18,8 +18,8 @@ from triglot.core.errors import Code, ModelLoadError, NeedsProcess, ServingError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
 from triglot.engine.hosted import HostedModel
+from triglot.engine.processes.failures import ModelFailure
 from triglot.engine.processes.loading import Loading
-from triglot.engine.processes.owner import ModelFailure
 from triglot.engine.processes.remote_model import RemoteModel
 from triglot.engine.servable import Servable
 from triglot.repository.labels import read_labels

@@ -1,7 +1,8 @@
 """Instances that are processes of their own (`Model.execution` "process").
 
-Strategy: to the engine such a model is an ordinary blocking one, `RemoteModel`, whose `infer` borrows a process of
-the `Pool` and talks with it: small frames over a socket, tensors through shared memory, no pickle anywhere. Both
-ends speak in turns and block, so nothing polls on the way of a request; the pool's own thread looks after the
-processes ten times a second.
+Strategy: to the engine such a model is an ordinary one, `RemoteModel`, which checks a process out of the `Pool` for
+each call. Both ends speak one protocol of numbered calls over a pipe: small frames, tensors through shared memory,
+no pickle anywhere. `Process` owns the pipe, the table of the calls in flight and the life of the process; in the
+process a `Session` reads frames, and a `Worker` runs the calls. The pool's own thread checks all processes ten times
+a second.
 """

@@ -1,4 +1,4 @@
-"""Tensors in shared memory: each side of a conversation writes into regions of its own, and the other reads them.
+"""Tensors in shared memory: each side of a pipe writes into regions of its own, and the other reads them.
 
 Strategy: a region carries the tensors of one frame at a time. Its owner writes again when the reader has said that
 it reads it no more. What the reader sends back as it came lies in the region still: it is read there, and the
@@ -96,7 +96,7 @@ class _Region:
 class Placed:
     """Tensors that lie in a region, ready to be sent. `descriptor`: of a region that the reader does not know.
 
-    `kept` is what keeps a region of the reader's own, in which they came, until it is told of them.
+    `kept` is what keeps a region of the reader's own, in which they came, until it knows of them.
     """
 
     places: tuple[Place, ...]

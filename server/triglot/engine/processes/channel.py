@@ -1,4 +1,4 @@
-"""One end of the conversation between the server and a process: frames over a socket, tensors beside it.
+"""One end of the pipe between the server and a process: frames over a socket, tensors beside it.
 
 Strategy: a core that has to be woken takes as long as a small call to a process, and who wakes it pays for that,
 too. So a process that has just been asked again stays awake for a while after its answer. The server does not: its

@@ -21,17 +21,17 @@ from triglot.core.cpus import usable_cpus
 from triglot.core.model import Model, is_async, is_decoupled
 from triglot.core.model_scheduling import check_cpus, check_seconds
 from triglot.engine.declarations import takes_call
-from triglot.engine.processes.at_once import AtOnce
-from triglot.engine.processes.channel import Channel, Gone, Message
+from triglot.engine.processes.channel import Channel, Message
+from triglot.engine.processes.control_block import ControlBlock
 from triglot.engine.processes.failures import load_failure_fields
 from triglot.engine.processes.frames import Kind
 from triglot.engine.processes.health import BEAT_SECONDS
-from triglot.engine.processes.in_turn import InTurn
 from triglot.engine.processes.instance_config import InstanceConfig
 from triglot.engine.processes.logs import ProcessLog
 from triglot.engine.processes.notices import Outbox
-from triglot.engine.processes.page import Page
+from triglot.engine.processes.session import Session
 from triglot.engine.processes.values import dumps, loads
+from triglot.engine.processes.workers import AsyncWorker, SerialWorker
 
 log = logging.getLogger(__name__)
 
@@ -39,20 +39,16 @@ _DIE_WITH_PARENT = 1
 
 
 def main() -> None:
-    """What `Process.start` runs, with the arguments SOCKET PAGE NOTICES PARENT NAME."""
-    end, page, notices, parent = map(int, sys.argv[1:5])
+    """What `Process.start` runs, with the arguments SOCKET CONTROL NOTICES PARENT NAME."""
+    end, control, notices, parent = map(int, sys.argv[1:5])
     # A terminal's Ctrl-C is for the server: it lets the calls end first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # It is the server's log.
-    channel = Channel(socket.socket(fileno=end))
-    worker = Worker(channel, Page(page), Outbox(notices))
-    os.close(page)
-    threading.Thread(target=worker.beat, args=(parent,), name="heart", daemon=True).start()
-    try:
-        worker.run()
-    except Gone:
-        _end_at_once()
+    child = Child(Session(Channel(socket.socket(fileno=end)), ControlBlock(control)), Outbox(notices))
+    os.close(control)
+    threading.Thread(target=child.beat, args=(parent,), name="heart", daemon=True).start()
+    child.run()
 
 
 def _die_with(parent: int) -> None:
@@ -68,14 +64,12 @@ def _end_at_once() -> NoReturn:
     os._exit(1)
 
 
-class Worker:
+class Child:
     """Loads one model, and runs it."""
 
-    def __init__(self, channel: Channel, page: Page, notices: Outbox) -> None:
-        self._channel = channel
+    def __init__(self, session: Session, notices: Outbox) -> None:
+        self._session = session
         self._notices = notices
-        self._page = page
-        self._name = ""
         self._log: ProcessLog | None = None
 
     # --- the heart ---
@@ -83,10 +77,10 @@ class Worker:
     def beat(self, parent: int) -> None:
         """On a thread of its own: as long as the server is there."""
         poll = select.poll()
-        poll.register(self._channel.socket, 0)  # Only whether the other side is gone.
+        poll.register(self._session.channel.socket, 0)  # Only whether the other side is gone.
         try:
             while not poll.poll(1000 * BEAT_SECONDS) and os.getppid() == parent:
-                self._page.beat()
+                self._session.control.beat()
                 self._see_to()
         finally:
             _end_at_once()
@@ -94,31 +88,32 @@ class Worker:
     def _see_to(self) -> None:
         try:
             if self._log is not None:
-                self._log.follow(self._page.log_switches)
-            self._channel.arena.trim(time.monotonic())
+                self._log.follow(self._session.control.log_switches)
+            self._session.channel.arena.trim(time.monotonic())
         except Exception:  # As long as the heart beats nobody takes the process for hung.
-            log.exception("%s: what is done between two calls failed", self._name)
+            log.exception("%s: what is done between two calls failed", self._session.name)
 
     # --- the model ---
 
     def run(self) -> None:
-        """Until the server says that this is the end. Raises `Gone`."""
-        loaded = self._load(self._channel.receive())
+        """Until the server says that this is the end."""
+        session = self._session
+        loaded = self._load(session.next())
         if loaded is None:
             return
         model, file = loaded
-        at_once = is_async(model.infer)
-        # The loop of calls at once has a thread of its own, which needs the interpreter meanwhile.
-        self._channel.wakeful = not at_once and _runs_beside_server()
-        serve = (AtOnce if at_once else InTurn)(self._channel, self._page, self._name, model, file).serve
-        while (message := self._channel.receive()).kind is not Kind.END:
-            serve(message)
+        on_loop = is_async(model.infer)
+        # The loop of `async def` code has a thread of its own, which needs the interpreter meanwhile.
+        session.channel.wakeful = not on_loop and _runs_beside_server()
+        worker = (AsyncWorker if on_loop else SerialWorker)(session, model, file)
+        while (message := session.next()).kind is not Kind.END:
+            worker.serve(message)
             del message
         self._close(model)
 
     def _load(self, message: Message) -> tuple[Model, Path] | None:
         setup = loads(message.text)
-        self._name = setup["name"]
+        self._session.name = setup["name"]
         self._log = ProcessLog(setup["log"])
         file: Path = setup["file"]
         try:
@@ -134,18 +129,18 @@ class Worker:
                 check_seconds("longest_run", model.longest_run)
             declared = dumps(_declared(model, config))
         except BaseException as error:
-            self._channel.send(Kind.UNLOADABLE, text=dumps(load_failure_fields(error, file)))
+            self._session.send(Kind.UNLOADABLE, text=dumps(load_failure_fields(error, file)))
             return None
         if model.own_metrics is not None:
             model.own_metrics.tell_to(self._notices.put)
-        self._channel.send(Kind.LOADED, text=declared)
+        self._session.send(Kind.LOADED, text=declared)
         return model, file
 
     def _close(self, model: Model) -> None:
         try:
             model.close()
         except BaseException:
-            log.exception("%s failed to close", self._name)
+            log.exception("%s failed to close", self._session.name)
 
 
 # --- what is handed over ---
@@ -177,7 +172,7 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
         "lists": model.infer_batch is not None,
         "metrics": model.own_metrics is not None,
         "starts": type(model).start_instance is not Model.start_instance,
-        "at_once": is_async(infer),
+        "on_loop": is_async(infer),
         "streams": is_decoupled(infer),
         "attributes": declared,
     }

@@ -122,9 +122,9 @@ class Environment:
                     os.killpg(program.pid, signal.SIGKILL)
                 program.wait()
                 raise
-            printed, told = (_text(file) for file in (out, err))
+            printed, errors = (_text(file) for file in (out, err))
         if program.returncode:
-            said = f": {told.rpartition(chr(10))[2][:500]}" if told else ""
+            said = f": {errors.rpartition(chr(10))[2][:500]}" if errors else ""
             raise ValueError(f"{folder / 'bin' / 'python'} ended with status {program.returncode}{said}")
         return printed
 

@@ -23,6 +23,7 @@ from triglot.core.errors import (
     is_told,
     text_of,
 )
+from triglot.core.log_handlers import PLACE
 
 MAX_TRACE = 64 * 1024
 """Characters of a trace that reach the server's log."""
@@ -103,3 +104,37 @@ def _own_error(error: BaseException, folder: Path) -> BaseException | None:
     while trace is not None and not Path(trace.tb_frame.f_code.co_filename).is_relative_to(folder):
         trace = trace.tb_next
     return None if cause is None or trace is None else cause.with_traceback(trace)
+
+
+# --- in the server ---
+
+
+class ModelFailure(Exception):
+    """What a model's code has raised in its process; the trace there is its cause."""
+
+
+class ModelTrace(Exception):
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def error_from(fields: Mapping[str, Any]) -> Exception:
+    """What the model's code has raised, by its own name, or the error for the client."""
+    return cause_from(fields) or error_of(fields)
+
+
+def load_error(fields: Mapping[str, Any]) -> ModelLoadError:
+    """Why the process cannot load its model."""
+    kind = MissingDependency if fields["missing"] else ModelLoadError
+    error = kind(fields["message"], Code(fields.get("code", Code.UNKNOWN)))
+    error.__cause__ = cause_from(fields)
+    return error
+
+
+def cause_from(fields: Mapping[str, Any]) -> Exception | None:
+    """What the model's code has raised, by its own name; None where that was an error for the client."""
+    if "kind" not in fields:
+        return None
+    failure: Exception = type(fields["kind"], (ModelFailure,), {PLACE: fields["place"]})(fields["text"])
+    failure.__cause__ = ModelTrace(fields["trace"])
+    return failure

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from triglot.engine.processes.page import Page
+from triglot.engine.processes.control_block import ControlBlock
 
 BEAT_SECONDS = 0.1
 """Between two beats, and between two looks."""
@@ -16,15 +16,15 @@ _RUNS = b"RD"
 """States of a thread that has something to do (proc(5)): it runs or would, or it waits for a disk."""
 
 
-class Pulse:
-    """Looks at a process, again and again.
+class Heartbeat:
+    """Of a process, to be checked again and again.
 
     Its heart beats on a thread of its interpreter, so it stops with that: when the process is stopped, when it is
     dead-locked, and while the model's code holds the interpreter's lock. The latter computes, most of the time.
     """
 
-    def __init__(self, page: Page, pid: int) -> None:
-        self._page = page
+    def __init__(self, control: ControlBlock, pid: int) -> None:
+        self._control = control
         self._pid = pid
         self._beats = 0
         self._computed = cpu_seconds(pid)
@@ -32,13 +32,13 @@ class Pulse:
         self.silence = 0.0
         """Seconds for which there was no sign of life, as far as somebody looked."""
 
-    def look(self) -> None:
-        """Look once more."""
+    def check(self) -> None:
+        """Once more."""
         now = time.monotonic()
         # When nobody looked, the machine may have been as good as off.
         elapsed = min(now - self._looked, 2 * BEAT_SECONDS)
         self._looked = now
-        beats = self._page.beats
+        beats = self._control.beats
         if beats != self._beats:
             self._beats, self.silence = beats, 0.0
         elif self._works(elapsed):

@@ -5,39 +5,28 @@ from __future__ import annotations
 import importlib
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from triglot.core.errors import Code, ModelLoadError
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
-from triglot.engine.processes.care import CARE, Care
 from triglot.engine.processes.environment import Environment
-from triglot.engine.processes.on_loop_model import OnLoopDecoupledModel, OnLoopListsModel, OnLoopModel
+from triglot.engine.processes.monitor import DEFAULT_POLICY, RestartPolicy
 from triglot.engine.processes.pool import Pool
 from triglot.engine.processes.process import Program
-from triglot.engine.processes.remote_model import BlockingModel, DecoupledModel, ListsModel, RemoteModel
-
-_KINDS: Mapping[tuple[bool, bool, bool], type[RemoteModel]] = {
-    (False, False, False): BlockingModel,
-    (False, False, True): ListsModel,
-    (False, True, False): DecoupledModel,
-    (False, True, True): DecoupledModel,
-    (True, False, False): OnLoopModel,
-    (True, False, True): OnLoopListsModel,
-    (True, True, False): OnLoopDecoupledModel,
-    (True, True, True): OnLoopDecoupledModel,
-}
-"""By whether the model's code is `async def`, yields, and takes lists, which nobody gives to one that yields."""
+from triglot.engine.processes.remote_model import RemoteModel, remote_model
 
 
 class Loading:
     """Loads a model into processes of its own; `give_up` ends that, on any thread."""
 
-    def __init__(self, load: Callable[[str, Path, ModelConfig], Model], care: Care = CARE) -> None:
+    def __init__(
+        self, load: Callable[[str, Path, ModelConfig], Model], policy: RestartPolicy = DEFAULT_POLICY
+    ) -> None:
         self._load = load
-        self._care = care
+        self._policy = policy
         self._environment: Environment | None = None
         self._pool: Pool | None = None
         self._given_up = False
@@ -51,7 +40,7 @@ class Loading:
         if self._given_up:
             environment.give_up()
         environment.open()
-        pool = self._pool = Pool(program, self._care)
+        pool = self._pool = Pool(program, self._policy)
         if self._given_up:
             pool.give_up()
         try:
@@ -59,11 +48,7 @@ class Loading:
         except BaseException:
             pool.close()
             raise
-        kind = _KINDS[declared["at_once"], declared["streams"], declared["lists"]]
-        # Messages say the name of the model's own class.
-        starts = {} if declared["starts"] else {"start_instance": Model.start_instance}
-        named: type[RemoteModel] = type(declared["class"], (kind,), starts)
-        return named(pool, declared)
+        return remote_model(pool, declared)
 
     def give_up(self) -> None:
         """Nobody waits for it any more."""

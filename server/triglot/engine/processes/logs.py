@@ -1,7 +1,8 @@
 """The log of an instance's process: written as the server's, to the same place, and changed when that changes.
 
-Strategy: what of the log is on is one number, which the server keeps in the page of the process and the process
-looks at with each beat. It is read from the loggers themselves, so it does not matter who has changed them.
+Strategy: what of the log is on is one number, which the server keeps in the control block of the process and the
+process reads with each heartbeat. It is read from the loggers themselves, so it does not matter who has changed
+them.
 """
 
 from __future__ import annotations

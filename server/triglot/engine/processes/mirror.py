@@ -1,4 +1,4 @@
-"""The regions that the other side of a conversation writes, and what goes back in them as it came."""
+"""The regions that the other side of a pipe writes, and what goes back in them as it came."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Mirror:
         return released
 
     def tell_again(self, released: Iterable[int]) -> None:
-        """The other side was not told of these."""
+        """The other side did not get these."""
         with self._lock:
             self._released += released
 

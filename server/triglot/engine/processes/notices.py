@@ -22,7 +22,7 @@ Notice = Mapping[str, Any]
 
 
 class PoolMetrics(ModelMetrics):
-    """What the processes of a model have told of its metrics; `inboxes` gives what may have more."""
+    """What the processes of a model have reported of its metrics; `inboxes` gives what may have more."""
 
     def __init__(self, inboxes: Callable[[], Iterable[Inbox]]) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Inbox:
         try:
             self._take(json.loads(line))
         except (LookupError, TypeError, ValueError) as error:
-            log.error("a process has told what cannot be: %s", error)
+            log.error("a process sent an invalid notice: %s", error)
 
     def close(self) -> None:
         """Read what is left, and no more."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import signal
 import socket
@@ -16,16 +18,15 @@ from typing import Any
 
 from triglot.core.errors import ModelLoadError
 from triglot.core.model_config import ModelConfig
+from triglot.engine.processes.calls import Calls, LoopCalls, SerialCalls
 from triglot.engine.processes.channel import Channel, Gone
+from triglot.engine.processes.control_block import ControlBlock
 from triglot.engine.processes.environment import Environment
+from triglot.engine.processes.failures import load_error
 from triglot.engine.processes.frames import FrameError, Kind
-from triglot.engine.processes.health import Pulse
+from triglot.engine.processes.health import Heartbeat
 from triglot.engine.processes.logs import log_setup, switches
-from triglot.engine.processes.multiplexed import MultiplexedCalls
 from triglot.engine.processes.notices import Inbox, Notice
-from triglot.engine.processes.owner import load_error
-from triglot.engine.processes.page import Page
-from triglot.engine.processes.sequential import SequentialCalls
 from triglot.engine.processes.values import dumps, loads
 
 _STATUS_SECONDS = 5.0
@@ -49,7 +50,7 @@ class Process:
     """One process. Any thread may `kill` it. See `Owner`.
 
     `number` is its own among the instances of its model. `calls` are there once it has loaded the model, until it
-    has ended. `borrowed`: whether a thread has it for its calls. `started`: whether it was to start its instance.
+    has ended. `reserved`: for how many calls, of `capacity`. `started`: whether it was to start its instance.
     """
 
     def __init__(
@@ -58,19 +59,20 @@ class Process:
         number: int,
         popen: subprocess.Popen[bytes],
         channel: Channel,
-        page: Page,
+        control: ControlBlock,
         notices: Inbox,
     ) -> None:
         self.name = name
         self.number = number
         self.lost = ""
-        self.borrowed = False
+        self.reserved = 0
+        self.capacity: float = 1
         self.started = False
         self.hung = False
         self.channel = channel
-        self.page = page
-        self.calls: SequentialCalls | MultiplexedCalls | None = None
-        self.pulse = Pulse(page, popen.pid)
+        self.control = control
+        self.calls: Calls | None = None
+        self.heartbeat = Heartbeat(control, popen.pid)
         self.notices = notices
         self._popen = popen
         self._killing = threading.Lock()
@@ -85,14 +87,14 @@ class Process:
             ours, theirs = socket.socketpair()
             kept.callback(ours.close)
             passed.callback(theirs.close)
-            page, memory = Page.make()
+            control, memory = ControlBlock.make()
             passed.callback(os.close, memory)
             notices, pipe = Inbox.make(take)
             kept.callback(notices.close)
             passed.callback(os.close, pipe)
             popen = _spawned(program, theirs.fileno(), memory, pipe)
             kept.pop_all()
-            return cls(program.name, number, popen, Channel(ours), page, notices)
+            return cls(program.name, number, popen, Channel(ours), control, notices)
 
     @property
     def pid(self) -> int:
@@ -104,8 +106,8 @@ class Process:
 
     # --- what it loads ---
 
-    def load(self, program: Program) -> dict[str, Any]:
-        """What its model declares, once it is loaded. Raises `ModelLoadError`."""
+    def load(self, program: Program, loop: Callable[[], asyncio.AbstractEventLoop]) -> dict[str, Any]:
+        """What its model declares, once it is loaded; `loop` is the server's. Raises `ModelLoadError`."""
         setup = {
             "name": self.name,
             "instance": self.number,
@@ -126,8 +128,9 @@ class Process:
             ) from None
         fields = loads(message.text)
         if message.kind is Kind.LOADED:
-            calls = MultiplexedCalls if fields["at_once"] else SequentialCalls
-            self.calls = calls(self, with_call=fields["takes_call"])
+            if on_loop := fields["on_loop"]:
+                self.capacity = math.inf
+            self.calls = (LoopCalls if on_loop else SerialCalls)(self, loop, with_call=fields["takes_call"])
             declared: dict[str, Any] = fields
             return declared
         raise load_error(fields)
@@ -143,7 +146,7 @@ class Process:
     @property
     def busy(self) -> bool:
         """Whether it runs a call, or somebody is about to have it run one."""
-        return self.borrowed or self.count > 0
+        return self.reserved > 0 or self.count > 0
 
     @property
     def run_seconds(self) -> float:
@@ -151,10 +154,43 @@ class Process:
         calls = self.calls
         return 0.0 if calls is None else calls.run_seconds
 
-    def tell_cancelled(self) -> None:
-        """As `Calls.tell_cancelled`."""
+    # --- while it lives ---
+
+    def check(self, hang_seconds: float, longest_run: float) -> None:
+        """While it is called: end it if it hangs, have its model see which calls are cancelled."""
+        if why := self.ended():
+            self.kill(why)
+            return
+        self.heartbeat.check()
+        if why := self._why_hung(hang_seconds, longest_run):
+            self.hung = True
+            self.kill(why)
         if (calls := self.calls) is not None:
-            calls.tell_cancelled()
+            calls.mark_cancelled()
+        self.channel.arena.trim(time.monotonic())
+        self.notices.read()
+        self._switch_log()
+
+    def _why_hung(self, hang_seconds: float, longest_run: float) -> str:
+        """Why it is to be killed; "" for a process that is not taken for hung."""
+        if 0 < hang_seconds <= self.heartbeat.silence:
+            return f"gave no sign of life for {self.heartbeat.silence:.1f} s and was killed"
+        if 0 < longest_run < self.run_seconds:
+            return f"ran it longer than longest_run ({longest_run:g} s) and was killed"
+        return ""
+
+    def check_loading(self, age: float, timeout: float) -> None:
+        """While it loads its model, since `age` seconds; it may take `timeout`."""
+        if why := self.ended():
+            self.kill(why)
+        elif age > timeout:
+            self.kill(f"did not load its model within {age:.0f} s and was killed")
+        else:
+            self._switch_log()
+
+    def _switch_log(self) -> None:
+        """See `ProcessLog`."""
+        self.control.log_switches = switches()
 
     # --- its end ---
 
@@ -193,14 +229,14 @@ class Process:
         with suppress(Gone, FrameError):
             self.channel.send(Kind.END)
 
-    def end(self, patience: float, more_patience: float) -> None:
-        """Wait for its end; after `patience` it is told by SIGTERM, and `more_patience` later by SIGKILL."""
-        for wait, tell in ((patience, self._popen.terminate), (more_patience, self._popen.kill)):
+    def end(self, timeout: float, kill_timeout: float) -> None:
+        """Wait for its end; after `timeout` it gets SIGTERM, and `kill_timeout` later SIGKILL."""
+        for wait, signal_it in ((timeout, self._popen.terminate), (kill_timeout, self._popen.kill)):
             try:
                 self._popen.wait(wait)
                 break
             except subprocess.TimeoutExpired:
-                tell()
+                signal_it()
         self._popen.wait()
         self._close()
 
@@ -221,16 +257,6 @@ class Process:
             return False
         self._close()
         return True
-
-    def keep_up(self) -> None:
-        """Give back memory that has not been used for a while, take what it has told, and say what is logged."""
-        self.channel.arena.trim(time.monotonic())
-        self.notices.read()
-        self.say_what_is_logged()
-
-    def say_what_is_logged(self) -> None:
-        """See `ProcessLog`."""
-        self.page.log_switches = switches()
 
 
 def _spawned(program: Program, *passed: int) -> subprocess.Popen[bytes]:

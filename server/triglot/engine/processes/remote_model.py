@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from triglot.core.call import BatchCall, Call
+from triglot.core.model import Model, is_async, is_decoupled
 from triglot.core.readings import Reading
 from triglot.engine.hosted import HostedModel, nobody_to_tell, not_at_all
-from triglot.engine.processes.pool import Pool
+from triglot.engine.processes.blocking import iterate, run_blocking
+from triglot.engine.processes.calls import Calls
+from triglot.engine.processes.health import BEAT_SECONDS
+from triglot.engine.processes.pool import Checkout, Pool
 from triglot.engine.processes.process import Process
-from triglot.engine.processes.sequential import SequentialCalls
 from triglot.engine.work import Function, Inputs
 
 
@@ -32,11 +38,12 @@ class RemoteModel(HostedModel):
     def start(self) -> None:
         """Have a process for each instance. Raises `ModelLoadError`."""
         pool = self._pool
-        pool.sticky = self.sequence_batching is not None
         pool.hang_seconds, pool.longest_run = self.hang_seconds, self.longest_run
-        if pool.sticky:
+        if self.sequence_batching is not None:
+            pool.sticky = not is_async(self.infer)  # Which has no threads.
             pool.on_lost = self._lost
         pool.changed = self._changed
+        pool.loop = lambda: self.loop
         pool.warm = self._warm
         pool.grow(self.instances)
 
@@ -48,7 +55,7 @@ class RemoteModel(HostedModel):
 
     def runs_on(self, instance: int) -> None:
         """See `HostedModel`."""
-        self._pool.seats.take(instance)
+        self._pool.affinity.take(instance)
 
     def start_instance(self, call: Call) -> None:
         """See `Model`: on the processes that no other thread does it on, now and whenever one is replaced."""
@@ -63,13 +70,15 @@ class RemoteModel(HostedModel):
             self._start_on(process, self._start_call)
         self.warm_up(self._run_on(process))
 
-    @abstractmethod
     def _start_on(self, process: Process, call: Call) -> None:
-        """Has the model start its instance there, on a thread."""
+        self._wait(_calls(process).start(call))
 
-    @abstractmethod
     def _run_on(self, process: Process) -> Function:
         """Runs the model there, on a thread."""
+        calls = _calls(process)
+        if is_decoupled(self.infer):
+            return lambda inputs, call: iterate(calls.stream(inputs, call), self._wait)
+        return lambda inputs, call: self._wait(calls.run(inputs, call))
 
     @property
     def alive(self) -> bool:
@@ -90,48 +99,104 @@ class RemoteModel(HostedModel):
         """As `Pool.readings`."""
         return self._pool.readings()
 
+    # --- calls ---
 
-class BlockingModel(RemoteModel):
-    """One whose code is no `async def`. What its processes lose is `Unavailable`."""
-
-    def infer(self, inputs: Inputs, call: Call) -> Any:
+    async def run_async(self, inputs: Inputs, call: Call) -> Any:
         """What the model answers. Raises `Unavailable` when its process is lost, and what the model raises."""
         while True:
-            with self._pool.borrowed(call) as process:
-                return _in_turn(process).run(inputs, call)
+            with self._pool.checkout(call) or await self._waited(call) as calls:
+                return await calls.run(inputs, call)
 
-    def _run_on(self, process: Process) -> Function:
-        return _in_turn(process).run
-
-    def _start_on(self, process: Process, call: Call) -> None:
-        _in_turn(process).start(call)
-
-
-class ListsModel(BlockingModel):
-    """One that takes a batch as a list."""
-
-    def infer_batch(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
-        """What the model answers to each of the requests; raises as `infer`."""
+    async def run_list_async(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
+        """What the model answers to each of the requests; raises as `run_async`."""
         call = BatchCall(calls)
         while True:
-            with self._pool.borrowed(call) as process:
-                return _in_turn(process).run_list(inputs, call)
+            with self._pool.checkout(call) or await self._waited(call) as of_process:
+                return await of_process.run_list(inputs, call)
 
-
-class DecoupledModel(BlockingModel):
-    """One that yields its answers."""
-
-    def infer(self, inputs: Inputs, call: Call) -> Generator[Any, None, None]:
-        """The answers as the model yields them; raises as `BlockingModel.infer`."""
+    async def stream_async(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+        """The answers as the model yields them; raises as `run_async`."""
         while True:
-            with self._pool.borrowed(call) as process:
-                yield from _in_turn(process).stream(inputs, call)
+            with self._pool.checkout(call) or await self._waited(call) as calls:
+                async with aclosing(calls.stream(inputs, call)) as answers:
+                    async for answer in answers:
+                        yield answer
+                        del answer
                 return
 
-    def _run_on(self, process: Process) -> Function:
-        return _in_turn(process).stream
+    async def _waited(self, call: Call) -> Checkout:
+        """A process for this call, once there is one. Raises as `Pool.checkout`."""
+        since = time.perf_counter()
+        while (checkout := self._pool.checkout(call)) is None:
+            await self._pause()
+        for member in call.members:
+            member.waited(since)
+        return checkout
+
+    @abstractmethod
+    async def _pause(self) -> None:
+        """Until there may be a process."""
+
+    @abstractmethod
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """On a thread: what the work gives."""
 
 
-def _in_turn(process: Process) -> SequentialCalls:
-    assert isinstance(process.calls, SequentialCalls)
+class SerialModel(RemoteModel):
+    """One whose code is no `async def`; each process runs one call at a time, for a thread that waits."""
+
+    def run(self, inputs: Inputs, call: Call) -> Any:
+        """See `RemoteModel.run_async`."""
+        return run_blocking(self.run_async(inputs, call))
+
+    def run_list(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
+        """See `RemoteModel.run_list_async`."""
+        return run_blocking(self.run_list_async(inputs, calls))
+
+    def stream(self, inputs: Inputs, call: Call) -> Generator[Any, None, None]:
+        """See `RemoteModel.stream_async`."""
+        answers = self.stream_async(inputs, call)
+        del inputs
+        yield from iterate(answers)
+
+    async def _pause(self) -> None:
+        self._pool.wait()
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return run_blocking(work)
+
+
+class LoopModel(RemoteModel):
+    """One whose code is `async def`; each process runs as many calls as come."""
+
+    run, run_list, stream = RemoteModel.run_async, RemoteModel.run_list_async, RemoteModel.stream_async
+
+    @property
+    def given_up(self) -> int:
+        """See `HostedModel`."""
+        return sum(process.calls.orphaned for process in self._pool.there() if process.calls is not None)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(BEAT_SECONDS)
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        assert self.loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+
+def remote_model(pool: Pool, declared: Mapping[str, Any]) -> RemoteModel:
+    """The model that the processes have declared; messages say the name of its own class."""
+    kind = LoopModel if declared["on_loop"] else SerialModel
+    methods: dict[str, Any] = {"infer": kind.stream if declared["streams"] else kind.run}
+    if declared["lists"] and not declared["streams"]:
+        methods["infer_batch"] = kind.run_list
+    if not declared["starts"]:
+        methods["start_instance"] = Model.start_instance
+    named: type[RemoteModel] = type(declared["class"], (kind,), methods)
+    return named(pool, declared)
+
+
+def _calls(process: Process) -> Calls:
+    """Of one that has just loaded the model."""
+    assert process.calls is not None
     return process.calls

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 
 
-class Seats:
+class ThreadAffinity:
     """The calling thread's number, and what it knows of the process with that number."""
 
     def __init__(self) -> None:

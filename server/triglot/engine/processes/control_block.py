@@ -1,4 +1,4 @@
-"""The memory that both sides of a conversation write without a word: numbers, each in one step."""
+"""Shared memory that both sides read and write without a frame: numbers, each in one step."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ SIZE = 4 * mmap.PAGESIZE
 _BEATS, _LOG_SWITCHES, _CANCELLED = 0, 8, 9
 # Apart by the length of a cache line: the process writes the first, and the server the others.
 _CALLS = SIZE // 8 - _CANCELLED
-"""Calls that have a place of their own there, of those that run at the same time; others share one."""
+"""Calls that have a place of their own, of those that run at the same time; others share one."""
 
 
-class Page:
+class ControlBlock:
     """How often the process's heart has beaten, what it is to log, and which of its calls are cancelled."""
 
     def __init__(self, descriptor: int) -> None:
         self._numbers = np.frombuffer(mapped(descriptor, SIZE, writable=True), np.uint64)
 
     @classmethod
-    def make(cls) -> tuple[Page, int]:
-        """A new page, and its file descriptor. Raises `OSError`."""
+    def make(cls) -> tuple[ControlBlock, int]:
+        """A new one, and its file descriptor. Raises `OSError`."""
         descriptor = shared_memory(SIZE)
         try:
             return cls(descriptor), descriptor

@@ -14,18 +14,18 @@ import pytest
 from told_models import SECONDS, Told, told
 
 from triglot import Unavailable
-from triglot.engine.processes.care import Keeper
+from triglot.engine.processes.monitor import ProcessMonitor
 from waiting import until
 
 TWO_INSTANCES = "\nTold.instances = 2\n"
 
 
-def keeper_that(*looks: Callable[[], object]) -> Keeper:
-    return Keeper("keeper", lambda: looks)
+def monitor_that(*checks: Callable[[], object]) -> ProcessMonitor:
+    return ProcessMonitor("monitor", lambda: checks)
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(3), MemoryError()])
-def test_a_look_that_fails_is_logged_and_the_others_are_made(
+def test_a_check_that_fails_is_logged_and_the_others_are_made(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: queue.Queue[int] = queue.Queue()
@@ -33,11 +33,11 @@ def test_a_look_that_fails_is_logged_and_the_others_are_made(
     def fail() -> None:
         raise error
 
-    keeper = keeper_that(fail, lambda: made.put(1))
+    monitor = monitor_that(fail, lambda: made.put(1))
     for _ in range(3):
         assert made.get(timeout=SECONDS) == 1
-    assert keeper.do(lambda: "done") == "done"
-    keeper.end()
+    assert monitor.do(lambda: "done") == "done"
+    monitor.end()
     assert caplog.text.count(type(error).__name__) >= 1
     # Ten times a second, as long as it lasts, would fill the disk.
     assert len(caplog.records) <= 2
@@ -45,35 +45,35 @@ def test_a_look_that_fails_is_logged_and_the_others_are_made(
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(3)])
 def test_an_order_that_fails_raises_where_it_was_given(error: BaseException) -> None:
-    keeper = keeper_that()
+    monitor = monitor_that()
 
     def fail() -> None:
         raise error
 
     with pytest.raises(type(error)):
-        keeper.do(fail)
-    assert keeper.do(lambda: 5) == 5
-    keeper.end()
+        monitor.do(fail)
+    assert monitor.do(lambda: 5) == 5
+    monitor.end()
 
 
 def test_orders_after_the_end_are_refused() -> None:
-    keeper = keeper_that()
-    keeper.end()
-    with pytest.raises(OSError, match="the thread that looks after processes has ended"):
-        keeper.do(lambda: 5)
+    monitor = monitor_that()
+    monitor.end()
+    with pytest.raises(OSError, match="the thread that watches processes has ended"):
+        monitor.do(lambda: 5)
 
 
 def process_of(one: Told, number: int) -> Any:
-    return one.model._pool._places[number].process
+    return one.model._pool._slots[number].process
 
 
-async def test_a_process_that_cannot_be_looked_at_keeps_no_other_from_care(
+async def test_a_process_that_cannot_be_checked_keeps_no_other_from_that(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with told(tmp_path, more=TWO_INSTANCES) as one:
         first, second = (process_of(one, number).pid for number in (0, 1))
-        process_of(one, 0).pulse = None
-        await until(lambda: "'NoneType' object has no attribute 'look'" in caplog.text)
+        process_of(one, 0).heartbeat = None
+        await until(lambda: "'NoneType' object has no attribute 'check'" in caplog.text)
         os.kill(second, signal.SIGKILL)
         await until(lambda: one.readings()["processes_lost ended"] == 1 and one.readings()["processes"] == 2)
         assert process_of(one, 0).pid == first

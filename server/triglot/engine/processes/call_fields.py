@@ -1,0 +1,81 @@
+"""What goes along with a call as JSON: what its code may look at, and what that asks of other models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from triglot.core.call import Call, ModelCall, ModelTask
+from triglot.core.request_scheduling import PLAIN
+
+
+def call_fields(call: Call) -> dict[str, Any]:
+    """In the server: what a process gets to know of a call; defaults are left out."""
+    fields = _own_fields(call)
+    if (members := members_of(call)) is not None:
+        fields["members"] = [_own_fields(member) for member in members]
+    return fields
+
+
+def members_of(call: Call) -> Sequence[Call] | None:
+    """The calls that are executed together; None for a call that is executed for itself."""
+    members = call.members
+    return None if len(members) == 1 and members[0] is call else members
+
+
+def _own_fields(call: Call) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "id": call.request_id,
+        "signature": call.signature_name,
+        "parameters": call.parameters,
+        "input_parameters": dict(call.input_parameters),
+        "model": call.model_name,
+        "version": call.model_version,
+        "batch": call.batch_size,
+        "size": call.size,
+        "outputs": list(call.requested_outputs),
+        "deadline": call.deadline,
+    }
+    if call.scheduling is not PLAIN:
+        one = call.scheduling
+        fields["scheduling"] = (
+            one.priority,
+            one.timeout,
+            one.sequence_id,
+            one.sequence_start,
+            one.sequence_end,
+        )
+    return {name: value for name, value in fields.items() if value}
+
+
+def asked_fields(asked: ModelCall | ModelTask, member: int | None) -> dict[str, Any]:
+    """In the process: what a model asks of another one, or of who manages the models, without the inputs."""
+    if isinstance(asked, ModelTask):
+        return {"task": asdict(asked), "member": member}
+    return {
+        "model": asked.model,
+        "version": asked.version,
+        "outputs": list(asked.outputs),
+        "signature_name": asked.signature_name,
+        "parameters": None if asked.parameters is None else dict(asked.parameters),
+        "request_id": asked.request_id,
+        "member": member,
+    }
+
+
+def streams(asked: ModelCall | ModelTask) -> bool:
+    """Whether the answers come one by one."""
+    return isinstance(asked, ModelCall) and asked.stream
+
+
+def inputs_of(asked: ModelCall | ModelTask) -> Mapping[str, Any] | None:
+    """The tensors that go with `asked_fields`."""
+    return asked.inputs if isinstance(asked, ModelCall) else None
+
+
+def asked_of(fields: Mapping[str, Any], inputs: Mapping[str, Any], *, stream: bool) -> ModelCall | ModelTask:
+    """In the server: what the model asks."""
+    if "task" in fields:
+        return ModelTask(**fields["task"])
+    return ModelCall(inputs=inputs, stream=stream, **fields)
