@@ -28,5 +28,11 @@ def any_path(handle: Callable[[HttpRequest], Awaitable[None]]) -> Route:
         await handle(request)
 
     return Route(
-        "*", "/{path:.*}", Operation.INSPECT, lambda http: http, call, lambda *_: HttpResponse(b""), protocol="test"
+        "*",
+        "/{path:.*}",
+        Operation.INSPECT,
+        lambda http: http,
+        call,
+        lambda *_: HttpResponse(b""),
+        protocol="test",
     )

@@ -9,7 +9,8 @@ from aiohttp.payload import Payload
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.scattered import Scattered
-from triglot.transports.http_exchange import Exchange, Fields, RequestBody
+from triglot.transports.http_exchange import Exchange, RequestBody
+from triglot.transports.http_fields import Fields
 
 
 class _Pieces(Payload):

@@ -12,9 +12,9 @@ from triglot.config import Config
 from triglot.transports.aiohttp_connections import Connection, Connections
 from triglot.transports.aiohttp_exchange import AiohttpExchange
 from triglot.transports.aiohttp_log import connection_log
-from triglot.transports.http1.requests import LONGEST_LINE
 from triglot.transports.http_calls import CLEAN_UP_SECONDS, HttpCalls
 from triglot.transports.http_exchange import READ_AHEAD
+from triglot.transports.http_fields import LONGEST_LINE
 from triglot.transports.http_server import HttpServer
 
 KEEP_ALIVE_SECONDS = 75

@@ -17,7 +17,8 @@ from triglot.protocols import Route
 from triglot.telemetry.observation import Observation
 from triglot.transports.deflate import DEFLATED_WORK, accepted, deflate
 from triglot.transports.http_errors import usual_error
-from triglot.transports.http_exchange import Exchange, Fields
+from triglot.transports.http_exchange import Exchange
+from triglot.transports.http_fields import Fields
 from triglot.transports.off_loop import run_sized
 
 T = TypeVar("T")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from email.utils import formatdate
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.scattered import Scattered
+from triglot.transports.http_fields import Fields
 
-Fields = Sequence[tuple[str, str]]
-
-FRAMING = frozenset(("connection", "content-length", "date", "keep-alive", "transfer-encoding"))
-"""Fields of an answer that only what carries it makes."""
 READ_AHEAD = 512 * 1024
 """Of a body, beyond which its client has to wait until some of it is read. Of 600 KB nothing has to."""
 

@@ -23,7 +23,8 @@ from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.requests import RpcHead, block_of, http_error
 from triglot.transports.h2.rpc import Rpc
 from triglot.transports.http_calls import HttpCalls
-from triglot.transports.http_exchange import FRAMING, Exchange, Fields, IncomingBody
+from triglot.transports.http_exchange import Exchange, IncomingBody
+from triglot.transports.http_fields import FRAMING, Fields
 
 if TYPE_CHECKING:
     from triglot.transports.grpc_calls import Trailing
@@ -43,26 +44,40 @@ _NOT_HANDED_ON = {b"host", b"cookie", b"te"}
 class RestCall(Rpc):
     """One request, and its answer. On the loop."""
 
-    __slots__ = ("_calls", "_pieces")
+    __slots__ = ("_calls", "_pieces", "_transport")
 
-    def __init__(self, protocol: H2Protocol, number: int, head: RpcHead, calls: HttpCalls, *, ended: bool) -> None:
-        """`ended`: there is no body."""
+    def __init__(
+        self,
+        protocol: H2Protocol,
+        number: int,
+        head: RpcHead,
+        calls: HttpCalls,
+        transport: asyncio.BaseTransport,
+        *,
+        ended: bool,
+    ) -> None:
+        """`transport`: the client's. `ended`: there is no body."""
         super().__init__(protocol, number, head, Kind.BIDI_STREAM, None)
         self.body = RestBody(self, 0 if ended else head.length)
         self._calls = calls
+        self._transport = transport
         self._pieces = 0
 
-    def begin(self, transport: asyncio.BaseTransport) -> None:
-        """Have the request answered; `transport` is the client's."""
+    def begin(self) -> None:
+        """Have the request answered."""
         pseudo = _pseudo(self.head)
         if not _METHOD.fullmatch(pseudo[b":method"]) or not _TARGET.fullmatch(pseudo[b":path"]):
             self._refuse(BAD_REQUEST)
-            return
-        assert isinstance(self.body, RestBody)
-        exchange = RestExchange(self, self.body.incoming, transport)
-        task = self.task = CallTask(self._serve(exchange), self.protocol.loop, self._served)
-        # With what has come together with the head.
-        self.protocol.burst.defer(task.start)
+        else:
+            # With what has come together with the head.
+            self.protocol.burst.defer(self._start)
+
+    def _start(self) -> None:
+        if not self.over:
+            assert isinstance(self.body, RestBody)
+            exchange = RestExchange(self, self.body.incoming, self._transport)
+            task = self.task = CallTask(self._serve(exchange), self.protocol.loop, self._served)
+            task.start()
 
     async def _serve(self, exchange: RestExchange) -> None:
         # A cancellation ends here, as in `Rpc`.
@@ -287,9 +302,9 @@ def begin_rest(
         connection.out.headers(number, http_error(refused or UNAVAILABLE), end=True)
         connection.reset_when_sent(number, ErrorCode.NO_ERROR)
         return
-    call = RestCall(protocol, number, head, rest.calls, ended=event.ended)
+    call = RestCall(protocol, number, head, rest.calls, transport, ended=event.ended)
     protocol.begun(call)
-    call.begin(transport)
+    call.begin()
     if event.ended:
         protocol.ended(call)
 

@@ -28,7 +28,8 @@ from triglot.transports.http1.requests import (
 )
 from triglot.transports.http_answers import FIXED_FIELDS
 from triglot.transports.http_errors import error_body
-from triglot.transports.http_exchange import Exchange, Fields, IncomingBody
+from triglot.transports.http_exchange import Exchange, IncomingBody
+from triglot.transports.http_fields import Fields
 from triglot.transports.unsent import StallTimer
 
 if TYPE_CHECKING:

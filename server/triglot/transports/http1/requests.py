@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from triglot.transports.http_fields import LONGEST_LINE, MOST_HEAD_BYTES
+
 PIECE_BYTES = 16 * 1024
 """Of what is kept, that are looked at together: what is left of them is copied with each request."""
-LONGEST_LINE = 64 * 1024
-"""Bytes of a request's path, and of a header field."""
-MOST_HEAD_BYTES = 128 * 1024
-"""Of one request's head, or of what a chunked body has between two parts of its data."""
 MOST_FIELDS = 128
 LONGEST_TEXT = 200
 """Of what was wrong, and of the line that it was in."""
@@ -360,4 +358,4 @@ def _first_wrong_line(piece: bytes) -> bytes:
 
 
 def _quoted(line: bytes) -> str:
-    return ascii(line[:LONGEST_TEXT].decode("latin-1"))
+    return ascii(line[:LONGEST_TEXT].decode("latin-1"))[:LONGEST_TEXT]
