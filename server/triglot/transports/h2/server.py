@@ -39,8 +39,8 @@ class H2Server:
     """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls.
 
     `limits`: in place of the configuration's. `request_bytes` is the count that it shares with the REST server,
-    `rest`, which takes the connections that speak HTTP/1.1 and knows REST's rows. `bound`: the port's sockets, where
-    somebody else has bound them. Raises `ConfigError` for a certificate that cannot be used.
+    `rest`, which takes the connections that speak HTTP/1.1 and knows REST's rows. `bound`: the port's sockets,
+    where somebody else has bound them. Raises `ConfigError` for a certificate that cannot be used.
     """
 
     def __init__(
