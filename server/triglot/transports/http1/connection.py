@@ -80,11 +80,12 @@ class _Body(IncomingBody):
 class _Request(Exchange):
     """A request on a connection, and its answer."""
 
-    __slots__ = ("_connection", "_is_head", "keep_alive", "task")
+    __slots__ = ("_connection", "_incoming", "_is_head", "keep_alive", "task")
 
     def __init__(self, connection: Connection, head: RequestHead, body: _Body) -> None:
         super().__init__(head.verb, head.target, head.fields, body, is_old=head.is_old)
         self._connection = connection
+        self._incoming = body
         self._is_head = head.verb == "HEAD"
         self.keep_alive = head.keep_alive
         self.task: CallTask | None = None
@@ -107,8 +108,11 @@ class _Request(Exchange):
     def _head(self, status: int, fields: Fields, length: int | None) -> bytes:
         self.begun = True
         connection = self._connection
-        if connection.is_last or (length is None and self.is_old) or ("Connection", "close") in fields:
+        # Who was not told to send a body may send it, or not.
+        if connection.is_last or self._incoming.expected or ("Connection", "close") in fields:
             self.keep_alive = False
+        elif length is None and self.is_old:
+            self.keep_alive = False  # Its end is the body's.
         date = connection.server.calls.clock.date()
         return heads.head(status, fields, date, length=length, is_old=self.is_old, keep_alive=self.keep_alive)
 
@@ -317,9 +321,8 @@ class Connection(asyncio.Protocol):
         if request is None:
             return  # The connection is lost.
         request.task = None
-        body, self._body = self._body, None
-        # Who was not told to send a body may send it, or not.
-        if self.is_last or not request.keep_alive or (body is not None and body.expected):
+        self._body = None
+        if self.is_last or not request.keep_alive:
             self._close()
         elif self._is_incoming:
             # The rest of the body is dropped: unread, it would have the socket reset with the answer.
