@@ -1,4 +1,4 @@
-"""The options `grpc_transport`, `http_transport` and `event_loop`, and what is said where its library is missing."""
+"""The options of transports and of the event loop, and what is said where a library is missing."""
 
 from __future__ import annotations
 

@@ -28,9 +28,11 @@ HEALTH = "/v2/health/live"
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[Live, Wire]]:
     same = Plain(lambda inputs: {"y": inputs["x"]})
-    async with live({"same": same}, http_transport="h1", max_message_size=LIMIT) as here:
-        async with Wire(*await asyncio.open_connection("127.0.0.1", here.server.rest_port)) as wire:
-            yield here, wire
+    async with (
+        live({"same": same}, http_transport="h1", max_message_size=LIMIT) as here,
+        Wire(*await asyncio.open_connection("127.0.0.1", here.server.rest_port)) as wire,
+    ):
+        yield here, wire
 
 
 def connections(here: Live) -> int:

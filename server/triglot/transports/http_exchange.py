@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping
 from email.utils import formatdate
 
@@ -12,8 +13,10 @@ from triglot.core.errors import InvalidArgument
 from triglot.core.scattered import Scattered
 from triglot.transports.http_fields import Fields
 
+JOINED_BYTES = 64 * 1024
+"""Of several parts of a body, which are handed on as one."""
 READ_AHEAD = 512 * 1024
-"""Of a body, beyond which its client has to wait until some of it is read. Of 600 KB nothing has to."""
+"""Of a body, beyond which its client has to wait until some of it is read."""
 
 
 class Clock:
@@ -113,7 +116,7 @@ class IncomingBody(RequestBody):
         """Whether nothing more comes."""
         self.paused = False
         """Whether too much of it waits for somebody to read it."""
-        self._parts: list[bytes] = []
+        self._parts: deque[bytes] = deque()
         self._size = 0
         self._error: str | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -143,7 +146,7 @@ class IncomingBody(RequestBody):
 
     def whole(self) -> bytes | None:
         """See the base class."""
-        return self._take() if self.ended else None
+        return self._take(self._size) if self.ended else None
 
     async def read(self) -> bytes:
         """See the base class."""
@@ -155,14 +158,21 @@ class IncomingBody(RequestBody):
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._take()
+        return self._take(JOINED_BYTES)
 
-    def _take(self) -> bytes:
-        parts, self._parts, self._size = self._parts, [], 0
-        if self.paused:
+    def _take(self, joined: int) -> bytes:
+        """All that waits, if it has no more bytes than that, or the first part of it."""
+        parts = self._parts
+        if len(parts) > 1 and self._size <= joined:
+            taken = b"".join(parts)
+            parts.clear()
+        else:
+            taken = parts.popleft() if parts else b""
+        self._size -= len(taken)
+        if self.paused and self._size <= READ_AHEAD:
             self.paused = False
             self.want(more=True)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return taken
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

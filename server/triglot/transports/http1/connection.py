@@ -59,9 +59,9 @@ class _Body(IncomingBody):
 
     __slots__ = ("_connection", "expected")
 
-    def __init__(self, connection: Connection, length: int | None, *, expected: bool) -> None:
+    def __init__(self, connection: Connection, length: int | None) -> None:
         super().__init__(length)
-        self.expected = expected
+        self.expected = False
         """Whether the client waits to be told that it may send it."""
         self._connection = connection
 
@@ -86,6 +86,7 @@ class _Request(Exchange):
         super().__init__(head.verb, head.target, head.fields, body, is_old=head.is_old)
         self._connection = connection
         self._incoming = body
+        body.expected = head.length != 0 and not head.is_old and "expect" in self.headers
         self._is_head = head.verb == "HEAD"
         self.keep_alive = head.keep_alive
         self.task: CallTask | None = None
@@ -277,10 +278,7 @@ class Connection(asyncio.Protocol):
     def _act(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, RequestHead):
-                expected = (
-                    event.length != 0 and not event.is_old and any(name == "expect" for name, _ in event.fields)
-                )
-                self._body = _Body(self, event.length, expected=expected)
+                self._body = _Body(self, event.length)
                 self._request = _Request(self, event, self._body)
                 self._is_incoming = True
             elif isinstance(event, BodyPart):

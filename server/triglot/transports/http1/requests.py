@@ -39,7 +39,7 @@ _SINGLE = frozenset(
 _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHead:
     """A request, but for its body. `length`: of the body; None: it is chunked. `fields`: names in lower case."""
 
@@ -51,7 +51,7 @@ class RequestHead:
     keep_alive: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BodyPart:
     """A part of the body, not empty."""
 
@@ -228,6 +228,8 @@ class RequestReader:
         """A header field."""
         if len(name) + len(value) > LONGEST_LINE:
             raise _MalformedRequest(f"a header field is longer than {LONGEST_LINE} bytes: {_quoted(name)}")
+        if len(self._fields) == MOST_FIELDS:
+            raise _MalformedRequest(f"there are more than {MOST_FIELDS} header fields")
         # llhttp leaves blanks after the value.
         field = name.decode("latin-1").lower(), value.rstrip(b" \t").decode("utf-8", "surrogateescape")
         self._fields.append(field)
@@ -242,8 +244,6 @@ class RequestReader:
         if len(self._target) > LONGEST_LINE:
             raise _MalformedRequest(f"the target is longer than {LONGEST_LINE} bytes: {_quoted(self._target)}")
         fields = self._fields
-        if len(fields) > MOST_FIELDS:
-            raise _MalformedRequest(f"there are more than {MOST_FIELDS} header fields")
         headers = dict(fields)
         if len(headers) < len(fields):
             _check_singles(fields)
