@@ -43,7 +43,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name == grpc_transport.VARIABLE
+        if name in (grpc_transport.VARIABLE, grpc_transport.HTTP_VARIABLE)
         or not (name.lower().endswith("_proxy") or name.startswith(("TRIGLOT_", "PYTHON")))
     }
     return kept | extra

@@ -83,18 +83,21 @@ def test_imports_point_down(module: str) -> None:
 
 def test_only_transports_know_a_network_library() -> None:
     known = {(module, name.split(".")[0]) for module, path in MODULES.items() for name in imports(path)}
-    assert {pair for pair in known if pair[1] in ("grpc", "aiohttp")} == {
+    assert {pair for pair in known if pair[1] in ("grpc", "aiohttp", "httptools")} == {
         ("triglot.transports.grpc_server", "grpc"),
-        ("triglot.transports.http_answers", "aiohttp"),
-        ("triglot.transports.http_ahead", "aiohttp"),
-        ("triglot.transports.http_bodies", "aiohttp"),
-        ("triglot.transports.http_calls", "aiohttp"),
-        ("triglot.transports.http_connections", "aiohttp"),
-        ("triglot.transports.http_log", "aiohttp"),
-        ("triglot.transports.http_origins", "aiohttp"),
-        ("triglot.transports.http_routes", "aiohttp"),
-        ("triglot.transports.http_server", "aiohttp"),
+        ("triglot.transports.aiohttp_ahead", "aiohttp"),
+        ("triglot.transports.aiohttp_connections", "aiohttp"),
+        ("triglot.transports.aiohttp_exchange", "aiohttp"),
+        ("triglot.transports.aiohttp_log", "aiohttp"),
+        ("triglot.transports.aiohttp_server", "aiohttp"),
+        ("triglot.transports.http1.requests", "httptools"),
     }
+
+
+# HTTP itself is a function of bytes, too.
+@pytest.mark.parametrize("name", ["heads", "requests"])
+def test_the_core_of_http1_does_no_io(name: str) -> None:
+    assert ASYNC.isdisjoint(imports(MODULES[f"triglot.transports.http1.{name}"]))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,8 @@ def test_only_transports_know_a_network_library() -> None:
         ("triglot.engine.queue", "numpy"),
         ("triglot.protocols.kserve.codec", "asyncio"),
         ("triglot.protocols.kserve.codec", "triglot.dataplane"),
-        ("triglot.transports.http_server", "triglot.protocols.kserve.rest"),
+        ("triglot.transports.http_calls", "triglot.protocols.kserve.rest"),
+        ("triglot.transports.http_calls", "triglot.transports.http1.server"),
         ("triglot.transports.http_server", "grpc"),
         ("triglot.repository.source", "triglot.pb"),
         ("triglot.repository.settings", "google.protobuf"),

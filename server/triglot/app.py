@@ -40,6 +40,7 @@ from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
 from triglot.telemetry.trace_settings import TraceOptions, read_level
 from triglot.telemetry.tracing import Tracer
+from triglot.transports.http_calls import HttpCalls
 from triglot.transports.http_server import HttpServer
 from triglot.transports.listening import Bound
 from triglot.transports.request_bytes import RequestBytes
@@ -217,12 +218,9 @@ class Server:
             self._resting = asyncio.create_task(give_back_at_rest())
         doors = []
         # gRPC's port may take REST calls, too.
-        http = self._http = HttpServer(
-            routes,
-            self.config,
-            self.telemetry,
-            self._request_bytes,
-            bound=[] if self._bound is None else self._bound.rest,
+        calls = HttpCalls(routes, self.config, self.telemetry, self._request_bytes)
+        http = self._http = _http_server(self.config)(
+            calls, self.config, bound=[] if self._bound is None else self._bound.rest
         )
         await http.set_up()
         if self.config.grpc_port != NO_PORT or self.config.grpc_socket:
@@ -315,7 +313,7 @@ def _grpc_server(
             config,
             telemetry,
             request_bytes=request_bytes,
-            rest=None if config.rest_port == NO_PORT else http.protocol,
+            rest=None if config.rest_port == NO_PORT else http,
             bound=[] if bound is None else bound.grpc,
         )
     from triglot.transports.grpc_server import GrpcServer  # noqa: PLC0415
@@ -323,6 +321,17 @@ def _grpc_server(
     return lambda services, telemetry, request_bytes, _: GrpcServer(
         services, config, telemetry, request_bytes=request_bytes, shared=bound is not None
     )
+
+
+def _http_server(config: Config) -> type[HttpServer]:
+    """What carries REST over HTTP/1.1; the other one, and its library, are not loaded."""
+    if config.http_transport == "h1":
+        from triglot.transports.http1.server import Http1Server  # noqa: PLC0415
+
+        return Http1Server
+    from triglot.transports.aiohttp_server import AiohttpServer  # noqa: PLC0415
+
+    return AiohttpServer
 
 
 def _counted(count: int, thing: str) -> str:

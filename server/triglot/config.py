@@ -38,6 +38,7 @@ TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
 MOST_TRACES = 2**31 - 1
 MOST_WORKERS = 1024
 GRPC_TRANSPORTS = ("aio", "h2")
+HTTP_TRANSPORTS = ("aiohttp", "h1")
 GRPC_COMPRESSIONS = ("none", "gzip", "deflate")
 EVENT_LOOPS = ("uvloop", "asyncio")
 MALLOC_CHOICES = ("keep", "system")
@@ -78,6 +79,11 @@ class Config:
         "h2",
         "what carries gRPC: h2, HTTP/2 of our own, for more calls a second; aio, grpc's own library",
         choices=GRPC_TRANSPORTS,
+    )
+    http_transport: str = _option(
+        "h1",
+        "what carries REST over HTTP/1.1: h1, of our own, for more calls a second; aiohttp, the library",
+        choices=HTTP_TRANSPORTS,
     )
     workers: int = _option(
         1,

@@ -1,7 +1,8 @@
-"""The suite over either gRPC transport: `pytest --grpc-transport h2` runs it over ours.
+"""The suite over either transport: `pytest --grpc-transport h2` runs it over ours, and aio over libraries.
 
-Strategy: it is the default of the option that changes, in this process and in those that tests start, so that
-every test that opens a gRPC door and does not choose the transport itself goes through this one.
+Strategy: it is the defaults of options that change, in this process and in those that tests start, so that every
+test that opens a port and does not choose the transport itself goes through this one. With grpc.aio, aiohttp
+carries REST: two runs cover all four.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import pytest
 from triglot.config import GRPC_TRANSPORTS, Config
 
 VARIABLE = "TRIGLOT_GRPC_TRANSPORT"
+HTTP_VARIABLE = "TRIGLOT_HTTP_TRANSPORT"
+HTTP_TRANSPORT = {"aio": "aiohttp", "h2": "h1"}
+"""What carries REST beside each."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,3 +34,4 @@ def pytest_configure(config: pytest.Config) -> None:
         assert defaults is not None
         defaults["grpc_transport"] = chosen
         os.environ[VARIABLE] = chosen
+        defaults["http_transport"] = os.environ[HTTP_VARIABLE] = HTTP_TRANSPORT[chosen]

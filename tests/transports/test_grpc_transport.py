@@ -1,4 +1,4 @@
-"""The options `grpc_transport` and `event_loop`, and what is said where its library is missing."""
+"""The options of transports and of the event loop, and what is said where a library is missing."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ def test_where_it_comes_from() -> None:
     with pytest.raises(ConfigError, match="--grpc-transport: expected aio or h2, got 'h3'"):
         load_config(None, {}, {"grpc_transport": "h3"})
     assert Config(grpc_transport="h2").grpc_transport == "h2"
+
+
+def test_what_carries_rest() -> None:
+    assert load_config(None, {"TRIGLOT_HTTP_TRANSPORT": "h1"}, {}).http_transport == "h1"
+    assert (
+        load_config(None, {"TRIGLOT_HTTP_TRANSPORT": "h1"}, {"http_transport": "aiohttp"}).http_transport
+        == "aiohttp"
+    )
+    with pytest.raises(ConfigError, match="--http-transport: expected aiohttp or h1, got 'h2'"):
+        load_config(None, {}, {"http_transport": "h2"})

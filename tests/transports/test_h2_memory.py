@@ -7,13 +7,14 @@ import socket
 import tracemalloc
 from typing import Any
 
-from aiohttp import web
 from h2_peers import SECONDS, classified, data, frame, greeted, message, request_fields, served
 from hpack import Encoder
+from rest_routes import any_path, rest_server
 from secured import server
 from test_h2_rest import ONE, client_of, fields
 
 from triglot.config import Config
+from triglot.core.http import HttpRequest
 from triglot.telemetry.store import Telemetry
 from triglot.transports.h2 import frames
 from triglot.transports.h2.body import SMALL_HELD_BYTES
@@ -25,7 +26,6 @@ from triglot.transports.h2.messages import prefix
 from triglot.transports.h2.requests import CALL_BYTES, RpcHead, answer_head, read_head, trailers
 from triglot.transports.h2.sending import Sender
 from triglot.transports.h2.server import H2Server
-from triglot.transports.http_connections import Connections
 from waiting import until
 
 RESOURCE_EXHAUSTED = "8"
@@ -129,19 +129,14 @@ def test_what_small_answers_take_that_wait_for_a_window() -> None:
 async def test_nothing_is_made_for_a_request_of_rest_that_is_refused() -> None:
     gate = asyncio.Event()
 
-    async def held(_: web.BaseRequest) -> web.Response:
+    begun: list[str] = []
+
+    async def held(request: HttpRequest) -> None:
+        begun.append(request.target)
         await gate.wait()
-        return web.Response()
-
-    rest = Connections(held, lambda *_: None, handler_cancellation=True)
-    made: list[asyncio.Protocol] = []
-
-    def make() -> asyncio.Protocol:
-        made.append(rest())
-        return made[-1]
 
     limits = Limits(max_open_in_all=2 * CALL_BYTES, fair_open=CALL_BYTES)
-    h2 = H2Server([], Config(grpc_port=0, rest_port=-1), Telemetry(), limits, rest=make)
+    h2 = H2Server([], Config(grpc_port=0, rest_port=-1), Telemetry(), limits, rest=rest_server(any_path(held)))
     port = await h2.start()
     try:
         async with client_of(port) as client:
@@ -150,7 +145,7 @@ async def test_nothing_is_made_for_a_request_of_rest_that_is_refused() -> None:
             for number in range(5, 21, 2):
                 refused = await client.next(frames.HEADERS)
                 assert (refused.stream, client.fields(refused.payload)[":status"]) == (number, "503")
-            assert len(made) == 2
+            assert len(begun) == 2
             gate.set()
             assert client.fields((await client.next(frames.HEADERS)).payload)[":status"] == "200"
     finally:

@@ -1,4 +1,4 @@
-"""REST over HTTP/2: requests that are no gRPC calls, answered by the one REST server."""
+"""REST over HTTP/2: requests that are no gRPC calls, answered by the same rows."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from aiohttp import web
 from h2_peers import SECONDS, Client, classified, data, greeting
-from hypothesis import given
-from hypothesis import strategies as st
+from rest_routes import any_path, rest_server
 from secured import HOST, server
 
 from served_models import Gated, Served, serving
 from triglot.config import Config
+from triglot.core.http import HttpRequest
 from triglot.telemetry.store import Telemetry
 from triglot.transports.h2 import frames
-from triglot.transports.h2.http1_answers import AnswerHead, AnswerReader
 from triglot.transports.h2.limits import Limits
 from triglot.transports.h2.requests import read_head
-from triglot.transports.h2.rest import request_text
+from triglot.transports.h2.rest import rest_fields
 from triglot.transports.h2.server import H2Server
-from triglot.transports.http_connections import Connections
 from waiting import until
 
 ONE: dict[str, Any] = {"grpc_transport": "h2", "rest_port": 0}
@@ -256,53 +253,7 @@ async def test_a_call_that_outlives_the_grace_period() -> None:
         await asyncio.wait_for(stopping, SECONDS)
 
 
-# --- the two halves without a server ---
-
-ANSWERS = st.lists(st.binary(max_size=300), max_size=5)
-
-
-def cut(text: bytes, sizes: list[int]) -> list[bytes]:
-    parts = []
-    for size in sizes:
-        parts.append(text[:size])
-        text = text[size:]
-    return [*parts, text]
-
-
-@given(ANSWERS, st.lists(st.integers(1, 40), max_size=60), st.booleans())
-def test_an_answer_in_any_pieces(chunks: list[bytes], sizes: list[int], chunked: bool) -> None:
-    body = b"".join(chunks)
-    head = b"HTTP/1.1 200 OK\r\nX-One: 1\r\nConnection: close\r\n"
-    if chunked:
-        sent = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks if chunk) + b"0\r\n\r\n"
-        text = head + b"Transfer-Encoding: chunked\r\n\r\n" + sent
-    else:
-        text = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    reader = AnswerReader(bodiless=False)
-    found = [part for piece in cut(text, sizes) for part in reader.feed(piece)]
-    assert isinstance(found[0], AnswerHead)
-    assert (found[0].status, found[0].fields[0]) == (200, (b"x-one", b"1"))
-    assert all(name not in (b"connection", b"transfer-encoding") for name, _ in found[0].fields)
-    assert b"".join(bytes(part) for part in found[1:] if not isinstance(part, AnswerHead)) == body
-    assert reader.over
-
-
-def test_an_answer_before_the_answer() -> None:
-    reader = AnswerReader(bodiless=False)
-    found = reader.feed(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
-    assert [part.status for part in found if isinstance(part, AnswerHead)] == [100, 200]
-    assert reader.over
-
-
-def test_an_answer_that_ends_with_its_connection() -> None:
-    reader = AnswerReader(bodiless=False)
-    assert len(reader.feed(b"HTTP/1.1 200 OK\r\n\r\nabc")) == 2
-    assert not reader.over
-    assert reader.closed()
-    assert not AnswerReader(bodiless=False).closed()
-
-
-def test_the_text_of_a_request() -> None:
+def test_the_fields_of_a_request() -> None:
     head = read_head(
         classified(
             [
@@ -319,10 +270,12 @@ def test_the_text_of_a_request() -> None:
             ]
         )
     )
-    assert request_text(head, chunked=False) == (
-        b"POST /v2?x=1 HTTP/1.1\r\nhost: a.b:1\r\ncontent-type: application/json\r\ncookie: a=1; b=2\r\n"
-        b"content-length: 2\r\nconnection: close\r\n\r\n"
-    )
+    assert rest_fields(head) == [
+        ("host", "a.b:1"),
+        ("content-type", "application/json"),
+        ("content-length", "2"),
+        ("cookie", "a=1; b=2"),
+    ]
 
 
 async def test_handlers_of_rest_that_run_on_after_a_reset_are_bounded() -> None:
@@ -330,15 +283,14 @@ async def test_handlers_of_rest_that_run_on_after_a_reset_are_bounded() -> None:
     ended: list[str] = []
     gate = asyncio.Event()
 
-    async def stubborn(request: web.BaseRequest) -> web.Response:
-        begun.append(request.path)
+    async def stubborn(request: HttpRequest) -> None:
+        begun.append(request.target)
         while not gate.is_set():
             with suppress(asyncio.CancelledError):
                 await gate.wait()
-        ended.append(request.path)
-        return web.Response()
+        ended.append(request.target)
 
-    rest = Connections(stubborn, lambda *_: None, handler_cancellation=True)
+    rest = rest_server(any_path(stubborn))
     config = Config(grpc_port=0, rest_port=-1)
     h2 = H2Server([], config, Telemetry(), Limits(max_reset_running=3), rest=rest)
     port = await h2.start()

@@ -51,7 +51,7 @@ async def half_closed(here: Live, sent: bytes) -> tuple[asyncio.StreamReader, as
 def connections(here: Live) -> int:
     http = here.server._http
     assert http is not None
-    return http._count_connections()
+    return http.count_connections()
 
 
 async def said(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:

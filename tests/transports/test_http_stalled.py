@@ -13,7 +13,7 @@ from test_tls_slow_readers import BODY, LARGE
 from served_models import Function, Served, serving
 from waiting import ever_later, until
 
-STALL = "triglot.transports.http_connections.STALL_SECONDS"
+STALL = "triglot.transports.unsent.STALL_SECONDS"
 PIECE = 2_000_000
 """Bytes that a slow client takes before it pauses."""
 
@@ -43,8 +43,8 @@ async def test_who_takes_nothing_is_let_go(port: str, monkeypatch: pytest.Monkey
         client = await asked(here, port)
         http = here.server._http
         assert http is not None
-        await until(http._count_connections)
-        await until(lambda: not http._count_connections())
+        await until(http.count_connections)
+        await until(lambda: not http.count_connections())
         client.close()
 
 

@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 import uvloop
 from h2_peers import Client, Rows
+from rest_routes import rest_server
 from secured import HOST, TWICE, Authority, infer, rest, server
 
 from process import is_listening, unused_ports
@@ -137,7 +138,7 @@ async def test_what_is_neither(said: bytes) -> None:
 @pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n"])
 async def test_who_does_not_say_what_it_speaks_is_let_go(said: bytes) -> None:
     limits = Limits(greeting=0.1)
-    here = H2Server([Rows().service()], Config(grpc_port=0), Telemetry(), limits, rest=asyncio.Protocol)
+    here = H2Server([Rows().service()], Config(grpc_port=0), Telemetry(), limits, rest=rest_server())
     port = await here.start()
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(said)
@@ -185,7 +186,7 @@ async def test_headers_that_are_too_long() -> None:
     async with server(**ONE) as here:
         reader, writer = await asyncio.open_connection(HOST, here.grpc_port)
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nLong: " + b"x" * 70_000 + b"\r\n\r\n")
-        assert (await until_closed(reader)).startswith(b"HTTP/1.0 400")
+        assert (await until_closed(reader))[8:12] == b" 400"
         writer.close()
 
 

@@ -12,7 +12,7 @@ from triglot.core.http import HttpResponse
 from triglot.protocols import Operation, Route
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Telemetry
-from triglot.transports.http_answers import answer_of_error
+from triglot.transports.http_answers import error_response
 
 
 async def _call(_: Any, __: Call) -> None:
@@ -24,7 +24,7 @@ def test_a_failure_names_the_route_without_its_pattern(name: str, shown: str) ->
     path = "/v1/models/{model:[^/:]+}:{verb:(?i:predict)}"
     route = Route("POST", path, Operation.INFER, lambda _: None, _call, lambda *_: HttpResponse(b""), name=name)
     observed = Observation(Telemetry().endpoint("tfserving", "REST", "Predict", inference=True), Call())
-    answer = answer_of_error(route, KeyError("ours"), observed)
+    answer = error_response(route, KeyError("ours"), observed)
     assert answer.status == 500
     assert isinstance(answer.body, bytes)
     assert json.loads(answer.body)["error"].startswith(f"{shown} failed, error ")

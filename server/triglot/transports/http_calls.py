@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import Any
-
-from aiohttp import web
 
 from triglot.config import Config
 from triglot.core.call import Call
 from triglot.core.errors import Code, PayloadTooLarge, Unavailable, outcome
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
-from triglot.protocols import InflatedTooLarge, Route
+from triglot.protocols import InflatedTooLarge, Operation, Route
 from triglot.telemetry.observation import Observation
-from triglot.telemetry.store import Endpoint
+from triglot.telemetry.store import Telemetry
 from triglot.transports.http_answers import (
-    answer_of,
-    answer_of_error,
-    answer_of_failure,
+    check_fields,
     compressed,
+    error_response,
+    failure_response,
+    fields_of,
     in_time,
     send_stream,
 )
 from triglot.transports.http_bodies import body_at_once, read_body
 from triglot.transports.http_errors import UnknownCoding
+from triglot.transports.http_exchange import Clock, Exchange, RequestBody
 from triglot.transports.http_origins import Origins
+from triglot.transports.http_routes import Found, Refused, Router
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
 from triglot.transports.off_loop import OFF_LOOP_BYTES, OneAtATime
 from triglot.transports.request_bytes import RequestBytes, Reservation
@@ -45,89 +47,139 @@ TEXT_ON_LOOP = 32 * 1024
 """A text of more bytes is parsed on a thread: the slowest parser, of TensorFlow Serving's errors, takes 20 ms."""
 MODEL_VARIABLE = "model"
 """What a route's path calls the name of the model, known before the request is understood."""
+NO_FIELDS: Mapping[str, str] = {}
 
 
 class HttpCalls:
-    """The calls that are open, and how new ones are taken. On the loop.
+    """Rows, the calls of them that are open, and how new ones are taken. On the loop.
 
-    `request_bytes` counts their bodies until they are decoded; `origins` knows which web pages may call.
+    `request_bytes` counts their bodies until they are decoded, those of gRPC too.
     """
 
-    def __init__(self, config: Config, request_bytes: RequestBytes, origins: Origins) -> None:
+    def __init__(
+        self, routes: Iterable[Route], config: Config, telemetry: Telemetry, request_bytes: RequestBytes
+    ) -> None:
+        self._router = Router()
+        for route in routes:
+            is_inference = route.operation is Operation.INFER
+            endpoint = telemetry.endpoint(route.protocol, "REST", route.method, inference=is_inference)
+            self._router.add(route, endpoint)
         self._request_bytes = request_bytes
-        self._origins = origins
+        self._origins = Origins(config)
+        self.clock = Clock()
         self._max_body = config.max_message_size
         self._timeout = config.rest_timeout or None
         self._most = config.max_connections or math.inf
-        self._loop = asyncio.get_running_loop()
         # So that there is one large text at a time, and the values that are made of it. A parser holds the
         # interpreter most of the time anyway.
         self._long_texts = OneAtATime()
         self._text_room = TextRoom(config.max_json_size // 2)
         self._other_room = TextRoom(math.inf)
-        self._open: set[asyncio.Task[Any]] = set()
-        self._draining = self._stopping = self._grace_is_over = False
+        self._open: set[Any] = set()
+        """The tasks that run calls."""
+        self._ended = asyncio.Event()
+        self._stopping = self._grace_is_over = False
+        self.draining = False
+        """Whether connections are to be closed with their next answers."""
 
     def drain(self) -> None:
         """Have each connection closed with its next answer."""
-        self._draining = True
+        self.draining = True
 
     def refuse(self) -> None:
         """Take no more calls; connections are closed as after `drain`."""
-        self._draining = self._stopping = True
+        self.draining = self._stopping = True
 
     async def finish(self, grace: float) -> None:
         """Wait for the open calls, so many seconds; answer the rest with 503."""
-        await _wait(self._open, grace)
+        await self._all_ended(grace)
         self._grace_is_over = True
         for call in self._open:
             call.cancel()
-        await _wait(self._open, CLEAN_UP_SECONDS)
+        await self._all_ended(CLEAN_UP_SECONDS)
 
-    async def respond(
-        self, route: Route, endpoint: Endpoint, variables: Mapping[str, str], http: web.BaseRequest
-    ) -> web.StreamResponse:
-        """The answer to one request, whatever happens; `_answer` shows how a call goes well."""
-        headers = {name.lower(): value for name, value in http.headers.items()}
-        call = Call(read_metadata=headers.items)
-        if self._timeout is not None:
-            call.limit(self._timeout, f"the server's rest_timeout of {self._timeout:g} seconds")
-        if endpoint.inference:
-            call.model_name = variables.get(MODEL_VARIABLE, "")
-        observed = Observation(endpoint, call)
-        code = Code.CANCELLED
-        task = asyncio.current_task(self._loop)
-        assert task is not None  # aiohttp runs every handler in a task.
+    async def _all_ended(self, seconds: float) -> None:
         try:
-            self._origins.check(route, headers)
+            async with asyncio.timeout(seconds):
+                while self._open:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            pass  # Some go on.
+
+    async def serve(self, http: Exchange) -> None:
+        """Answer a request, whatever happens; `_call` shows how a call goes well."""
+        if http.verb == "OPTIONS" and (preflight := self._origins.preflight(http.headers)) is not None:
+            self._send(http, preflight, NO_FIELDS)
+            return
+        try:
+            found = self._router.find(http.verb, http.target)
+            expected = http.headers.get("expect")
+            if expected is not None and not http.is_old and expected.lower() != "100-continue":
+                raise Refused(HTTPStatus.EXPECTATION_FAILED)
+        except Refused as refused:
+            self._send(http, refused.answer, NO_FIELDS)
+            return
+        await self._serve(found, http)
+
+    def _send(self, http: Exchange, response: HttpResponse, row: Mapping[str, str]) -> None:
+        http.respond(response.status, fields_of(response, row, self._origins.allow(http.headers)), response.body)
+
+    async def _serve(self, found: Found, http: Exchange) -> None:
+        route, call = found.route, self._call_of(found, http)
+        observed = Observation(found.endpoint, call)
+        code = Code.CANCELLED
+        response: HttpResponse | None = None
+        task = asyncio.current_task()
+        try:
+            self._origins.check(route, http.headers)
             self._admit()
             self._open.add(task)
-            answering = self._answer(route, http, variables, headers, call, observed)
-            if call.deadline is None:
-                answer = await answering
-            else:
-                answer = await in_time(call, answering, 0.0, "before there was an answer")
-            response = (
-                await send_stream(http, route, answer, call, observed)
-                if isinstance(answer, HttpStream)
-                else answer_of(route, answer)
-            )
+            response = await self._answer(route, http, found.variables, call, observed)
             code = Code.OK
         except Exception as error:
             code = outcome(error)
-            response = answer_of_error(route, error, observed)
+            response = error_response(route, error, observed)
         except asyncio.CancelledError:
             if not self._grace_is_over:
                 raise
-            task.uncancel()
+            if (running := asyncio.current_task()) is not None:
+                running.uncancel()
             code = Code.UNAVAILABLE
-            response = answer_of_failure(route, Unavailable(SHUTTING_DOWN), observed)
+            response = failure_response(route, Unavailable(SHUTTING_DOWN), observed)
         finally:
             self._open.discard(task)
+            if self._stopping and not self._open:
+                self._ended.set()
             observed.end(code)
-        if self._draining:
-            response.force_close()
-        return response
+        if response is not None and not http.begun:
+            self._send(http, response, route.headers)
+
+    def _call_of(self, found: Found, http: Exchange) -> Call:
+        call = Call(read_metadata=http.headers.items)
+        if self._timeout is not None:
+            call.limit(self._timeout, f"the server's rest_timeout of {self._timeout:g} seconds")
+        if found.endpoint.inference:
+            call.model_name = found.variables.get(MODEL_VARIABLE, "")
+        return call
+
+    async def _answer(
+        self, route: Route, http: Exchange, variables: Mapping[str, str], call: Call, observed: Observation
+    ) -> HttpResponse | None:
+        """What is to be sent; None where that has been done."""
+        answering = self._call(route, http, variables, call, observed)
+        if call.deadline is None:
+            answer = await answering
+        else:
+            answer = await in_time(call, answering, 0.0, "before there was an answer")
+        if not isinstance(answer, HttpStream):
+            check_fields(answer)
+            return answer
+        # A proxy that collects chunks would take from a stream what it is for.
+        head = HttpResponse(b"", 200, answer.content_type, {"X-Accel-Buffering": "no"})
+        fields = fields_of(head, route.headers, self._origins.allow(http.headers))
+        await send_stream(http, answer, fields, call, observed)
+        return None
 
     def _admit(self) -> None:
         """Raises `Unavailable` when no call is taken."""
@@ -137,16 +189,15 @@ class HttpCalls:
             text = f"{self._most} calls are open, as many as max_connections allows"
             raise Unavailable(text, retry_after=RETRY_AFTER_SECONDS)
 
-    async def _answer(
+    async def _call(
         self,
         route: Route,
-        http: web.BaseRequest,
+        http: Exchange,
         variables: Mapping[str, str],
-        headers: Mapping[str, str],
         call: Call,
         observed: Observation,
     ) -> HttpResponse | HttpStream:
-        decoded = await self._decode(route, http, variables, headers, call, observed)
+        decoded = await self._decode(route, http, variables, call, observed)
         observed.decoded()
         answer = await route.call(decoded, call)
         observed.answered()
@@ -163,29 +214,29 @@ class HttpCalls:
     async def _decode(
         self,
         route: Route,
-        http: web.BaseRequest,
+        http: Exchange,
         variables: Mapping[str, str],
-        headers: Mapping[str, str],
         call: Call,
         observed: Observation,
     ) -> Any:
         """What the row's codec makes of the request; nothing else keeps the body."""
-        window_bits = _window_bits(route, http, headers)
+        headers = http.headers
+        window_bits = _window_bits(route, http)
         limit, option = self._max_body, "max_message_size"
         route_limit = route.body_limit(headers)
         if route_limit is not None and route_limit < limit:
             limit, option = route_limit, route.limit_option
         advice = f"{_ADVICE} {option}" if option else ""
         try:
-            body = body_at_once(http, limit)
+            body = body_at_once(http.body, limit)
         except PayloadTooLarge as error:
             raise PayloadTooLarge(f"{error}{advice}") from None
-        request = HttpRequest(variables, headers, body or b"", http.method, http.raw_path, http.remote or "")
+        request = HttpRequest(variables, headers, body or b"", http.verb, http.target, http.remote)
         if body is None or window_bits or len(body) > TEXT_ON_LOOP:
             room = self._other_room if route_limit is None else self._text_room
             with self._request_bytes.reserve(FREE_BYTES) as reserved, room.place() as place:
                 if body is None:
-                    request.body = await self._read(http, limit, advice, reserved, place)
+                    request.body = await _read(http.body, limit, advice, reserved, place)
                 else:
                     reserved.grow(len(body))
                 _received(route, request, call, observed)
@@ -213,14 +264,13 @@ class HttpCalls:
             return await self._long_texts.run(partial(route.decode, request))
         return route.decode(request)
 
-    async def _read(
-        self, http: web.BaseRequest, limit: int, advice: str, reserved: Reservation, place: Place
-    ) -> bytes:
-        """The body as it was sent, compressed or not."""
-        try:
-            return await read_body(http, limit, reserved, place)
-        except PayloadTooLarge as error:
-            raise PayloadTooLarge(f"{error}{advice}") from None
+
+async def _read(body: RequestBody, limit: int, advice: str, reserved: Reservation, place: Place) -> bytes:
+    """The body as it was sent, compressed or not."""
+    try:
+        return await read_body(body, limit, reserved, place)
+    except PayloadTooLarge as error:
+        raise PayloadTooLarge(f"{error}{advice}") from None
 
 
 def _received(route: Route, request: HttpRequest, call: Call, observed: Observation) -> None:
@@ -231,11 +281,11 @@ def _received(route: Route, request: HttpRequest, call: Call, observed: Observat
         call.model_name = route.model_of(request)
 
 
-def _window_bits(route: Route, http: web.BaseRequest, headers: Mapping[str, str]) -> int:
+def _window_bits(route: Route, http: Exchange) -> int:
     """What zlib needs to know of the body's coding; 0: it is not compressed. Raises `UnknownCoding`."""
-    if "content-encoding" not in headers:
+    if "content-encoding" not in http.headers:
         return 0
-    coding = route.coding(http.headers["Content-Encoding"])  # Of several the first.
+    coding = route.coding(http.values("content-encoding")[0])
     if coding not in WINDOW_BITS:
         raise UnknownCoding(f"Content-Encoding '{coding}' is not supported, use gzip or deflate")
     return WINDOW_BITS[coding]
@@ -257,8 +307,3 @@ def _inflate_and_decode(route: Route, inflating: Callable[[], None], request: Ht
     inflating()
     call.size = len(request.body)
     return route.decode(request)
-
-
-async def _wait(tasks: set[asyncio.Task[Any]], seconds: float) -> None:
-    if tasks:
-        await asyncio.wait(tasks, timeout=seconds)

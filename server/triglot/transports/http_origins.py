@@ -11,14 +11,11 @@ import ipaddress
 from collections.abc import Mapping
 from functools import lru_cache
 
-from aiohttp import hdrs, web
-
 from triglot.config import Config
 from triglot.core.errors import PermissionDenied
+from triglot.core.http import HttpResponse
 from triglot.protocols import Operation, Route
 
-FIXED_HEADERS = {hdrs.SERVER: "triglot", "X-Content-Type-Options": "nosniff"}
-"""Of every answer. aiohttp's own Server header would name the versions of Python and aiohttp."""
 CHECKED = (Operation.INFER, Operation.ADMINISTER)
 """What a page of another origin may not do. What the others answer, no such page can read."""
 SAFE_VERBS = ("GET", "HEAD")
@@ -81,24 +78,21 @@ class Origins:
             return False
         return True  # The browser has connected to this very address, whatever names lead there.
 
-    def preflight(self, http: web.BaseRequest) -> web.Response | None:
+    def preflight(self, headers: Mapping[str, str]) -> HttpResponse | None:
         """The answer to OPTIONS where a browser asks whether a page of an allowed origin may send a request."""
-        if not self._allows(http):
+        verb = headers.get("access-control-request-method")
+        if verb is None or not self._allows(headers):
             return None
-        if (verb := http.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)) is None:
-            return None
-        headers = {hdrs.ACCESS_CONTROL_ALLOW_METHODS: verb, hdrs.ACCESS_CONTROL_MAX_AGE: PREFLIGHT_SECONDS}
-        if asked := http.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS):
-            headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = asked
-        return web.Response(status=204, headers=headers)
+        allowed = {"Access-Control-Allow-Methods": verb, "Access-Control-Max-Age": PREFLIGHT_SECONDS}
+        if asked := headers.get("access-control-request-headers"):
+            allowed["Access-Control-Allow-Headers"] = asked
+        return HttpResponse(b"", 204, content_type="", headers=allowed)
 
-    def complete(self, http: web.BaseRequest, answer: web.StreamResponse) -> None:
-        """Add the headers that every answer has, and those that let a page of an allowed origin read it."""
-        answer.headers.update(FIXED_HEADERS)
-        if self._origins and self._allows(http):
-            answer.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = http.headers[hdrs.ORIGIN]
-            answer.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = "*"
-            answer.headers.add(hdrs.VARY, hdrs.ORIGIN)
+    def allow(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Header fields of an answer that let a page of an allowed origin read it."""
+        if not self._origins or not self._allows(headers):
+            return {}
+        return {"Access-Control-Allow-Origin": headers["origin"], "Access-Control-Expose-Headers": "*"}
 
-    def _allows(self, http: web.BaseRequest) -> bool:
-        return http.headers.get(hdrs.ORIGIN, "").lower() in self._origins
+    def _allows(self, headers: Mapping[str, str]) -> bool:
+        return headers.get("origin", "").lower() in self._origins

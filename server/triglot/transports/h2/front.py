@@ -7,7 +7,6 @@ no request of HTTP/1.1. Whoever speaks that takes the connection over, with the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from triglot.transports.h2.frames import PREFACE
@@ -15,17 +14,16 @@ from triglot.transports.h2.protocol import LAST_STREAM_SECONDS, H2Protocol
 
 if TYPE_CHECKING:
     from triglot.transports.h2.server import H2Server
+    from triglot.transports.http_server import HttpServer
 
 HTTP2, HTTP1 = "h2", "http/1.1"
 """What ALPN calls them."""
-MakeRest = Callable[[], asyncio.Protocol | None]
-"""Makes what serves REST on one connection; None when none is served any more."""
 
 
 class Front(asyncio.Protocol):
     """A connection whose protocol is not known yet."""
 
-    def __init__(self, server: H2Server, rest: MakeRest | None) -> None:
+    def __init__(self, server: H2Server, rest: HttpServer | None) -> None:
         self.loop = asyncio.get_running_loop()
         self.lost = self.loop.create_future()
         """Done when somebody else has the connection, or it is closed."""
@@ -84,7 +82,7 @@ class Front(asyncio.Protocol):
             self.lost.set_result(None)
 
     def _hand_to_rest(self) -> None:
-        rest = None if self._rest is None else self._rest()
+        rest = None if self._rest is None else self._rest.protocol()
         if rest is None:
             self.abort()
         else:

@@ -1,8 +1,7 @@
-"""REST over HTTP/2: requests that are no gRPC calls, handed to what serves HTTP/1.1.
+"""REST over HTTP/2: requests that are no gRPC calls.
 
 Strategy: browsers speak HTTP/2 over TLS, and serverless platforms speak it to the containers that offer it. Each
-of their REST calls becomes one of HTTP/1.1, on a connection of its own that exists in memory only, and what is
-answered there becomes frames. So there is one REST server, and it need not know.
+of their REST calls is handed to the rows as one over HTTP/1.1 is, and its answer becomes frames.
 """
 
 from __future__ import annotations
@@ -11,17 +10,21 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from triglot.core.errors import InvalidArgument, ServingError
+from triglot.core.scattered import Scattered
 from triglot.protocols import Kind
+from triglot.transports.call_task import CallTask
 from triglot.transports.h2.body import Body
 from triglot.transports.h2.events import RequestReceived
 from triglot.transports.h2.fields import FIRST_REGULAR
 from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.http1_answers import AnswerHead, AnswerReader
 from triglot.transports.h2.requests import RpcHead, block_of, http_error
 from triglot.transports.h2.rpc import Rpc
+from triglot.transports.http_calls import HttpCalls
+from triglot.transports.http_exchange import Exchange, IncomingBody
+from triglot.transports.http_fields import FRAMING, Fields
 
 if TYPE_CHECKING:
     from triglot.transports.grpc_calls import Trailing
@@ -29,85 +32,107 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LINGER_SECONDS = 1.0
-"""For the REST server to leave a call of which all has been said."""
-BAD_REQUEST, TOO_LARGE, UNAVAILABLE = 400, 431, 503
+CONTINUE, BAD_REQUEST, TOO_LARGE, UNAVAILABLE = 100, 400, 431, 503
+BODILESS = (204, 304)
+LONGEST_RUN = 16
+"""So many pieces of an answer in a row leave before others have their turn."""
 _METHOD = re.compile(rb"[A-Z]{1,32}")
 _TARGET = re.compile(rb"[/*][\x21-\x7e\x80-\xff]*")
-_NOT_HANDED_ON = {b"host", b"content-length", b"cookie", b"te"}
+_NOT_HANDED_ON = {b"host", b"cookie", b"te"}
 
 
 class RestCall(Rpc):
-    """One request, and the connection in memory on which it is answered. On the loop."""
+    """One request, and its answer. On the loop."""
 
-    __slots__ = ("_answer", "_handler", "_memory", "_waits")
+    __slots__ = ("_calls", "_pieces", "_transport")
 
     def __init__(
-        self, protocol: H2Protocol, number: int, head: RpcHead, transport: asyncio.BaseTransport, *, ended: bool
+        self,
+        protocol: H2Protocol,
+        number: int,
+        head: RpcHead,
+        calls: HttpCalls,
+        transport: asyncio.BaseTransport,
+        *,
+        ended: bool,
     ) -> None:
         """`transport`: the client's. `ended`: there is no body."""
         super().__init__(protocol, number, head, Kind.BIDI_STREAM, None)
-        self.body = RestBody(self, chunked=head.length is None and not ended)
-        self._handler: asyncio.Protocol | None = None
-        self._answer = AnswerReader(bodiless=_pseudo(head)[b":method"] == b"HEAD")
-        self._memory = MemoryTransport(self, transport)
-        self._waits = False
+        self.body = RestBody(self, 0 if ended else head.length)
+        self._calls = calls
+        self._transport = transport
+        self._pieces = 0
 
-    def begin(self, handler: asyncio.Protocol) -> None:
+    def begin(self) -> None:
         """Have the request answered."""
-        assert isinstance(self.body, RestBody)
-        text = request_text(self.head, chunked=self.body.chunked)
-        if text is None:
+        pseudo = _pseudo(self.head)
+        if not _METHOD.fullmatch(pseudo[b":method"]) or not _TARGET.fullmatch(pseudo[b":path"]):
             self._refuse(BAD_REQUEST)
-            return
-        self._handler = handler
-        handler.connection_made(self._memory)
-        self.hand_on(text)
+        else:
+            # With what has come together with the head.
+            self.protocol.burst.defer(self._start)
 
-    def hand_on(self, data: bytes) -> None:
-        """More of the request."""
-        if self._handler is not None:
-            self._handler.data_received(data)
+    def _start(self) -> None:
+        if not self.over:
+            assert isinstance(self.body, RestBody)
+            exchange = RestExchange(self, self.body.incoming, self._transport)
+            task = self.task = CallTask(self._serve(exchange), self.protocol.loop, self._served)
+            task.start()
 
-    def answer(self, data: Any) -> None:
-        """A part of the answer, in HTTP/1.1."""
-        if self.over:
-            return
-        out = self.protocol.connection.out
+    async def _serve(self, exchange: RestExchange) -> None:
+        # A cancellation ends here, as in `Rpc`.
         try:
-            parts = self._answer.feed(data)
-        except (ValueError, IndexError):
-            log.exception("%s: what was answered is no HTTP/1.1", self.head.path)
+            await self._calls.serve(exchange)
+        except asyncio.CancelledError:
             self.break_off()
-            return
-        for part in parts:
-            if isinstance(part, AnswerHead):
-                out.headers(self.number, block_of(part.status, part.fields), end=part.ended)
-                self._begun = True
-            else:
-                out.data(self.number, (part,))
-        if self._answer.over:
-            self._end()
-        elif out.unfinished(self.number) and self._handler is not None and not self._waits:
-            self._waits = True
-            self._handler.pause_writing()
+        except Exception:
+            log.exception("%s: an error that no route answered", self.head.path)
+            self.break_off()
+
+    def _served(self, _: object) -> None:
+        self.task = None
+
+    def send_head(self, status: int, fields: Fields, length: int | None, *, end: bool = False) -> None:
+        """The head of the answer, and with `end` all of it."""
+        named = [(name.lower(), value) for name, value in fields]
+        named = [field for field in named if field[0] not in FRAMING]
+        if length is not None and status not in BODILESS:
+            named.append(("content-length", str(length)))
+        named.append(("date", self._calls.clock.date()))
+        block = block_of(
+            status, ((name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in named)
+        )
+        self._begun = True
+        self.protocol.connection.out.headers(self.number, block, end=end)
+
+    def send_continue(self) -> None:
+        """Have a client that waits for it send the body."""
+        self.protocol.connection.out.headers(self.number, block_of(CONTINUE, ()))
         self.protocol.wake()
 
-    def _end(self) -> None:
-        """All has been said."""
-        if self.protocol.connection.out.has(self.number):
-            self.protocol.connection.out.end(self.number)
-        self._close()
-        self.protocol.loop.call_later(LINGER_SECONDS, self.lose)
+    async def send(self, piece: bytes) -> None:
+        """A part of the body. Raises `ConnectionError` when nobody takes it."""
+        self.protocol.connection.out.data(self.number, (piece,))
+        self.protocol.wake()
+        self._pieces += 1
+        if not self._pieces % LONGEST_RUN:
+            await asyncio.sleep(0)
+        while self._is_held_up():
+            self._writing = self.protocol.loop.create_future()
+            await self._writing
+        if self.over:
+            raise ConnectionResetError
 
-    def left(self) -> None:
-        """The REST server has closed the connection."""
+    def end(self) -> None:
+        """All has been said."""
         if not self.over:
-            if self._answer.closed():
-                self._end()
-            else:
-                self.break_off()
-        self.protocol.loop.call_soon(self.lose)
+            if self.protocol.connection.out.has(self.number):
+                self.protocol.connection.out.end(self.number)
+            self._close()
+
+    def close(self) -> None:
+        """The answer has been sent as a whole."""
+        self._close()
 
     def break_off(self) -> None:
         """There is no end of the answer."""
@@ -115,27 +140,6 @@ class RestCall(Rpc):
             self.protocol.connection.reset(self.number, ErrorCode.INTERNAL_ERROR)
             self.gone()
             self.protocol.wake()
-        self.cancel()
-
-    def lose(self) -> None:
-        """Tell the REST server that the connection is gone."""
-        handler, self._handler = self._handler, None
-        if handler is not None:
-            self._memory.closing = True
-            handler.connection_lost(None)
-
-    def drained(self) -> None:
-        """All that was to be sent has left."""
-        if self._handler is not None and self._waits:
-            self._waits = False
-            self._handler.resume_writing()
-
-    def cancel(self) -> None:
-        """The client has left; what answers it counts on the connection until it has ended."""
-        self.protocol.loop.call_soon(self.lose)
-        task = getattr(self._handler, "task", None)
-        if task is not None:
-            self.protocol.runs_on(task)
 
     def finish(self, code: int = 0, details: str = "", trailing: Trailing | None = None) -> None:
         """The request has come to its end before it was understood."""
@@ -155,124 +159,149 @@ class RestCall(Rpc):
             self._close()
 
 
+class RestExchange(Exchange):
+    """The request as the rows know it."""
+
+    __slots__ = ("_call", "_transport")
+
+    def __init__(self, call: RestCall, body: IncomingBody, transport: asyncio.BaseTransport) -> None:
+        pseudo = _pseudo(call.head)
+        verb, target = pseudo[b":method"].decode(), pseudo[b":path"].decode("latin-1")
+        super().__init__(verb, target, rest_fields(call.head), body)
+        self._call = call
+        self._transport = transport
+
+    @property
+    def remote(self) -> str:
+        """See the base class."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0] if isinstance(peer, list | tuple) else peer or "")
+
+    def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
+        """See the base class."""
+        call, size = self._call, len(body)
+        if call.over:
+            return
+        self.begun = True
+        if not size or self.verb == "HEAD" or status in BODILESS:
+            call.send_head(status, fields, size, end=True)
+            call.close()
+            return
+        call.send_head(status, fields, size)
+        pieces = body.pieces if isinstance(body, Scattered) else (body,)
+        call.protocol.connection.out.data(call.number, pieces)
+        call.end()
+
+    async def begin(self, status: int, fields: Fields) -> None:
+        """See the base class."""
+        if self._call.over:
+            raise ConnectionResetError
+        self.begun = True
+        self._call.send_head(status, fields, None)
+        self._call.protocol.wake()
+
+    async def write(self, chunk: bytes) -> None:
+        """See the base class."""
+        if self.verb != "HEAD":
+            await self._call.send(chunk)
+
+    async def finish(self) -> None:
+        """See the base class."""
+        self._call.end()
+
+    def abort(self) -> None:
+        """See the base class."""
+        self._call.break_off()
+
+
 class RestBody(Body):
     """The body of a request, handed on as it comes."""
 
-    __slots__ = ("_call", "_paused", "chunked")
+    __slots__ = ("_call", "incoming")
 
-    def __init__(self, call: RestCall, *, chunked: bool) -> None:
+    def __init__(self, call: RestCall, length: int | None) -> None:
         super().__init__(call)
-        self.chunked = chunked
         self._call = call
-        self._paused = False
+        expected = length != 0 and any(field.name.value == b"expect" for field in call.head.fields)
+        self.incoming = _Incoming(self, length, expected=expected)
 
     def feed(self, parts: Sequence[memoryview]) -> None:
         """Parts of the body. Raises `InvalidArgument` for more than was promised."""
         for part in parts:
             self._hand_on(part)
-        self._take()
+        self.open_window()
 
     def _hand_on(self, data: memoryview) -> None:
         self._came += len(data)
         self._owed += len(data)
         length = self._call.head.length
-        if self.chunked:
-            self._call.hand_on(b"%x\r\n%b\r\n" % (len(data), bytes(data)))
-        elif length is not None and self._came > length:
-            raise InvalidArgument("the body is longer than its content-length")  # It would be another request.
-        else:
-            self._call.hand_on(bytes(data))
+        if length is not None and self._came > length:
+            raise InvalidArgument("the body is longer than its content-length")
+        self.incoming.expected = False
+        self.incoming.feed(bytes(data))
 
     def all_came(self) -> None:
         """The client has sent everything."""
         super().all_came()
-        if self.chunked:
-            self._call.hand_on(b"0\r\n\r\n")
+        self.incoming.end()
 
-    def pause(self, paused: bool) -> None:
-        """Whether the REST server wants no more for now."""
-        self._paused = paused
-        self._take()
+    def drop(self) -> None:
+        """Nobody takes the rest."""
+        super().drop()
+        self.incoming.fail("the call is over")
 
-    def _take(self) -> None:
-        if self._owed and not self._paused and not self._call.over:
+    def send_continue(self) -> None:
+        """Have a client that waits for it send the body."""
+        self._call.send_continue()
+
+    def open_window(self) -> None:
+        """Have the client send as much as has come, unless too much of it waits."""
+        if self._owed and not self.incoming.paused and not self._call.over:
             self._call.protocol.connection.consumed(self._call.number, self._owed)
             self._owed = 0
             self._call.protocol.wake()
 
 
-class MemoryTransport(asyncio.Transport):
-    """What the REST server takes for its connection."""
+class _Incoming(IncomingBody):
+    """What is read of a `RestBody`."""
 
-    def __init__(self, call: RestCall, transport: asyncio.BaseTransport) -> None:
-        super().__init__()
-        self.closing = False
-        self._call = call
-        self._transport = transport
+    __slots__ = ("_body", "expected")
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What is known of the client; its socket is not this one's."""
-        return default if name == "socket" else self._transport.get_extra_info(name, default)
+    def __init__(self, body: RestBody, length: int | None, *, expected: bool) -> None:
+        super().__init__(length)
+        self.expected = expected
+        """Whether the client waits to be told that it may send it."""
+        self._body = body
 
-    def is_closing(self) -> bool:
-        """Whether nothing more is sent."""
-        return self.closing or self._call.over
-
-    def write(self, data: Any) -> None:
+    def want(self, *, more: bool) -> None:
         """See the base class."""
-        self._call.answer(data)
+        if more:
+            self._body.open_window()
 
-    def writelines(self, list_of_data: Any) -> None:
+    async def read(self) -> bytes:
         """See the base class."""
-        for data in list_of_data:
-            self._call.answer(data)
-
-    def get_write_buffer_size(self) -> int:
-        """Whether something waits is all that is known."""
-        return int(self._call.protocol.connection.out.unfinished(self._call.number))
-
-    def close(self) -> None:
-        """See the base class."""
-        if not self.closing:
-            self.closing = True
-            self._call.left()
-
-    def abort(self) -> None:
-        """See the base class."""
-        self.closing = True
-        self._call.break_off()
-
-    def pause_reading(self) -> None:
-        """See the base class."""
-        self._pause(True)
-
-    def resume_reading(self) -> None:
-        """See the base class."""
-        self._pause(False)
-
-    def _pause(self, paused: bool) -> None:
-        body = self._call.body
-        if isinstance(body, RestBody):
-            body.pause(paused)
+        if self.expected and not self.ended:
+            self.expected = False
+            self._body.send_continue()
+        return await super().read()
 
 
 def begin_rest(
     protocol: H2Protocol, event: RequestReceived[RpcHead], transport: asyncio.BaseTransport | None
 ) -> None:
     """Have a request that is no gRPC call answered by REST, where that is served."""
-    head, number, connection, server = event.headers, event.stream, protocol.connection, protocol.server
-    refused = head.status if server.rest is None else TOO_LARGE if head.too_large else 0
+    head, number, connection, rest = event.headers, event.stream, protocol.connection, protocol.server.rest
+    refused = head.status if rest is None else TOO_LARGE if head.too_large else 0
     if not refused and (transport is None or protocol.backlog() is not None):
         refused = UNAVAILABLE
     # Made for what is answered only: it costs more than a refusal.
-    handler = None if refused or server.rest is None else server.rest()
-    if handler is None or transport is None:
-        connection.out.headers(number, http_error(refused or head.status), end=True)
+    if refused or rest is None or transport is None:
+        connection.out.headers(number, http_error(refused or UNAVAILABLE), end=True)
         connection.reset_when_sent(number, ErrorCode.NO_ERROR)
         return
-    call = RestCall(protocol, number, head, transport, ended=event.ended)
+    call = RestCall(protocol, number, head, rest.calls, transport, ended=event.ended)
     protocol.begun(call)
-    call.begin(handler)
+    call.begin()
     if event.ended:
         protocol.ended(call)
 
@@ -281,21 +310,13 @@ def _pseudo(head: RpcHead) -> dict[bytes, bytes]:
     return {field.name.value: field.value for field in head.fields if field.kind < FIRST_REGULAR}
 
 
-def request_text(head: RpcHead, *, chunked: bool) -> bytes | None:
-    """The request's head in HTTP/1.1; None for one that it cannot say. `chunked`: the body's length is unknown."""
-    pseudo = _pseudo(head)
-    method, target = pseudo[b":method"], pseudo[b":path"]
-    if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(target):
-        return None
+def rest_fields(head: RpcHead) -> list[tuple[str, str]]:
+    """The header fields as HTTP/1.1 would have them."""
     fields = [(field.name.value, field.value) for field in head.fields if field.kind >= FIRST_REGULAR]
     hosts = [value for name, value in fields if name == b"host"]
     cookies = [value for name, value in fields if name == b"cookie"]
-    lines = [b"%b %b HTTP/1.1" % (method, target), b"host: " + pseudo.get(b":authority", (hosts or [b""])[0])]
-    lines += [b"%b: %b" % field for field in fields if field[0] not in _NOT_HANDED_ON]
+    named = [(b"host", _pseudo(head).get(b":authority", (hosts or [b""])[0]))]
+    named += [field for field in fields if field[0] not in _NOT_HANDED_ON]
     if cookies:
-        lines.append(b"cookie: " + b"; ".join(cookies))
-    if head.length is not None:
-        lines.append(b"content-length: %d" % head.length)
-    elif chunked:
-        lines.append(b"transfer-encoding: chunked")
-    return b"\r\n".join([*lines, b"connection: close", b"", b""])
+        named.append((b"cookie", b"; ".join(cookies)))
+    return [(name.decode("latin-1"), value.decode("utf-8", "surrogateescape")) for name, value in named]

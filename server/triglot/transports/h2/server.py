@@ -20,10 +20,11 @@ from triglot.transports.h2.buffers import BufferPool
 from triglot.transports.h2.busy_poll import BusyPoll
 from triglot.transports.h2.compressing import CompressingRpc
 from triglot.transports.h2.connection import read_buffer
-from triglot.transports.h2.front import HTTP1, HTTP2, Front, MakeRest
+from triglot.transports.h2.front import HTTP1, HTTP2, Front
 from triglot.transports.h2.limits import Limits
 from triglot.transports.h2.protocol import H2Protocol
 from triglot.transports.h2.rpc import Rpc
+from triglot.transports.http_server import HttpServer
 from triglot.transports.listening import Listener, bind, bind_file, most_sockets, take_over
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
@@ -38,9 +39,9 @@ UNBOUNDED = 2**63
 class H2Server:
     """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls.
 
-    `limits`: in place of the configuration's. `request_bytes` is the count that it shares with the REST server.
-    `rest` takes the connections that speak HTTP/1.1. `bound`: the port's sockets, where somebody else has bound
-    them. Raises `ConfigError` for a certificate that cannot be used.
+    `limits`: in place of the configuration's. `request_bytes` is the count that it shares with the REST server,
+    `rest`, which takes the connections that speak HTTP/1.1 and knows REST's rows. `bound`: the port's sockets,
+    where somebody else has bound them. Raises `ConfigError` for a certificate that cannot be used.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class H2Server:
         limits: Limits | None = None,
         request_bytes: RequestBytes | None = None,
         *,
-        rest: MakeRest | None = None,
+        rest: HttpServer | None = None,
         bound: Sequence[socket.socket] = (),
     ) -> None:
         self.limits = limits or _limits(config)

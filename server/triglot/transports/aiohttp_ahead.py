@@ -17,10 +17,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 
+from triglot.transports.http_fields import MOST_HEAD_BYTES
+
 PIECE_BYTES = 4096
 """Of what is no body of a known length; the shortest requests that it may hold take 50 times as much."""
-MOST_HEAD_BYTES = 128 * 1024
-"""Of one request's head, or of a chunked body's trailers: the longest path and the longest field fit."""
 
 
 class ReadAhead(web.RequestHandler):

@@ -10,23 +10,18 @@ reset. So the client gets an interim answer, 100 Continue, which every client of
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from aiohttp import HttpVersion11, web
 
-from triglot.transports.http_ahead import ReadAhead
+from triglot.transports.aiohttp_ahead import ReadAhead
+from triglot.transports.http_answers import FIXED_FIELDS
 from triglot.transports.http_errors import error_body
-from triglot.transports.unsent import buffered
+from triglot.transports.unsent import StallTimer
 
-log = logging.getLogger(__name__)
-
-STALL_SECONDS = 120.0
-"""For which a client may take nothing of what waits for it, as over HTTP/2."""
 RESET_SECONDS = 0.25
 """Between two looks whether the client of a half-closed connection has left."""
 LONGEST_TEXT = 200
@@ -34,29 +29,13 @@ LONGEST_TEXT = 200
 
 
 class Connections(web.Server):
-    """Makes what serves one connection.
+    """Makes what serves one connection; the arguments are the base class's."""
 
-    `complete` adds headers to every answer; the other arguments are the base class's.
-    """
-
-    def __init__(
-        self,
-        handler: Any,
-        complete: Callable[[web.BaseRequest, web.StreamResponse], None],
-        *,
-        handler_cancellation: bool,
-        **options: Any,
-    ) -> None:
+    def __init__(self, handler: Any, *, handler_cancellation: bool, **options: Any) -> None:
         loop = asyncio.get_running_loop()
-
-        class Request(web.BaseRequest):
-            async def _prepare_hook(self, response: web.StreamResponse) -> None:
-                # aiohttp calls it before it writes the head of any answer, errors among them.
-                complete(self, response)
-
         super().__init__(
             handler,
-            request_factory=partial(Request, loop=loop),
+            request_factory=partial(web.BaseRequest, loop=loop),
             handler_cancellation=handler_cancellation,
             **options,
         )
@@ -70,35 +49,28 @@ class Connections(web.Server):
 class Connection(ReadAhead):
     """Serves one connection."""
 
-    __slots__ = ("_stalls", "_unsent", "half_closed")
+    __slots__ = ("_stall", "half_closed")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.half_closed = False
         """Whether its client sends no more."""
-        self._unsent = 0
-        self._stalls: asyncio.TimerHandle | None = None
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """What answers requests; None when the connection is lost."""
-        return self._task_handler
+        self._stall = StallTimer()
 
     def pause_writing(self) -> None:
         """See the base class."""
         super().pause_writing()
-        # Over HTTP/2 there is none, and whoever has the socket looks after it.
-        if self.transport is not None and self.transport.get_extra_info("socket") is not None:
-            self._look_later(self.transport)
+        if self.transport is not None:
+            self._stall.start(self.transport)
 
     def resume_writing(self) -> None:
         """See the base class."""
-        self._look_no_more()
+        self._stall.stop()
         super().resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See the base class."""
-        self._look_no_more()
+        self._stall.stop()
         super().connection_lost(exc)
 
     # --- half-closed connections ---
@@ -142,24 +114,6 @@ class Connection(ReadAhead):
         else:
             self._loop.call_later(RESET_SECONDS, self._look_for_reset, transport)
 
-    # --- clients that take nothing ---
-
-    def _look_later(self, transport: asyncio.Transport) -> None:
-        self._unsent = buffered(transport)
-        self._stalls = self._loop.call_later(STALL_SECONDS, self._look, transport)
-
-    def _look_no_more(self) -> None:
-        if self._stalls is not None:
-            self._stalls.cancel()
-            self._stalls = None
-
-    def _look(self, transport: asyncio.Transport) -> None:
-        if buffered(transport) != self._unsent:
-            self._look_later(transport)
-            return
-        log.info("a connection ends: for %.0f s its client took nothing of what waits for it", STALL_SECONDS)
-        transport.abort()
-
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -176,6 +130,7 @@ class Connection(ReadAhead):
             text = f"the request is not valid HTTP: {wrong}"
         elif message:
             text = message
-        answer = web.Response(body=error_body(text), status=status, content_type="application/json")
+        headers = {"Content-Type": "application/json", **dict(FIXED_FIELDS)}
+        answer = web.Response(body=error_body(text), status=status, headers=headers)
         answer.force_close()
         return answer

@@ -1,0 +1,464 @@
+"""One client's connection: asyncio's bytes to requests, which are answered one after the other.
+
+Strategy: a request begins as soon as its head has come, and is answered by whatever `HttpCalls` makes of it. What
+its client sends ahead waits as bytes, and beyond some of them nothing is read. A client that has sent its request
+may close its side of the connection and wait for the answer. On the wire that looks as if it had left. The
+difference shows when something is sent to it: who has left answers with a reset. So the client gets an interim
+answer, 100 Continue, which every client of HTTP/1.1 skips.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+from typing import TYPE_CHECKING, cast
+
+from triglot.core.scattered import Scattered
+from triglot.transports.call_task import CallTask
+from triglot.transports.http1 import heads
+from triglot.transports.http1.requests import (
+    BAD_REQUEST,
+    BodyPart,
+    Event,
+    Malformed,
+    RequestHead,
+    RequestReader,
+)
+from triglot.transports.http_answers import FIXED_FIELDS
+from triglot.transports.http_errors import error_body
+from triglot.transports.http_exchange import Exchange, IncomingBody
+from triglot.transports.http_fields import Fields
+from triglot.transports.unsent import StallTimer
+
+if TYPE_CHECKING:
+    from triglot.transports.http1.server import Http1Server
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 75.0
+"""Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
+HEAD_SECONDS = 30.0
+"""For a head to come, from its first byte."""
+LINGER_SECONDS = 10.0
+"""For the rest of a body that was answered before it had come, or for the other side to see the end."""
+MOST_AHEAD_BYTES = 64 * 1024
+"""That may come before a request is answered; then nothing is read until it is."""
+RESET_SECONDS = 0.25
+"""Between two checks whether the client of a half-closed connection has left."""
+JOINED_BYTES = 64 * 1024
+"""A copy of less is quicker than another piece."""
+MOST_IN_A_ROW = 16
+"""Requests that one segment brings, or pieces of a stream, before others have their turn."""
+REQUEST_TIMEOUT = 408
+
+
+class _Body(IncomingBody):
+    """A request's body; `connection` reads it."""
+
+    __slots__ = ("_connection", "expected")
+
+    def __init__(self, connection: Connection, length: int | None) -> None:
+        super().__init__(length)
+        self.expected = False
+        """Whether the client waits to be told that it may send it."""
+        self._connection = connection
+
+    def want(self, *, more: bool) -> None:
+        """See the base class."""
+        self._connection.update_reading()
+
+    async def read(self) -> bytes:
+        """See the base class."""
+        if self.expected:
+            self.expected = False
+            self._connection.write(heads.CONTINUE)
+        return await super().read()
+
+
+class _Request(Exchange):
+    """A request on a connection, and its answer."""
+
+    __slots__ = ("_connection", "_incoming", "_is_head", "keep_alive", "task")
+
+    def __init__(self, connection: Connection, head: RequestHead, body: _Body) -> None:
+        super().__init__(head.verb, head.target, head.fields, body, is_old=head.is_old)
+        self._connection = connection
+        self._incoming = body
+        body.expected = head.length != 0 and not head.is_old and "expect" in self.headers
+        self._is_head = head.verb == "HEAD"
+        self.keep_alive = head.keep_alive
+        self.task: CallTask | None = None
+
+    @property
+    def remote(self) -> str:
+        """See the base class."""
+        return self._connection.remote
+
+    def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
+        """See the base class."""
+        head = self._head(status, fields, len(body))
+        if self._is_head or status in heads.BODILESS:
+            self._connection.write(head)
+        elif isinstance(body, Scattered):
+            self._connection.write(head, *body.pieces)
+        else:
+            self._connection.write(head, body)
+
+    def _head(self, status: int, fields: Fields, length: int | None) -> bytes:
+        self.begun = True
+        connection = self._connection
+        # Who was not told to send a body may send it, or not.
+        if connection.is_last or self._incoming.expected or ("Connection", "close") in fields:
+            self.keep_alive = False
+        elif length is None and self.is_old:
+            self.keep_alive = False  # Its end is the body's.
+        date = connection.server.calls.clock.date()
+        return heads.head(status, fields, date, length=length, is_old=self.is_old, keep_alive=self.keep_alive)
+
+    async def begin(self, status: int, fields: Fields) -> None:
+        """See the base class."""
+        self._connection.write(self._head(status, fields, None))
+        await self._connection.drained()
+
+    async def write(self, chunk: bytes) -> None:
+        """See the base class."""
+        if not self._is_head:
+            self._connection.write(chunk if self.is_old else heads.chunk(chunk))
+        await self._connection.drained()
+
+    async def finish(self) -> None:
+        """See the base class."""
+        if not self.is_old and not self._is_head:
+            self._connection.write(heads.LAST_CHUNK)
+
+    def abort(self) -> None:
+        """See the base class."""
+        self._connection.abort()
+
+
+class Connection(asyncio.Protocol):
+    """Serves one connection."""
+
+    def __init__(self, server: Http1Server) -> None:
+        self.server = server
+        self.transport: asyncio.Transport | None = None
+        self.half_closed = False
+        """Whether its client sends no more."""
+        self._loop = asyncio.get_running_loop()
+        self._reader = RequestReader()
+        self._request: _Request | None = None
+        """What is being answered."""
+        self._body: _Body | None = None
+        """The body that is on its way, unless nobody wants the rest of it."""
+        self._is_incoming = False
+        """Whether a body is on its way."""
+        self._is_acting = False
+        self._is_closing = False
+        """Whether what comes is dropped, as the last answer has been given."""
+        self._is_broken = False
+        """Whether nobody knows where another request would begin."""
+        self._is_paused = False
+        """Whether the client does not take what is written."""
+        self._writable: asyncio.Future[None] | None = None
+        self._written = 0
+        self._is_head_begun = False
+        self._stall = StallTimer()
+        self._deadline = math.inf
+        """What the client does has to be done by then."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._remote: str | None = None
+
+    @property
+    def remote(self) -> str:
+        """The client's address, if it has one."""
+        if self._remote is None:
+            peer = None if self.transport is None else self.transport.get_extra_info("peername")
+            self._remote = str(peer[0] if isinstance(peer, list | tuple) else peer or "")
+        return self._remote
+
+    @property
+    def ahead(self) -> int:
+        """Bytes that have come before their turn."""
+        return self._reader.kept
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the connection is closed with the request that is being answered."""
+        return self._is_broken or self.server.calls.draining or (self.half_closed and not self._reader.kept)
+
+    # --- asyncio ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See the base class."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
+        self.server.connections.add(self)
+        self._limit(KEEP_ALIVE_SECONDS)
+
+    def data_received(self, data: bytes) -> None:
+        """See the base class."""
+        if self._is_closing or self._is_broken:
+            return
+        reader = self._reader
+        self._is_acting = True
+        self._act(reader.receive(data))
+        self._is_acting = False
+        self._go_on()
+        if reader.kept > MOST_AHEAD_BYTES:
+            self.update_reading()
+
+    def eof_received(self) -> bool:
+        """See the base class: True where answers are still to be sent."""
+        transport, request = self.transport, self._request
+        if transport is None or transport.get_extra_info("ssl_object") is not None:
+            return False
+        # A stream's client cannot be asked any more, and is taken to have left.
+        begun = request is not None and request.begun
+        if self._is_closing or self._is_incoming or begun or (request is None and not self._reader.kept):
+            return False
+        self.half_closed = True
+        if request is not None and not request.is_old:
+            transport.write(heads.CONTINUE)
+            self._check_reset()
+        return True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See the base class."""
+        self.transport = None
+        self._is_closing = True
+        self._stall.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._reader.close()
+        if self._request is not None and self._request.task is not None:
+            self._request.task.cancel()
+        self._request = self._body = None
+        self._wake()
+        self.server.lost(self)
+
+    def pause_writing(self) -> None:
+        """See the base class."""
+        self._is_paused = True
+        if self.transport is not None:
+            self._stall.start(self.transport)
+
+    def resume_writing(self) -> None:
+        """See the base class."""
+        self._is_paused = False
+        self._stall.stop()
+        self._wake()
+        self._go_on()
+
+    # --- requests ---
+
+    def _go_on(self) -> None:
+        """Begin with the next request, if it is its turn."""
+        if self._is_acting:
+            return
+        self._is_acting = True
+        count = 0
+        while self._reader.kept and self._is_ready():
+            count += 1
+            if count > MOST_IN_A_ROW:
+                self._loop.call_soon(self._go_on)  # Others have their turn.
+                break
+            self._act(self._reader.next_request())
+        self._is_acting = False
+        if count:
+            self.update_reading()
+        if self.half_closed and not self._is_closing and (self._is_incoming or not self._reader.waits):
+            self.close_idle()  # The rest of the request does not come.
+
+    def _is_ready(self) -> bool:
+        return self._request is None and not (
+            self._is_incoming or self._is_paused or self._is_closing or not self._reader.waits
+        )
+
+    def _act(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, RequestHead):
+                self._body = _Body(self, event.length)
+                self._request = _Request(self, event, self._body)
+                self._is_incoming = True
+            elif isinstance(event, BodyPart):
+                if self._body is not None:
+                    self._body.expected = False
+                    self._body.feed(event.data)
+            elif isinstance(event, Malformed):
+                self._refuse(event)
+            else:
+                self._is_incoming = False
+                if self._body is not None:
+                    self._body.end()
+                    self._body = None
+                elif self._request is None:
+                    self._limit(KEEP_ALIVE_SECONDS)
+        request = self._request
+        if request is None or self._is_closing:
+            if not self._is_closing and not self._reader.waits and not self._is_incoming:
+                self._limit(HEAD_SECONDS, begun=True)
+        elif request.task is None:
+            self._deadline = math.inf
+            request.task = CallTask(self._serve(request), self._loop, self._served)
+            request.task.start()
+
+    async def _serve(self, request: _Request) -> None:
+        # A cancellation ends here: a task that is cancelled keeps the error, whose frames hold the request.
+        try:
+            await self.server.calls.serve(request)
+        except asyncio.CancelledError:
+            self.abort()  # Its client has left, or the server has no time left.
+        except Exception:
+            log.exception("%s %s: an error that no route answered", request.verb, request.target)
+            self.abort()
+
+    def _served(self, _: object) -> None:
+        """The request has been answered."""
+        request, self._request = self._request, None
+        if request is None:
+            return  # The connection is lost.
+        request.task = None
+        self._body = None
+        if self.is_last or not request.keep_alive:
+            self._close()
+        elif self._is_incoming:
+            # The rest of the body is dropped: unread, it would have the socket reset with the answer.
+            self._limit(LINGER_SECONDS)
+            self.update_reading()
+        else:
+            self._limit(KEEP_ALIVE_SECONDS)
+            self._go_on()
+
+    def _refuse(self, error: Malformed) -> None:
+        """What has come is no request, or no body of one."""
+        self._is_broken = True
+        if self._body is not None:
+            self._body.fail(error.text)
+        elif self._is_incoming:
+            self._close()
+        else:
+            log.info("a request was refused, as it is no HTTP: %s", error.text)
+            text = f"the request is not valid HTTP: {error.text}" if error.status == BAD_REQUEST else error.text
+            self._answer_error(error.status, text)
+
+    def _answer_error(self, status: int, text: str) -> None:
+        """Of what is no request, as the last answer."""
+        body = error_body(text)
+        fields = [("Content-Type", "application/json"), *FIXED_FIELDS]
+        date = self.server.calls.clock.date()
+        head = heads.head(status, fields, date, length=len(body), is_old=False, keep_alive=False)
+        self.write(head, body)
+        self._close()
+
+    # --- writing ---
+
+    def write(self, *pieces: bytes | memoryview) -> None:
+        """Send these, together."""
+        if self.transport is None:
+            return
+        if len(pieces) == 1:
+            self.transport.write(pieces[0])
+        elif sum(map(len, pieces)) < JOINED_BYTES:
+            self.transport.write(b"".join(pieces))
+        else:
+            self.transport.writelines(pieces)
+
+    async def drained(self) -> None:
+        """Wait while the client does not take what is written. Raises `ConnectionError`."""
+        self._written += 1
+        if not self._written % MOST_IN_A_ROW:
+            await asyncio.sleep(0)  # Others have their turn.
+        while self._is_paused and self.transport is not None:
+            self._writable = self._loop.create_future()
+            await self._writable
+        if self.transport is None:
+            raise ConnectionResetError
+
+    def _wake(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    # --- reading ---
+
+    def update_reading(self) -> None:
+        """Read from the socket, or not, as there is room for what comes."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        body = self._body
+        wanted = self._reader.kept <= MOST_AHEAD_BYTES and (body is None or not body.paused)
+        if wanted != transport.is_reading():
+            (transport.resume_reading if wanted else transport.pause_reading)()
+
+    def _check_reset(self) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        # Nobody reads any more, and so nobody is told of a reset.
+        if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            transport.abort()
+        else:
+            self._loop.call_later(RESET_SECONDS, self._check_reset)
+
+    # --- time ---
+
+    def _limit(self, seconds: float, *, begun: bool = False) -> None:
+        """Let the client have so many seconds for what comes next. `begun`: unless it has them already."""
+        if begun and self._is_head_begun:
+            return
+        self._is_head_begun = begun
+        self._deadline = self._loop.time() + seconds
+        # A timer that rings too early is set again then: most requests need none of their own.
+        if self._timer is None or self._timer.when() > self._deadline:
+            self._ring_at(self._deadline)
+
+    def _ring_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        now = self._loop.time()
+        if now < self._deadline:
+            self._timer = None
+            self._ring_at(min(self._deadline, now + KEEP_ALIVE_SECONDS))
+        elif self._is_head_begun and not self._is_closing:
+            self._is_broken = True
+            text = f"the head of the request is incomplete after {HEAD_SECONDS:g} seconds"
+            self._answer_error(REQUEST_TIMEOUT, text)
+        elif self.transport is not None:
+            self.transport.close()
+
+    # --- ends ---
+
+    def _close(self) -> None:
+        """Send what waits, and no more; what still comes is dropped."""
+        self._is_closing = True
+        self._body = None
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        clean = not (self._is_broken or self._is_incoming or self._reader.kept)
+        if clean or not transport.can_write_eof():
+            transport.close()
+            return
+        # Closed with bytes that nobody read, the socket would be reset, and the answer be lost with it.
+        self._reader.close()
+        self.update_reading()
+        try:
+            transport.write_eof()
+        except OSError:
+            transport.abort()  # The other side has left already.
+        else:
+            self._limit(LINGER_SECONDS)
+
+    def close_idle(self) -> None:
+        """Close the connection; what is written is still sent."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close the socket, whatever is on its way."""
+        if self.transport is not None:
+            self.transport.abort()

@@ -1,0 +1,46 @@
+"""Heads of answers, and chunks, in HTTP/1.1 (RFC 9112). No I/O."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from http import HTTPStatus
+
+from triglot.transports.http_fields import FRAMING, Fields
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+BODILESS = (204, 304)
+"""Statuses of answers without a body."""
+MOST_LINES = 256
+"""Status lines that are remembered."""
+
+
+@lru_cache(MOST_LINES)
+def status_line(status: int, *, is_old: bool) -> bytes:
+    """The first line of an answer; to HTTP/1.0 in the same."""
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.{0 if is_old else 1} {status} {phrase}\r\n".encode()
+
+
+def head(status: int, fields: Fields, date: str, *, length: int | None, is_old: bool, keep_alive: bool) -> bytes:
+    """The head of an answer. `length`: of its body; None: it is chunked, or ends with the connection."""
+    own = [f"{name}: {value}\r\n" for name, value in fields if name.lower() not in FRAMING]
+    lines = "".join((*own, "Date: ", date, "\r\n")).encode("utf-8", "surrogateescape")
+    if status in BODILESS:
+        framing = b""
+    elif length is not None:
+        framing = b"Content-Length: %d\r\n" % length
+    else:
+        framing = b"" if is_old else b"Transfer-Encoding: chunked\r\n"
+    connection = b""
+    if keep_alive == is_old:
+        connection = b"Connection: keep-alive\r\n" if keep_alive else b"Connection: close\r\n"
+    return b"".join((status_line(status, is_old=is_old), lines, framing, connection, b"\r\n"))
+
+
+def chunk(data: bytes) -> bytes:
+    """A part of a chunked body; not empty."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

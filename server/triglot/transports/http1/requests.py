@@ -1,0 +1,361 @@
+"""Requests of HTTP/1.1 as bytes: from what comes on a connection to heads and bodies (RFC 9112). No I/O.
+
+Strategy: llhttp, strict in everything, parses heads and chunked bodies, and would go on with what a client has
+sent ahead. So it is given bytes up to the next blank line only, which ends every head and every chunked body: no
+more than one request is read before it is its turn, and no parser outlives the request that it was made for. A
+body of a known length is counted, and passed on in the pieces that it came in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from triglot.transports.http_fields import LONGEST_LINE, MOST_HEAD_BYTES
+
+PIECE_BYTES = 16 * 1024
+"""Of what is kept, that are looked at together: what is left of them is copied with each request."""
+MOST_FIELDS = 128
+LONGEST_TEXT = 200
+"""Of what was wrong, and of the line that it was in."""
+BAD_REQUEST, HEAD_TOO_LARGE = 400, 431
+BLANK_LINE = b"\r\n\r\n"
+_SINGLE = frozenset(
+    (
+        "content-length",
+        "content-location",
+        "content-range",
+        "content-type",
+        "etag",
+        "host",
+        "max-forwards",
+        "server",
+        "transfer-encoding",
+        "user-agent",
+    )
+)
+"""Fields of which several could mean different things to different servers."""
+_CHUNKED_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """A request, but for its body. `length`: of the body; None: it is chunked. `fields`: names in lower case."""
+
+    verb: str
+    target: str
+    fields: list[tuple[str, str]]
+    length: int | None
+    is_old: bool
+    keep_alive: bool
+
+
+@dataclass(slots=True)
+class BodyPart:
+    """A part of the body, not empty."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """The request is complete; nothing more is read until `next_request`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """What has come is no request, or no body. Nobody knows where another would begin: nothing more is read."""
+
+    text: str
+    status: int = BAD_REQUEST
+
+
+Event = RequestHead | BodyPart | RequestEnded | Malformed
+ENDED = RequestEnded()
+
+
+class _MalformedRequest(Exception):
+    def __init__(self, text: str, status: int = BAD_REQUEST) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class RequestReader:
+    """Bytes in, events out, one request at a time. After `Malformed` there are none."""
+
+    __slots__ = (
+        "_at",
+        "_body",
+        "_fields",
+        "_head",
+        "_is_complete",
+        "_is_over",
+        "_keep_alive",
+        "_kept",
+        "_left",
+        "_line",
+        "_size",
+        "_tail",
+        "_target",
+    )
+
+    def __init__(self) -> None:
+        self._kept = b""
+        """What has come and is not read yet, from `_at` on."""
+        self._at = 0
+        self._is_over = False
+        self._head: HttpRequestParser | None = None
+        self._body: _ChunkedBody | None = None
+        self._left = 0
+        """Bytes of the body that are still to come, if its length is known."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._target = b""
+        self._fields: list[tuple[str, str]] = []
+        self._is_complete = self._keep_alive = False
+        self._size = 0
+        self._tail = b""
+        """The last bytes that were parsed, which the next ones may complete to a blank line."""
+        self._line = b""
+        """The line that has not come as a whole."""
+
+    @property
+    def kept(self) -> int:
+        """Bytes that have come, and wait for `next_request`."""
+        return len(self._kept) - self._at
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is read until `next_request`."""
+        return self._head is None and not self._left and self._body is None
+
+    def close(self) -> None:
+        """Nothing more is read."""
+        self._head = self._body = None  # They refer to this.
+        self._kept, self._at, self._left = b"", 0, 0
+
+    def receive(self, data: bytes) -> list[Event]:
+        """What has come with these bytes; those of a request before its turn are kept."""
+        events: list[Event] = []
+        rest = data if self.waits else self._read(data, events)
+        if rest and not self._is_over:
+            self._kept = self._kept[self._at :] + rest
+            self._at = 0
+        return events
+
+    def next_request(self) -> list[Event]:
+        """Read the next request, as far as it has come."""
+        self._head = HttpRequestParser(self)
+        self._begin()
+        events: list[Event] = []
+        while self._at < len(self._kept) and not self.waits:
+            piece = self._kept[self._at : self._at + PIECE_BYTES]
+            rest = self._read(piece, events)
+            self._at += len(piece) - len(rest)
+        if self._is_over or self._at == len(self._kept):
+            self._kept, self._at = b"", 0
+        return events
+
+    def _read(self, data: bytes, events: list[Event]) -> bytes:
+        """Up to the end of the request; what comes after it."""
+        try:
+            if self._head is not None:
+                data = self._read_head(self._head, data, events)
+            if data and self._left:
+                return self._read_sized(data, events)
+            if data and self._body is not None:
+                return self._read_chunked(self._body, data, events)
+        except _MalformedRequest as error:
+            events.append(Malformed(str(error), error.status))
+            self.close()
+            self._is_over = True
+            return b""
+        return data
+
+    # --- heads ---
+
+    def _read_head(self, parser: HttpRequestParser, data: bytes, events: list[Event]) -> bytes:
+        """Parse up to the end of the head; what comes after it."""
+        while data:
+            end = blank_line(self._tail, data)
+            piece = data if end == len(data) else data[:end]
+            data = data[end:]
+            self._parse_head(parser, piece)
+            self._size += len(piece)
+            if self._size > MOST_HEAD_BYTES:
+                raise _MalformedRequest(
+                    f"the head of the request is larger than {MOST_HEAD_BYTES} bytes", HEAD_TOO_LARGE
+                )
+            if self._is_complete:
+                if not (self._tail + piece).endswith(BLANK_LINE):
+                    raise _MalformedRequest("the head does not end with an empty line")
+                head = self._head_of(parser)
+                events.append(head)
+                self._head = None
+                self._left = head.length or 0
+                if head.length is None:
+                    self._body = _ChunkedBody()
+                elif not head.length:
+                    events.append(ENDED)
+                return data
+            self._tail = (self._tail + piece)[-3:]
+            self._line = piece[piece.rfind(b"\n") + 1 :] if b"\n" in piece else self._line + piece
+            if len(self._line) > LONGEST_LINE:
+                raise _MalformedRequest(f"a line is longer than {LONGEST_LINE} bytes: {_quoted(self._line)}")
+        return b""
+
+    def _parse_head(self, parser: HttpRequestParser, piece: bytes) -> None:
+        is_first = self._size == 0
+        try:
+            parser.feed_data(piece)
+        except HttpParserUpgrade:
+            pass  # Another protocol is offered, and this one stays.
+        except HttpParserError as error:
+            if isinstance(error.__context__, _MalformedRequest):
+                raise error.__context__ from None
+            where = f": {_quoted(_first_wrong_line(piece))}" if is_first else ""
+            raise _MalformedRequest(f"{error}{where}") from None
+
+    # llhttp calls these; it may have been given less than all of a line.
+
+    def on_url(self, url: bytes) -> None:
+        """The target, or a part of it."""
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header field."""
+        if len(name) + len(value) > LONGEST_LINE:
+            raise _MalformedRequest(f"a header field is longer than {LONGEST_LINE} bytes: {_quoted(name)}")
+        if len(self._fields) == MOST_FIELDS:
+            raise _MalformedRequest(f"there are more than {MOST_FIELDS} header fields")
+        # llhttp leaves blanks after the value.
+        field = name.decode("latin-1").lower(), value.rstrip(b" \t").decode("utf-8", "surrogateescape")
+        self._fields.append(field)
+
+    def on_headers_complete(self) -> None:
+        """The end of the head."""
+        self._is_complete = True
+        assert self._head is not None
+        self._keep_alive = bool(self._head.should_keep_alive())
+
+    def _head_of(self, parser: HttpRequestParser) -> RequestHead:
+        if len(self._target) > LONGEST_LINE:
+            raise _MalformedRequest(f"the target is longer than {LONGEST_LINE} bytes: {_quoted(self._target)}")
+        fields = self._fields
+        headers = dict(fields)
+        if len(headers) < len(fields):
+            _check_singles(fields)
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise _MalformedRequest(f"version {version} of HTTP is not supported here")
+        is_old = version == "1.0"
+        if not is_old and "host" not in headers:
+            raise _MalformedRequest("Missing 'Host' header in request.")
+        length: int | None = int(headers.get("content-length", 0))
+        if (coding := headers.get("transfer-encoding")) is not None:
+            if is_old or coding.lower() != "chunked":
+                raise _MalformedRequest(f"Transfer-Encoding {coding[:LONGEST_TEXT]!r}, expected chunked")
+            length = None
+        verb, target = parser.get_method().decode(), self._target.decode("latin-1")
+        return RequestHead(verb, target, fields, length, is_old, self._keep_alive)
+
+    # --- bodies ---
+
+    def _read_sized(self, data: bytes, events: list[Event]) -> bytes:
+        part = data if len(data) <= self._left else data[: self._left]
+        self._left -= len(part)
+        events.append(BodyPart(part))
+        if not self._left:
+            events.append(ENDED)
+        return data[len(part) :]
+
+    def _read_chunked(self, body: _ChunkedBody, data: bytes, events: list[Event]) -> bytes:
+        try:
+            rest = body.feed(data)
+        except HttpParserError as error:
+            raise _MalformedRequest(f"{error}, in a chunked body") from None
+        finally:
+            if parts := body.take():
+                events.append(BodyPart(parts))
+        if body.is_complete:
+            self._body = None
+            events.append(ENDED)
+        elif body.overhead > MOST_HEAD_BYTES:
+            raise _MalformedRequest(f"a chunked body has {MOST_HEAD_BYTES} bytes that are no data", HEAD_TOO_LARGE)
+        return rest
+
+
+class _ChunkedBody:
+    """Takes a chunked body apart."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self.overhead = 0
+        """Bytes since there was data, about."""
+        self._parts: list[bytes] = []
+        self._tail = b""
+        self._parser: HttpRequestParser | None = HttpRequestParser(self)
+        self._parser.feed_data(_CHUNKED_HEAD)
+
+    def feed(self, data: bytes) -> bytes:
+        """Parse up to the end of the body; what comes after it. Raises `HttpParserError`."""
+        assert self._parser is not None
+        while data and not self.is_complete:
+            end = blank_line(self._tail, data)
+            piece = data if end == len(data) else data[:end]
+            data = data[end:]
+            self.overhead += len(piece)
+            self._parser.feed_data(piece)
+            self._tail = (self._tail + piece)[-3:]
+        if self.is_complete:
+            self._parser = None  # It refers to this.
+        return data
+
+    def take(self) -> bytes:
+        """The data that has come."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+    def on_body(self, data: bytes) -> None:
+        """Data, as llhttp calls it."""
+        self._parts.append(data)
+        self.overhead = 0
+
+    def on_message_complete(self) -> None:
+        """The end, as above."""
+        self.is_complete = True
+
+
+def blank_line(tail: bytes, data: bytes) -> int:
+    """Where the first blank line of `data` ends, which may have begun in `tail`; its length, if there is none."""
+    if tail:
+        early = (tail + data[:3]).find(BLANK_LINE)
+        if early >= 0:
+            return early + 4 - len(tail)
+    end = data.find(BLANK_LINE)
+    return len(data) if end < 0 else end + 4
+
+
+def _check_singles(fields: list[tuple[str, str]]) -> None:
+    seen = set[str]()
+    for name, _ in fields:
+        if name in seen and name in _SINGLE:
+            raise _MalformedRequest(f"Duplicate '{name}' header found.")
+        seen.add(name)
+
+
+def _first_wrong_line(piece: bytes) -> bytes:
+    """Of a head that is refused."""
+    parser = HttpRequestParser(object())
+    for line in piece.splitlines(keepends=True):
+        try:
+            parser.feed_data(line)
+        except HttpParserError:
+            return line.rstrip(b"\r\n")
+    return piece
+
+
+def _quoted(line: bytes) -> str:
+    return ascii(line[:LONGEST_TEXT].decode("latin-1"))[:LONGEST_TEXT]

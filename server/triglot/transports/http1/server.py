@@ -1,0 +1,62 @@
+"""REST over HTTP/1.1, spoken by ourselves."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+
+from triglot.config import Config
+from triglot.transports.http1.connection import Connection
+from triglot.transports.http_calls import CLEAN_UP_SECONDS, HttpCalls
+from triglot.transports.http_server import HttpServer
+
+
+class Http1Server(HttpServer):
+    """See the base class."""
+
+    def __init__(self, calls: HttpCalls, config: Config, *, bound: Sequence[socket.socket] = ()) -> None:
+        super().__init__(calls, config, bound=bound)
+        self.connections: set[Connection] = set()
+        self._is_closed = False
+        self._all_lost = asyncio.Event()
+
+    async def set_up(self) -> None:
+        """See the base class."""
+
+    def make(self) -> Connection:
+        """See the base class."""
+        return Connection(self)
+
+    def protocol(self) -> Connection | None:
+        """See the base class."""
+        return None if self._is_closed else self.make()
+
+    def count_connections(self) -> int:
+        """See the base class."""
+        return len(self.connections)
+
+    def lost(self, connection: Connection) -> None:
+        """The connection is closed."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self._all_lost.set()
+
+    async def close(self) -> None:
+        """See the base class."""
+        self._is_closed = True
+        for connection in list(self.connections):
+            connection.close_idle()
+        await self._wait_until_lost()
+        for connection in list(self.connections):
+            connection.abort()
+        await self._wait_until_lost()
+
+    async def _wait_until_lost(self) -> None:
+        try:
+            async with asyncio.timeout(CLEAN_UP_SECONDS):
+                while self.connections:
+                    self._all_lost.clear()
+                    await self._all_lost.wait()
+        except TimeoutError:
+            pass  # Their clients do not take what they are sent.
