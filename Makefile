@@ -13,7 +13,7 @@ serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
 # Tests wait for processes of their own now and then: two workers more than there are cores keep these at work.
 WORKERS ?= $(shell expr $$(nproc) + 2)
 
-# gRPC has two transports, and what goes through a gRPC door is tested over both. To save time, over h2 with the newest
+# gRPC has two transports, and so has REST: what goes through a port is tested over both (aiohttp beside aio). To save time, over h2 with the newest
 # libraries and over aio with the oldest; what these cannot do, and what clients use most, over aio with the newest too.
 AIO_TOO = tests/cases tests/e2e
 

@@ -189,7 +189,7 @@ class RequestReader:
                     f"the head of the request is larger than {MOST_HEAD_BYTES} bytes", HEAD_TOO_LARGE
                 )
             if self._is_complete:
-                if not (self._tail + piece).endswith(BLANK_LINE):
+                if not piece.endswith(BLANK_LINE) and not (self._tail + piece).endswith(BLANK_LINE):
                     raise _MalformedRequest("the head does not end with an empty line")
                 head = self._head_of(parser)
                 events.append(head)
