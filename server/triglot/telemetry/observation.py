@@ -56,13 +56,6 @@ class Observation:
         """`size` bytes are on their way; of an answer of a stream nobody measures how long they took to encode."""
         self._bytes_out += size
 
-    def finish(self, size: int) -> None:
-        """As `encoded`, and the call is over; it went well, and its model has ended."""
-        now = perf_counter()
-        self._codec_seconds += now - self._lap
-        self._bytes_out += size
-        self._record(self._call.outcome, now - self._started)
-
     def end(self, code: Code) -> None:
         """The call is over; where it went well, `Call.outcome` is what counts."""
         call = self._call

@@ -275,7 +275,7 @@ class UnaryCall:
         self._request: Any = None
         self._running: Cancellable | None = None
         self._cancels = 0
-        self._callbacks: list[Callable[[Any], object]] = []
+        self._callbacks: list[Callable[[Any], object]] | None = None
 
     def start(self, data: bytes) -> None:
         """Decode the request and run it."""
@@ -363,8 +363,8 @@ class UnaryCall:
             self._fail(error)
 
     def _send(self, encoded: bytes | Scattered) -> None:
+        # Counted before the client hears of it, so that who asks next finds it.
         self._observed.encoded(len(encoded))
-        # Before the client hears of it, so that who asks next finds it counted.
         self._observed.end(Code.OK)
         self._end().respond(encoded)
 
@@ -388,9 +388,10 @@ class UnaryCall:
         """The reply, for the last time: it may hold this call."""
         reply, self._reply, self._running, self._request = self._reply, None, None, None
         assert reply is not None
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+        if self._callbacks is not None:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                callback(self)
         return reply
 
     # --- Running ---
@@ -411,7 +412,7 @@ class UnaryCall:
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
         """Call it when this has ended, which it has not."""
-        self._callbacks.append(callback)
+        self._callbacks = [*(self._callbacks or ()), callback]
 
 
 class _OpenStream:
