@@ -65,7 +65,7 @@ ONCE = (
     "tests/engine/test_process_chaos.py",
     "tests/engine/test_process_errors.py",
     "tests/engine/test_process_frames.py",
-    "tests/engine/test_process_keeper.py",
+    "tests/engine/test_process_monitor.py",
     "tests/engine/test_process_leaks.py",
     "tests/engine/test_process_lists.py",
     "tests/engine/test_process_loading.py",

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from triglot.core.call import ModelCall, ModelTask, Reach, no_models
@@ -28,6 +28,20 @@ _FIRST_QUESTION = 2**63
 _NEW = (Kind.LOAD, Kind.CALL, Kind.START, Kind.END)
 
 
+class Reply:
+    """A frame that is expected. `wake` is called when it comes, under the session's lock."""
+
+    __slots__ = ("message", "wake")
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self.wake: Callable[[], object] | None = None
+
+    def done(self) -> bool:
+        """Whether it has come."""
+        return self.message is not None
+
+
 class Session:
     """Reads frames and hands each to whoever expects its number.
 
@@ -44,7 +58,7 @@ class Session:
         """The model's own way to others, on behalf of no request."""
         self.serial = False
         self._calls: dict[int, CallState] = {}
-        self._replies: dict[int, Future[Message]] = {}
+        self._replies: dict[int, Reply] = {}
         self._questions = itertools.count(_FIRST_QUESTION)
         self._new: deque[Message] = deque()
         self._lock = threading.Lock()
@@ -94,7 +108,33 @@ class Session:
         if message.kind is Kind.STOP and (call := self._calls.get(message.call)) is not None:
             call.stop()
         if (reply := self._replies.pop(message.call, None)) is not None:
-            reply.set_result(message)
+            reply.message = message
+            if reply.wake is not None:
+                reply.wake()
+
+    def arrived(self, reply: Reply) -> Message:
+        """On any thread: what has come, waiting for it."""
+        self.wait(reply.done)
+        assert reply.message is not None
+        return reply.message
+
+    async def arrival(self, reply: Reply) -> Message:
+        """As `arrived`; code on a loop awaits it."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return self.arrived(reply)
+        future: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            if reply.message is None:
+                reply.wake = partial(loop.call_soon_threadsafe, _wake, future)
+            else:
+                future.set_result(None)
+        if self.serial:  # The thread that reads elsewhere may be this one.
+            loop.run_in_executor(None, self.wait, reply.done)
+        await future
+        assert reply.message is not None
+        return reply.message
 
     # --- what goes ---
 
@@ -109,7 +149,7 @@ class Session:
 
     def ask(
         self, number: int, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None
-    ) -> tuple[int, Future[Message]]:
+    ) -> tuple[int, Reply]:
         """On behalf of a call: the question's number, and the reply that comes."""
         placed = None if tensors is None else self.channel.place(tensors)
         question = next(self._questions)
@@ -121,10 +161,9 @@ class Session:
             raise
         return question, reply
 
-    def expect(self, number: int) -> Future[Message]:
+    def expect(self, number: int) -> Reply:
         """What comes for this number, of a call or a question."""
-        reply = self._replies[number] = Future()
-        reply.set_running_or_notify_cancel()
+        reply = self._replies[number] = Reply()
         return reply
 
     # --- calls ---
@@ -153,7 +192,7 @@ class CallState:
         self.number = number
         self._on_stop = on_stop
         self._lock = threading.RLock()
-        self._owed: Future[Message] | None = None
+        self._owed: Reply | None = None
         self.stopped = False
         self._over = False
 
@@ -204,13 +243,13 @@ class CallState:
 
     def _settle(self) -> None:
         if (owed := self._owed) is not None:
-            self._session.wait(owed.done)
+            self._session.arrived(owed)
             self._owed = None
 
     async def send(self, answer: object) -> None:
         """On the loop: one answer of several, once the one before was taken."""
         if self._owed is not None:
-            await asyncio.wrap_future(self._owed)
+            await self._session.arrival(self._owed)
         self._send(answer, {})
 
     def _send(self, answer: object, fields: dict[str, Any]) -> None:
@@ -229,8 +268,7 @@ class CallState:
             _, reply = self._ask(Kind.METADATA, {"member": member})
         except Unavailable:
             return []
-        self._session.wait(reply.done)
-        message = reply.result()
+        message = self._session.arrived(reply)
         return [(name, value) for name, value in loads(message.text)] if message.kind is Kind.REPLY else []
 
     def model(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
@@ -270,24 +308,15 @@ class CallState:
 
     def _ask(
         self, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
-    ) -> tuple[int, Future[Message]]:
+    ) -> tuple[int, Reply]:
         with self._lock:  # The server may listen only as long as the call runs.
             if self._over:
                 raise _ended()
             return self._session.ask(self.number, kind, fields, tensors)
 
-    async def _answer(self, reply: Future[Message]) -> Any:
+    async def _answer(self, reply: Reply) -> Any:
         """What has come; on a thread this blocks."""
-        session = self._session
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            session.wait(reply.done)
-        else:
-            if session.serial:  # The thread that reads elsewhere may be this one.
-                loop.run_in_executor(None, session.wait, reply.done)
-            await asyncio.wrap_future(reply)
-        message = reply.result()
+        message = await self._session.arrival(reply)
         if message.kind is Kind.REFUSAL:
             raise error_of(message.fields)
         return answer_of(message)
@@ -302,6 +331,11 @@ class CallState:
 
 def _ended() -> Unavailable:
     return Unavailable("the call has ended: it can reach no other model any more")
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
