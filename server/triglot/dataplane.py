@@ -142,7 +142,7 @@ class DataPlane:
         lease = inference.servable.__enter__()
 
         def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():
+            if not inference.over and inference.task is task:
                 inference.leave()
             lease.__exit__()
 
@@ -161,6 +161,8 @@ class DataPlane:
                 key = await asyncio.to_thread(shelf.key, inference.inputs, inference.call, request)
                 if self._is_kept(inference, shelf, request, key, began):
                     return
+        except asyncio.CancelledError:
+            return  # Not raised: the task would keep the error, whose frames hold the inference, which has the task.
         except Exception as error:
             inference.reject(as_serving_error(error, str(servable)))
             return

@@ -130,17 +130,21 @@ class Awaited:
         self.cancelled = self.over = False
         self._done: Done | None = done
         self.task = asyncio.get_running_loop().create_task(self._run(answering))
-        self.task.add_done_callback(self._end)
+        self.task.add_done_callback(partial(self._end, answering))
 
     async def _run(self, answering: Coroutine[Any, Any, Any]) -> None:
         try:
             self.answer = await answering
+        except asyncio.CancelledError:
+            self.cancelled = True  # Not raised: see `DataPlane._prepare`.
         except Exception as error:
             self.error = without_frames(as_serving_error(error, "the request"))
 
-    def _end(self, task: asyncio.Task[None]) -> None:
+    def _end(self, answering: Coroutine[Any, Any, Any], task: asyncio.Task[None]) -> None:
         self.over = True
-        self.cancelled = task.cancelled()
+        if task.cancelled():  # Before it has begun.
+            self.cancelled = True
+            answering.close()
         done, self._done = self._done, None
         assert done is not None
         done(self)
