@@ -162,7 +162,7 @@ class DataPlane:
                 if self._is_kept(inference, shelf, request, key, began):
                     return
         except asyncio.CancelledError:
-            return  # Not raised: the task would keep the error, whose frames hold the inference, which has the task.
+            return  # Raised, the task would keep it; its frames hold the inference, which has the task.
         except Exception as error:
             inference.reject(as_serving_error(error, str(servable)))
             return
