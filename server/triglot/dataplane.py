@@ -166,7 +166,7 @@ class DataPlane:
         except Exception as error:
             inference.reject(as_serving_error(error, str(servable)))
             return
-        inference.task = None
+        inference.task = inference.defer = None  # What it came together with has begun long ago.
         servable.submit(inference)
 
     def _is_kept(
