@@ -35,10 +35,10 @@ class Member(Protocol):
     inputs: Inputs
     call: Call
     result: Any
-    error: ServingError | None
+    failure: ServingError | None
 
     def skip(self) -> bool:
-        """Whether it is not to run; then it has its error."""
+        """Whether it is not to run; then it has its failure."""
 
     def start(self, batch_size: int) -> None:
         """It runs, with so many requests in all."""
@@ -161,7 +161,7 @@ class Batch:
         members = self._running
         for member, answer in zip(members, check_answers(answers, len(members)), strict=True):
             if isinstance(answer, BaseException):
-                member.error = own_copy(explain(answer))
+                member.failure = own_copy(explain(answer))
             else:
                 member.result = answer
 
@@ -175,7 +175,7 @@ class Batch:
                 log.exception("an error of a model cannot be explained")
                 told = Internal("the model failed; the server's log has the details")
         for member in self._running:
-            member.result, member.error = None, own_copy(told)
+            member.result, member.failure = None, own_copy(told)
 
     def _end(self) -> None:
         times = self._times
@@ -191,7 +191,7 @@ class Batch:
         for member in self._members:
             if isinstance(member, Execution):
                 if not times.began:
-                    member.error = Cancelled("the batch was cancelled before it began")
+                    member.failure = Cancelled("the batch was cancelled before it began")
                 self._owner.deliver(member)
 
 
@@ -224,5 +224,5 @@ class Refusal:
             if isinstance(work, Stream):
                 work.refuse(error)
             else:
-                work.error = error
+                work.failure = error
                 self._owner.deliver(work)

@@ -66,23 +66,23 @@ class Whole:
         with self._lock:
             self._unended -= 1
             last = not self._unended
-        if last and all(part.error is None for part in self.parts):
+        if last and all(part.failure is None for part in self.parts):
             try:
                 self.execution.result = append([part.result for part in self.parts])
             except Internal as error:
                 log.error("%s", error.message)
-                self.execution.error = own_copy(error)
+                self.execution.failure = own_copy(error)
             except Exception:
                 log.exception("the outputs for the parts of a request cannot be joined")
-                self.execution.error = Internal("the outputs for the parts of the request cannot be joined")
+                self.execution.failure = Internal("the outputs for the parts of the request cannot be joined")
 
     def delivered(self, part: Part) -> None:
         """A part's outcome is here. On the loop."""
         if not self._undelivered:
             return
         self._undelivered -= 1
-        if part.error is not None:
-            self.execution.error = part.error
+        if part.failure is not None:
+            self.execution.failure = part.failure
             self._undelivered = 0
         if not self._undelivered:
             self.execution.end()

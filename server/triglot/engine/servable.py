@@ -103,7 +103,7 @@ class Servable(Resources):
             if is_left(error):
                 return
             # Its frames hold the execution, which is to have it.
-            execution.error = as_serving_error(without_frames(error), str(self))
+            execution.failure = as_serving_error(without_frames(error), str(self))
         execution.settle()
 
     async def _infer_on_loop(self, inputs: Inputs, call: Call) -> Any:

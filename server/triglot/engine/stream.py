@@ -45,7 +45,7 @@ class Stream:
         self.call = call
         self.queued = time.perf_counter()
         self.result: Any = None
-        self.error: ServingError | None = None
+        self.failure: ServingError | None = None
         self._seconds = -1.0  # As of an `Execution`.
         self.times: ResponseTimes | None = None
         self._loop = loop
@@ -134,7 +134,7 @@ class Stream:
         self.call.ended(joining, splitting)
         # The frames that raise the error have this: it must not have the error.
         result, self.result = self.result, None
-        error, self.error = self.error, None
+        error, self.failure = self.failure, None
         if error is None and result is not None:
             self._put(result)
         self._finish(error)

@@ -23,7 +23,7 @@ class Submission(Execution):
     It saves what a coroutine costs that waits for a future, which is as much as a small model does.
     """
 
-    __slots__ = ("defer", "gate", "leased", "over", "servable", "task", "timer")
+    __slots__ = ("defer", "error", "gate", "leased", "over", "servable", "task", "timer")
 
     def __init__(self, servable: Servable, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
         super().__init__(inputs, call)
@@ -37,6 +37,8 @@ class Submission(Execution):
         """Whether who submits it holds a lease until then."""
         self.task: asyncio.Task[None] | None = None
         """What runs code on the loop."""
+        self.error: ServingError | None = None
+        """Of its outcome: when it is over, whoever runs it may go on to fail."""
         self.over = False
         """Whether it has ended: nothing of it is reported any more."""
 
@@ -52,16 +54,19 @@ class Submission(Execution):
         """See the base class."""
         if self.over:
             return
-        self.over = True
-        if self.error is not None:
-            self.error = seen_late(self.error, self.call, WHILE_RUNNING)
-        self.servable.finish(self)
-        self.ended()
+        failure = self.failure
+        self._end(failure and seen_late(failure, self.call, WHILE_RUNNING))
 
     def fail(self, error: ServingError) -> None:
         """It is over, whatever the model still does."""
+        if not self.over:
+            self._end(error)
+
+    def _end(self, error: ServingError | None) -> None:
+        self.over = True
         self.error = error
-        self.settle()
+        self.servable.finish(self)
+        self.ended()
 
     def drop(self) -> None:
         """It is over, and nobody wants the outcome."""

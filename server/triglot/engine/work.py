@@ -70,7 +70,7 @@ class Execution(ABC):
     What becomes of its outcome, which comes to the loop at most once, is its class's matter.
     """
 
-    __slots__ = ("call", "error", "inputs", "queued", "result", "seconds")
+    __slots__ = ("call", "failure", "inputs", "queued", "result", "seconds")
     delivers = True
 
     def __init__(self, inputs: Inputs, call: Call) -> None:
@@ -79,7 +79,7 @@ class Execution(ABC):
         self.queued = time.perf_counter()
         self.seconds = -1.0
         self.result: Any = None
-        self.error: ServingError | None = None
+        self.failure: ServingError | None = None
 
     @abstractmethod
     def settle(self) -> None:
@@ -89,19 +89,19 @@ class Execution(ABC):
         """On the instance's thread: keep the result or the error."""
         call = self.call
         if call.cancelled:
-            self.error = reason_to_skip(call)
+            self.failure = reason_to_skip(call)
             return
         call.started(self.queued)
         try:
             self.result = function(self.inputs, call)
         except BaseException as error:  # A model that calls exit() fails this call, not the server.
-            self.error = explain(error)
+            self.failure = explain(error)
         self.seconds = call.ended()
 
     def skip(self) -> bool:
-        """On the thread of a batch: whether it is not to run; then it has its error."""
-        self.error = reason_to_skip(self.call)
-        return self.error is not None
+        """On the thread of a batch: whether it is not to run; then it has its failure."""
+        self.failure = reason_to_skip(self.call)
+        return self.failure is not None
 
     def start(self, batch_size: int) -> None:
         """On the thread of a batch: it runs, with so many requests in all."""
@@ -136,8 +136,8 @@ class AwaitedExecution(Execution):
         """See the base class."""
         if self.future.done():
             return
-        if self.error is not None:
-            self.future.set_exception(self.error)
+        if self.failure is not None:
+            self.future.set_exception(self.failure)
         else:
             self.future.set_result(self.result)
             self.result = None  # The thread may hold this for longer than the answer lives.
@@ -174,6 +174,6 @@ class InstanceExecution(AwaitedExecution):
         try:
             self._together.wait()
         except threading.BrokenBarrierError:
-            self.error = Cancelled("given up before every instance was there")
+            self.failure = Cancelled("given up before every instance was there")
             return
         super().run(partial(self._around, function), self._explain)

@@ -64,7 +64,7 @@ class SequenceRequest:
         if isinstance(self.work, Stream):
             self.work.refuse(error)
         else:
-            self.work.error = error
+            self.work.failure = error
 
     def fail(self, error: ServingError) -> None:
         """On the loop: it will not be executed."""
