@@ -11,6 +11,7 @@ from served_models import Arrays, Function, ints, serving
 from triglot import Call
 from triglot.core.errors import Code
 from triglot.core.scheduling import DynamicBatching
+from triglot.core.timer_wheel import TICKS
 from waiting import until
 
 LATE = 0.05
@@ -30,13 +31,14 @@ async def test_a_model_that_goes_on_past_the_deadline(fails: bool) -> None:
         return {"y": inputs["x"]}
 
     async with serving({"m": Function(infer, dynamic_batching=DynamicBatching())}) as served:
-        call = Call(time.monotonic() + LATE)
+        deadline = time.monotonic() + LATE
+        call = Call(deadline)
         asked = asyncio.create_task(served.error("m", ints(1), call))
         await begun.wait()
         # The deadline passes in the turn of the loop in which the model is let go on: it ends in the next one,
         # before whoever has asked.
         asyncio.get_running_loop().call_soon(go_on.set)
-        while not call.expired:
+        while time.monotonic() <= deadline + 1 / TICKS:
             pass
         assert (await asked).code is Code.DEADLINE_EXCEEDED
         await until(lambda: bool(ended))

@@ -153,8 +153,11 @@ def _monitor(dataplane: DataPlane, telemetry: Telemetry, config: Config) -> list
 def _page_or_liveness(page: Route) -> Route:
     """The page for browsers, and KServe V1's liveness for everybody else."""
 
+    read = page.call
+    assert read is not None
+
     async def call(http: HttpRequest, call: Call) -> Any:
-        return await page.call(page.decode(http), call) if _is_browser(http) else None
+        return await read(page.decode(http), call) if _is_browser(http) else None
 
     def encode(answer: Any, http: HttpRequest) -> HttpResponse | HttpStream:
         return page.encode(answer, page.decode(http)) if _is_browser(http) else ALIVE

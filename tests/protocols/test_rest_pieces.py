@@ -17,6 +17,7 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.scattered import SCATTER_BYTES, Scattered
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse, OutputTensor
+from triglot.inference import run
 from triglot.protocols.json_text import CHUNK
 from triglot.protocols.kserve.rest import HEADER_LENGTH, RestInfer, encode_infer
 from triglot.protocols.kserve.routes import kserve_routes
@@ -47,10 +48,11 @@ async def answer(door: Live, http: HttpRequest) -> HttpResponse:
     dataplane = door.server.dataplane
     routes = kserve_routes(KServe(dataplane, "name", door.server.telemetry))
     route = next(route for route in routes if route.path == "/v2/models/{model}/infer")
+    assert route.inference is not None
     decoded = route.decode(http)
     call = Call()
     call.size = len(http.body)
-    given = await route.call(decoded, call)
+    given = await run(route.inference, decoded, call)
     assert route.answer_size(given) == 0
     response = route.encode(given, decoded)
     assert isinstance(response, HttpResponse)

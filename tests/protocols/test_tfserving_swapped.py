@@ -15,6 +15,7 @@ from triglot import Call, Model, TensorSpec
 from triglot.core.http import HttpRequest
 from triglot.core.model_config import ModelConfig
 from triglot.dataplane import DataPlane
+from triglot.inference import run
 from triglot.protocols.tfserving.ai_platform import AIPlatform, Predicted
 from triglot.protocols.tfserving.models import Models
 from triglot.protocols.tfserving.routes import RestApi
@@ -76,7 +77,7 @@ async def test_rest_predict(tmp_path: Path, body: object, *, swapped: bool) -> N
         call = api.decode_post(request("/v1/models/m:predict", body))
         if swapped:
             await swap(manager, tmp_path)
-        answer = orjson.loads(bytes(call.encode(await call.run(Call()))))
+        answer = orjson.loads(bytes(call.encode(await run(api, call, Call()))))
         (values,) = answer.values()
         assert values == ["float64" if swapped else "float32"] * 2
 

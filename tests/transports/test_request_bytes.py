@@ -20,7 +20,7 @@ from triglot.core.errors import Cancelled, QueueFull
 from triglot.protocols import DamagedBody, InflatedTooLarge
 from triglot.transports import http_bodies
 from triglot.transports.h2 import frames
-from triglot.transports.http_calls import FREE_BYTES
+from triglot.transports.http_decoding import FREE_BYTES
 from triglot.transports.inflate import PART_BYTES, WINDOW_BITS, inflate
 from triglot.transports.request_bytes import RequestBytes
 from waiting import until

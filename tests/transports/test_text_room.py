@@ -74,7 +74,7 @@ async def served(**options: int) -> AsyncIterator[Live]:
 def room_of(here: Live) -> TextRoom:
     http = here.server._http
     assert http is not None
-    return http.calls._text_room
+    return http.calls.decoder._text_room
 
 
 async def begun(kind: Make, here: Live, stack: AsyncExitStack, count: int) -> list[Upload]:

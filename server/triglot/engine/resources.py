@@ -15,6 +15,7 @@ from triglot.core.readings import Reading
 from triglot.core.running import Defer
 from triglot.core.signature import default_of, signatures_of
 from triglot.core.statistics import Statistics
+from triglot.core.timer_wheel import TimerWheel
 from triglot.engine.admission import Admission, Gate, refusals
 from triglot.engine.deadline import is_cancelled
 from triglot.engine.declarations import check_declarations, looks_at_call
@@ -63,6 +64,7 @@ class Resources(Leases):
         """Whether a request is a coroutine that runs at once, for itself."""
         self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
         """Whether a stream of one answer is a request like others, since the model cannot send more."""
+        self._timers = TimerWheel(self._loop)
         self._calls_on_loop = 0
         """How many calls of code on the loop run."""
         # Not a method: the threads would keep this.

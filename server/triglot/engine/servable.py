@@ -14,7 +14,6 @@ from triglot.engine.deadline import (
     BEFORE_START,
     WHILE_RUNNING,
     WHILE_STREAMING,
-    WHILE_WAITING,
     EachInTime,
     in_time,
     seen_late,
@@ -73,28 +72,22 @@ class Servable(Resources):
                 raise call.overdue(BEFORE_START)
             self._put(execution, call, execution.defer)
             if call.deadline is not None:
-                execution.timer = self._loop.call_later(call.remaining or 0, self._expire, execution)
+                execution.expires = self._timers.add(execution, call.deadline)
         except BaseException as error:
             execution.fail(self._explain(error))
 
-    def _expire(self, execution: Submission) -> None:
-        """End it at its deadline, wherever it is then."""
-        if not execution.over:
-            waits = self._schedule.discard(execution)
-            execution.fail(execution.call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
-
     def finish(self, execution: Submission) -> None:
         """It is over: release what it holds."""
-        if execution.timer is not None:
-            execution.timer.cancel()
+        if execution.expires:
+            self._timers.discard(execution, execution.expires)
         if execution.gate is not None:
             execution.gate.leave(execution.call.size)
         if not execution.leased:
             self.__exit__()
 
-    def discard(self, execution: Submission) -> None:
-        """Take it out of the queue, if it is there."""
-        self._schedule.discard(execution)
+    def discard(self, execution: Submission) -> bool:
+        """Take it out of the queue; False where it is not there."""
+        return self._schedule.discard(execution)
 
     async def _settle_on_loop(self, execution: Submission) -> None:
         try:
@@ -193,7 +186,7 @@ class Servable(Resources):
         gate = self._enter(call) if call.size else None
         stream = Stream(inputs, call, self._loop)
         times = stream.times = ResponseTimes(call) if self.decoupled else None
-        timer = None if call.deadline is None else self._loop.call_later(call.remaining or 0, stream.expire)
+        expires = 0 if call.deadline is None else self._timers.add(stream, call.deadline)
         try:
             self._put(stream, call)
             while True:
@@ -210,8 +203,8 @@ class Servable(Resources):
                 finally:
                     del item  # It has the error, whose traceback has this frame.
         finally:
-            if timer is not None:
-                timer.cancel()
+            if expires:
+                self._timers.discard(stream, expires)
             stream.abandon()
             if times is not None:
                 times.left()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.running import Defer
-from triglot.engine.deadline import WHILE_RUNNING, seen_late
+from triglot.engine.deadline import WHILE_RUNNING, WHILE_WAITING, seen_late
 from triglot.engine.work import Execution, Inputs
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Submission(Execution):
     It saves what a coroutine costs that waits for a future, which is as much as a small model does.
     """
 
-    __slots__ = ("defer", "error", "gate", "leased", "over", "servable", "task", "timer")
+    __slots__ = ("defer", "error", "expires", "gate", "leased", "over", "servable", "task")
 
     def __init__(self, servable: Servable, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
         super().__init__(inputs, call)
@@ -31,8 +31,8 @@ class Submission(Execution):
         self.defer = defer
         """See `Schedule.put`."""
         self.gate: Gate | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        """Of its deadline."""
+        self.expires = 0
+        """The tick of its deadline, where a timer waits for it."""
         self.leased = False
         """Whether who submits it holds a lease until then."""
         self.task: asyncio.Task[None] | None = None
@@ -54,7 +54,7 @@ class Submission(Execution):
         """See the base class."""
         if self.over:
             return
-        failure = self.failure
+        failure, self.failure = self.failure, None  # Its frames may come to have this.
         self._end(failure and seen_late(failure, self.call, WHILE_RUNNING))
 
     def fail(self, error: ServingError) -> None:
@@ -67,6 +67,12 @@ class Submission(Execution):
         self.error = error
         self.servable.finish(self)
         self.ended()
+
+    def expire(self) -> None:
+        """End it at its deadline, wherever it is then."""
+        if not self.over:
+            waits = self.servable.discard(self)
+            self.fail(self.call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
 
     def drop(self) -> None:
         """It is over, and nobody wants the outcome."""

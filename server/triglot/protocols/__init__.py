@@ -124,6 +124,7 @@ def _body_size(request: HttpRequest) -> int:
 class Route:
     """One REST operation. `path` has `{name}` or `{name:regex}` variables; the verb "*" is any.
 
+    `call(request, call)` is awaited, or, where a model answers, `inference` runs the request without a coroutine.
     `encode` is given the answer and the decoded request. Both codec functions may run off the event loop:
     `text_size` and `answer_size` tell how many bytes of text they have to parse and print, about.
     `body_limit` gives the largest body, compressed or not, for a request with these headers; None: the server's.
@@ -140,7 +141,7 @@ class Route:
     path: str
     operation: Operation
     decode: Callable[[HttpRequest], Any]
-    call: Callable[[Any, Call], Awaitable[Any]]
+    call: Callable[[Any, Call], Awaitable[Any]] | None
     encode: Callable[[Any, Any], HttpResponse | HttpStream]
     text_size: Callable[[HttpRequest], int] = _body_size
     answer_size: Callable[[Any], int] = no_work
@@ -155,6 +156,7 @@ class Route:
     model_of: Callable[[HttpRequest], str] | None = None
     name: str = ""
     protocol: str = ""
+    inference: Inferring | None = None
 
     @property
     def method(self) -> str:

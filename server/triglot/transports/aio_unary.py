@@ -11,6 +11,7 @@ from triglot.core.scattered import Scattered
 from triglot.transports.call_task import CallTask
 from triglot.transports.grpc_calls import Trailing, UnaryHandler
 from triglot.transports.shutdown import SHUTTING_DOWN
+from triglot.transports.until_ended import cancel
 
 Status = tuple[Code, str, Trailing]
 
@@ -68,21 +69,10 @@ async def answer(handler: UnaryHandler, data: bytes, context: Any) -> bytes:
     try:
         await reply.ended
     except asyncio.CancelledError:
-        call.cancel()
-        while not call.done():
-            await _end_of(call)
+        await cancel(call)
         raise
     if reply.status is not None:
         await handler.calls.refuse(context, *reply.status)
     elif reply.trailing:
         context.set_trailing_metadata(reply.trailing)
     return reply.message
-
-
-async def _end_of(call: Any) -> None:
-    ended = asyncio.Event()
-    call.add_done_callback(lambda _: ended.set())
-    try:
-        await ended.wait()
-    except asyncio.CancelledError:
-        call.cancel()  # Again, since code of users may have swallowed the first one.

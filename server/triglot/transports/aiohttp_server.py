@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -16,6 +17,7 @@ from triglot.transports.http_calls import CLEAN_UP_SECONDS, HttpCalls
 from triglot.transports.http_exchange import READ_AHEAD
 from triglot.transports.http_fields import LONGEST_LINE
 from triglot.transports.http_server import HttpServer
+from triglot.transports.until_ended import ended
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
@@ -72,7 +74,7 @@ class AiohttpServer(HttpServer):
         if connection.half_closed:
             connection.close_when_answered()
         exchange = AiohttpExchange(http)
-        await self.calls.serve(exchange)
+        await ended(partial(self.calls.start, exchange))
         assert exchange.answer is not None
         if self.calls.draining:
             exchange.answer.force_close()

@@ -9,15 +9,16 @@ from typing import Any
 import orjson
 
 from triglot.core.call import Call
-from triglot.core.errors import InvalidArgument
+from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.running import Cancellable, Defer, Done, Outcome
 from triglot.core.types import InferenceResponse
-from triglot.inference import run
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols import MAX_CONTROL_BYTES, Operation, Route
 from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json_text import read_body, type_name
 from triglot.protocols.kserve.extension import MODEL_PATHS
+from triglot.protocols.kserve.inference import UnaryInference
 from triglot.protocols.kserve.raw_request import decode_raw, is_raw
 from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length, text_size
 from triglot.protocols.kserve.service import KServe, check_change_size
@@ -38,11 +39,6 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
         # Which model it is comes first: the body may be wrong because the model is another.
         signature = service.require_model(http.path["model"], http.path.get("version", ""))
         return decode_raw(http, signature) if is_raw(http) else decode_infer(http, limits)
-
-    inference = service.inference(HTTP_DOOR)
-
-    async def infer(rest: RestInfer, call: Call) -> _Answered:
-        return await run(inference, rest.request, call), rest
 
     health, inspect = Operation.HEALTH, Operation.INSPECT
     live, ready = pb.ServerLiveRequest(), pb.ServerReadyRequest()
@@ -89,7 +85,7 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
                 path + "/infer",
                 Operation.INFER,
                 decode,
-                infer,
+                None,
                 _encode_infer,
                 text_size=json_length,
                 answer_size=_text_size,
@@ -97,10 +93,30 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
                 limit_option=SIZE_OPTION,
                 compress_from=COMPRESS_FROM_BYTES,
                 name="infer",
+                inference=RestInference(service.inference(HTTP_DOOR)),
             ),
         ]
     # Before those of models: one that is called "stats" is not to be had (spec 3.1).
     return [route for extension in service.extensions for route in extension.routes()] + rows
+
+
+class RestInference:
+    """See `Inferring`: the `inference` of gRPC, for requests that say how their answers are wanted."""
+
+    def __init__(self, inference: UnaryInference) -> None:
+        self._inference = inference
+
+    def submit(self, rest: RestInfer, call: Call, done: Done, defer: Defer | None = None) -> Cancellable:
+        """See `Inferring`."""
+        return self._inference.submit(rest.request, call, done, defer)
+
+    def answer(self, outcome: Outcome, rest: RestInfer) -> _Answered:
+        """See `Inferring`."""
+        return outcome.answer, rest
+
+    def map_error(self, error: ServingError, outcome: Outcome, rest: RestInfer) -> ServingError:
+        """See `Inferring`."""
+        return self._inference.map_error(error, outcome, rest.request)
 
 
 def _encode_infer(answered: _Answered, _: RestInfer) -> HttpResponse:

@@ -7,7 +7,7 @@ does. A request becomes a `RestCall`: what to run, and how its answer is printed
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,10 +17,12 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.core.running import Cancellable, Defer, Done, Outcome
 from triglot.core.scattered import Scattered
 from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.dataplane import DataPlane
 from triglot.engine.servable import Servable
+from triglot.inference import Awaited, Inference
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols import DamagedBody, InflatedTooLarge, Operation, Route
 from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
@@ -81,12 +83,34 @@ NOT_FOUND_PAGE = b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H
 class RestCall:
     """What a request asks for: `run` it, and `encode` its answer."""
 
-    run: Callable[[Call], Awaitable[Any]]
+    run: Callable[[Call], Coroutine[Any, Any, Any]]
     encode: Callable[[Any], bytes | Scattered]
 
 
+@dataclass(slots=True)
+class PredictCall:
+    """A request of Predict, `decoded` from its `body` for a model with this `signature`."""
+
+    spec: ModelSpec
+    body: bytes
+    decoded: PredictBody
+    signature: Signature
+
+    def encode(self, prediction: Prediction) -> bytes | Scattered:
+        """See `RestCall`."""
+        return scatter_predict(prediction.response.outputs, self.decoded.row)
+
+    def request(self) -> PredictRequest:
+        """As gRPC has it."""
+        name = self.decoded.signature_name
+        return PredictRequest(replace(self.spec, signature_name=name) if name else self.spec, self.decoded.inputs)
+
+
 class RestApi:
-    """Takes requests apart. `kserve_v1`: GET /v1/models is KServe V1's list, instead of an error."""
+    """Takes requests apart, and runs those that models answer.
+
+    `kserve_v1`: GET /v1/models is KServe V1's list, instead of an error.
+    """
 
     def __init__(
         self,
@@ -122,7 +146,7 @@ class RestApi:
     async def _list_models(self, _: Call) -> dict[str, list[str]]:
         return {"models": self._dataplane.model_names()}
 
-    def decode_post(self, http: HttpRequest) -> RestCall:
+    def decode_post(self, http: HttpRequest) -> RestCall | PredictCall:
         """A call of a model. Raises `InvalidArgument`, and what the body's codec does."""
         found = call_in(path_of(http))
         if found is None:
@@ -131,7 +155,7 @@ class RestApi:
         calls = {"predict": self._predict, "classify": self._classify, "regress": self._regress}
         return calls[verb](spec, bytes(http.body))
 
-    def _predict(self, spec: ModelSpec, body: bytes) -> RestCall:
+    def _predict(self, spec: ModelSpec, body: bytes) -> RestCall | PredictCall:
         try:
             servable = find_servable(self._dataplane, spec)
         except ServingError:
@@ -145,23 +169,47 @@ class RestApi:
             asked.append(_signature(servable or find_servable(self._dataplane, spec), name))
             return asked[-1]
 
-        decoded = decode_predict(body, signature_of, self.limits)
-        run = partial(self._run_predict, spec, body, decoded, asked[-1])
-        return RestCall(run, partial(_encode_prediction, decoded.row))
+        return PredictCall(spec, body, decode_predict(body, signature_of, self.limits), asked[-1])
 
-    async def _run_predict(
-        self, spec: ModelSpec, body: bytes, decoded: PredictBody, signature: Signature, call: Call
-    ) -> Prediction:
-        with find_servable(self._dataplane, spec, call) as servable:
-            current = servable.signatures.get(decoded.signature_name or DEFAULT_SIGNATURE)
-            if current is not None and _takes_other(current, signature):
-                # Another version takes the calls since the body was decoded.
-                decoded = await self._dataplane.off_loop(
-                    partial(decode_predict, body, lambda _: current, self.limits)
-                )
-            if decoded.signature_name:
-                spec = replace(spec, signature_name=decoded.signature_name)
-            return await self._predictions.predict_on(servable, PredictRequest(spec, decoded.inputs), call)
+    # --- Inferring, of what `decode_post` gives ---
+
+    def submit(
+        self, rest: RestCall | PredictCall, call: Call, done: Done, defer: Defer | None = None
+    ) -> Cancellable:
+        """See `Inferring`."""
+        if isinstance(rest, RestCall):
+            return Awaited(rest.run(call), done)
+        servable = find_servable(self._dataplane, rest.spec, call)
+        if self._was_meant_for_another(rest, servable):
+            return Awaited(self._predict_again(rest, call), done)
+        return self._predictions.submit_on(servable, rest.request(), call, done, defer)
+
+    def _was_meant_for_another(self, rest: PredictCall, servable: Servable) -> bool:
+        """Whether another version takes the calls since the body was decoded, with other inputs."""
+        current = servable.signatures.get(rest.decoded.signature_name or DEFAULT_SIGNATURE)
+        return current is not None and _takes_other(current, rest.signature)
+
+    async def _predict_again(self, rest: PredictCall, call: Call) -> Prediction:
+        with find_servable(self._dataplane, rest.spec, call) as servable:
+            if self._was_meant_for_another(rest, servable):
+                current = servable.signatures[rest.decoded.signature_name or DEFAULT_SIGNATURE]
+                decode = partial(decode_predict, rest.body, lambda _: current, self.limits)
+                rest.decoded = await self._dataplane.off_loop(decode)
+            return await self._predictions.predict_on(servable, rest.request(), call)
+
+    def answer(self, outcome: Outcome, rest: RestCall | PredictCall) -> Any:
+        """See `Inferring`."""
+        if isinstance(outcome, Inference):
+            assert isinstance(rest, PredictCall)
+            return self._predictions.answer(outcome, rest.request())
+        return outcome.answer
+
+    def map_error(self, error: ServingError, outcome: Outcome, rest: RestCall | PredictCall) -> ServingError:
+        """See `Inferring`."""
+        if isinstance(outcome, Inference):
+            assert isinstance(rest, PredictCall)
+            return self._predictions.map_error(error, outcome, rest.request())
+        return error
 
     def _classify(self, spec: ModelSpec, body: bytes) -> RestCall:
         request = self._examples(spec, body)
@@ -198,16 +246,17 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
     def route(
         verb: str,
         operation: Operation,
-        decode: Callable[[HttpRequest], RestCall],
+        decode: Callable[[HttpRequest], RestCall | PredictCall],
         path: str = PREFIX,
         name: str = "models",
     ) -> Route:
+        is_inference = operation is infer
         return Route(
             verb,
             path,
             operation,
             decode,
-            _run,
+            None if is_inference else _run,
             _encode,
             model_of=_model,
             answer_size=_answer_size,
@@ -219,6 +268,7 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
             headers=headers,
             any_origin=cors,
             name=name,
+            inference=api if is_inference else None,
         )
 
     return [
@@ -240,13 +290,12 @@ def _model(http: HttpRequest) -> str:
     return model_in(path_of(http))
 
 
-async def _run(rest: RestCall, call: Call) -> tuple[RestCall, Any]:
-    return rest, await rest.run(call)
+async def _run(rest: RestCall, call: Call) -> Any:
+    return await rest.run(call)
 
 
-def _encode(answer: tuple[RestCall, Any], _: RestCall) -> HttpResponse:
-    rest, given = answer
-    return HttpResponse(rest.encode(given))
+def _encode(answer: Any, rest: RestCall | PredictCall) -> HttpResponse:
+    return HttpResponse(rest.encode(answer))
 
 
 def _coding(header: str) -> str:
@@ -287,10 +336,6 @@ def _spec_message(spec: ModelSpec) -> model_pb2.ModelSpec:
     return message
 
 
-def _encode_prediction(row: bool, prediction: Prediction) -> bytes | Scattered:
-    return scatter_predict(prediction.response.outputs, row)
-
-
 def _encode_json(prediction: Prediction) -> bytes:
     return encode_json(prediction.response)
 
@@ -303,8 +348,7 @@ def _encode_regression(answer: Regression) -> bytes:
     return encode_regressions(answer.values)
 
 
-def _answer_size(answered: tuple[RestCall, Any]) -> int:
-    answer = answered[1]
+def _answer_size(answer: Any) -> int:
     if isinstance(answer, Prediction):
         return text_size(answer.response.outputs)
     if isinstance(answer, Classification):

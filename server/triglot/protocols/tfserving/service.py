@@ -83,10 +83,9 @@ class Predictions:
 
     def submit(self, request: PredictRequest, call: Call, done: Done, defer: Defer | None = None) -> Inference:
         """See `Inferring`, of Predict."""
-        servable = find_servable(self._dataplane, request.spec, call)
-        return self._submit_on(servable, request, call, done, defer, leased=False)
+        return self.submit_on(find_servable(self._dataplane, request.spec, call), request, call, done, defer)
 
-    def _submit_on(
+    def submit_on(
         self,
         servable: Servable,
         request: PredictRequest,
@@ -94,8 +93,9 @@ class Predictions:
         done: Done,
         defer: Defer | None = None,
         *,
-        leased: bool,
+        leased: bool = False,
     ) -> Inference:
+        """As `submit`, on this version. `leased`: see `DataPlane.submit`."""
         name = _signature_name(request.spec)
         signature = servable.signatures.get(name)
         if signature is None:
@@ -124,7 +124,7 @@ class Predictions:
 
     async def predict_on(self, servable: Servable, request: PredictRequest, call: Call) -> Prediction:
         """As `predict`, on a version that the caller holds a lease of."""
-        outcome = await ended(partial(self._submit_on, servable, request, call, leased=True))
+        outcome = await ended(partial(self.submit_on, servable, request, call, leased=True))
         if outcome.error is not None:
             outcome.error = self.map_error(outcome.error, outcome, request)
             raise_error(outcome)

@@ -215,8 +215,7 @@ class H2Protocol(asyncio.BufferedProtocol):
     def cancel_calls(self) -> None:
         """Cancel what runs the open calls."""
         for rpc in list(self.rpcs.values()):
-            if rpc.task is not None and not rpc.task.cancelling():
-                rpc.task.cancel()
+            rpc.end_grace()
 
     def _stop_calls(self) -> None:
         for rpc in list(self.rpcs.values()):

@@ -7,7 +7,6 @@ of their REST calls is handed to the rows as one over HTTP/1.1 is, and its answe
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.scattered import Scattered
 from triglot.protocols import Kind
-from triglot.transports.call_task import CallTask
 from triglot.transports.h2.body import Body
 from triglot.transports.h2.events import RequestReceived
 from triglot.transports.h2.fields import FIRST_REGULAR
@@ -29,8 +27,6 @@ from triglot.transports.http_fields import FRAMING, Fields
 if TYPE_CHECKING:
     from triglot.transports.grpc_calls import Trailing
     from triglot.transports.h2.protocol import H2Protocol
-
-log = logging.getLogger(__name__)
 
 CONTINUE, BAD_REQUEST, TOO_LARGE, UNAVAILABLE = 100, 400, 431, 503
 BODILESS = (204, 304)
@@ -76,18 +72,7 @@ class RestCall(Rpc):
         if not self.over:
             assert isinstance(self.body, RestBody)
             exchange = RestExchange(self, self.body.incoming, self._transport)
-            task = self.task = CallTask(self._serve(exchange), self.protocol.loop, self._served)
-            task.start()
-
-    async def _serve(self, exchange: RestExchange) -> None:
-        # A cancellation ends here, as in `Rpc`.
-        try:
-            await self._calls.serve(exchange)
-        except asyncio.CancelledError:
-            self.break_off()
-        except Exception:
-            log.exception("%s: an error that no route answered", self.head.path)
-            self.break_off()
+            self.task = self._calls.start(exchange, self._served)
 
     def _served(self, _: object) -> None:
         self.task = None
@@ -145,6 +130,9 @@ class RestCall(Rpc):
         """The request has come to its end before it was understood."""
         if not self.over:
             self._refuse(BAD_REQUEST)
+
+    def end_grace(self) -> None:
+        """Nothing: `HttpCalls` ends its calls by itself, and says why."""
 
     def fail(self, error: ServingError) -> None:
         """What was received is wrong."""

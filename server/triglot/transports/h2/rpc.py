@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from triglot.core.errors import Code, ServingError
@@ -40,12 +41,12 @@ class Rpc:
 
     __slots__ = (
         "_begun",
-        "_deadline",
-        "_timer",
+        "_expires",
         "_trailing",
         "_writing",
         "_written",
         "body",
+        "deadline",
         "handler",
         "head",
         "kind",
@@ -74,19 +75,19 @@ class Rpc:
         self._trailing: Trailing = ()
         self._written = 0
         self._writing: asyncio.Future[None] | None = None
-        self._deadline: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self.deadline: float | None = None
+        """The client's, by `time.monotonic`."""
+        self._expires = 0
         if head.timeout is not None:
-            loop = protocol.loop
-            self._deadline = loop.time() + head.timeout
+            self.deadline = deadline = monotonic() + head.timeout
             # The handler knows the deadline, and says what was late; this is for one that does not.
-            self._timer = loop.call_at(self._deadline + LAST_WORD_SECONDS, self._expire)
+            self._expires = protocol.server.timers.add(self, deadline + LAST_WORD_SECONDS)
 
     # --- the context ---
 
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline."""
-        return None if self._deadline is None else max(0.0, self._deadline - self.protocol.loop.time())
+        return None if self.deadline is None else max(0.0, self.deadline - monotonic())
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
         """What the client sent beside the request."""
@@ -226,7 +227,8 @@ class Rpc:
         self.finish(int(error.code), fitting(error.message), hints(error))
         self.cancel()
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """The deadline has passed, and nobody has said so."""
         connection = self.protocol.connection
         if connection.out.unfinished(self.number):
             # A status would wait behind an answer that the client does not read.
@@ -246,13 +248,18 @@ class Rpc:
     def gone(self) -> None:
         """Nothing more can be sent."""
         self.over = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._expires:
+            self.protocol.server.timers.discard(self, self._expires)
         self.protocol.forget(self.number)
         if self.body is not None:
             self.body.drop()
             self.body = None  # It refers to this.
         self.drained()
+
+    def end_grace(self) -> None:
+        """The server has no more time for it."""
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
 
     def cancel(self) -> None:
         """Stop the handler, which counts on the connection until it has ended."""

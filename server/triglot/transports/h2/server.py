@@ -11,6 +11,7 @@ from typing import Any
 
 from triglot.config import NO_PORT, Config
 from triglot.core.errors import Code
+from triglot.core.timer_wheel import TimerWheel
 from triglot.protocols import Kind, Service
 from triglot.telemetry.store import Telemetry
 from triglot.transports.call_task import CallTask
@@ -62,6 +63,8 @@ class H2Server:
         self.buffers = BufferPool()
         self.read_buffer = read_buffer()
         """Of all connections: what one reads has been acted on before another one reads."""
+        self.timers = TimerWheel(asyncio.get_running_loop())
+        """Of calls whose deadlines nobody else sees to."""
         self._releasing: asyncio.TimerHandle | None = None
         self.open_calls = 0
         self.open_bytes = 0

@@ -15,8 +15,8 @@ import math
 import socket
 from typing import TYPE_CHECKING, cast
 
+from triglot.core.running import Running
 from triglot.core.scattered import Scattered
-from triglot.transports.call_task import CallTask
 from triglot.transports.http1 import heads
 from triglot.transports.http1.requests import (
     BAD_REQUEST,
@@ -89,7 +89,7 @@ class _Request(Exchange):
         body.expected = head.length != 0 and not head.is_old and "expect" in self.headers
         self._is_head = head.verb == "HEAD"
         self.keep_alive = head.keep_alive
-        self.task: CallTask | None = None
+        self.task: Running | None = None
 
     @property
     def remote(self) -> str:
@@ -231,9 +231,10 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._reader.close()
-        if self._request is not None and self._request.task is not None:
-            self._request.task.cancel()
-        self._request = self._body = None
+        request, self._request = self._request, None
+        self._body = None
+        if request is not None and request.task is not None:
+            request.task.cancel()
         self._wake()
         self.server.lost(self)
 
@@ -300,18 +301,7 @@ class Connection(asyncio.Protocol):
                 self._limit(HEAD_SECONDS, begun=True)
         elif request.task is None:
             self._deadline = math.inf
-            request.task = CallTask(self._serve(request), self._loop, self._served)
-            request.task.start()
-
-    async def _serve(self, request: _Request) -> None:
-        # A cancellation ends here: a task that is cancelled keeps the error, whose frames hold the request.
-        try:
-            await self.server.calls.serve(request)
-        except asyncio.CancelledError:
-            self.abort()  # Its client has left, or the server has no time left.
-        except Exception:
-            log.exception("%s %s: an error that no route answered", request.verb, request.target)
-            self.abort()
+            request.task = self.server.calls.start(request, self._served)
 
     def _served(self, _: object) -> None:
         """The request has been answered."""
