@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 from triglot.core.call import Call
@@ -27,12 +28,19 @@ LAST_WORD_SECONDS = 1.0
 """What is left to write when a call's deadline is over."""
 FIXED_FIELDS = (("Server", "triglot"), ("X-Content-Type-Options", "nosniff"))
 """Of every answer."""
+MOST_TYPES = 64
+"""Content types that are remembered."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _FIXED_NAMES = frozenset(name.lower() for name, _ in FIXED_FIELDS)
 
 
 def fields_of(response: HttpResponse, row: Mapping[str, str], origin: Mapping[str, str]) -> Fields:
-    """The header fields of an answer: its own, those of its row, and those that let another `origin` read it."""
+    """The header fields of an answer: its own, those of its row, and those that let another `origin` read it.
+
+    A tuple of fields that many answers have.
+    """
+    if not (response.headers or row or origin):
+        return _usual_fields(response.content_type)
     fields = [("Content-Type", response.content_type)] if response.content_type else []
     if response.headers:
         own = response.headers
@@ -47,9 +55,16 @@ def fields_of(response: HttpResponse, row: Mapping[str, str], origin: Mapping[st
     return fields
 
 
+@lru_cache(MOST_TYPES)
+def _usual_fields(content_type: str) -> Fields:
+    return (("Content-Type", content_type), *FIXED_FIELDS) if content_type else FIXED_FIELDS
+
+
 def check_fields(response: HttpResponse) -> None:
     """Raises `ValueError` for a header field, which a model may have made, that would begin another one."""
     own = response.headers
+    if not own:
+        return
     for field in own.items() if isinstance(own, Mapping) else own:
         if any(map(_CONTROL.search, field)):
             raise ValueError(f"a header field has a control character: {field!r}")

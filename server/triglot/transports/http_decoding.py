@@ -54,19 +54,18 @@ class HttpDecoder:
         return None if body is None else _received(found, http, body, call, observed)
 
     def _whole_body(self, route: Route, http: Exchange) -> bytes | None:
-        limit, advice = self._limit(route, http)
+        limit, option = self._limit(route, http)
         try:
             return body_at_once(http.body, limit)
         except PayloadTooLarge as error:
-            raise PayloadTooLarge(f"{error}{advice}") from None
+            raise PayloadTooLarge(f"{error}{_advice(option)}") from None
 
     def _limit(self, route: Route, http: Exchange) -> tuple[int, str]:
-        """The most bytes of a body, and what a client is told whose body has more."""
-        limit, option = self._max_body, "max_message_size"
+        """The most bytes of a body, and the option that says so, if there is one."""
         route_limit = route.body_limit(http.headers)
-        if route_limit is not None and route_limit < limit:
-            limit, option = route_limit, route.limit_option
-        return limit, f"{_ADVICE} {option}" if option else ""
+        if route_limit is not None and route_limit < self._max_body:
+            return route_limit, route.limit_option
+        return self._max_body, "max_message_size"
 
     async def decode(self, found: Found, http: Exchange, call: Call, observed: Observation) -> Any:
         """What the row makes of the request; nothing else keeps the body.
@@ -78,7 +77,8 @@ class HttpDecoder:
             return found.route.decode(request)
         route = found.route
         window_bits = _window_bits(route, http)
-        limit, advice = self._limit(route, http)
+        limit, option = self._limit(route, http)
+        advice = _advice(option)
         body = self._whole_body(route, http)
         room = self._other_room if route.body_limit(http.headers) is None else self._text_room
         with self._request_bytes.reserve(FREE_BYTES) as reserved, room.place() as place:
@@ -108,6 +108,11 @@ class HttpDecoder:
         if call.size > TEXT_ON_LOOP and route.text_size(request) > TEXT_ON_LOOP:
             return await self._long_texts.run(partial(route.decode, request))
         return route.decode(request)
+
+
+def _advice(option: str) -> str:
+    """What a client is told whose body is too large, by this option."""
+    return f"{_ADVICE} {option}" if option else ""
 
 
 async def _read(body: RequestBody, limit: int, advice: str, reserved: Reservation, place: Place) -> bytes:

@@ -40,6 +40,7 @@ from triglot.protocols.wire import Limit, limit_error
 
 HEADER_NAME, BINARY = "Inference-Header-Content-Length", "application/octet-stream"
 HEADER_LENGTH = HEADER_NAME.lower()
+_INTEGERS = {int}
 _SCALARS = (int, float, str)
 """What a parameter can be; Python's booleans are ints."""
 
@@ -113,7 +114,9 @@ class _Reader:
             )
         if self._own_parameters:
             request.input_parameters = self._own_parameters
-        request.outputs = [self._requested_output(output) for output in _objects(body, "outputs", MAX_OUTPUTS)]
+        if "outputs" in body:
+            outputs = _objects(body, "outputs", MAX_OUTPUTS)
+            request.outputs = [self._requested_output(output) for output in outputs]
         if self._regions or self._wishes:
             request.options = TensorOptions(self._regions, self._wishes)
         return RestInfer(request, frozenset(self._binary_outputs), default)
@@ -130,28 +133,29 @@ class _Reader:
         what = f"input '{name}'"
         datatype = _string(tensor, "datatype", what)
         shape = _shape(tensor, what)
-        parameters = _parameters(tensor, what)
-        if not parameters and tensor.get("data") is not None:
-            return InputTensor(name, datatype, shape, elements_of_json(tensor["data"], datatype, shape, what))
+        data = tensor.get("data")
+        parameters = _parameters(tensor, what) if "parameters" in tensor else {}
+        if not parameters and data is not None:
+            return InputTensor(name, datatype, shape, elements_of_json(data, datatype, shape, what))
         if own := own_of_input(parameters):
             self._own_parameters[name] = own
         given: list[str] = [key for key in (REGION, BINARY_SIZE) if key in parameters]
         # KServe's client sends a null beside the size of an empty binary tensor.
-        given += ["data"] if tensor.get("data") is not None else []
+        given += ["data"] if data is not None else []
         if len(given) != 1:
             raise InvalidArgument(
                 "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
                 f"'shared_memory_region' in 'parameters'; {what} sets {given or 'none'}"
             )
-        data: Buffer | Array
+        tensor_data: Buffer | Array
         if (region := region_of(parameters, what)) is not None:
             self._regions[at] = region
-            data = b""
+            tensor_data = b""
         elif given == [BINARY_SIZE]:
-            data = self._binary(name, parameters[BINARY_SIZE])
+            tensor_data = self._binary(name, parameters[BINARY_SIZE])
         else:
-            data = elements_of_json(tensor["data"], datatype, shape, what)
-        return InputTensor(name, datatype, shape, data)
+            tensor_data = elements_of_json(data, datatype, shape, what)
+        return InputTensor(name, datatype, shape, tensor_data)
 
     def _binary(self, name: str, size: ParameterValue) -> memoryview:
         if not _is_unsigned(size):
@@ -214,7 +218,7 @@ def _objects(body: Mapping[str, Any], key: str, limit: Limit, *, required: bool 
 
 def _shape(tensor: Mapping[str, Any], what: str) -> tuple[int, ...]:
     shape = tensor.get("shape")
-    if not isinstance(shape, list) or not all(map(_is_unsigned, shape)):
+    if not isinstance(shape, list) or not (set(map(type, shape)) <= _INTEGERS and min(shape, default=0) >= 0):
         raise InvalidArgument(f"'shape' of {what} must be an array of unsigned integers, got {shape!r:.200}")
     if len(shape) > MAX_DIMS.count:
         raise limit_error(MAX_DIMS)
@@ -241,12 +245,11 @@ def _parameters(owner: Mapping[str, Any], what: str) -> dict[str, ParameterValue
 
 def text_size(response: InferenceResponse, wanted: RestInfer) -> int:
     """How many bytes of the outputs have to be printed, or packed."""
-    printed = [
-        output.array.nbytes
-        for output in response.outputs
-        if output.name not in response.placed and not wanted.wants_binary(output.name)
-    ]
-    return sum(printed) + packing_size(response)
+    size = packing_size(response)
+    for output in response.outputs:
+        if output.name not in response.placed and not wanted.wants_binary(output.name):
+            size += output.array.nbytes
+    return size
 
 
 def encode_infer(response: InferenceResponse, wanted: RestInfer) -> HttpResponse:

@@ -25,10 +25,23 @@ def status_line(status: int, *, is_old: bool) -> bytes:
     return f"HTTP/1.{0 if is_old else 1} {status} {phrase}\r\n".encode()
 
 
-def head(status: int, fields: Fields, date: str, *, length: int | None, is_old: bool, keep_alive: bool) -> bytes:
-    """The head of an answer. `length`: of its body; None: it is chunked, or ends with the connection."""
+def lines(fields: Fields) -> bytes:
+    """Of an answer's own fields."""
     own = [f"{name}: {value}\r\n" for name, value in fields if name.lower() not in FRAMING]
-    lines = "".join((*own, "Date: ", date, "\r\n")).encode("utf-8", "surrogateescape")
+    return "".join(own).encode("utf-8", "surrogateescape")
+
+
+@lru_cache(MOST_LINES)
+def _usual_lines(fields: tuple[tuple[str, str], ...]) -> bytes:
+    return lines(fields)
+
+
+def head(status: int, fields: Fields, date: str, *, length: int | None, is_old: bool, keep_alive: bool) -> bytes:
+    """The head of an answer. `length`: of its body; None: it is chunked, or ends with the connection.
+
+    `fields` that are a tuple come again, and their lines are remembered.
+    """
+    own = _usual_lines(fields) if type(fields) is tuple else lines(fields)
     if status in BODILESS:
         framing = b""
     elif length is not None:
@@ -38,7 +51,8 @@ def head(status: int, fields: Fields, date: str, *, length: int | None, is_old: 
     connection = b""
     if keep_alive == is_old:
         connection = b"Connection: keep-alive\r\n" if keep_alive else b"Connection: close\r\n"
-    return b"".join((status_line(status, is_old=is_old), lines, framing, connection, b"\r\n"))
+    dated = b"Date: %b\r\n" % date.encode()
+    return b"".join((status_line(status, is_old=is_old), own, dated, framing, connection, b"\r\n"))
 
 
 def chunk(data: bytes) -> bytes:

@@ -36,6 +36,30 @@ _SINGLE = frozenset(
     )
 )
 """Fields of which several could mean different things to different servers."""
+_BLANKS = (b" ", b"\t")
+
+
+def _lower(name: bytes) -> str:
+    return name.decode("latin-1").lower()
+
+
+_KNOWN_NAMES = {
+    name: _lower(name)
+    for known in (
+        "Accept",
+        "Accept-Encoding",
+        "Authorization",
+        "Connection",
+        "Content-Length",
+        "Content-Type",
+        "Host",
+        "Inference-Header-Content-Length",
+        "Traceparent",
+        "User-Agent",
+    )
+    for name in (known.encode(), known.lower().encode())
+}
+"""As most clients write them."""
 _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -230,9 +254,9 @@ class RequestReader:
             raise _MalformedRequest(f"a header field is longer than {LONGEST_LINE} bytes: {_quoted(name)}")
         if len(self._fields) == MOST_FIELDS:
             raise _MalformedRequest(f"there are more than {MOST_FIELDS} header fields")
-        # llhttp leaves blanks after the value.
-        field = name.decode("latin-1").lower(), value.rstrip(b" \t").decode("utf-8", "surrogateescape")
-        self._fields.append(field)
+        if value[-1:] in _BLANKS:  # llhttp leaves them.
+            value = value.rstrip(b" \t")
+        self._fields.append((_KNOWN_NAMES.get(name) or _lower(name), value.decode("utf-8", "surrogateescape")))
 
     def on_headers_complete(self) -> None:
         """The end of the head."""
