@@ -6,6 +6,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,19 @@ def test_every_row_is_of_a_module() -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_down(module: str) -> None:
     assert [name for name in imports(MODULES[module]) if not allowed(module, name)] == []
+
+
+def test_there_are_no_circles() -> None:
+    """Not even of imports that only types need."""
+    used = {
+        name: {one for one in imports(path) if one in MODULES and one != name} for name, path in MODULES.items()
+    }
+    TopologicalSorter(used).prepare()
+
+
+def test_a_circle_is_found() -> None:
+    with pytest.raises(CycleError):
+        TopologicalSorter({"a": {"b"}, "b": {"c"}, "c": {"a"}}).prepare()
 
 
 def test_only_transports_know_a_network_library() -> None:

@@ -30,6 +30,7 @@ class Inference(Submission):
     """
 
     __slots__ = ("_done", "answer", "cache_key", "cancelled", "request", "signature", "trace")
+    servable: Servable
     signature: Signature
 
     def __init__(

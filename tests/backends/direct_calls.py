@@ -9,7 +9,8 @@ import numpy as np
 
 import triglot
 from triglot.core.call import Call
-from triglot.core.signature import DEFAULT_SIGNATURE, signatures_of
+from triglot.core.model_signatures import signatures_of
+from triglot.core.signature import DEFAULT_SIGNATURE
 from triglot.core.tensor import object_array
 from triglot.core.types import TensorSpec
 from triglot.engine.declarations import takes_call

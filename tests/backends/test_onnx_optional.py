@@ -13,7 +13,7 @@ from triglot.backends.onnx import MOST_DEFAULTS, load
 from triglot.core.configure import configure
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig, TensorConfig
-from triglot.core.signature import signatures_of
+from triglot.core.model_signatures import signatures_of
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
 from triglot.core.validation import InvalidRequest, bind_inputs
 

@@ -17,7 +17,7 @@ import triglot
 from process import SECONDS, SERVICE
 from triglot import backends
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
-from triglot.core.signature import signatures_of
+from triglot.core.model_signatures import signatures_of
 from triglot.core.tensor import object_array, pack_bytes, unpack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
 

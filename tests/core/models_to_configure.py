@@ -10,7 +10,8 @@ import pytest
 from triglot.core.configure import configure
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig
-from triglot.core.signature import DEFAULT_SIGNATURE, Signature, signatures_of
+from triglot.core.model_signatures import signatures_of
+from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.types import TensorSpec
 
 BATCHED = ModelConfig(max_batch_size=8)

@@ -9,7 +9,8 @@ import pytest
 
 from triglot.core.errors import Internal
 from triglot.core.model import Model
-from triglot.core.signature import DEFAULT_SIGNATURE, Signature, signatures_of
+from triglot.core.model_signatures import signatures_of
+from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.core.validation import InvalidRequest, bind_inputs, bind_outputs, check_requested_outputs
 

@@ -23,7 +23,8 @@ from models_to_configure import (
 from triglot.core.configure import configure
 from triglot.core.model import Model
 from triglot.core.model_config import NO_CONFIG, InstanceGroup, ModelConfig, TensorConfig
-from triglot.core.signature import DEFAULT_SIGNATURE, Signature, signatures_of
+from triglot.core.model_signatures import signatures_of
+from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.types import TensorSpec
 
 

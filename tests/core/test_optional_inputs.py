@@ -16,8 +16,9 @@ from triglot.core.configure import configure
 from triglot.core.ensemble import IN_CONFIG, Part, check_fit
 from triglot.core.model import Model
 from triglot.core.model_config import ModelConfig, TensorConfig
+from triglot.core.model_signatures import signatures_of
 from triglot.core.scheduling import DynamicBatching, Step
-from triglot.core.signature import Signature, signatures_of
+from triglot.core.signature import Signature
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
 from triglot.core.validation import InvalidRequest, bind_inputs
 from triglot.engine.kinds import Kinds

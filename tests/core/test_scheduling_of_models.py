@@ -20,6 +20,7 @@ from triglot.core.configure import configure
 from triglot.core.model import Model
 from triglot.core.model_config import INLINE_REMOVED, ModelConfig
 from triglot.core.model_scheduling import check_scheduling
+from triglot.core.model_signatures import signatures_of
 from triglot.core.scheduling import (
     DynamicBatching,
     OldestStrategy,
@@ -27,7 +28,7 @@ from triglot.core.scheduling import (
     SequenceBatching,
     SequenceState,
 )
-from triglot.core.signature import DEFAULT_SIGNATURE, Signature, signatures_of
+from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.types import TensorSpec
 
 NO_SECONDS = "expected a number of seconds, 0 for no limit"

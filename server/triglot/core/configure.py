@@ -8,7 +8,8 @@ from dataclasses import replace
 from triglot.core.model import Model, is_decoupled
 from triglot.core.model_config import ModelConfig, TensorConfig
 from triglot.core.model_scheduling import CONFIG_KEYS, check_scheduling
-from triglot.core.signature import Signature, default_of, shape_text, signatures_of
+from triglot.core.model_signatures import signatures_of
+from triglot.core.signature import Signature, default_of, shape_text
 from triglot.core.types import TensorSpec
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from triglot.core.scheduling import SequenceBatching
 from triglot.core.tensor import DATATYPES, Array, datatype_of, element_count
 from triglot.core.types import TensorSpec
-
-if TYPE_CHECKING:
-    from triglot.core.model import Model
 
 DEFAULT_SIGNATURE = "serving_default"
 METHODS = ("predict", "classify", "regress")
@@ -127,42 +123,6 @@ def _checked_default(name: str, value: Any, rule: TensorRule | None) -> Array:
     array: Array = value.copy()
     array.flags.writeable = False
     return array
-
-
-def signatures_of(model: Model) -> dict[str, Signature]:
-    """A model's signatures by name, `inputs` and `outputs` as `DEFAULT_SIGNATURE` among them.
-
-    What the server adds for sequences, and keeps of them, is no part of them: no client sends or gets it.
-    Raises `ValueError` as `Signature`, and when the default signature is declared twice.
-    """
-    declared = dict(model.signatures)
-    for name, signature in declared.items():
-        if not isinstance(signature, Signature):
-            raise ValueError(f"signatures: {name!r}: expected a Signature, got {signature!r}")
-    if model.any_tensors:
-        return {DEFAULT_SIGNATURE: Signature((), (), any_tensors=True)}
-    if model.inputs or model.outputs or not declared:
-        if DEFAULT_SIGNATURE in declared:
-            raise ValueError(f"signatures: {DEFAULT_SIGNATURE!r} is what inputs and outputs declare already")
-        declared = {DEFAULT_SIGNATURE: Signature(tuple(model.inputs), tuple(model.outputs)), **declared}
-    return {
-        name: _without_own(replace(signature, max_batch_size=model.max_batch_size), model.sequence_batching)
-        for name, signature in declared.items()
-    }
-
-
-def _without_own(signature: Signature, sequences: object) -> Signature:
-    """The signature without controls and states (spec 5.2)."""
-    if not isinstance(sequences, SequenceBatching):
-        return signature
-    inputs = {control.name for control in sequences.controls} | {state.input_name for state in sequences.states}
-    outputs = {state.output_name for state in sequences.states if not state.returned}
-    return replace(
-        signature,
-        inputs=[spec for spec in signature.inputs if spec.name not in inputs],
-        outputs=[spec for spec in signature.outputs if spec.name not in outputs],
-        defaults={name: value for name, value in signature.defaults.items() if name not in inputs},
-    )
 
 
 def default_of(signatures: Mapping[str, Signature]) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from triglot.core.errors import Code
 from triglot.core.tensor import Array
-
-if TYPE_CHECKING:
-    from triglot.core.call import Call
 
 MOST_RESPONSES = 1000
 """Responses of a stream that are told apart by their index; further ones are counted with this one."""
@@ -18,6 +15,20 @@ REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
 """Why requests fail, in Triton's words (spec 6)."""
 _GIVEN_UP = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
 _NO_ROOM = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
+
+
+class CallTimes(Protocol):
+    """How far a call came, and how many seconds each part of it took. See `Call`."""
+
+    batch_size: int
+    rows: int
+    queued: bool
+    queue_seconds: float
+    input_seconds: float
+    compute_seconds: float
+    output_seconds: float
+    cache_hit: bool | None
+    cache_seconds: float
 
 
 class Duration:
@@ -128,14 +139,14 @@ class Statistics:
         executions.infer_seconds += infer
         executions.output_seconds += splitting
 
-    def executed_alone(self, call: Call, inputs: Mapping[str, Array], seconds: float) -> None:
+    def executed_alone(self, call: CallTimes, inputs: Mapping[str, Array], seconds: float) -> None:
         """The execution of one request has ended, well or not; unless its turn never came."""
         if call.batch_size:
             rows = self.rows(inputs)
             call.rows += rows
             self.executed(rows, seconds)
 
-    def ended(self, call: Call, code: Code, seconds: float, now: float) -> None:
+    def ended(self, call: CallTimes, code: Code, seconds: float, now: float) -> None:
         """A request has ended at `now`, in seconds since the epoch."""
         if code is not Code.OK:
             self._failed(call, code, seconds, now)
@@ -152,7 +163,7 @@ class Statistics:
         self.infer_seconds += call.compute_seconds
         self.output_seconds += call.output_seconds
 
-    def _failed(self, call: Call, code: Code, seconds: float, now: float) -> None:
+    def _failed(self, call: CallTimes, code: Code, seconds: float, now: float) -> None:
         """Who was refused for what the request says has not failed, nor who found the queue full."""
         if not (call.batch_size or call.queued or code in _GIVEN_UP):
             self.failures[REJECTED] += code in _NO_ROOM
@@ -161,7 +172,7 @@ class Statistics:
         self.fail.add(seconds)
         self.failures[self._reason(call, code)] += 1
 
-    def _reason(self, call: Call, code: Code) -> str:
+    def _reason(self, call: CallTimes, code: Code) -> str:
         if code is Code.CANCELLED:
             return CANCELED
         if not call.batch_size:

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Mapping
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
 from triglot.core.model import Model
+from triglot.core.model_signatures import signatures_of
 from triglot.core.request_scheduling import own_parameters
 from triglot.core.scheduling import DynamicBatching
-from triglot.core.signature import signatures_of
 from triglot.core.types import ParameterValue
 from triglot.engine.declarations import looks_at_call
 from triglot.engine.joining import NoBatchDim, layout_of, rows_of

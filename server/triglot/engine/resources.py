@@ -11,9 +11,10 @@ from triglot.core.call import Call
 from triglot.core.ensemble import Ensemble
 from triglot.core.errors import QueueFull
 from triglot.core.model import Model, is_async, is_decoupled
+from triglot.core.model_signatures import signatures_of
 from triglot.core.readings import Reading
 from triglot.core.running import Defer
-from triglot.core.signature import default_of, signatures_of
+from triglot.core.signature import default_of
 from triglot.core.statistics import Statistics
 from triglot.core.timer_wheel import TimerWheel
 from triglot.engine.admission import Admission, Gate, refusals

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.running import Defer
+from triglot.engine.admission import Gate
 from triglot.engine.deadline import WHILE_RUNNING, WHILE_WAITING, seen_late
 from triglot.engine.work import Execution, Inputs
 
-if TYPE_CHECKING:
-    from triglot.engine.admission import Gate
-    from triglot.engine.servable import Servable
+
+class Runner(Protocol):
+    """What executions are submitted to. See `Servable`."""
+
+    def finish(self, execution: Any) -> None:
+        """It is over: release what it holds."""
+
+    def discard(self, execution: Any) -> bool:
+        """Take it out of the queue; False where it is not there."""
 
 
 class Submission(Execution):
@@ -25,7 +32,7 @@ class Submission(Execution):
 
     __slots__ = ("defer", "error", "expires", "gate", "leased", "over", "servable", "task")
 
-    def __init__(self, servable: Servable, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
+    def __init__(self, servable: Runner, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
         super().__init__(inputs, call)
         self.servable = servable
         self.defer = defer
@@ -102,7 +109,7 @@ class AwaitedSubmission(Submission):
 
     __slots__ = ("future",)
 
-    def __init__(self, servable: Servable, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
+    def __init__(self, servable: Runner, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
         super().__init__(servable, inputs, call)
         self.leased = True
         self.future = future

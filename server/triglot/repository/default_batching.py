@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from triglot.core.model import Model
+from triglot.core.model_signatures import signatures_of
 from triglot.core.scheduling import DynamicBatching
-from triglot.core.signature import signatures_of
 from triglot.repository.source import ModelFiles
 
 BACKEND = "onnx"

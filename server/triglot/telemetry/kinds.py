@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from triglot.core.errors import Code
-from triglot.telemetry.stats import ENDED, Kind, ModelStats
-
-if TYPE_CHECKING:
-    from triglot.telemetry.store import Endpoint
+from triglot.telemetry.stats import ENDED, CallStats, Kind, ModelStats
 
 MAX_MODEL_NAMES, LONGEST_NAME = 200, 128
 """Names that clients make up are told apart up to this number, and to this length in characters."""
@@ -18,6 +15,19 @@ MAX_KINDS = 20_000
 """Kinds of calls that are kept. When there are more, those that were not used for longest are forgotten."""
 ENDED_KEPT = 5
 """Versions of a model that are told apart after they have ended: somebody may not have read their last numbers."""
+
+
+class Endpoint(Protocol):
+    """What keeps the calls of each kind. See `store.Endpoint`."""
+
+    def calls(self) -> list[tuple[Kind, CallStats]]:
+        """What is kept of each kind of call."""
+
+    def forget(self, kind: Kind) -> None:
+        """Keep nothing of this kind of call any more."""
+
+    def fold(self, versions: Collection[tuple[str, int]]) -> int:
+        """Count the calls of these versions as their models' `ENDED` ones; by how many kinds that makes fewer."""
 
 
 class Kinds:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError, Unavailable, outcome
 from triglot.core.http import HttpResponse, HttpStream
 from triglot.core.running import Cancellable, Outcome
+from triglot.core.timer_wheel import TimerWheel
 from triglot.telemetry.observation import Observation
 from triglot.transports.call_task import CallTask
 from triglot.transports.http_answers import (
@@ -21,13 +22,12 @@ from triglot.transports.http_answers import (
     fields_of,
     send_stream,
 )
+from triglot.transports.http_decoding import HttpDecoder
 from triglot.transports.http_exchange import Exchange
+from triglot.transports.http_origins import Origins
 from triglot.transports.http_routes import Found
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 from triglot.transports.shutdown import SHUTTING_DOWN
-
-if TYPE_CHECKING:
-    from triglot.transports.http_calls import HttpCalls
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,24 @@ LATE_SECONDS = 0.02
 """After its deadline a call is ended that has not said by itself what was late."""
 STREAM_HEADERS = {"X-Accel-Buffering": "no"}
 """A proxy that collects chunks would take from a stream what it is for."""
+
+
+class OpenCalls(Protocol):
+    """What calls share. See `HttpCalls`."""
+
+    loop: asyncio.AbstractEventLoop
+    timers: TimerWheel
+    timeout: float
+    origins: Origins
+    decoder: HttpDecoder
+    open: set[HttpCall]
+    grace_is_over: bool
+
+    def admit(self) -> None:
+        """Raises `Unavailable` when no call is taken."""
+
+    def discard(self, call: HttpCall) -> None:
+        """It has ended."""
 
 
 class HttpCall:
@@ -60,7 +78,7 @@ class HttpCall:
         "call",
     )
 
-    def __init__(self, calls: HttpCalls, found: Found, http: Exchange, ended: Callable[[Any], object]) -> None:
+    def __init__(self, calls: OpenCalls, found: Found, http: Exchange, ended: Callable[[Any], object]) -> None:
         self.call = call = Call(read_metadata=http.headers.items)
         if found.endpoint.inference:
             call.model_name = found.variables.get(MODEL_VARIABLE, "")

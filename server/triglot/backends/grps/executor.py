@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.runner import run_in_sequence
+from triglot.backends.grps.settings import ProjectSettings
 
-if TYPE_CHECKING:
-    from triglot.backends.grps.project import GrpsProject
+
+class Project(Protocol):
+    """What is loaded. See `GrpsProject`."""
+
+    settings: ProjectSettings
+
+    def load_model(self, model_id: str) -> Any:
+        """The model of this id, loaded."""
 
 
 class Executor:
@@ -17,7 +24,7 @@ class Executor:
     Raises `ModelLoadError` for a model that cannot be loaded.
     """
 
-    project: ClassVar[GrpsProject]
+    project: ClassVar[Project]
 
     def __init__(self) -> None:
         settings = self.project.settings

@@ -152,7 +152,7 @@ class GrpsProject:
             return type("Executor", (Executor,), {"project": self})
 
         def test_case() -> type[Any]:
-            from triglot.backends.grps.unit_test import GrpsTest  # noqa: PLC0415
+            from triglot.backends.grps.test_case import GrpsTest  # noqa: PLC0415
 
             return type("GrpsTest", (GrpsTest,), {"make_executor": executor()})
 

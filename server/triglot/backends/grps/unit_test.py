@@ -1,11 +1,9 @@
-"""A grps project's own tests: what they derive from, and how they are run (grps 6.1)."""
+"""How a grps project's own tests are run (grps 6.1)."""
 
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable
 from contextlib import chdir
-from typing import Any
 
 from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import ProjectSettings
@@ -13,17 +11,6 @@ from triglot.core.errors import ModelLoadError
 from triglot.core.monitor import Monitor
 
 DEFAULT_TEST = "test.MyTestCase.test_infer"
-
-
-class GrpsTest(unittest.TestCase):
-    """The base of a project's test class; after `test_init`, `self.executor` runs its models."""
-
-    executor: Any = None
-    make_executor: Callable[[], Any]
-
-    def test_init(self) -> None:
-        """Loads all models. The configuration was checked when it was read."""
-        self.executor = self.make_executor()
 
 
 def run_unittest(settings: ProjectSettings, name: str = DEFAULT_TEST) -> bool:

@@ -13,7 +13,8 @@ import orjson
 
 from triglot.core.errors import Internal, InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.scattered import SCATTER_BYTES, Scattered, may_scatter
+from triglot.core.scattered import SCATTER_BYTES, Scattered
+from triglot.core.scattering import may_scatter
 from triglot.core.tensor import MAX_ARRAY_BYTES, Array, Buffer, byte_length, is_addressable, raw_buffer
 from triglot.core.types import (
     InferenceRequest,

@@ -9,7 +9,8 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
 from triglot.core.errors import InvalidArgument, ModelNotFound, Unavailable, Unimplemented
-from triglot.core.scattered import Scattered, may_scatter
+from triglot.core.scattered import Scattered
+from triglot.core.scattering import may_scatter
 from triglot.core.signature import Signature
 from triglot.core.types import InferenceResponse, TensorSpec
 from triglot.dataplane import DataPlane

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from triglot.core.duplex import Duplex, Running
 from triglot.core.errors import Unimplemented
 from triglot.protocols import Kind
 from triglot.transports.call_task import CallTask
 from triglot.transports.h2.messages import PREFIX_BYTES, Message, MessageReader, Packed, unpacked, window_bits_of
-
-if TYPE_CHECKING:
-    from triglot.transports.h2.rpc import Rpc
+from triglot.transports.h2.roles import OpenCall
 
 MOST_UNREAD_BYTES = 1024 * 1024
 """Of requests of one stream that wait for its handler; beyond, the client's window stays closed."""
@@ -47,7 +45,7 @@ class Body:
         "reader",
     )
 
-    def __init__(self, rpc: Rpc) -> None:
+    def __init__(self, rpc: OpenCall) -> None:
         server = rpc.protocol.server
         self.reader = MessageReader(server.most_bytes, server.buffers.take)
         self.ended = False
@@ -169,7 +167,7 @@ class Body:
 class Requests(Duplex):
     """A stream's requests, none of them compressed, and the way out for its answers."""
 
-    def __init__(self, body: Body, rpc: Rpc) -> None:
+    def __init__(self, body: Body, rpc: OpenCall) -> None:
         self._body = body
         self._rpc = rpc
 

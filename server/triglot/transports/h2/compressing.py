@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from triglot.core.scattered import Scattered
 from triglot.protocols import Kind
@@ -12,11 +12,9 @@ from triglot.transports.deflate import DEFLATED_WORK, WINDOW_BITS, Accepted, def
 from triglot.transports.grpc_calls import Trailing
 from triglot.transports.h2.messages import Packed
 from triglot.transports.h2.requests import RpcHead, answer_head, compressed_head
+from triglot.transports.h2.roles import Connected
 from triglot.transports.h2.rpc import Rpc
 from triglot.transports.off_loop import run_sized
-
-if TYPE_CHECKING:
-    from triglot.transports.h2.protocol import H2Protocol
 
 COMPRESSED_FROM = 1024
 """Bytes; what is smaller fits into a packet or two as it is."""
@@ -27,7 +25,7 @@ class CompressingRpc(Rpc):
 
     __slots__ = ("_coding", "answer_head")
 
-    def __init__(self, protocol: H2Protocol, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
+    def __init__(self, protocol: Connected, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
         super().__init__(protocol, number, head, kind, handler)
         preferred = protocol.server.compression
         accepted = [name.strip() for name in head.accepts.split(",")]

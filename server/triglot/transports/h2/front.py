@@ -7,14 +7,12 @@ no request of HTTP/1.1. Whoever speaks that takes the connection over, with the 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from triglot.transports.h2.frames import PREFACE
 from triglot.transports.h2.protocol import LAST_STREAM_SECONDS, H2Protocol
-
-if TYPE_CHECKING:
-    from triglot.transports.h2.server import H2Server
-    from triglot.transports.http_server import HttpServer
+from triglot.transports.h2.roles import Serving
+from triglot.transports.http_server import HttpServer
 
 HTTP2, HTTP1 = "h2", "http/1.1"
 """What ALPN calls them."""
@@ -23,7 +21,7 @@ HTTP2, HTTP1 = "h2", "http/1.1"
 class Front(asyncio.Protocol):
     """A connection whose protocol is not known yet."""
 
-    def __init__(self, server: H2Server, rest: HttpServer | None) -> None:
+    def __init__(self, server: Serving, rest: HttpServer | None) -> None:
         self.loop = asyncio.get_running_loop()
         self.lost = self.loop.create_future()
         """Done when somebody else has the connection, or it is closed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, ServingError, Unimplemented
 from triglot.core.running import Running
@@ -29,12 +29,10 @@ from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.messages import PREFIX, PREFIX_BYTES
 from triglot.transports.h2.requests import RpcHead, read_head
 from triglot.transports.h2.rest import begin_rest
+from triglot.transports.h2.roles import Serving
 from triglot.transports.h2.rpc import Rpc
 from triglot.transports.h2.running import run_stream, run_unary
 from triglot.transports.h2.watch import Watch
-
-if TYPE_CHECKING:
-    from triglot.transports.h2.server import H2Server
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ LAST_STREAM_SECONDS = 1.0
 class H2Protocol(asyncio.BufferedProtocol):
     """Acts on a connection's events, and writes what is to be sent once per turn of the loop."""
 
-    def __init__(self, server: H2Server) -> None:
+    def __init__(self, server: Serving) -> None:
         self.loop = asyncio.get_running_loop()
         self.connection: Connection[RpcHead] = Connection(read_head, server.limits, buffer=server.read_buffer)
         self.rpcs: dict[int, Rpc] = {}

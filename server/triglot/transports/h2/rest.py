@@ -9,24 +9,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.scattered import Scattered
 from triglot.protocols import Kind
+from triglot.transports.grpc_calls import Trailing
 from triglot.transports.h2.body import Body
 from triglot.transports.h2.events import RequestReceived
 from triglot.transports.h2.fields import FIRST_REGULAR
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.requests import RpcHead, block_of, http_error
+from triglot.transports.h2.roles import Connected
 from triglot.transports.h2.rpc import Rpc
 from triglot.transports.http_calls import HttpCalls
 from triglot.transports.http_exchange import Exchange, IncomingBody
 from triglot.transports.http_fields import FRAMING, Fields
-
-if TYPE_CHECKING:
-    from triglot.transports.grpc_calls import Trailing
-    from triglot.transports.h2.protocol import H2Protocol
 
 CONTINUE, BAD_REQUEST, TOO_LARGE, UNAVAILABLE = 100, 400, 431, 503
 BODILESS = (204, 304)
@@ -44,7 +41,7 @@ class RestCall(Rpc):
 
     def __init__(
         self,
-        protocol: H2Protocol,
+        protocol: Connected,
         number: int,
         head: RpcHead,
         calls: HttpCalls,
@@ -275,7 +272,7 @@ class _Incoming(IncomingBody):
 
 
 def begin_rest(
-    protocol: H2Protocol, event: RequestReceived[RpcHead], transport: asyncio.BaseTransport | None
+    protocol: Connected, event: RequestReceived[RpcHead], transport: asyncio.BaseTransport | None
 ) -> None:
     """Have a request that is no gRPC call answered by REST, where that is served."""
     head, number, connection, rest = event.headers, event.stream, protocol.connection, protocol.server.rest

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from triglot.core.errors import Code, ServingError
 from triglot.core.running import Running
@@ -19,11 +19,9 @@ from triglot.transports.h2.body import Body, StreamGone
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.messages import PREFIX_BYTES, prefix
 from triglot.transports.h2.requests import RpcHead, answer_head, only_trailers, trailers
+from triglot.transports.h2.roles import Connected
 from triglot.transports.h2.sending import JOIN_BYTES
 from triglot.transports.shutdown import SHUTTING_DOWN
-
-if TYPE_CHECKING:
-    from triglot.transports.h2.protocol import H2Protocol
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +57,7 @@ class Rpc:
     answer_head = answer_head()
     """What is said before an answer."""
 
-    def __init__(self, protocol: H2Protocol, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
+    def __init__(self, protocol: Connected, number: int, head: RpcHead, kind: Kind | None, handler: Any) -> None:
         self.protocol = protocol
         self.number = number
         self.head = head

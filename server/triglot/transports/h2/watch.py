@@ -6,14 +6,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from triglot.transports.h2.frames import ErrorCode
 from triglot.transports.h2.limits import Limits
+from triglot.transports.h2.roles import Connected
 from triglot.transports.unsent import buffered
-
-if TYPE_CHECKING:
-    from triglot.transports.h2.protocol import H2Protocol
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +24,7 @@ _STILL_THERE = b"triglot2"
 class Watch:
     """One timer per connection. `heard` is all that is done for what is received."""
 
-    def __init__(self, protocol: H2Protocol, limits: Limits) -> None:
+    def __init__(self, protocol: Connected, limits: Limits) -> None:
         self._protocol = protocol
         self._limits = limits
         self._loop = protocol.loop

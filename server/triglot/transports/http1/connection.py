@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 import socket
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from triglot.core.running import Running
 from triglot.core.scattered import Scattered
@@ -27,13 +27,11 @@ from triglot.transports.http1.requests import (
     RequestReader,
 )
 from triglot.transports.http_answers import FIXED_FIELDS
+from triglot.transports.http_calls import HttpCalls
 from triglot.transports.http_errors import error_body
 from triglot.transports.http_exchange import Exchange, IncomingBody
 from triglot.transports.http_fields import Fields
 from triglot.transports.unsent import StallTimer
-
-if TYPE_CHECKING:
-    from triglot.transports.http1.server import Http1Server
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +50,16 @@ JOINED_BYTES = 64 * 1024
 MOST_IN_A_ROW = 16
 """Requests that one segment brings, or pieces of a stream, before others have their turn."""
 REQUEST_TIMEOUT = 408
+
+
+class Serving(Protocol):
+    """What connections share. See `Http1Server`."""
+
+    calls: HttpCalls
+    connections: set[Connection]
+
+    def lost(self, connection: Connection) -> None:
+        """The connection is closed."""
 
 
 class _Body(IncomingBody):
@@ -141,7 +149,7 @@ class _Request(Exchange):
 class Connection(asyncio.Protocol):
     """Serves one connection."""
 
-    def __init__(self, server: Http1Server) -> None:
+    def __init__(self, server: Serving) -> None:
         self.server = server
         self.transport: asyncio.Transport | None = None
         self.half_closed = False

@@ -1,0 +1,18 @@
+"""What a grps project's own tests derive from (grps 6.1)."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+
+class GrpsTest(unittest.TestCase):
+    """The base of a project's test class; after `test_init`, `self.executor` runs its models."""
+
+    executor: Any = None
+    make_executor: Callable[[], Any]
+
+    def test_init(self) -> None:
+        """Loads all models. The configuration was checked when it was read."""
+        self.executor = self.make_executor()
