@@ -89,7 +89,7 @@ def test_golden_binary_request() -> None:
 def test_golden_binary_request_without_outputs() -> None:
     assert len(GOLDEN_NO_OUTPUTS) == 134
     rest = decode_infer(http(GOLDEN_NO_OUTPUTS + TWO, {LENGTH: str(len(GOLDEN_NO_OUTPUTS))}))
-    assert (rest.request.id, rest.request.outputs, rest.request.parameters) == ("", [], {})
+    assert (rest.request.id, list(rest.request.outputs), rest.request.parameters) == ("", [], {})
     assert rest.wants_binary("y")
 
 
