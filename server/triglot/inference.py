@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from triglot.binding import response_of
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError, as_serving_error, without_frames
-from triglot.core.running import Defer, Done, raise_error
+from triglot.core.running import Defer, Done, cancel, raise_error
 from triglot.core.signature import Signature
 from triglot.core.types import InferenceRequest
 from triglot.core.validation import check_shapes
@@ -190,11 +190,6 @@ async def ended(start: Callable[[Done], Any]) -> Any:
     try:
         await future
     except asyncio.CancelledError:
-        running.cancel()
-        while not running.over and (task := running.task) is not None:
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-                break
-            running.cancel()  # Again, since code of users may have swallowed the first one.
+        await cancel(running)
         raise
     return running

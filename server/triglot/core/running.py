@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from triglot.core.errors import ServingError
@@ -37,6 +39,28 @@ class Outcome(Protocol):
     answer: Any
     error: ServingError | None
     cancelled: bool
+
+
+class OnLoop(Cancellable, Protocol):
+    """Something that was started, and may run code on the loop."""
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """What runs code on the loop."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+
+
+async def cancel(running: OnLoop) -> None:
+    """Cancel it, and wait for its code on the loop."""
+    running.cancel()
+    while not running.over and (task := running.task) is not None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+            break
+        running.cancel()  # Again, since code of users may have swallowed the first one.
 
 
 Done = Callable[[Any], None]

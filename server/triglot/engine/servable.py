@@ -9,7 +9,8 @@ from contextlib import aclosing
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.errors import as_serving_error, without_frames
+from triglot.core.errors import without_frames
+from triglot.core.running import cancel
 from triglot.engine.deadline import (
     BEFORE_START,
     WHILE_RUNNING,
@@ -18,7 +19,6 @@ from triglot.engine.deadline import (
     in_time,
     seen_late,
 )
-from triglot.engine.own_task import as_task
 from triglot.engine.resources import Resources, is_left
 from triglot.engine.stream import NOTHING, Stream, StreamEnd
 from triglot.engine.submission import AwaitedSubmission, Submission
@@ -43,15 +43,12 @@ class Servable(Resources):
         Raises `QueueFull`, `DeadlineExceeded`, the model's own `ServingError`, or `Internal`. At its deadline a
         call ends whatever the model does, but for code on the loop: it is cancelled then, and waited for.
         """
-        if self.direct:
-            await as_task()
-            return await self._infer_on_loop(inputs, call)
         execution = AwaitedSubmission(self, inputs, call, self._loop.create_future())
         self.submit(execution)
         try:
             return await execution.future
         except asyncio.CancelledError:
-            execution.cancel()
+            await cancel(execution)
             raise
         finally:
             del execution  # It has the error, whose traceback has this frame.
@@ -90,27 +87,28 @@ class Servable(Resources):
         return self._schedule.discard(execution)
 
     async def _settle_on_loop(self, execution: Submission) -> None:
+        call = execution.call
         try:
-            execution.result = await self._infer_on_loop(execution.inputs, execution.call)
-        except BaseException as error:
-            if is_left(error):
-                return
-            # Its frames hold the execution, which is to have it.
-            execution.failure = as_serving_error(without_frames(error), str(self))
-        execution.settle()
-
-    async def _infer_on_loop(self, inputs: Inputs, call: Call) -> Any:
-        gate = self._enter(call) if call.size else None
-        try:
-            if call.deadline is not None and call.expired:
-                raise call.overdue(BEFORE_START)
+            if call.size:
+                execution.gate = self._enter(call)
+            if call.deadline is not None:
+                if call.expired:
+                    raise call.overdue(BEFORE_START)
+                execution.expires = self._timers.add(execution, call.deadline)
             self._check_room_on_loop()
-            return await in_time(call, self._run_on_loop(inputs, call), WHILE_RUNNING)
+            execution.result = await self._run_on_loop(execution.inputs, call)
+            if execution.is_late:  # It went on in spite of its cancellation.
+                raise call.overdue(WHILE_RUNNING)
         except BaseException as error:
-            raise seen_late(self._outcome(error, call), call, WHILE_RUNNING) from None
-        finally:
-            if gate is not None:
-                gate.leave(call.size)
+            if execution.is_late and isinstance(error, asyncio.CancelledError):
+                execution.failure = call.overdue(WHILE_RUNNING)
+            elif is_left(error):
+                return
+            else:
+                # A model that raises `CancelledError` or `SystemExit` by itself has failed like any other. Its
+                # frames hold the execution, which is to have the error.
+                execution.failure = without_frames(self._explain(error))
+        execution.settle()
 
     async def _run_on_loop(self, inputs: Inputs, call: Call) -> Any:
         self._calls_on_loop += 1

@@ -30,7 +30,7 @@ class Submission(Execution):
     It saves what a coroutine costs that waits for a future, which is as much as a small model does.
     """
 
-    __slots__ = ("defer", "error", "expires", "gate", "leased", "over", "servable", "task")
+    __slots__ = ("defer", "error", "expires", "gate", "is_late", "leased", "over", "servable", "task")
 
     def __init__(self, servable: Runner, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
         super().__init__(inputs, call)
@@ -46,6 +46,8 @@ class Submission(Execution):
         """What runs code on the loop."""
         self.error: ServingError | None = None
         """Of its outcome: when it is over, whoever runs it may go on to fail."""
+        self.is_late = False
+        """Whether what runs it was cancelled at its deadline."""
         self.over = False
         """Whether it has ended: nothing of it is reported any more."""
 
@@ -76,8 +78,13 @@ class Submission(Execution):
         self.ended()
 
     def expire(self) -> None:
-        """End it at its deadline, wherever it is then."""
-        if not self.over:
+        """End it at its deadline, wherever it is then; code on the loop is cancelled, and waited for."""
+        if self.over:
+            return
+        if self.task is not None:
+            self.is_late = True
+            self.task.cancel()
+        else:
             waits = self.servable.discard(self)
             self.fail(self.call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
 

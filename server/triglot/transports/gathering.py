@@ -28,6 +28,8 @@ WORTH_CALLS = 3
 """Fewer have waited in vain."""
 SHORT_SECONDS = 0.0002
 """Calls that take longer, on the loop, are better off one by one: nothing else runs meanwhile."""
+MODEL_TURNS = 2
+"""Of the loop, that answers take whose models are code on the loop: the model's task, and the call's."""
 PATIENCE = 4
 """So often it may be in vain; from then on 1, 2, 4, ... calls go on at once before it is tried again."""
 MOST_DOUBLINGS = 10
@@ -48,7 +50,7 @@ class Gathering:
         self._timer: ShortTimer | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._answered: list[asyncio.Future[None]] = []
-        self._at_once = False  # Whether the calls of a burst run, in this turn of the loop.
+        self._at_once = False  # Whether the calls of a burst run, that have answers at once.
         self._coming = False
         self._pauses = 0
         self._expected = MOST_CALLS
@@ -113,8 +115,8 @@ class Gathering:
         self._bursts += 1
         wake(waiting)
         self._at_once = True
-        # After all of these, in the same turn.
-        self._loop.call_soon(self._leave, len(waiting), perf_counter())
+        # After all of these.
+        self._loop.call_soon(self._leave, len(waiting), perf_counter(), MODEL_TURNS)
 
     def answered(self) -> asyncio.Future[None] | None:
         """An answer is there."""
@@ -124,7 +126,10 @@ class Gathering:
         self._answered.append(turn)
         return turn
 
-    def _leave(self, count: int, began: float) -> None:
+    def _leave(self, count: int, began: float, turns: int) -> None:
+        if turns:
+            self._loop.call_soon(self._leave, count, began, turns - 1)
+            return
         self._at_once = False
         answered, self._answered = self._answered, []
         wake(answered)
