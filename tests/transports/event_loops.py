@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 import pytest
 
 ON_BOTH = {
-    "test_gathering.py",
     "test_grpc_alike.py",
     "test_half_closed.py",
     "test_h2_calls.py",

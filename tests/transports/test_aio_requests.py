@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from triglot.core.errors import InvalidArgument
-from triglot.transports.aio_requests import MOST_BYTES, AioRequests
-from triglot.transports.gathering import MOST_CALLS, Gathering
+from triglot.transports.aio_requests import MOST_BYTES, MOST_REQUESTS, AioRequests
 from waiting import until
 
 END = object()
@@ -57,34 +56,30 @@ class Taker:
 
 @asynccontextmanager
 async def listening(client: Client) -> AsyncIterator[Taker]:
-    gathering = Gathering()
-    gathering.open()
-
     async def iterated() -> AsyncIterator[bytes]:
         while (one := await client.read()) is not END:
             assert isinstance(one, bytes)
             yield one
 
-    requests = AioRequests(iterated(), client.read, END, gathering)
+    requests = AioRequests(iterated(), client.read, END)
     taker = Taker(requests)
     requests.listen(taker.came)
     try:
         yield taker
     finally:
         await requests.close()
-        gathering.close()
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, MOST_CALLS, 10 * MOST_CALLS])
+@pytest.mark.parametrize("count", [0, 1, 2, MOST_REQUESTS, 10 * MOST_REQUESTS])
 async def test_all_of_them_in_order(count: int) -> None:
     async with listening(Client(b"%d" % number for number in range(count))) as taker:
         await until(lambda: taker.is_over)
     assert taker.got == [b"%d" % number for number in range(count)]
 
 
-@pytest.mark.parametrize(("size", "held"), [(1, MOST_CALLS), (MOST_BYTES // 4, 5), (MOST_BYTES + 1, 1)])
+@pytest.mark.parametrize(("size", "held"), [(1, MOST_REQUESTS), (MOST_BYTES // 4, 5), (MOST_BYTES + 1, 1)])
 async def test_no_more_are_read_ahead_than_may_be(size: int, held: int) -> None:
-    client = Client(bytes(size) for _ in range(3 * MOST_CALLS))
+    client = Client(bytes(size) for _ in range(3 * MOST_REQUESTS))
     async with listening(client) as taker:
         taker.open = False
         await until(lambda: client.read_so_far == held)
@@ -94,7 +89,7 @@ async def test_no_more_are_read_ahead_than_may_be(size: int, held: int) -> None:
         taker.open = True
         taker.came()
         await until(lambda: taker.is_over)
-    assert len(taker.got) == 3 * MOST_CALLS
+    assert len(taker.got) == 3 * MOST_REQUESTS
 
 
 async def test_an_error_comes_after_what_came_before_it() -> None:
@@ -106,7 +101,7 @@ async def test_an_error_comes_after_what_came_before_it() -> None:
 
 
 async def test_who_has_closed_it_hears_no_more() -> None:
-    client = Client(b"%d" % number for number in range(10 * MOST_CALLS))
+    client = Client(b"%d" % number for number in range(10 * MOST_REQUESTS))
     async with listening(client) as taker:
         taker.open = False
         await until(lambda: client.read_so_far)
@@ -125,5 +120,5 @@ async def test_they_can_be_iterated_over() -> None:
         yield b"2"
 
     client = Client(iter([]))
-    requests = AioRequests(iterated(), client.read, END, Gathering())
+    requests = AioRequests(iterated(), client.read, END)
     assert [one async for one in requests] == [b"1", b"2"]

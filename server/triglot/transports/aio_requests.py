@@ -1,4 +1,4 @@
-"""Requests of a stream over grpc.aio, those that come close to each other together."""
+"""Requests of a stream over grpc.aio."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from triglot.core.duplex import Duplex, Running
 from triglot.transports.call_task import CallTask
-from triglot.transports.gathering import MOST_CALLS, Gathering
 
+MOST_REQUESTS = 32
 MOST_BYTES = 64 * 1024
 """That are read ahead, and one request more."""
 
@@ -30,18 +30,15 @@ class AioRequests(Duplex):
         requests: AsyncIterable[bytes],
         read: Callable[[], Awaitable[Any]],
         end: object,
-        gathering: Gathering,
     ) -> None:
         self._requests = requests
         self._read = read
         self._end = end
-        self._gathering = gathering
         self._loop = asyncio.get_running_loop()
         self._queue: deque[bytes] = deque()
         self._bytes = 0
         self._error: Exception | None = None
         self._over = False
-        self._gathers = False
         self._came: Callable[[], None] = _nobody_listens
         self._reading: asyncio.Task[None] | None = None
         self._taken: asyncio.Future[None] | None = None
@@ -66,21 +63,13 @@ class AioRequests(Duplex):
             while (request := await read()) is not end:
                 queue.append(request)
                 self._bytes += len(request)
-                if self._bytes > MOST_BYTES or (turn := self._gathering.join()) is None:
-                    self._tell()
-                elif not self._gathers:
-                    self._gathers = True
-                    turn.add_done_callback(self._tell)
-                while self._bytes > MOST_BYTES or len(queue) >= MOST_CALLS:
+                self._came()
+                while self._bytes > MOST_BYTES or len(queue) >= MOST_REQUESTS:
                     self._taken = self._loop.create_future()
                     await self._taken
         except Exception as error:
             self._error = error
         self._over = True
-        self._tell()
-
-    def _tell(self, _: object = None) -> None:
-        self._gathers = False
         self._came()
 
     def take(self) -> bytes | None:

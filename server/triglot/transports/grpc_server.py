@@ -1,14 +1,14 @@
 """The rows over gRPC, carried by grpc.aio.
 
 Strategy: handlers are registered without (de)serializers, so requests arrive as bytes and every error is ours
-to map; see `grpc_calls`, and `gathering` for what makes them cheaper here.
+to map; see `grpc_calls`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -22,7 +22,6 @@ from triglot.telemetry.store import Endpoint, Telemetry
 from triglot.transports.aio_requests import AioRequests
 from triglot.transports.aio_unary import answer
 from triglot.transports.aio_unsent import StreamContext, UnsentAnswers
-from triglot.transports.gathering import Gathering, Unary, gathered
 from triglot.transports.grpc_calls import (
     RETRY_AFTER_SECONDS,
     BidiStream,
@@ -35,6 +34,8 @@ from triglot.transports.h2.limits import DEFAULTS, Limits
 from triglot.transports.listening import most_sockets
 from triglot.transports.request_bytes import RequestBytes
 from triglot.transports.tls import Tls
+
+Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 LONGEST_MS = LONGEST_SECONDS = MOST_WAITING = 2**31 - 1
 MOST_OPEN_CALLS = 65_536
@@ -70,17 +71,16 @@ class GrpcServer:
         self._calls = calls = Calls(
             _abort, grpc.aio.InternalError, request_bytes or RequestBytes(config.total_queue_bytes(None))
         )
-        self._gathering = gathering = Gathering()
         self._unsent = unsent = UnsentAnswers(limits)
         makers: dict[Kind, Callable[[Method, Endpoint], grpc.RpcMethodHandler]] = {
             Kind.UNARY: lambda *row: grpc.unary_unary_rpc_method_handler(
-                _counted(gathered(partial(answer, calls.unary(*row)), gathering), unsent, calls)
+                _counted(partial(answer, calls.unary(*row)), unsent, calls)
             ),
             Kind.SERVER_STREAM: lambda *row: grpc.unary_stream_rpc_method_handler(
                 _counted_stream(calls.server_stream(*row), unsent)
             ),
             Kind.BIDI_STREAM: lambda *row: grpc.stream_stream_rpc_method_handler(
-                _gathered_stream(calls.bidi_stream(*row), gathering, unsent)
+                _counted_requests(calls.bidi_stream(*row), unsent)
             ),
         }
         rows = {
@@ -89,7 +89,7 @@ class GrpcServer:
             for method in service.methods
         }
         most = config.max_connections or MOST_OPEN_CALLS
-        self._server.add_generic_rpc_handlers((_Rows(rows, gathering, unsent, calls, most),))
+        self._server.add_generic_rpc_handlers((_Rows(rows, unsent, calls, most),))
 
     async def start(self) -> int:
         """Bind and serve; the port, if there is one. Raises `OSError` when an address cannot be bound."""
@@ -99,7 +99,6 @@ class GrpcServer:
         if config.grpc_socket:
             self._bind(f"unix:{config.grpc_socket}", None)
         await self._server.start()
-        self._gathering.open()
         self._unsent.start(port)
         return port
 
@@ -117,7 +116,6 @@ class GrpcServer:
     async def stop(self) -> None:
         """Refuse new calls, end streams with UNAVAILABLE, wait for the rest as long as the grace period."""
         await self._calls.stop(asyncio.ensure_future(self._server.stop(self._grace)))
-        self._gathering.close()
         self._unsent.close()
 
 
@@ -150,11 +148,11 @@ def _counted_stream(stream: ServerStream, unsent: UnsentAnswers) -> ServerStream
     return handle
 
 
-def _gathered_stream(stream: BidiStream, gathering: Gathering, unsent: UnsentAnswers) -> BidiStream:
+def _counted_requests(stream: BidiStream, unsent: UnsentAnswers) -> BidiStream:
     async def handle(requests: AsyncIterable[bytes], context: Any) -> None:
         counted = StreamContext(context, unsent)
         try:
-            await stream(AioRequests(requests, context.read, grpc.aio.EOF, gathering), counted)
+            await stream(AioRequests(requests, context.read, grpc.aio.EOF), counted)
         finally:
             counted.end()
 
@@ -167,13 +165,11 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
     def __init__(
         self,
         rows: Mapping[str, grpc.RpcMethodHandler],
-        gathering: Gathering,
         unsent: UnsentAnswers,
         calls: Calls,
         most: int,
     ) -> None:
         self._rows = rows
-        self._gathering = gathering
         self._unsent = unsent
         self._calls = calls
         self._most = most
@@ -190,7 +186,6 @@ class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
         assert task is not None  # grpc.aio looks a handler up in the call's own task.
         self._open += 1
         task.add_done_callback(self._done)
-        self._gathering.taken()
         return row
 
     def _done(self, task: asyncio.Task[Any]) -> None:
