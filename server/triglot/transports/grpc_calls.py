@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
 from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
-from triglot.core.running import Cancellable, Outcome, Running
+from triglot.core.running import Running
 from triglot.core.scattered import Scattered
 from triglot.protocols import Method, Operation, Service
 from triglot.telemetry.observation import Observation
@@ -22,6 +22,7 @@ from triglot.telemetry.store import Endpoint, Telemetry
 from triglot.transports.iterated import Iterated
 from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
 from triglot.transports.request_bytes import RequestBytes
+from triglot.transports.row_call import RowCall
 from triglot.transports.shutdown import SHUTTING_DOWN
 
 MAX_DETAILS_BYTES = 4096
@@ -261,112 +262,55 @@ class UnaryHandler:
         return call
 
 
-class UnaryCall:
-    """One call, from its bytes to its answer. On the loop."""
+class UnaryCall(RowCall):
+    """One call, from its bytes to its answer, which a `Reply` takes. On the loop."""
 
-    __slots__ = ("_callbacks", "_cancels", "_handler", "_observed", "_reply", "_request", "_running", "call")
+    __slots__ = ("_handler",)
 
     def __init__(self, handler: UnaryHandler, call: Call, reply: Reply, size: int) -> None:
         call.size = size
-        self.call = call
         self._handler = handler
-        self._observed = Observation(handler.endpoint, call, size)
-        self._reply: Reply | None = reply
-        self._request: Any = None
-        self._running: Cancellable | None = None
-        self._cancels = 0
-        self._callbacks: list[Callable[[Any], object]] | None = None
+        super().__init__(handler.method.inference, call, Observation(handler.endpoint, call, size), reply)
 
     def start(self, data: bytes) -> None:
         """Decode the request and run it."""
         method = self._handler.method
         try:
             if len(data) > OFF_LOOP_BYTES and method.decode_size(data) > OFF_LOOP_BYTES:
-                self._run(self._decode_and_submit(data))
+                self._run(self._decode_and_submit, data)
                 return
             self._submit(method.decode(data))
         except Exception as error:
             self._fail(error)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        assert self._reply is not None
-        running = self._reply.run(work)
+    def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        running = self._out.run(self._guarded(step, *arguments))
         if not running.done():
             self._running = running
             running.add_done_callback(self._run_ended)
 
-    def _run_ended(self, running: Running) -> None:
-        if self._running is running:  # It was cancelled before it began.
-            self._leave()
-
     async def _decode_and_submit(self, data: bytes) -> None:
-        try:
-            self._submit(await self._handler.calls.decode_large(self._handler.method, data))
-        except asyncio.CancelledError:
-            self._leave()
-        except Exception as error:
-            self._fail(error)
+        self._submit(await self._handler.calls.decode_large(self._handler.method, data))
 
-    def _submit(self, request: Any) -> None:
-        self._observed.decoded()
-        method = self._handler.method
-        assert self._reply is not None
-        if method.inference is None:
-            self._run(self._await(request))
-            return
-        self._request = request
-        running = method.inference.submit(request, self.call, self._done, self._reply.defer)
-        if self._reply is not None:
-            self._running = running
-            if self._cancels:
-                running.cancel()
+    @property
+    def _defer(self) -> Callable[[Callable[[], None]], object]:
+        reply: Reply = self._out
+        return reply.defer
 
-    async def _await(self, request: Any) -> None:
-        try:
-            answer = await _call_of(self._handler.method)(request, self.call)
-            self._observed.answered()
-            self._respond(answer)
-        except asyncio.CancelledError:
-            self._leave()
-        except Exception as error:
-            self._fail(error)
+    async def _await_row(self, request: Any) -> Any:
+        return await _call_of(self._handler.method)(request, self.call)
 
-    def _done(self, outcome: Outcome) -> None:
-        if outcome.cancelled:
-            self._leave()
-            return
-        self._observed.answered()
-        inference = self._handler.method.inference
-        assert inference is not None
-        if (failure := outcome.error) is not None:
-            outcome.error = None
-            self._fail(inference.map_error(failure, outcome, self._request))
-            return
-        try:
-            self._respond(inference.answer(outcome, self._request))
-        except Exception as error:
-            self._fail(error)
+    def _answer_size(self, answer: Any) -> int:
+        return self._handler.method.answer_size(answer)
 
-    def _respond(self, answer: Any) -> None:
-        handler = self._handler
-        if handler.method.answer_size(answer) > OFF_LOOP_BYTES:
-            self._run(self._encode_long(answer))
-        else:
-            self._send(handler.encode(answer))
-
-    async def _encode_long(self, answer: Any) -> None:
-        try:
-            self._send(await asyncio.to_thread(self._handler.encode, answer))
-        except asyncio.CancelledError:
-            self._leave()
-        except Exception as error:
-            self._fail(error)
+    def _encode(self, answer: Any) -> bytes | Scattered:
+        return self._handler.encode(answer)
 
     def _send(self, encoded: bytes | Scattered) -> None:
         # Counted before the client hears of it, so that who asks next finds it.
         self._observed.encoded(len(encoded))
         self._observed.end(Code.OK)
-        self._end().respond(encoded)
+        self._stop().respond(encoded)
 
     def _fail(self, error: Exception) -> None:
         method = self._handler.method
@@ -375,44 +319,14 @@ class UnaryCall:
         self._observed.sent(len(encoded or b""))
         self._observed.end(failure.code)
         if encoded is None:
-            self._end().refuse(failure.code, fitting(method.details(failure.message)), hints(failure))
+            self._stop().refuse(failure.code, fitting(method.details(failure.message)), hints(failure))
         else:
-            self._end().respond(encoded, hints(failure))
+            self._stop().respond(encoded, hints(failure))
 
     def _leave(self) -> None:
         # UNAVAILABLE is what is sent to those that outlive the grace period.
         self._observed.end(Code.UNAVAILABLE if self._handler.calls.stopping else Code.CANCELLED)
-        self._end().left()
-
-    def _end(self) -> Reply:
-        """The reply, for the last time: it may hold this call."""
-        reply, self._reply, self._running, self._request = self._reply, None, None, None
-        assert reply is not None
-        if self._callbacks is not None:
-            callbacks, self._callbacks = self._callbacks, None
-            for callback in callbacks:
-                callback(self)
-        return reply
-
-    # --- Running ---
-
-    def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
-        self._cancels += 1
-        if self._running is not None:
-            self._running.cancel()
-
-    def cancelling(self) -> int:
-        """How often it was cancelled and has not ended yet."""
-        return self._cancels if self._reply is not None else 0
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self._reply is None
-
-    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
-        """Call it when this has ended, which it has not."""
-        self._callbacks = [*(self._callbacks or ()), callback]
+        self._stop().left()
 
 
 class _OpenStream:

@@ -1,0 +1,155 @@
+"""A call of a row that is answered once, whatever carries it: decode, run, encode, map the error."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from triglot.core.call import Call
+from triglot.core.running import Cancellable, Outcome
+from triglot.protocols import Inferring
+from triglot.telemetry.observation import Observation
+from triglot.transports.off_loop import OFF_LOOP_BYTES
+
+
+class RowCall(ABC):
+    """A `Running`. On the loop. A row with an `inference` runs without a coroutine.
+
+    `_out` is where the answer goes, None once it is over: whatever ends it calls `_stop`.
+    """
+
+    __slots__ = ("_callbacks", "_cancels", "_inference", "_observed", "_out", "_request", "_running", "call")
+
+    def __init__(self, inference: Inferring | None, call: Call, observed: Observation, out: Any) -> None:
+        self.call = call
+        self._inference = inference
+        self._observed = observed
+        self._out: Any = out
+        self._request: Any = None
+        self._running: Cancellable | None = None
+        self._cancels = 0
+        self._callbacks: list[Callable[[Any], object]] | None = None
+
+    # --- what is different from one transport to the next ---
+
+    @abstractmethod
+    def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        """Go on in a coroutine: `_guarded`."""
+
+    @abstractmethod
+    async def _await_row(self, request: Any) -> Any:
+        """The answer of a row without an `inference`."""
+
+    @abstractmethod
+    def _answer_size(self, answer: Any) -> int:
+        """Bytes that `_encode` has to work through one by one, about."""
+
+    @abstractmethod
+    def _encode(self, answer: Any) -> Any:
+        """The answer as it is sent; maybe on a thread."""
+
+    @abstractmethod
+    def _send(self, encoded: Any) -> None:
+        """Send it, and end the call."""
+
+    @abstractmethod
+    def _fail(self, error: Exception) -> None:
+        """Tell the client the error, and end the call. Nothing may keep the error: its frames hold the request."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """It was cancelled: end the call."""
+
+    # --- a call ---
+
+    async def _guarded(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        try:
+            await step(*arguments)
+        except asyncio.CancelledError:
+            self._leave()
+        except Exception as error:
+            self._fail(error)
+
+    def _run_ended(self, running: Any) -> None:
+        if self._running is running and self._out is not None:  # It was cancelled before it began.
+            self._leave()
+
+    def _submit(self, request: Any) -> None:
+        """The request has been decoded. Raises what `Inferring.submit` does."""
+        self._observed.decoded()
+        self._request = request
+        if self._inference is None:
+            self._run(self._await, request)
+            return
+        running = self._inference.submit(request, self.call, self._done, self._defer)
+        if self._out is not None:
+            self._running = running
+            if self._cancels:
+                running.cancel()
+
+    @property
+    def _defer(self) -> Callable[[Callable[[], None]], object] | None:
+        """See `Inferring.submit`."""
+        return None
+
+    async def _await(self, request: Any) -> None:
+        answer = await self._await_row(request)
+        self._observed.answered()
+        self._respond(answer)
+
+    def _done(self, outcome: Outcome) -> None:
+        if outcome.cancelled:
+            self._leave()
+            return
+        self._observed.answered()
+        inference = self._inference
+        assert inference is not None
+        if (failure := outcome.error) is not None:
+            outcome.error = None
+            self._fail(inference.map_error(failure, outcome, self._request))
+            return
+        try:
+            self._respond(inference.answer(outcome, self._request))
+        except Exception as error:
+            self._fail(error)
+
+    def _respond(self, answer: Any) -> None:
+        if self._answer_size(answer) > OFF_LOOP_BYTES:
+            self._run(self._encode_long, answer)
+        else:
+            self._send(self._encode(answer))
+
+    async def _encode_long(self, answer: Any) -> None:
+        self._send(await asyncio.to_thread(self._encode, answer))
+
+    def _stop(self) -> Any:
+        """It is over. Where its answer goes, for the last time: that may hold this call."""
+        out, self._out, self._running, self._request = self._out, None, None, None
+        assert out is not None
+        if self._callbacks is not None:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                callback(self)
+        return out
+
+    # --- Running ---
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._cancels += 1
+        if self._running is not None:
+            self._running.cancel()
+
+    def cancelling(self) -> int:
+        """How often it was cancelled and has not ended yet."""
+        return self._cancels if self._out is not None else 0
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._out is None
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
+        """Call it when this has ended, which it has not."""
+        self._callbacks = [*(self._callbacks or ()), callback]
