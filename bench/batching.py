@@ -21,7 +21,7 @@ from bench.payloads import grpc_exchange, tensor
 from bench.rounds import Measured
 from bench.scenarios import Scenario
 from bench.tally import BenchError
-from triglot.engine.servable import Servable
+from triglot.scheduling.servable import Servable
 
 ELEMENTS = 16
 DELAYS = (0.001, 0.002, 0.005)

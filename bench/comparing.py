@@ -17,7 +17,7 @@ from bench.scenarios import CPP, KEEP_MEMORY, RAW, Launch, Line, Scenario
 from bench.servers import Checkout, Server
 from bench.tally import BenchError
 from bench.traffic import exchanges, requests
-from triglot.config import Config
+from triglot.config.options import Config
 
 CANNED = ("grpc", "rest")
 """Kinds of `bench.bare` that give the same reply to every request."""

@@ -9,7 +9,7 @@ import numpy as np
 from bench.measure import Round
 from bench.payloads import tensor
 from triglot.core.call import Call
-from triglot.engine.servable import Servable
+from triglot.scheduling.servable import Servable
 
 
 async def load(servable: Servable, elements: int, in_flight: int, seconds: float) -> Round:

@@ -22,7 +22,7 @@ import numpy as np
 from bench import h2client, report, servers
 from bench.payloads import framed, grpc_exchange, tensor
 from bench.tally import BenchError, Request, close, drive
-from triglot.config import GRPC_TRANSPORTS
+from triglot.config.options import GRPC_TRANSPORTS
 
 MODELS = Path(__file__).parent / "models"
 DEMO = servers.ROOT / "server" / "triglot" / "demo"

@@ -17,9 +17,9 @@ from bench import report
 from triglot import backends
 from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
-from triglot.core.model_config import ModelConfig
-from triglot.engine.processes.loading import Loading
-from triglot.engine.servable import Servable
+from triglot.executors.process.loading import Loading
+from triglot.model.config import ModelConfig
+from triglot.scheduling.servable import Servable
 
 GOAL = 1.0
 """Seconds until the caller is told."""

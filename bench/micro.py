@@ -174,7 +174,7 @@ async def _hops() -> float:
 
 def collection_lines(repeats: int) -> list[list[str]]:
     """A full round of the garbage collector, through what a server has loaded and after that was frozen."""
-    importlib.import_module("triglot.app")
+    importlib.import_module("triglot.server")
     gc.collect()
     through = best_of(repeats, [gc.collect])[0]
     gc.freeze()

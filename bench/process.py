@@ -18,11 +18,11 @@ from bench import engine, holding, losing, report, rounds
 from bench.holding import COMPUTES, GIVES_BACK, STEPS
 from bench.rounds import Measured, Plan, ratios
 from triglot import backends
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
-from triglot.engine.processes.loading import Loading
-from triglot.engine.processes.remote_model import RemoteModel
-from triglot.engine.servable import Servable
+from triglot.executors.process.loading import Loading
+from triglot.executors.process.remote_model import RemoteModel
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
+from triglot.scheduling.servable import Servable
 
 BUSY_ELEMENTS = 16
 SIZES = (64, 64 * 1024, 2**20)

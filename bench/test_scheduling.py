@@ -10,8 +10,8 @@ from bench import affine, batching, engine, openclient, overload, rounds
 from bench.affine import Batching
 from bench.tally import BenchError, close
 from bench.test_clients import PATH, Context, grpc_server
-from triglot.core.scheduling import DynamicBatching
-from triglot.engine.servable import Servable
+from triglot.model.scheduling import DynamicBatching
+from triglot.scheduling.servable import Servable
 
 
 async def _offer(port: int, reply: bytes, patience: float = 10.0) -> openclient.Ended:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from triglot.config import ENVIRONMENT_PREFIX, OPTIONS, option_type
+from triglot.config.options import ENVIRONMENT_PREFIX, OPTIONS, option_type
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"

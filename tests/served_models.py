@@ -17,7 +17,7 @@ import triglot
 from triglot.core.call import Call
 from triglot.core.errors import ServingError
 from triglot.core.types import InferenceRequest, InputTensor
-from triglot.repository.source import ModelFiles
+from triglot.repository.scan.source import ModelFiles
 from waiting import until
 
 SECONDS = 20

@@ -15,8 +15,8 @@ import aiohttp
 
 import triglot
 from process import write_model
-from triglot.doors import rows
-from triglot.protocols import Operation, Route
+from triglot.protocols.registry import rows
+from triglot.protocols.rows import Operation, Route
 from triglot.protocols.tfserving.service import Predictions
 
 PREDICT, OWN_PREDICT = "/own/predict", "/own/grps"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from triglot.config import OPTIONS, Config, ConfigError, option_type
-from triglot.config_sources import load_config, vertex_model
+from triglot.config.options import OPTIONS, Config, ConfigError, option_type
+from triglot.config.sources import load_config, vertex_model
 
 
 def toml(folder: Path, text: str) -> Path:

@@ -14,7 +14,6 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "server" / "triglot"
 
 TABLE = tomllib.loads(Path(__file__).with_name("layers.toml").read_text())
-ASYNC = {"asyncio", "grpc", "aiohttp", "threading", "socket", "selectors"}
 
 
 def names(row: list[str]) -> set[str]:
@@ -24,16 +23,8 @@ def names(row: list[str]) -> set[str]:
 
 
 MAY_IMPORT = {module: names(row) for module, row in TABLE["may_import"].items()}
-ITSELF_ONLY = {module: set(row) for module, row in TABLE["itself_only"].items()}
-# Codecs are functions of bytes: they neither wait nor talk.
-NO_IO = "triglot.protocols"
-MAY_WAIT = {
-    "triglot.protocols.kserve.service",
-    "triglot.protocols.kserve.routes",
-    "triglot.protocols.kserve.stream",
-    "triglot.protocols.kserve.stream_requests",
-    "triglot.protocols.grpc",
-}
+NEVER = {module: names(row) for module, row in TABLE["never"].items()}
+CODECS, NOT_OF_CODECS = set(TABLE["codecs"]["modules"]), set(TABLE["codecs"]["may_not_import"])
 
 
 def module_name(path: Path) -> str:
@@ -58,23 +49,26 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def below(name: str, packages: set[str]) -> bool:
-    return any(name == package or name.startswith(package + ".") for package in packages)
+    """Whether it is one of these, or in one; "name." stands for what is in it."""
+    return any(name == package or name.startswith(package.rstrip(".") + ".") for package in packages)
 
 
 def allowed(module: str, name: str) -> bool:
     row = max((row for row in MAY_IMPORT if below(module, {row})), key=len)
+    if below(module, CODECS) and below(name, NOT_OF_CODECS):
+        return False
+    if any(below(name, packages) for one, packages in NEVER.items() if below(module, {one})):
+        return False
     if name.split(".", maxsplit=1)[0] in sys.stdlib_module_names:
-        waits = below(module, {NO_IO}) and not below(module, MAY_WAIT)
-        return not (waits and below(name, ASYNC))
-    if row == "triglot" and module != "triglot":
-        return False  # A module that no row knows: give it one.
-    itself = ITSELF_ONLY.get(row, set())
-    return below(name, MAY_IMPORT[row] - itself) or name in itself
+        return True
+    if row == "triglot":  # The package itself; a module that no row knows needs one.
+        return module == row and below(name, MAY_IMPORT[row])
+    return below(name, MAY_IMPORT[row] | {row})
 
 
 def test_every_row_is_of_a_module() -> None:
-    assert [row for row in MAY_IMPORT if not any(below(module, {row}) for module in MODULES)] == []
-    assert ITSELF_ONLY.keys() <= MAY_IMPORT.keys()
+    rows = [*MAY_IMPORT, *NEVER, *CODECS]
+    assert [row for row in rows if not any(below(module, {row}) for module in MODULES)] == []
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -95,39 +89,20 @@ def test_a_circle_is_found() -> None:
         TopologicalSorter({"a": {"b"}, "b": {"c"}, "c": {"a"}}).prepare()
 
 
-def test_only_transports_know_a_network_library() -> None:
-    known = {(module, name.split(".")[0]) for module, path in MODULES.items() for name in imports(path)}
-    assert {pair for pair in known if pair[1] in ("grpc", "aiohttp", "httptools")} == {
-        ("triglot.transports.grpc_server", "grpc"),
-        ("triglot.transports.aiohttp_ahead", "aiohttp"),
-        ("triglot.transports.aiohttp_connections", "aiohttp"),
-        ("triglot.transports.aiohttp_exchange", "aiohttp"),
-        ("triglot.transports.aiohttp_log", "aiohttp"),
-        ("triglot.transports.aiohttp_server", "aiohttp"),
-        ("triglot.transports.http1.requests", "httptools"),
-    }
-
-
-# HTTP itself is a function of bytes, too.
-@pytest.mark.parametrize("name", ["heads", "requests"])
-def test_the_core_of_http1_does_no_io(name: str) -> None:
-    assert ASYNC.isdisjoint(imports(MODULES[f"triglot.transports.http1.{name}"]))
-
-
 @pytest.mark.parametrize(
     ("module", "name"),
     [
         ("triglot.core.tensor", "triglot.pb"),
         ("triglot.core.tensor", "orjson"),
-        ("triglot.engine.queue", "numpy"),
+        ("triglot.scheduling.queue", "triglot.repository.manager.registry"),
         ("triglot.protocols.kserve.codec", "asyncio"),
-        ("triglot.protocols.kserve.codec", "triglot.dataplane"),
-        ("triglot.transports.http_calls", "triglot.protocols.kserve.rest"),
-        ("triglot.transports.http_calls", "triglot.transports.http1.server"),
-        ("triglot.transports.http_server", "grpc"),
-        ("triglot.repository.source", "triglot.pb"),
-        ("triglot.repository.settings", "google.protobuf"),
-        ("triglot.backends.python", "onnxruntime"),
+        ("triglot.protocols.kserve.codec", "triglot.dataplane.dataplane"),
+        ("triglot.transports.rest.calls", "triglot.protocols.kserve.rest"),
+        ("triglot.transports.rest.calls", "triglot.transports.http1.server"),
+        ("triglot.transports.rest.server", "grpc"),
+        ("triglot.repository.scan.source", "triglot.pb"),
+        ("triglot.repository.config.settings", "triglot.backends"),
+        ("triglot.backends.python", "grpc"),
         ("triglot.demo.half_plus_two.model", "triglot.core.types"),
         ("triglot.somewhere_new", "triglot.core"),
     ],

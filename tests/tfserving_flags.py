@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from triglot import tfserving_cli
-from triglot.config import Config, ConfigError
-from triglot.repository.settings import ModelSettings
-from triglot.tfserving_cli import configuration, models
+from triglot.cli import tfserving as tfserving_cli
+from triglot.cli.tfserving import configuration, models
+from triglot.config.options import Config, ConfigError
+from triglot.repository.config.settings import ModelSettings
 
 CONFIG_FILE = """
 # One model.

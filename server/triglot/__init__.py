@@ -20,8 +20,9 @@ from triglot.core.errors import (
     Unavailable,
     Unimplemented,
 )
-from triglot.core.model import Model
-from triglot.core.scheduling import (
+from triglot.core.types import Answer, TensorSpec
+from triglot.model.model import Model
+from triglot.model.scheduling import (
     ControlInput,
     DirectStrategy,
     DynamicBatching,
@@ -32,15 +33,14 @@ from triglot.core.scheduling import (
     SequenceState,
     Step,
 )
-from triglot.core.signature import Signature
-from triglot.core.types import Answer, TensorSpec
+from triglot.model.signature import Signature
 from triglot.version import __version__
 
 if TYPE_CHECKING:
-    from triglot.app import Server
-    from triglot.config import Config, ConfigError
-    from triglot.core.ensemble import Ensemble
-    from triglot.tf_example import parse_examples
+    from triglot.config.options import Config, ConfigError
+    from triglot.model.ensemble import Ensemble
+    from triglot.model.tf_example import parse_examples
+    from triglot.server import Server
 
 __all__ = [
     "Answer",
@@ -78,11 +78,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Config": "triglot.config",
-    "ConfigError": "triglot.config",
-    "Ensemble": "triglot.core.ensemble",
-    "Server": "triglot.app",
-    "parse_examples": "triglot.tf_example",
+    "Config": "triglot.config.options",
+    "ConfigError": "triglot.config.options",
+    "Ensemble": "triglot.model.ensemble",
+    "Server": "triglot.server",
+    "parse_examples": "triglot.model.tf_example",
 }
 
 

@@ -9,11 +9,11 @@ import numpy as np
 
 import triglot
 from triglot.core.call import Call
-from triglot.core.model_signatures import signatures_of
-from triglot.core.signature import DEFAULT_SIGNATURE
 from triglot.core.tensor import object_array
 from triglot.core.types import TensorSpec
-from triglot.engine.declarations import takes_call
+from triglot.executors.declarations import takes_call
+from triglot.model.declared_signatures import signatures_of
+from triglot.model.signature import DEFAULT_SIGNATURE
 
 
 def tensor(values: Any) -> Any:

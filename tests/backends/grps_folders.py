@@ -17,9 +17,9 @@ from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import ProjectSettings, read_project
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest
-from triglot.core.monitor import Monitor
 from triglot.core.types import Exchange
 from triglot.pb.grps.grps_pb2 import GrpsMessage
+from triglot.telemetry.monitor import Monitor
 
 PATIENCE = 30
 """Seconds after which a test gives up waiting for what must come."""

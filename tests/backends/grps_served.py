@@ -11,9 +11,9 @@ import aiohttp
 import grpc.aio
 
 import triglot
-from triglot import grps_cli
 from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import ProjectSettings
+from triglot.cli import grps as grps_cli
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from triglot.telemetry.store import Telemetry
 

@@ -10,7 +10,7 @@ import pytest
 
 from triglot.backends.grps.gpu import GpuLoad, GpuWatch, free_memory, limit_memory, nvml_reader, visible_devices
 from triglot.backends.grps.server_settings import GpuSettings
-from triglot.core.monitor import Monitor
+from triglot.telemetry.monitor import Monitor
 
 NONE = GpuSettings((0, 1), "none")
 

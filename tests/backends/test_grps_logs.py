@@ -36,7 +36,7 @@ def logging_at_info() -> Iterator[None]:
 def test_lines_and_their_files(tmp_path: Path) -> None:
     def say() -> None:
         logging.getLogger(SERVER_LOGGER).info("from the project's logger")
-        logging.getLogger("triglot.app").critical("cannot start: %s", "no GPU ✗")
+        logging.getLogger("triglot.server").critical("cannot start: %s", "no GPU ✗")
         logging.getLogger(USER_LOGGER).warning("from the project's clogger")
         logging.getLogger(USER_LOGGER).debug("too much")
 

@@ -26,9 +26,9 @@ from grps_folders import (
 
 from triglot.backends.grps.project import GrpsProject
 from triglot.core.errors import Cancelled, Code, DeadlineExceeded, Internal, InvalidArgument
-from triglot.core.monitor import Monitor
-from triglot.engine.declarations import check_declarations, takes_call
+from triglot.executors.declarations import check_declarations, takes_call
 from triglot.pb.grps import grps_pb2
+from triglot.telemetry.monitor import Monitor
 
 ECHO = """
 class Echo(Base):

@@ -15,8 +15,8 @@ from grps_folders import IMPORTS, ask, entry, opened, own_module, write_project
 
 from triglot.backends.grps.project import GrpsProject
 from triglot.core.errors import MissingDependency, ModelLoadError
-from triglot.core.monitor import Monitor
 from triglot.pb.grps import grps_pb2
+from triglot.telemetry.monitor import Monitor
 
 ECHO = """
 class Echo(Base):

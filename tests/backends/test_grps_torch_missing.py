@@ -13,7 +13,7 @@ import yaml
 from elsewhere import check_tests
 from triglot.backends.grps.project import GrpsProject
 from triglot.core.errors import MissingDependency
-from triglot.core.monitor import Monitor
+from triglot.telemetry.monitor import Monitor
 
 FOLDER = Path(__file__).parent
 FILES = sorted({*FOLDER.glob("test_grps_torch*.py")} - {Path(__file__)})

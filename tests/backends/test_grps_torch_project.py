@@ -18,9 +18,9 @@ from triglot.backends.grps.model import GrpsModel
 from triglot.backends.grps.project import GrpsProject
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelLoadError, ServingError
-from triglot.core.monitor import Monitor
 from triglot.core.types import Exchange
 from triglot.pb.grps import grps_pb2 as pb
+from triglot.telemetry.monitor import Monitor
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 

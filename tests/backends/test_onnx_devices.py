@@ -19,7 +19,7 @@ import triglot
 from process import SECONDS, SERVICE
 from triglot import backends
 from triglot.core.errors import ModelLoadError
-from triglot.core.model_config import Device, InstanceGroup, ModelConfig
+from triglot.model.config import Device, InstanceGroup, ModelConfig
 from triglot.pb.kserve import inference_pb2 as pb
 
 onnxruntime = pytest.importorskip("onnxruntime")

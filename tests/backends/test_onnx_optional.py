@@ -10,12 +10,12 @@ import pytest
 from test_onnx_backend import node, save, tensor
 
 from triglot.backends.onnx import MOST_DEFAULTS, load
-from triglot.core.configure import configure
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig, TensorConfig
-from triglot.core.model_signatures import signatures_of
 from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
-from triglot.core.validation import InvalidRequest, bind_inputs
+from triglot.model.config import ModelConfig, TensorConfig
+from triglot.model.configure import configure
+from triglot.model.declared_signatures import signatures_of
+from triglot.model.model import Model
+from triglot.model.validation import InvalidRequest, bind_inputs
 
 onnx = pytest.importorskip("onnx", reason="the onnx package makes the models of these tests")
 X = TensorConfig("x", "FP32", [-1])

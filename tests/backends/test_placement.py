@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.errors import ModelLoadError
-from triglot.core.model_config import Device, InstanceGroup, ModelConfig
+from triglot.model.config import Device, InstanceGroup, ModelConfig
 
 FILE = Path("models/m/1/model.onnx")
 

@@ -14,7 +14,7 @@ import triglot
 from process import IDENTITY, SECONDS, SERVICE, answer_value, infer_request, write_model
 from triglot import backends
 from triglot.core.errors import ModelLoadError
-from triglot.core.model_config import ModelConfig
+from triglot.model.config import ModelConfig
 from triglot.pb.kserve import inference_pb2 as pb
 
 # --- what keeps a model from loading ---

@@ -16,7 +16,7 @@ from test_onnx_backend import node, save, save_identity, serve, tensor
 
 from triglot.backends.reshaping import Reshape
 from triglot.core.errors import ModelLoadError
-from triglot.repository.model_config import read_config
+from triglot.repository.config.model_config import read_config
 
 ROWS = """
 max_batch_size: 8

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from process import SECONDS
-from triglot.core.configure import configure
 from triglot.core.errors import Code, Internal, InvalidArgument
-from triglot.core.model_config import InstanceGroup, ModelConfig, TensorConfig
 from triglot.core.tensor import object_array
+from triglot.model.config import InstanceGroup, ModelConfig, TensorConfig
+from triglot.model.configure import configure
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from triglot.core.configure import configure
 from triglot.core.errors import Code, Internal, InvalidArgument
-from triglot.core.model_config import InstanceGroup, ModelConfig
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import TensorSpec
+from triglot.model.config import InstanceGroup, ModelConfig
+from triglot.model.configure import configure
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from triglot.core.configure import configure
 from triglot.core.errors import Code, Internal, InvalidArgument
-from triglot.core.model_config import NO_CONFIG, ModelConfig
 from triglot.core.types import TensorSpec
+from triglot.model.config import NO_CONFIG, ModelConfig
+from triglot.model.configure import configure
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 

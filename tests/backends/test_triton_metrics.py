@@ -18,7 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from triton_served import Door, serving, text, write_model
 
-from triglot.core.model_metrics import ModelMetrics
+from triglot.model.metrics import ModelMetrics
 from waiting import until_found
 
 TOLD = """

@@ -16,7 +16,7 @@ import torch
 import triglot
 from triglot import backends
 from triglot.core.errors import Code, ModelLoadError
-from triglot.core.model_config import NO_CONFIG, InstanceGroup, ModelConfig, TensorConfig
+from triglot.model.config import NO_CONFIG, InstanceGroup, ModelConfig, TensorConfig
 
 SAMPLES: dict[str, Any] = {
     "BOOL": np.array([True, False, True]),

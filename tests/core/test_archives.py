@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from triglot.core.archives import unpack
+from triglot.platform.archives import unpack
 
 TEXTS = {"a.txt": b"first " * 1000, "below/b.txt": b"second " * 2000}
 MODES = ("w", "w:gz", "w:bz2", "w:xz")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files are mappe
 BEGIN = """
 import faulthandler, mmap, os, resource, signal
 import numpy as np
-from triglot.core.bus_errors import bus_errors
+from triglot.platform.bus_errors import bus_errors
 from triglot.protocols.kserve.guarded_memory import GuardedMemory
 from triglot.protocols.kserve.regions import Region
 
@@ -58,7 +58,8 @@ def run(code: str, folder: Path) -> tuple[int, str, str]:
         ),
         pytest.param(
             "one = file(); memory = GuardedMemory(one, SIZE); os.ftruncate(one, 0)\n"
-            "import triglot.core.bus_errors as ours; ours.map_nothing = lambda *_: 1 / 0\nmemory.view(0, SIZE)[0]",
+            "from triglot.platform import bus_errors as ours\n"
+            "ours.map_nothing = lambda *_: 1 / 0\nmemory.view(0, SIZE)[0]",
             id="what nothing can be put in the place of",
         ),
         pytest.param(

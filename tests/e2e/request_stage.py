@@ -20,7 +20,7 @@ import os
 import socket
 
 import triglot
-from triglot.core.scheduling import DynamicBatching, SequenceBatching
+from triglot.model.scheduling import DynamicBatching, SequenceBatching
 
 
 MOST = 8  # Elements that are looked at: as many as there may be requests in a batch.

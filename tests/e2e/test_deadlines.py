@@ -17,7 +17,7 @@ from scripted_models import Inputs, Plain, Scripted
 import triglot
 from process import SECONDS
 from triglot.core.errors import Code
-from triglot.core.scheduling import DynamicBatching, QueuePolicy
+from triglot.model.scheduling import DynamicBatching, QueuePolicy
 from waiting import ever_later, until
 
 # --- the server's default ---

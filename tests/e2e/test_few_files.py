@@ -16,7 +16,7 @@ import pytest
 
 from process import SECONDS, SERVICE, Triglot, write_model
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.transports.h2 import frames
+from triglot.transports.http2.core import frames
 from waiting import wait_until
 
 FILES = 256

@@ -23,7 +23,7 @@ from process import SECONDS
 from served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.scheduling import QueuePolicy
+from triglot.model.scheduling import QueuePolicy
 from waiting import until
 
 NO_INPUT = b"\x0a\x01m\x2a\x00"

@@ -12,8 +12,14 @@ from google.protobuf import json_format
 
 import triglot
 from triglot.core.errors import Code
-from triglot.core.model_config import ModelConfig
-from triglot.core.scheduling import ControlInput, InitialState, OldestStrategy, SequenceBatching, SequenceState
+from triglot.model.config import ModelConfig
+from triglot.model.scheduling import (
+    ControlInput,
+    InitialState,
+    OldestStrategy,
+    SequenceBatching,
+    SequenceState,
+)
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.kserve import model_config_pb2
 

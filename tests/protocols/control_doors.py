@@ -14,8 +14,8 @@ from doors import STATUS_OF, Answer, GrpcDoor, House, Infer, RestDoor, Tensor
 
 from triglot import backends
 from triglot.core.errors import Code
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until_found
 

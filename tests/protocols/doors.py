@@ -19,7 +19,7 @@ import triglot
 from triglot import backends
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.repository.loader import Load
+from triglot.repository.manager.loader import Load
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 DEMO = Path(triglot.__file__).parent / "demo"

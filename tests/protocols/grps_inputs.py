@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES, Array
 from triglot.core.types import InferenceRequest, TensorSpec
-from triglot.core.validation import InvalidRequest, bind_inputs
-from triglot.grps_types import LISTS
+from triglot.model.grps_types import LISTS
+from triglot.model.signature import Signature
+from triglot.model.validation import InvalidRequest, bind_inputs
 from triglot.protocols.grps.mapping import bind_message
 from triglot.protocols.grps.message import Data, GrpsTensor, Message
 

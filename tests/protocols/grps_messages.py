@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
-from triglot.grps_types import LISTS
+from triglot.model.grps_types import LISTS
 from triglot.protocols.grps.json_reader import read_message
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message, Status
-from triglot.protocols.json_text import SIMD_FROM_BYTES
+from triglot.protocols.json.text import SIMD_FROM_BYTES
 
 BLANKS = b" " * SIMD_FROM_BYTES
 """Behind a small body they make it a large one."""

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from triglot.core.errors import ServingError
-from triglot.core.signature import Signature
 from triglot.core.types import TensorSpec
-from triglot.protocols.json_text import SIMD_FROM_BYTES
+from triglot.model.signature import Signature
+from triglot.protocols.json.text import SIMD_FROM_BYTES
 from triglot.protocols.tfserving.json_tensors import PredictBody
 from triglot.protocols.tfserving.rest_predict import decode_predict
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from triglot.core.errors import Internal
 from triglot.core.tensor import Array
-from triglot.grps_types import LISTS
+from triglot.model.grps_types import LISTS
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.codec import encode_message
 from triglot.protocols.grps.json_printer import MAX_EMPTY_LISTS, answer_size, print_message, print_ndarray

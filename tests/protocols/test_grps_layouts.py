@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from wire_bytes import field, varint_field
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.signature import Signature
 from triglot.core.types import TensorSpec
+from triglot.model.signature import Signature
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.codec import decode_message
 from triglot.protocols.grps.layouts import RequestDecoder

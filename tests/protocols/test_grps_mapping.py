@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES, Array
-from triglot.core.validation import InvalidRequest
+from triglot.model.validation import InvalidRequest
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.codec import decode_message, encode_message
 from triglot.protocols.grps.message import GrpsTensor, Message

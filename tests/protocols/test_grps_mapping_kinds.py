@@ -9,10 +9,10 @@ import pytest
 from grps_inputs import ONE, TWO, WORD, inputs, ndarray, refusal, signature, tensor, would_change
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import InferenceRequest, TensorSpec
-from triglot.core.validation import bind_inputs
+from triglot.model.signature import Signature
+from triglot.model.validation import bind_inputs
 from triglot.protocols.grps.mapping import tensors_of
 from triglot.protocols.grps.message import Data, GrpsMap, Message, NDArray
 

@@ -11,9 +11,9 @@ from predict_bodies import FLOAT, signature
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
-from triglot.protocols.json_arrays import MAX_RANK, PIECE, WHOLE, LargeArray, parse_large
-from triglot.protocols.json_limits import DEFAULT_LIMITS
-from triglot.protocols.json_text import read_body
+from triglot.protocols.json.arrays import MAX_RANK, PIECE, WHOLE, LargeArray, parse_large
+from triglot.protocols.json.limits import DEFAULT_LIMITS
+from triglot.protocols.json.text import read_body
 from triglot.protocols.tfserving.json_quick import read_quickly
 from triglot.protocols.tfserving.rest_predict import decode_predict
 

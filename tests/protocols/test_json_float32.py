@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from triglot.protocols.json_text import float32_array
+from triglot.protocols.json.text import float32_array
 
 BEYOND_FP64 = 10**400
 

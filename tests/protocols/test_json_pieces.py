@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
-from triglot.protocols.json_limits import CONTAINER_COST, MAX_DEPTH, VALUE_COST, JsonLimits
-from triglot.protocols.json_pieces import (
-    CHUNK,
-    MAX_WITHOUT_COMMA,
-    Scanner,
-    check_values,
-    parse_in_pieces,
-)
+from triglot.protocols.json.limits import CONTAINER_COST, MAX_DEPTH, VALUE_COST, JsonLimits
+from triglot.protocols.json.pieces import CHUNK, MAX_WITHOUT_COMMA, Scanner, check_values, parse_in_pieces
 
 UNLIMITED = JsonLimits(values=2**62)
 TEXTS = st.text(alphabet='ab"\\,:[]{} é\n\ud83d\ude00', max_size=6)

@@ -17,16 +17,9 @@ from hypothesis.extra import numpy as hnp
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.core.tensor import Array, object_array
-from triglot.protocols.json_arrays import LargeArray
-from triglot.protocols.json_limits import JsonLimits
-from triglot.protocols.json_text import (
-    CHUNK,
-    SIMD_FROM_BYTES,
-    flatten,
-    print_array,
-    read_body,
-    type_name,
-)
+from triglot.protocols.json.arrays import LargeArray
+from triglot.protocols.json.limits import JsonLimits
+from triglot.protocols.json.text import CHUNK, SIMD_FROM_BYTES, flatten, print_array, read_body, type_name
 
 Body = dict[str, Any]
 BLANKS = b" " * SIMD_FROM_BYTES

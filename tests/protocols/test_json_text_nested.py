@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from triglot.core.tensor import Array
-from triglot.protocols.json_arrays import LargeArray, parse_large
-from triglot.protocols.json_limits import DEFAULT_LIMITS
-from triglot.protocols.json_text import CHUNK, print_nested
+from triglot.protocols.json.arrays import LargeArray, parse_large
+from triglot.protocols.json.limits import DEFAULT_LIMITS
+from triglot.protocols.json.text import CHUNK, print_nested
 
 
 def parse(text: bytes) -> Any:

@@ -21,8 +21,8 @@ from stream_requests import (
 )
 
 from triglot import Model, TensorSpec
-from triglot.core.scheduling import DynamicBatching
 from triglot.core.types import Answer
+from triglot.model.scheduling import DynamicBatching
 from triglot.pb.kserve import inference_pb2 as pb
 
 GIVEN: dict[str, Any] = {"flag": True, "count": -(1 << 63), "ratio": 0.5, "text": "é"}

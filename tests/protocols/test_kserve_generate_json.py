@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import Internal, InvalidArgument
-from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES, object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, OutputTensor, TensorSpec
-from triglot.core.validation import bind_inputs
+from triglot.model.signature import Signature
+from triglot.model.validation import bind_inputs
 from triglot.protocols.kserve.generate_json import decode_generate, encode_event, encode_generate, shape_for
 
 SIGNATURE = Signature(

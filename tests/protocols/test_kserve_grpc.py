@@ -15,12 +15,12 @@ from wire_bytes import PADDING, field
 import triglot
 from triglot.core.errors import Code
 from triglot.core.tensor import pack_bytes
-from triglot.doors import rows
 from triglot.pb import service as service_descriptor
 from triglot.pb.grpc.health.v1 import health_pb2 as health
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import Kind
 from triglot.protocols.kserve.service import SERVICE, KServe
+from triglot.protocols.registry import rows
+from triglot.protocols.rows import Kind
 from triglot.protocols.tfserving.service import Predictions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

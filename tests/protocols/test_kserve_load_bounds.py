@@ -92,7 +92,7 @@ async def test_threads_that_an_instance_computes_with_are_bounded_alike(
     ("fields", "text"),
     [
         ({"backend": "os"}, "backend: expected one of "),
-        ({"backend": "triglot.cli"}, "backend: expected one of "),
+        ({"backend": "triglot.cli.serve"}, "backend: expected one of "),
         ({"platform": "subprocess"}, "platform: expected one of "),
         ({"backend": "python", "default_model_filename": "../../outside.py"}, "expected a path inside "),
         ({"backend": "python", "default_model_filename": "/etc/passwd"}, "expected a path inside "),

@@ -23,9 +23,7 @@ from doors import STATUS_OF, GrpcDoor, RestDoor, open_house
 
 import triglot
 from triglot.core.errors import Code
-from triglot.core.scheduling import (
-    DynamicBatching,
-)
+from triglot.model.scheduling import DynamicBatching
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until
 

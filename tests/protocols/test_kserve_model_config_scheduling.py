@@ -17,10 +17,7 @@ from configured_models import (
 from control_doors import FINE, config_text, control_of, put, put_config
 from doors import open_house
 
-from triglot.core.scheduling import (
-    DynamicBatching,
-    QueuePolicy,
-)
+from triglot.model.scheduling import DynamicBatching, QueuePolicy
 
 
 def scheduling(said: dict[str, Any]) -> list[str]:

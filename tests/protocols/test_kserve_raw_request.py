@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest
-from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES
 from triglot.core.types import TensorSpec
-from triglot.core.validation import bind_inputs
+from triglot.model.signature import Signature
+from triglot.model.validation import bind_inputs
 from triglot.protocols.kserve.raw_request import decode_raw, is_raw
 
 LENGTH = "Inference-Header-Content-Length"

@@ -14,8 +14,8 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import Array
 from triglot.core.types import InputTensor
-from triglot.protocols.json_limits import DEFAULT_LIMITS
-from triglot.protocols.json_text import SIMD_FROM_BYTES
+from triglot.protocols.json.limits import DEFAULT_LIMITS
+from triglot.protocols.json.text import SIMD_FROM_BYTES
 from triglot.protocols.kserve.rest import RestInfer, decode_infer
 
 LENGTH = "inference-header-content-length"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest
 from triglot.core.tensor import DATATYPES, Array
-from triglot.protocols.json_text import SIMD_FROM_BYTES
+from triglot.protocols.json.text import SIMD_FROM_BYTES
 from triglot.protocols.kserve.rest import decode_infer
 
 BLANKS = " " * SIMD_FROM_BYTES

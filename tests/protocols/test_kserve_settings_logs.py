@@ -188,7 +188,7 @@ async def test_switches(settings: Values, left: list[int], caplog: pytest.LogCap
     every = [logging.INFO, logging.WARNING, logging.ERROR]
     root = logging.getLogger()
     before = root.level, list(root.handlers), list(root.filters)
-    names = "triglot.app", "triglot.core.errors", "triglot.models"
+    names = "triglot.server", "triglot.core.errors", "triglot.models"
     async with open_house(MODELS) as house:
         await change(house.rest, **settings)
         say(*names, "elsewhere", "triglotter")
@@ -218,8 +218,8 @@ async def test_info_that_was_not_logged(caplog: pytest.LogCaptureFixture) -> Non
     async with open_house(MODELS) as house:
         assert await change(house.rest) == START | {"log_info": False}
         await change(house.rest, log_info=True)
-        say("triglot.app")
-        assert said(caplog, "triglot.app") == [logging.INFO, logging.WARNING, logging.ERROR]
+        say("triglot.server")
+        assert said(caplog, "triglot.server") == [logging.INFO, logging.WARNING, logging.ERROR]
 
 
 LINE = re.compile(r"(?P<who>\w+ (?:REST|GRPC)) (?P<method>\S+)(?P<model>.*) code=(?P<code>\w+) ms=\d+\.\d{3}")

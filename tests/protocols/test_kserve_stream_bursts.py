@@ -20,13 +20,13 @@ from stream_requests import asking, sending, value, y
 from triglot import Model
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex, Running
-from triglot.engine.stream import STREAM_BUFFER
+from triglot.executors.stream import STREAM_BUFFER
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.service import KServe
 from triglot.protocols.kserve.stream import MAX_IN_FLIGHT, MAX_UNSENT
 from triglot.telemetry.store import Telemetry
 from triglot.transports.call_task import CallTask
-from triglot.transports.h2 import frames
+from triglot.transports.http2.core import frames
 from waiting import until
 
 STREAM = METHOD + "ModelStreamInfer"

@@ -17,8 +17,8 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.scattered import SCATTER_BYTES, Scattered
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse, OutputTensor
-from triglot.inference import run
-from triglot.protocols.json_text import CHUNK
+from triglot.dataplane.inference import run
+from triglot.protocols.json.text import CHUNK
 from triglot.protocols.kserve.rest import HEADER_LENGTH, RestInfer, encode_infer
 from triglot.protocols.kserve.routes import kserve_routes
 from triglot.protocols.kserve.service import KServe

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import triglot
 from triglot.core.errors import InvalidArgument
-from triglot.core.model_scheduling import check_scheduling
-from triglot.core.scheduling import LONGEST_SECONDS, DynamicBatching, SequenceBatching
-from triglot.core.signature import Signature
+from triglot.model.scheduling import LONGEST_SECONDS, DynamicBatching, SequenceBatching
+from triglot.model.scheduling_rules import check_scheduling
+from triglot.model.signature import Signature
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
 from triglot.protocols.tfserving.batching import Parameters, batch, parameters_of
-from triglot.repository.proto_text import parse_text
+from triglot.repository.config.proto_text import parse_text
 
 FILE = """
 max_batch_size { value: 128 }   # rows

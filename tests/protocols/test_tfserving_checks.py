@@ -7,9 +7,9 @@ import pytest
 from wire_bytes import PADDING
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES, object_array
 from triglot.core.types import TensorSpec
+from triglot.model.signature import Signature
 from triglot.pb.tfserving import predict_pb2, signature_pb2
 from triglot.pb.tfserving import tensor_pb2 as pb
 from triglot.protocols.tfserving.checks import check_predict

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from wire_bytes import UNKNOWN_FIELDS, field, fixed64_field, group, varint_field
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES, Array, datatype_of, object_array
 from triglot.core.types import OutputTensor, TensorSpec
+from triglot.model.signature import Signature
 from triglot.pb.tfserving import example_pb2
 from triglot.pb.tfserving import inference_pb2 as pb
 from triglot.protocols.tfserving.codec import ModelSpec

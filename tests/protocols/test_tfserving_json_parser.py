@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
-from triglot.protocols.json_limits import DEFAULT_LIMITS, MAX_DEPTH, VALUE_COST
+from triglot.protocols.json.limits import DEFAULT_LIMITS, MAX_DEPTH, VALUE_COST
 from triglot.protocols.tfserving.json_parser import LONGEST_RUN, parse, parse_object, signature_name_of
 from triglot.protocols.tfserving.json_values import Object, Value
 

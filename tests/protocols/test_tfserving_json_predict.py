@@ -9,8 +9,8 @@ import pytest
 from predict_bodies import BLANKS, FLOAT, FORMS, MULTI, STRING, decode, signature, values
 
 from triglot.core.errors import InvalidArgument, ModelNotFound
-from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES
+from triglot.model.signature import Signature
 from triglot.protocols.tfserving.rest_predict import decode_predict
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from predict_bodies import BLANKS, FLOAT, JUNK, MULTI, STRING, repr_of, signature
 
 from triglot.core.errors import ServingError
-from triglot.protocols.json_limits import DEFAULT_LIMITS
+from triglot.protocols.json.limits import DEFAULT_LIMITS
 from triglot.protocols.tfserving.json_quick import read_quickly
 from triglot.protocols.tfserving.rest_predict import decode_predict
 

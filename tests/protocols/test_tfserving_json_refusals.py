@@ -6,7 +6,7 @@ import pytest
 from predict_bodies import FLOAT, MULTI, STRING, decode, error_of, values
 
 from triglot.core.errors import InvalidArgument, Unimplemented
-from triglot.protocols.json_limits import MAX_DEPTH
+from triglot.protocols.json.limits import MAX_DEPTH
 from triglot.protocols.tfserving.tensor import MAX_DIMS
 
 PROCESS = "Failed to process element: "

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument
-from triglot.protocols.json_limits import MAX_DEPTH
+from triglot.protocols.json.limits import MAX_DEPTH
 from triglot.protocols.tfserving.json_numbers import decimal_texts, shortest_text
 from triglot.protocols.tfserving.json_parser import parse
 from triglot.protocols.tfserving.json_values import (

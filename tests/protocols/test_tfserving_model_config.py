@@ -8,11 +8,11 @@ import pytest
 
 from triglot.backends import BACKENDS
 from triglot.core.errors import InvalidArgument
-from triglot.core.model_config import ALL, LATEST, VersionPolicy
+from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.protocols.tfserving.model_config import model_settings
-from triglot.repository.proto_text import parse_text
-from triglot.repository.settings import NAME_RULE, ModelSettings
+from triglot.repository.config.proto_text import parse_text
+from triglot.repository.config.settings import NAME_RULE, ModelSettings
 
 FILE = """
 # The models of the shop.

@@ -13,14 +13,14 @@ import pytest
 
 from triglot import Call, Model, TensorSpec
 from triglot.core.http import HttpRequest
-from triglot.core.model_config import ModelConfig
-from triglot.dataplane import DataPlane
-from triglot.inference import run
+from triglot.dataplane.dataplane import DataPlane
+from triglot.dataplane.inference import run
+from triglot.model.config import ModelConfig
 from triglot.protocols.tfserving.ai_platform import AIPlatform, Predicted
 from triglot.protocols.tfserving.models import Models
 from triglot.protocols.tfserving.routes import RestApi
 from triglot.protocols.tfserving.service import Predictions
-from triglot.repository.manager import Manager
+from triglot.repository.manager.manager import Manager
 
 DATATYPES = {1: "FP32", 2: "FP64"}
 

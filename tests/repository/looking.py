@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from triglot.repository.source import ModelFiles, Root
-from triglot.repository.told import Told
-from triglot.repository.watch import Look, Watch
+from triglot.repository.scan.source import ModelFiles, Root
+from triglot.repository.scan.told import Told
+from triglot.repository.scan.watch import Look, Watch
 
 
 def put(file: Path, text: str = "") -> Path:

@@ -13,10 +13,10 @@ from scripted_loads import SECONDS
 
 from triglot import Model, ModelLoadError, Step, TensorSpec, backends
 from triglot.core.errors import MissingDependency
-from triglot.core.model_config import ModelConfig, TensorConfig
-from triglot.repository.plan import State
-from triglot.repository.reconciler import Reconciler
-from triglot.repository.source import ModelFiles
+from triglot.model.config import ModelConfig, TensorConfig
+from triglot.repository.manager.plan import State
+from triglot.repository.manager.reconciler import Reconciler
+from triglot.repository.scan.source import ModelFiles
 from waiting import until
 
 

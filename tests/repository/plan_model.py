@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from triglot.core.errors import ServingError
-from triglot.repository.plan import Plan, State, Version, needs_load, plan
-from triglot.repository.source import ModelFiles
+from triglot.repository.manager.plan import Plan, State, Version, needs_load, plan
+from triglot.repository.scan.source import ModelFiles
 
 NAME = "m"
 LAST = 4

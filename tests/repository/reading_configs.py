@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from triglot.core.errors import Code, ModelLoadError
-from triglot.core.model_config import ModelConfig
-from triglot.repository.model_config import CONFIG_FILE, read_config
+from triglot.model.config import ModelConfig
+from triglot.repository.config.model_config import CONFIG_FILE, read_config
 
 
 def read(folder: Path, text: str) -> ModelConfig:

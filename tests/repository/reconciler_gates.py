@@ -12,11 +12,11 @@ from plan_model import NAME, PlanModel, files_of_all
 from scripted_loads import SECONDS
 
 from triglot import Model, ModelLoadError, TensorSpec
-from triglot.core.model_config import ModelConfig
-from triglot.engine.servable import Servable
-from triglot.repository.plan import State
-from triglot.repository.reconciler import Reconciler
-from triglot.repository.source import ModelFiles
+from triglot.model.config import ModelConfig
+from triglot.repository.manager.plan import State
+from triglot.repository.manager.reconciler import Reconciler
+from triglot.repository.scan.source import ModelFiles
+from triglot.scheduling.servable import Servable
 from waiting import until
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from scripted_loads import Loads
 
 from triglot import Model
-from triglot.repository.plan import State
-from triglot.repository.reconciler import Reconciler
-from triglot.repository.source import ModelFiles
+from triglot.repository.manager.plan import State
+from triglot.repository.manager.reconciler import Reconciler
+from triglot.repository.scan.source import ModelFiles
 
 LONG = 3600.0
 

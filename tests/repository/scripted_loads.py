@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from triglot import Call, Model, ModelLoadError, ServingError, TensorSpec
-from triglot.core.model_config import LATEST, ModelConfig, VersionPolicy
-from triglot.engine.servable import Servable
-from triglot.repository.manager import Manager
-from triglot.repository.plan import State
-from triglot.repository.settings import ModelSettings
+from triglot.model.config import LATEST, ModelConfig, VersionPolicy
+from triglot.repository.config.settings import ModelSettings
+from triglot.repository.manager.manager import Manager
+from triglot.repository.manager.plan import State
+from triglot.scheduling.servable import Servable
 
 SECONDS = 20
 """How long anything may take; only a test that fails waits so long."""

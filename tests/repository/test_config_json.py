@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.config_json import json_object, json_text
+from triglot.repository.config.as_json import json_object, json_text
 
 DEFAULTS = "always_print_fields_with_no_presence"
 # Before protobuf 5.26 it was called otherwise.

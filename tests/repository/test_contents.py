@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from triglot.core.model_config import ModelConfig, TensorConfig, WarmUpInput, WarmUpRequest
-from triglot.repository.contents import END_BYTES, MAX_ENTRIES, contents_of, end_of, folder_contents, stamp_of
-from triglot.repository.source import ModelFiles
+from triglot.model.config import ModelConfig, TensorConfig, WarmUpInput, WarmUpRequest
+from triglot.repository.scan.contents import (
+    END_BYTES,
+    MAX_ENTRIES,
+    contents_of,
+    end_of,
+    folder_contents,
+    stamp_of,
+)
+from triglot.repository.scan.source import ModelFiles
 
 
 def write(file: Path, text: str, seconds: int) -> None:

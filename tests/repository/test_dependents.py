@@ -13,8 +13,8 @@ from parts_on_disk import GatedLoads, Site
 from reconciling import reconciling
 
 from triglot import Step
-from triglot.engine.servable import Servable
-from triglot.repository.plan import State
+from triglot.repository.manager.plan import State
+from triglot.scheduling.servable import Servable
 from waiting import until
 
 LOADING, READY, UNAVAILABLE = State.LOADING, State.READY, State.UNAVAILABLE

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parts_on_disk import GatedLoads, Site
 from reconciling import reconciling
 
-from triglot.repository.plan import State
+from triglot.repository.manager.plan import State
 from waiting import until
 
 MADE_OF = {"e": ("p", "q"), "f": ("e", "p"), "a": ("f", "q")}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from triglot.core.errors import ModelLoadError
-from triglot.core.model_config import ModelConfig
-from triglot.core.scheduling import Step
-from triglot.repository.model_config import read_config
-from triglot.repository.source import find_models
+from triglot.model.config import ModelConfig
+from triglot.model.scheduling import Step
+from triglot.repository.config.model_config import read_config
+from triglot.repository.scan.source import find_models
 
 TENSORS = (
     'input { name: "x" data_type: TYPE_INT32 dims: -1 } output { name: "y" data_type: TYPE_INT32 dims: -1 }\n'

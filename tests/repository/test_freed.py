@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from triglot import backends
-from triglot.repository.manager import Manager
+from triglot.repository.manager.manager import Manager
 from waiting import until
 
 MODEL = """

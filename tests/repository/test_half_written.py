@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looking import Looking, a_repository, put, replace
 
-from triglot.repository.settings import ModelSettings
+from triglot.repository.config.settings import ModelSettings
 
 ONE = "version_policy { specific { versions: 1 } }"
 MODEL = {

@@ -8,9 +8,9 @@ import pytest
 from scripted_loads import Loads, ask, look_twice, managing, put, reload_error, settings, states
 
 from triglot.core.errors import FailedPrecondition, ModelNotFound
-from triglot.core.model_config import ALL, LATEST
-from triglot.repository.registry import UnknownLabel
-from triglot.repository.settings import ModelSettings
+from triglot.model.config import ALL, LATEST
+from triglot.repository.config.settings import ModelSettings
+from triglot.repository.manager.registry import UnknownLabel
 from waiting import until
 
 

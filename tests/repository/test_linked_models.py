@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from links_on_disk import link, put
 
-from triglot.repository.settings import ModelSettings
-from triglot.repository.source import Found, Root, find_models
-from triglot.repository.watch import Watch
+from triglot.repository.config.settings import ModelSettings
+from triglot.repository.scan.source import Found, Root, find_models
+from triglot.repository.scan.watch import Watch
 
 LABELS = 'output { name: "y" data_type: TYPE_INT32 dims: 1 label_filename: "labels.txt" }'
 WARM_UP = """

@@ -11,8 +11,8 @@ from reconciling import files, reconciling, settled, state, wanted
 from scripted_loads import SECONDS, Loads, ask
 
 from triglot import Call, Model, TensorSpec
-from triglot.core.model_config import ModelConfig
-from triglot.repository.plan import State
+from triglot.model.config import ModelConfig
+from triglot.repository.manager.plan import State
 from waiting import until
 
 

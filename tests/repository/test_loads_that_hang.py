@@ -12,10 +12,10 @@ from scripted_loads import SECONDS, Loads, ask
 
 from triglot import ModelLoadError
 from triglot.core.errors import Code, ServingError
-from triglot.engine.servable import Servable
-from triglot.repository.plan import State
-from triglot.repository.reconciler import Reconciler
-from triglot.repository.source import ModelFiles
+from triglot.repository.manager.plan import State
+from triglot.repository.manager.reconciler import Reconciler
+from triglot.repository.scan.source import ModelFiles
+from triglot.scheduling.servable import Servable
 from waiting import until
 
 SHORT = 0.05

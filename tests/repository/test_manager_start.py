@@ -12,7 +12,7 @@ import pytest
 from scripted_loads import Loads, ask, look_twice, managing, put, states
 
 from triglot.core.errors import Code, Internal, ModelLoadError, ModelNotFound, Unavailable
-from triglot.repository.manager import Manager
+from triglot.repository.manager.manager import Manager
 from waiting import until
 
 

@@ -11,8 +11,8 @@ from scripted_loads import Loads
 
 from triglot import Model
 from triglot.core.errors import MissingDependency
-from triglot.core.model_config import ModelConfig
-from triglot.repository.plan import State
+from triglot.model.config import ModelConfig
+from triglot.repository.manager.plan import State
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from reading_configs import meaning
 
 from triglot.backends import BACKENDS
-from triglot.core.model_config import (
+from triglot.model.config import (
     ALL,
     LATEST,
     NO_CONFIG,
@@ -21,9 +21,9 @@ from triglot.core.model_config import (
     WarmUpInput,
     WarmUpRequest,
 )
-from triglot.core.scheduling import DynamicBatching
+from triglot.model.scheduling import DynamicBatching
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.model_config import BACKEND_OF_NAME, CONFIG_FILE, config_of, read_config
+from triglot.repository.config.model_config import BACKEND_OF_NAME, CONFIG_FILE, config_of, read_config
 
 IMAGES = """
 # An image classifier, as it comes from the exporter.

@@ -8,7 +8,13 @@ import pytest
 
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.model_config import CONFIG_FILE, MAX_CONFIG_BYTES, config_of, parse_override, read_config
+from triglot.repository.config.model_config import (
+    CONFIG_FILE,
+    MAX_CONFIG_BYTES,
+    config_of,
+    parse_override,
+    read_config,
+)
 
 BACKENDS = (
     "one of ensemble, libtorch, mlserver, onnx, onnxruntime, onnxruntime_onnx, predictor, python, pytorch, "

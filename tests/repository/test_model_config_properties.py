@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.model_config import BACKEND_OF_NAME, CONFIG_FILE, config_of, parse_override, read_config
+from triglot.repository.config.model_config import (
+    BACKEND_OF_NAME,
+    CONFIG_FILE,
+    config_of,
+    parse_override,
+    read_config,
+)
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8)
 DIMS = st.lists(st.sampled_from((-1, 1, 2, 2**40)), min_size=1, max_size=4)

@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 from reading_configs import meaning
 
-from triglot.core.model_config import (
-    LATEST,
-    InstanceGroup,
-    ModelConfig,
-    TensorConfig,
-    VersionPolicy,
-)
-from triglot.repository.model_config import config_of, parse_override
+from triglot.model.config import LATEST, InstanceGroup, ModelConfig, TensorConfig, VersionPolicy
+from triglot.repository.config.model_config import config_of, parse_override
 
 
 def test_the_configuration_of_a_load_request(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from reconciling import reconciling
 
 from served_models import Function, ensemble, ints, serving, step, twice
 from triglot.core.call import MAX_MODEL_CALLS
-from triglot.repository.plan import State
-from triglot.repository.source import ModelFiles
+from triglot.repository.manager.plan import State
+from triglot.repository.scan.source import ModelFiles
 
 READY, UNAVAILABLE = State.READY, State.UNAVAILABLE
 DEEP = 330

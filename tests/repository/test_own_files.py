@@ -13,11 +13,11 @@ from looking import Looking, put
 from scripted_loads import Loads, managing
 from scripted_loads import put as put_version
 
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
-from triglot.repository.sights import PATIENCE
-from triglot.repository.source import ModelFiles
-from triglot.repository.watch import Watch
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
+from triglot.repository.scan.sights import PATIENCE
+from triglot.repository.scan.source import ModelFiles
+from triglot.repository.scan.watch import Watch
 from waiting import until
 
 LOOKS = 10

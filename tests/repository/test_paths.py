@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from links_on_disk import link, put
 
 from triglot.core.errors import ModelLoadError
-from triglot.repository.paths import below, check_links, check_links_below, inside
+from triglot.repository.scan.paths import below, check_links, check_links_below, inside
 
 # --- names ---
 

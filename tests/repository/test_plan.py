@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from triglot.core.errors import ServingError
-from triglot.repository.plan import Plan, State, Version, needs_load, plan
-from triglot.repository.source import ModelFiles
+from triglot.repository.manager.plan import Plan, State, Version, needs_load, plan
+from triglot.repository.scan.source import ModelFiles
 
 START, LOADING, READY, UNLOADING, ENDED = State
 FAILED = "failed"

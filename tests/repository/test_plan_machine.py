@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from plan_model import LAST, WANTED, PlanModel
 
-from triglot.repository.plan import State
+from triglot.repository.manager.plan import State
 
 
 class PlanMachine(RuleBasedStateMachine):

@@ -16,11 +16,11 @@ from reconciling import files, reconciling, settled, state, wanted
 from scripted_loads import SECONDS, Loads, ask
 
 from triglot import Model
-from triglot.core.model_config import ModelConfig
-from triglot.engine.servable import Servable
-from triglot.repository.plan import State
-from triglot.repository.reconciler import Reconciler
-from triglot.repository.source import ModelFiles
+from triglot.model.config import ModelConfig
+from triglot.repository.manager.plan import State
+from triglot.repository.manager.reconciler import Reconciler
+from triglot.repository.scan.source import ModelFiles
+from triglot.scheduling.servable import Servable
 from waiting import until
 
 

@@ -12,10 +12,10 @@ import pytest
 from scripted_loads import Loads, ask, managing, put, reload_error, settings, states
 
 from triglot.core.errors import Code, FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
-from triglot.core.model_config import ALL, VersionPolicy
-from triglot.repository.layout import BACKEND_OF_FILE
-from triglot.repository.manager import Manager
-from triglot.repository.settings import ModelSettings
+from triglot.model.config import ALL, VersionPolicy
+from triglot.repository.config.settings import ModelSettings
+from triglot.repository.manager.manager import Manager
+from triglot.repository.scan.layout import BACKEND_OF_FILE
 from waiting import until
 
 

@@ -11,18 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reading_configs import read, wrong
 
-from triglot.core.configure import configure
 from triglot.core.errors import ModelLoadError
-from triglot.core.model import Model
-from triglot.core.model_config import INLINE_REMOVED
-from triglot.core.scheduling import (
-    AUTO_REMOVED,
-    LONGEST_SECONDS,
-    DynamicBatching,
-    QueuePolicy,
-)
+from triglot.model.config import INLINE_REMOVED
+from triglot.model.configure import configure
+from triglot.model.model import Model
+from triglot.model.scheduling import AUTO_REMOVED, LONGEST_SECONDS, DynamicBatching, QueuePolicy
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.model_config import config_of
+from triglot.repository.config.model_config import config_of
 
 # --- dynamic batching ---
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from reading_configs import read, wrong
 
-from triglot.core.scheduling import (
+from triglot.model.scheduling import (
     CONTROL_DATATYPES,
     ControlInput,
     DirectStrategy,
@@ -16,7 +16,7 @@ from triglot.core.scheduling import (
     SequenceBatching,
     SequenceState,
 )
-from triglot.repository.source import named_files
+from triglot.repository.scan.source import named_files
 
 SEQUENCES = """
 max_batch_size: 4

@@ -16,13 +16,13 @@ from sequence_models import HOUR, LONG, Summing
 
 from triglot import Call, Ensemble, Model, Step, TensorSpec
 from triglot.core.errors import Code, InvalidArgument, ServingError, Unavailable
-from triglot.core.model_config import ModelConfig
-from triglot.core.scheduling import SequenceBatching
 from triglot.core.tensor import pack_bytes
 from triglot.core.types import InferenceRequest, InputTensor
-from triglot.dataplane import DataPlane
-from triglot.model_calls import ModelCalls
-from triglot.repository.manager import Manager
+from triglot.dataplane.dataplane import DataPlane
+from triglot.dataplane.model_calls import ModelCalls
+from triglot.model.config import ModelConfig
+from triglot.model.scheduling import SequenceBatching
+from triglot.repository.manager.manager import Manager
 from waiting import until
 
 V1, V2 = 1000.0, 2000.0

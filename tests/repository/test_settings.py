@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.model_config import ALL, LATEST, VersionPolicy
-from triglot.repository.settings import check_names
+from triglot.model.config import ALL, LATEST, VersionPolicy
+from triglot.repository.config.settings import check_names
 
 
 @pytest.mark.parametrize(

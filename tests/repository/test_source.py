@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from triglot.core.model_config import ALL, VersionPolicy
-from triglot.repository.layout import BACKEND_OF_FILE, BACKEND_OF_SUFFIX
-from triglot.repository.settings import ModelSettings
-from triglot.repository.source import ModelFiles, Root, find_models, version_of
+from triglot.model.config import ALL, VersionPolicy
+from triglot.repository.config.settings import ModelSettings
+from triglot.repository.scan.layout import BACKEND_OF_FILE, BACKEND_OF_SUFFIX
+from triglot.repository.scan.source import ModelFiles, Root, find_models, version_of
 
 NAMES = "predictor.toml, model.py, model.onnx, saved_model.pb, model.pt2, model.pt, model.joblib, model.pkl, "
 NAMES += "model.bst, model.ubj, model.json, model-settings.json"

@@ -18,10 +18,10 @@ from scripted_loads import SECONDS, Blocking, Loads, Numbered, OnLoop, look_twic
 import triglot
 from process import SERVICE, answer_value, infer_request
 from triglot.core.errors import Unavailable
-from triglot.core.model_config import ALL
+from triglot.model.config import ALL
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.repository.manager import Manager
-from triglot.repository.settings import ModelSettings
+from triglot.repository.config.settings import ModelSettings
+from triglot.repository.manager.manager import Manager
 from waiting import until
 
 CLIENTS = 8

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from triglot.repository.thread import in_thread
+from triglot.repository.manager.thread import in_thread
 
 SECONDS = 20
 

@@ -19,7 +19,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_a_list_that_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "triglot.repository.manager")
+    caplog.set_level(logging.INFO, "triglot.repository.manager.manager")
     a, b, c = (tmp_path / name for name in "abc")
     for folder in (a, b, c):
         put(folder / "1")
@@ -34,7 +34,7 @@ async def test_a_list_that_is_replaced(tmp_path: Path, caplog: pytest.LogCapture
 
 async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A list that is applied again and again, as `--model_config_file_poll_wait_seconds` does."""
-    caplog.set_level(logging.INFO, "triglot.repository.manager")
+    caplog.set_level(logging.INFO, "triglot.repository.manager.manager")
     for name in ("a", "b"):
         put(tmp_path / name / "1")
     (tmp_path / "empty").mkdir()

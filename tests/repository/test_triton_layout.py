@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triglot.core.model_config import ALL, LATEST, VersionPolicy
+from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.pb.kserve import model_config_pb2 as pb
-from triglot.repository.settings import ModelSettings
-from triglot.repository.source import Found, ModelFiles, NothingFound, Override, find_models
-from triglot.repository.watch import Watch
+from triglot.repository.config.settings import ModelSettings
+from triglot.repository.scan.source import Found, ModelFiles, NothingFound, Override, find_models
+from triglot.repository.scan.watch import Watch
 
 
 def put(file: Path, text: str = "") -> Path:

@@ -6,7 +6,7 @@ import asyncio
 
 from scripted_loads import SECONDS
 
-from triglot.repository.turns import Turns
+from triglot.repository.manager.turns import Turns
 from waiting import until
 
 LONG = 3600.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from looking import Looking, put
 
-from triglot.repository.source import find_models
+from triglot.repository.scan.source import find_models
 
 
 @pytest.mark.parametrize(

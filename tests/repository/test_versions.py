@@ -11,11 +11,11 @@ import pytest
 from scripted_loads import Loads, ask, look_twice, managing, put, states
 
 from triglot.core.errors import InvalidArgument, ModelLoadError, ModelNotFound, Unavailable
-from triglot.core.model import Model
-from triglot.core.model_config import ALL, LATEST, ModelConfig, VersionPolicy
-from triglot.repository.manager import Manager
-from triglot.repository.registry import ENDED_KEPT
-from triglot.repository.settings import ModelSettings
+from triglot.model.config import ALL, LATEST, ModelConfig, VersionPolicy
+from triglot.model.model import Model
+from triglot.repository.config.settings import ModelSettings
+from triglot.repository.manager.manager import Manager
+from triglot.repository.manager.registry import ENDED_KEPT
 from waiting import until
 
 

@@ -14,10 +14,10 @@ from scripted_loads import look_twice, states
 
 import triglot
 from triglot import Call, backends
-from triglot.core.model_config import ModelConfig, WarmUpInput, WarmUpRequest
-from triglot.engine.warm_up import warm_up
-from triglot.repository.manager import Manager
-from triglot.repository.source import ModelFiles, Root
+from triglot.model.config import ModelConfig, WarmUpInput, WarmUpRequest
+from triglot.repository.manager.manager import Manager
+from triglot.repository.manager.warm_up import warm_up
+from triglot.repository.scan.source import ModelFiles, Root
 from waiting import until
 
 PYTHON = """

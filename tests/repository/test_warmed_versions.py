@@ -9,9 +9,9 @@ import pytest
 from scripted_loads import Loads, ask, look_twice, managing, put, states
 
 from triglot.core.errors import InvalidArgument, ModelLoadError
-from triglot.engine.servable import Servable
-from triglot.repository.settings import ModelSettings
-from triglot.repository.source import ModelFiles
+from triglot.repository.config.settings import ModelSettings
+from triglot.repository.scan.source import ModelFiles
+from triglot.scheduling.servable import Servable
 from waiting import until
 
 

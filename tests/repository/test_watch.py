@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from looking import Looking, put
 
-from triglot.core.model_config import ALL, LATEST, VersionPolicy
-from triglot.repository.settings import ModelSettings
+from triglot.model.config import ALL, LATEST, VersionPolicy
+from triglot.repository.config.settings import ModelSettings
 
 
 def test_the_first_look_takes_what_is_there(tmp_path: Path) -> None:

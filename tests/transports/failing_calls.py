@@ -20,7 +20,7 @@ import triglot
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
-from triglot.transports.h2 import frames
+from triglot.transports.http2.core import frames
 from waiting import until
 
 X = [triglot.TensorSpec("x", "FP32", [-1])]

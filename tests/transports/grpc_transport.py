@@ -11,7 +11,7 @@ import os
 
 import pytest
 
-from triglot.config import GRPC_TRANSPORTS, Config
+from triglot.config.options import GRPC_TRANSPORTS, Config
 
 VARIABLE = "TRIGLOT_GRPC_TRANSPORT"
 HTTP_VARIABLE = "TRIGLOT_HTTP_TRANSPORT"

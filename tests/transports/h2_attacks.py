@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from h2_peers import Client, data, frame, message
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.frames import ErrorCode
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.frames import ErrorCode
 
 MANY = 6000
 Attack = Callable[[Client], bytes]

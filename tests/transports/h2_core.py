@@ -9,11 +9,11 @@ from typing import Any
 
 from h2_peers import data, frame
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.connection import Connection
-from triglot.transports.h2.events import DataReceived, RequestReceived, WholeRequest
-from triglot.transports.h2.limits import Limits
-from triglot.transports.h2.requests import RpcHead, read_head
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.connection import Connection
+from triglot.transports.http2.core.events import DataReceived, RequestReceived, WholeRequest
+from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.core.requests import RpcHead, read_head
 
 END_BOTH = frames.END_HEADERS | frames.END_STREAM
 # One byte for each of the first two; a literal path.

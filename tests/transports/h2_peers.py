@@ -12,16 +12,16 @@ from typing import Any
 import grpc.aio
 import hpack
 
-from triglot.config import Config
+from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import NotFound
-from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols.rows import Kind, Method, Operation, Service
 from triglot.telemetry.store import Telemetry
-from triglot.transports.grpc_server import GrpcServer
-from triglot.transports.h2 import frames
-from triglot.transports.h2.fields import Field, Name
-from triglot.transports.h2.limits import Limits
-from triglot.transports.h2.server import H2Server
+from triglot.transports.aio.server import GrpcServer
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.fields import Field, Name
+from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.server import H2Server
 
 SECONDS = 20
 """How long anything may take; only a test that fails waits so long."""

@@ -17,7 +17,7 @@ from call_ends import Seen, seen
 
 import triglot
 from served_models import SECONDS, Served, serving
-from triglot.config import GRPC_TRANSPORTS
+from triglot.config.options import GRPC_TRANSPORTS
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument
 from triglot.pb.grps import grps_pb2

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from triglot.config import Config
+from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.protocols import Operation, Route
+from triglot.protocols.rows import Operation, Route
 from triglot.telemetry.store import Telemetry
 from triglot.transports.http1.server import Http1Server
-from triglot.transports.http_calls import HttpCalls
 from triglot.transports.request_bytes import RequestBytes
+from triglot.transports.rest.calls import HttpCalls
 
 
 def rest_server(*routes: Route, config: Config | None = None) -> Http1Server:

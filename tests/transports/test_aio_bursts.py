@@ -13,8 +13,8 @@ import pytest
 from call_ends import seen
 from h2_peers import SECONDS, Client, data, frame, greeting, message, opened, request_fields
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.limits import DEFAULTS
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.limits import DEFAULTS
 
 BURST = 2500
 ECHO = "/t.T/Echo"

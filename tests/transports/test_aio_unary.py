@@ -10,9 +10,9 @@ import pytest
 from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError
 from triglot.core.running import Cancellable, Defer, Done
-from triglot.protocols import Kind, Method, Operation
+from triglot.protocols.rows import Kind, Method, Operation
 from triglot.telemetry.store import Telemetry
-from triglot.transports.aio_unary import answer
+from triglot.transports.aio.unary import answer
 from triglot.transports.grpc_calls import Calls
 from triglot.transports.request_bytes import RequestBytes
 

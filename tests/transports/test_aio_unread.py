@@ -13,9 +13,9 @@ from h2_peers import SECONDS, Client, Frame, data, frame, greeting, message, ope
 from live import METHOD, live, request
 from scripted_models import Counting
 
-from triglot.transports.grpc_server import GrpcServer
-from triglot.transports.h2 import frames
-from triglot.transports.h2.limits import Limits
+from triglot.transports.aio.server import GrpcServer
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.limits import Limits
 from waiting import until
 
 SIZE = 15_000
@@ -160,7 +160,7 @@ async def test_a_stream_that_is_not_read_ends_and_the_connection_stays_while_oth
 
 
 async def test_a_decoupled_model_whose_client_does_not_read_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triglot.transports.grpc_server.DEFAULTS", Limits(stall=0.5))  # It is no option.
+    monkeypatch.setattr("triglot.transports.aio.server.DEFAULTS", Limits(stall=0.5))  # It is no option.
     model = Counting()
     async with (
         live({"endless": model}, grpc_transport="aio") as here,

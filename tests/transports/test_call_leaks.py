@@ -21,7 +21,7 @@ import pytest
 from live import Live, live, request
 
 import triglot
-from triglot.config import GRPC_TRANSPORTS
+from triglot.config.options import GRPC_TRANSPORTS
 from waiting import until
 
 CALLS, ROUNDS = 60, 3

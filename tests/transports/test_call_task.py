@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from triglot.engine.own_task import as_task
+from triglot.core.own_task import as_task
 from triglot.transports.call_task import CallTask
 
 Body = Callable[[], Coroutine[Any, Any, None]]

@@ -32,9 +32,9 @@ from layout_scenes import (
 
 import triglot
 from served_models import SECONDS
-from triglot.config import GRPC_TRANSPORTS
+from triglot.config.options import GRPC_TRANSPORTS
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.transports.h2 import frames
+from triglot.transports.http2.core import frames
 from waiting import until
 
 

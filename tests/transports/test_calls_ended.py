@@ -25,7 +25,7 @@ from layout_scenes import (
 
 import triglot
 from served_models import SECONDS
-from triglot.config import GRPC_TRANSPORTS
+from triglot.config.options import GRPC_TRANSPORTS
 from triglot.core.call import Call
 from waiting import ever_later, until
 

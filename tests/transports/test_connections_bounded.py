@@ -12,8 +12,8 @@ from h2_peers import SECONDS, Client, data, greeted, greeting, message, opened, 
 from test_h2_rest import BODY, INFER, ONE, fields
 
 from served_models import Gated, serving
-from triglot.transports.h2 import frames
-from triglot.transports.h2.limits import Limits
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.limits import Limits
 from waiting import until
 
 both = pytest.mark.parametrize("transport", ["aio", "h2"])
@@ -112,7 +112,7 @@ async def test_an_old_connection_ends_without_a_failed_call(transport: str) -> N
 
 
 async def test_an_old_connection_takes_calls_until_the_last_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triglot.transports.h2.protocol.LAST_STREAM_SECONDS", SECONDS)
+    monkeypatch.setattr("triglot.transports.http2.protocol.LAST_STREAM_SECONDS", SECONDS)
     async with opened("h2", max_connection_age=0.2) as (rows, port):
         client = await connected(port)
         await client.send(client.headers(1, "Held"), data(1, message(b"1")))

@@ -19,7 +19,7 @@ from failing_calls import Build, Request, Waits
 from h2_peers import SECONDS
 from live import Live, live
 
-from triglot.config import GRPC_TRANSPORTS
+from triglot.config.options import GRPC_TRANSPORTS
 from triglot.core.call import Call
 from triglot.core.types import InferenceRequest, InputTensor
 from versions import OLD_AIOHTTP

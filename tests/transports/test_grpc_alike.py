@@ -16,13 +16,13 @@ from h2_peers import PATH, SECONDS, Rows, row
 from live import live, request
 from scripted_models import Counting
 
-from triglot.config import GRPC_TRANSPORTS, Config
+from triglot.config.options import GRPC_TRANSPORTS, Config
 from triglot.core.call import Call
 from triglot.core.errors import Code, NotFound, QueueFull, ServingError
-from triglot.protocols import Kind, Service
+from triglot.protocols.rows import Kind, Service
 from triglot.telemetry.store import Telemetry
-from triglot.transports.grpc_server import GrpcServer
-from triglot.transports.h2.server import H2Server
+from triglot.transports.aio.server import GrpcServer
+from triglot.transports.http2.server import H2Server
 
 SOON = 0.05
 LIMIT = 1_000_000

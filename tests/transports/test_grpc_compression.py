@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from h2_peers import SECONDS, Client, data, greeting, message, opened, request_fields
 
-from triglot.transports.h2 import frames
+from triglot.transports.http2.core import frames
 
 both = pytest.mark.parametrize("transport", ["aio", "h2"])
 TEXT = b"some words, again and again; " * 200

@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
-from triglot.config import Config, ConfigError
-from triglot.config_sources import load_config
+from triglot.config.options import Config, ConfigError
+from triglot.config.sources import load_config
 
-WITHOUT = "import sys; sys.modules['uvloop'] = None; from triglot.cli import main; sys.exit(main(sys.argv[1:]))"
+WITHOUT = (
+    "import sys; sys.modules['uvloop'] = None; from triglot.cli.serve import main; sys.exit(main(sys.argv[1:]))"
+)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,11 +7,17 @@ import pytest
 from h2_core import BLOCK, CLOSED, END_BOTH, OPEN, Part, act, connection, request
 from h2_peers import data, frame, greeting, pairs_of
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.connection import FEW_BYTES, MANY_RUNNING, READ_BYTES, Connection
-from triglot.transports.h2.events import ConnectionEnded, GoneAway, RequestReceived, StreamReset, WholeRequest
-from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.limits import Limits
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.connection import FEW_BYTES, MANY_RUNNING, READ_BYTES, Connection
+from triglot.transports.http2.core.events import (
+    ConnectionEnded,
+    GoneAway,
+    RequestReceived,
+    StreamReset,
+    WholeRequest,
+)
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.limits import Limits
 
 
 def test_unknown_frames_settings_and_flags_say_nothing() -> None:

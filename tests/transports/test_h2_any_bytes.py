@@ -10,7 +10,7 @@ from h2_peers import data, frame, greeting, pairs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triglot.transports.h2 import frames
+from triglot.transports.http2.core import frames
 
 KINDS = st.integers(0, 11)
 PAYLOADS = st.binary(max_size=40) | st.sampled_from(

@@ -10,10 +10,10 @@ from h2_peers import data, greeted, message, served
 from secured import server
 from test_h2_rest import BODY, INFER, ONE, client_of, fields
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.body import MOST_UNREAD_BYTES
-from triglot.transports.h2.limits import Limits
-from triglot.transports.h2.server import H2Server
+from triglot.transports.http2.body import MOST_UNREAD_BYTES
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.server import H2Server
 from waiting import until
 
 MIB = 1024 * 1024

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from triglot.core.errors import QueueFull
 from triglot.core.tensor import array_over
-from triglot.transports.h2 import frames
-from triglot.transports.h2.buffers import ALIGNMENT, BufferPool
-from triglot.transports.h2.connection import BULK_BYTES, READ_BYTES, Connection, read_buffer
-from triglot.transports.h2.data_frames import DIRECT_BYTES
-from triglot.transports.h2.events import DataPlaced, DataReceived, RequestReceived
-from triglot.transports.h2.fields import Field
-from triglot.transports.h2.messages import IN_PLACE_BYTES, MessageReader
+from triglot.transports.http2.buffers import ALIGNMENT, BufferPool
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.connection import BULK_BYTES, READ_BYTES, Connection, read_buffer
+from triglot.transports.http2.core.data_frames import DIRECT_BYTES
+from triglot.transports.http2.core.events import DataPlaced, DataReceived, RequestReceived
+from triglot.transports.http2.core.fields import Field
+from triglot.transports.http2.messages import IN_PLACE_BYTES, MessageReader
 
 SIZE = 1024 * 1024
 

@@ -9,8 +9,8 @@ import pytest
 from layout_scenes import Held, array, kserve, served
 
 from served_models import SECONDS
-from triglot.transports.h2 import busy_poll
-from triglot.transports.h2.busy_poll import BusyPoll
+from triglot.transports.http2 import busy_poll
+from triglot.transports.http2.busy_poll import BusyPoll
 from waiting import until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

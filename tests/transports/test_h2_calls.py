@@ -12,10 +12,10 @@ import grpc.aio
 import pytest
 from h2_peers import SECONDS, Served, data, frame, greeted, message, served
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.body import MOST_UNREAD_BYTES
-from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.limits import DEFAULTS
+from triglot.transports.http2.body import MOST_UNREAD_BYTES
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.limits import DEFAULTS
 
 END_BOTH = frames.END_HEADERS | frames.END_STREAM
 

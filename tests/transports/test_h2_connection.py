@@ -14,10 +14,10 @@ from h2_peers import pairs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triglot.transports.h2.connection import Connection
-from triglot.transports.h2.events import Drained, RequestReceived, WholeRequest
-from triglot.transports.h2.fields import Field
-from triglot.transports.h2.limits import Limits
+from triglot.transports.http2.core.connection import Connection
+from triglot.transports.http2.core.events import Drained, RequestReceived, WholeRequest
+from triglot.transports.http2.core.fields import Field
+from triglot.transports.http2.core.limits import Limits
 
 REQUEST = [
     (":method", "POST"),

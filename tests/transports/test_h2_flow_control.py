@@ -10,12 +10,12 @@ from h2_peers import data, frame, greeting, message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.connection import BULK_BYTES, READ_BYTES, Connection
-from triglot.transports.h2.events import ConnectionEnded, DataPlaced, RequestReceived, StreamReset
-from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.messages import IN_PLACE_BYTES, MessageReader
-from triglot.transports.h2.requests import RpcHead
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.connection import BULK_BYTES, READ_BYTES, Connection
+from triglot.transports.http2.core.events import ConnectionEnded, DataPlaced, RequestReceived, StreamReset
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.requests import RpcHead
+from triglot.transports.http2.messages import IN_PLACE_BYTES, MessageReader
 
 STREAM, ALL = 150_000, 400_000
 NUMBERS = (1, 3, 5)

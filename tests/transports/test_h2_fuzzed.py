@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from h2_peers import SECONDS, Client, data, frame, message, served
 
-from triglot.transports.h2 import frames
+from triglot.transports.http2.core import frames
 from waiting import until
 
 NAMES = ("Echo", "Wrong", "Held", "Count", "Both", "No")

@@ -11,9 +11,9 @@ import pytest
 from h2_attacks import ATTACKS
 from h2_peers import SECONDS, Client, data, greeted, message, served
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.limits import Limits
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.limits import Limits
 from waiting import until
 
 

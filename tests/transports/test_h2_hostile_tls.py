@@ -13,9 +13,9 @@ from h2_attacks import ATTACKS
 from h2_peers import SECONDS, Client, Served, data, greeting, message, served
 from secured import HOST, Authority
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.limits import Limits
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.limits import Limits
 
 
 @pytest.fixture(scope="module")

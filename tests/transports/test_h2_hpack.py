@@ -12,7 +12,13 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triglot.transports.h2.hpack import TABLE_BYTES, Decoder, FieldsTooLarge, HpackError, decode_huffman
+from triglot.transports.http2.core.hpack import (
+    TABLE_BYTES,
+    Decoder,
+    FieldsTooLarge,
+    HpackError,
+    decode_huffman,
+)
 
 MOST = 1 << 20
 TABLE_SIZES = [0, 40, 100, 400, TABLE_BYTES]

@@ -28,9 +28,9 @@ from triglot import Model, TensorSpec
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
-from triglot.transports.h2 import frames
-from triglot.transports.h2.frames import Setting
-from triglot.transports.h2.server import H2Server
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.frames import Setting
+from triglot.transports.http2.server import H2Server
 from waiting import until
 
 COUNT = 2 * 1024 * 1024

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from test_h2_connection import HEADERS, REQUEST, TRAILERS, client, fields
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.connection import Connection
-from triglot.transports.h2.events import (
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.connection import Connection
+from triglot.transports.http2.core.events import (
     ConnectionEnded,
     RequestEnded,
     RequestReceived,
     StreamReset,
     WholeRequest,
 )
-from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.limits import Limits
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.limits import Limits
 
 WINDOWS = st.sampled_from([0, 100, 5_000, 65_535, 1_000_000])
 SIZES = st.integers(0, 300) | st.sampled_from([16_384, 16_385, 40_000, 200_000])

@@ -13,19 +13,19 @@ from rest_routes import any_path, rest_server
 from secured import server
 from test_h2_rest import ONE, client_of, fields
 
-from triglot.config import Config
+from triglot.config.options import Config
 from triglot.core.http import HttpRequest
 from triglot.telemetry.store import Telemetry
-from triglot.transports.h2 import frames
-from triglot.transports.h2.body import SMALL_HELD_BYTES
-from triglot.transports.h2.fields import header_list_size
-from triglot.transports.h2.headers import MOST_REMEMBERED_BYTES, HeaderBlocks
-from triglot.transports.h2.hpack import Decoder
-from triglot.transports.h2.limits import DEFAULTS, MOST_HEADER_BYTES, Limits
-from triglot.transports.h2.messages import prefix
-from triglot.transports.h2.requests import CALL_BYTES, RpcHead, answer_head, read_head, trailers
-from triglot.transports.h2.sending import Sender
-from triglot.transports.h2.server import H2Server
+from triglot.transports.http2.body import SMALL_HELD_BYTES
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.fields import header_list_size
+from triglot.transports.http2.core.headers import MOST_REMEMBERED_BYTES, HeaderBlocks
+from triglot.transports.http2.core.hpack import Decoder
+from triglot.transports.http2.core.limits import DEFAULTS, MOST_HEADER_BYTES, Limits
+from triglot.transports.http2.core.requests import CALL_BYTES, RpcHead, answer_head, read_head, trailers
+from triglot.transports.http2.core.sending import Sender
+from triglot.transports.http2.messages import prefix
+from triglot.transports.http2.server import H2Server
 from waiting import until
 
 RESOURCE_EXHAUSTED = "8"

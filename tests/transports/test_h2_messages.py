@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triglot.core.errors import PayloadTooLarge
-from triglot.transports.h2.buffers import BufferPool
-from triglot.transports.h2.messages import IN_PLACE_BYTES, RESERVED_BYTES, MessageReader, Packed, inflate
+from triglot.transports.http2.buffers import BufferPool
+from triglot.transports.http2.messages import (
+    IN_PLACE_BYTES,
+    RESERVED_BYTES,
+    MessageReader,
+    Packed,
+    inflate,
+)
 
 SIZES = st.integers(0, 40) | st.sampled_from([IN_PLACE_BYTES - 1, IN_PLACE_BYTES, IN_PLACE_BYTES + 1, 200_000])
 

@@ -15,14 +15,14 @@ from rest_routes import any_path, rest_server
 from secured import HOST, server
 
 from served_models import Gated, Served, serving
-from triglot.config import Config
+from triglot.config.options import Config
 from triglot.core.http import HttpRequest
 from triglot.telemetry.store import Telemetry
-from triglot.transports.h2 import frames
-from triglot.transports.h2.limits import Limits
-from triglot.transports.h2.requests import read_head
-from triglot.transports.h2.rest import rest_fields
-from triglot.transports.h2.server import H2Server
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.core.requests import read_head
+from triglot.transports.http2.rest import rest_fields
+from triglot.transports.http2.server import H2Server
 from waiting import until
 
 ONE: dict[str, Any] = {"grpc_transport": "h2", "rest_port": 0}

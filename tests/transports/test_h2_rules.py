@@ -9,11 +9,11 @@ from h2_peers import classified, data, frame, greeting
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.events import ConnectionEnded, RequestReceived, StreamReset
-from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.headers import MalformedRequest
-from triglot.transports.h2.requests import read_head
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.events import ConnectionEnded, RequestReceived, StreamReset
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.headers import MalformedRequest
+from triglot.transports.http2.core.requests import read_head
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a/b"), ("content-type", "application/grpc")]
 

@@ -12,14 +12,14 @@ import pytest
 from h2_peers import SECONDS, Client, data, greeted, message, served
 
 import triglot
-from triglot.config import Config
+from triglot.config.options import Config
 from triglot.telemetry.store import Telemetry
-from triglot.transports.h2 import frames
-from triglot.transports.h2.server import H2Server
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.server import H2Server
 
 
 async def test_the_end_is_told_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triglot.transports.h2.protocol.LAST_STREAM_SECONDS", SECONDS)
+    monkeypatch.setattr("triglot.transports.http2.protocol.LAST_STREAM_SECONDS", SECONDS)
     async with served() as here:
         client = await greeted(here)
         await client.send(client.headers(1, "Held"), data(1, message(b"1")))

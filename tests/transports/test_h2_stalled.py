@@ -14,11 +14,11 @@ from h2_peers import Client, data, message
 from served_models import Served, serving
 from triglot import Model, TensorSpec
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.transports.h2 import frames
-from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.limits import Limits
-from triglot.transports.h2.sending import Sender
-from triglot.transports.h2.server import H2Server
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.core.sending import Sender
+from triglot.transports.http2.server import H2Server
 from waiting import SECONDS, until
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -13,10 +13,10 @@ from rest_routes import rest_server
 from scripted_models import Plain
 from test_http_requests import PATH, SECONDS, TINY, Wire, sized
 
-from triglot.config import Config
+from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.http import HttpResponse
-from triglot.protocols import Operation, Route
+from triglot.protocols.rows import Operation, Route
 from triglot.transports.http1 import connection
 from waiting import until
 

@@ -19,7 +19,7 @@ from triglot.transports.http1.requests import (
     RequestReader,
     blank_line,
 )
-from triglot.transports.http_fields import LONGEST_LINE, MOST_HEAD_BYTES
+from triglot.transports.rest.fields import LONGEST_LINE, MOST_HEAD_BYTES
 
 HOST = b"Host: a\r\n"
 GET = b"GET /x HTTP/1.1\r\n"

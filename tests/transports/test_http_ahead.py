@@ -15,11 +15,11 @@ from scripted_models import Plain, Scripted
 from test_half_closed import INFER, post
 from test_http_requests import TINY
 
-from triglot.transports.aiohttp_connections import Connection as AiohttpConnection
-from triglot.transports.aiohttp_server import AiohttpServer
+from triglot.transports.aiohttp.connections import Connection as AiohttpConnection
+from triglot.transports.aiohttp.server import AiohttpServer
 from triglot.transports.http1.connection import Connection
 from triglot.transports.http1.server import Http1Server
-from triglot.transports.http_fields import MOST_HEAD_BYTES
+from triglot.transports.rest.fields import MOST_HEAD_BYTES
 from waiting import until
 
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"

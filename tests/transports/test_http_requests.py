@@ -15,8 +15,8 @@ import pytest_asyncio
 from live import Live, live
 from scripted_models import Inputs, Plain
 
-from triglot.transports import http_bodies
-from triglot.transports.http_routes import LONGEST_KNOWN, MOST_KNOWN
+from triglot.transports.rest import bodies as http_bodies
+from triglot.transports.rest.routes import LONGEST_KNOWN, MOST_KNOWN
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v2/models/same/infer"

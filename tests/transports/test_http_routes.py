@@ -9,9 +9,9 @@ from yarl import URL
 
 from triglot.core.call import Call
 from triglot.core.http import HttpResponse
-from triglot.protocols import Operation, Route
+from triglot.protocols.rows import Operation, Route
 from triglot.telemetry.store import Telemetry
-from triglot.transports.http_routes import Refused, Router, decoded
+from triglot.transports.rest.routes import Refused, Router, decoded
 
 ROWS = [
     ("GET", "/"),

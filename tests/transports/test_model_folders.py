@@ -13,11 +13,11 @@ import pytest
 
 import triglot
 from process import IDENTITY, write_model
-from triglot.config import Config
+from triglot.cli.tfserving import follow
+from triglot.config.options import Config
 from triglot.core.errors import PermissionDenied
 from triglot.pb.tfserving import management_pb2
-from triglot.repository.settings import ModelSettings
-from triglot.tfserving_cli import follow
+from triglot.repository.config.settings import ModelSettings
 from waiting import until
 
 RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"

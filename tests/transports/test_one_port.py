@@ -20,11 +20,11 @@ from secured import HOST, TWICE, Authority, infer, rest, server
 
 from process import is_listening, unused_ports
 from served_models import SECONDS, Gated, serving
-from triglot.config import Config, ConfigError
+from triglot.config.options import Config, ConfigError
 from triglot.telemetry.store import Telemetry
-from triglot.transports.h2 import frames
-from triglot.transports.h2.limits import Limits
-from triglot.transports.h2.server import H2Server
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.server import H2Server
 from waiting import until, wait_until
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

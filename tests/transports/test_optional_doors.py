@@ -15,7 +15,7 @@ import pytest_asyncio
 from live import Live, live
 
 from triglot import Call, Ensemble, Model, Step, TensorSpec
-from triglot.core.scheduling import ControlInput, DynamicBatching, SequenceBatching
+from triglot.model.scheduling import ControlInput, DynamicBatching, SequenceBatching
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.tfserving import predict_pb2, tensor_pb2

@@ -17,7 +17,7 @@ from test_h2_rest import answer
 
 import triglot
 from state_changes import Scene, scene
-from triglot.protocols import Operation
+from triglot.protocols.rows import Operation
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOST = "127.0.0.1"

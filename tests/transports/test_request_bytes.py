@@ -17,12 +17,12 @@ from test_h2_rest import answer, client_of, fields
 from test_http_requests import Answer, wire
 
 from triglot.core.errors import Cancelled, QueueFull
-from triglot.protocols import DamagedBody, InflatedTooLarge
-from triglot.transports import http_bodies
-from triglot.transports.h2 import frames
-from triglot.transports.http_decoding import FREE_BYTES
+from triglot.protocols.rows import DamagedBody, InflatedTooLarge
+from triglot.transports.http2.core import frames
 from triglot.transports.inflate import PART_BYTES, WINDOW_BITS, inflate
 from triglot.transports.request_bytes import RequestBytes
+from triglot.transports.rest import bodies as http_bodies
+from triglot.transports.rest.decoding import FREE_BYTES
 from waiting import until
 
 LIMIT = 1_000_000

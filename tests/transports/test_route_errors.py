@@ -9,10 +9,10 @@ import pytest
 
 from triglot.core.call import Call
 from triglot.core.http import HttpResponse
-from triglot.protocols import Operation, Route
+from triglot.protocols.rows import Operation, Route
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Telemetry
-from triglot.transports.http_answers import error_response
+from triglot.transports.rest.answers import error_response
 
 
 async def _call(_: Any, __: Call) -> None:

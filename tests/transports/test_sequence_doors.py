@@ -17,8 +17,8 @@ from live import METHOD, Live, live
 from sequence_models import HOUR, LONG, Summing
 
 from triglot import Call, Model, TensorSpec
-from triglot.core.scheduling import ControlInput, OldestStrategy, SequenceBatching
 from triglot.core.tensor import pack_bytes
+from triglot.model.scheduling import ControlInput, OldestStrategy, SequenceBatching
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import until
 

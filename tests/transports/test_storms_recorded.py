@@ -10,11 +10,11 @@ import pytest
 from h2_core import joined
 from h2_peers import PATH, SECONDS, Client, Frame, Served, served
 
-from triglot.transports.h2 import frames
-from triglot.transports.h2.connection import Connection
-from triglot.transports.h2.events import ConnectionEnded, RequestReceived, StreamReset, WholeRequest
-from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.requests import RpcHead, read_head
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.connection import Connection
+from triglot.transports.http2.core.events import ConnectionEnded, RequestReceived, StreamReset, WholeRequest
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.requests import RpcHead, read_head
 from waiting import until
 
 FOLDER = Path(__file__).parent / "recordings"

@@ -15,8 +15,8 @@ from test_http_requests import Answer
 from test_request_bytes import Http1, Http2, Make, Upload, held, padded
 
 from triglot.transports import text_room
-from triglot.transports.h2 import frames
-from triglot.transports.h2.limits import Limits
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.limits import Limits
 from triglot.transports.text_room import FREE_BYTES, LEAST_MOVED, TextRoom
 from waiting import until
 

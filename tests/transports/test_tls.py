@@ -16,11 +16,11 @@ from secured import HOST, TWICE, Authority, infer, refused, rest, server
 
 import triglot
 from served_models import SECONDS
-from triglot.config import Config, ConfigError
+from triglot.config.options import Config, ConfigError
 from triglot.telemetry.store import Telemetry
-from triglot.transports.h2 import frames
-from triglot.transports.h2.limits import Limits
-from triglot.transports.h2.server import H2Server
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.server import H2Server
 from triglot.transports.tls import Tls
 
 both = pytest.mark.parametrize("transport", ["aio", "h2"])

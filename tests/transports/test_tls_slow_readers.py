@@ -10,9 +10,9 @@ from h2_peers import Client, data, message, served
 from secured import HOST, Authority
 
 from served_models import SECONDS, Function, serving
-from triglot.transports.h2 import frames
-from triglot.transports.h2.frames import ErrorCode
-from triglot.transports.h2.limits import Limits
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.limits import Limits
 
 LARGE = 30_000_000
 """Bytes, of which the system takes some for the client."""

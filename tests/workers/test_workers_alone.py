@@ -14,7 +14,7 @@ from shared_ports import Workers
 import triglot
 from gates import Gate
 from process import SECONDS, Triglot, infer
-from triglot.config import ConfigError
+from triglot.config.options import ConfigError
 
 MODELS = Path(__file__).parents[1] / "models_triton"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triglot.core.control import METRICS, TFSERVING_METRICS
+from triglot.dataplane.control import METRICS, TFSERVING_METRICS
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.added_statistics import merged
 from triglot.protocols.tfserving.metrics import print_metrics

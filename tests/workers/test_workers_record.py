@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triglot.core.control import (
+from triglot.dataplane.control import (
     LOAD_MODEL,
     LOG_SETTINGS,
     ONLINE,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from triglot.backends.reshaping import warn_of_reshapes
 from triglot.core.errors import MissingDependency, ModelLoadError, text_of
-from triglot.core.model import Model
-from triglot.core.model_config import NO_CONFIG, ModelConfig
+from triglot.model.config import NO_CONFIG, ModelConfig
+from triglot.model.model import Model
 
 BACKENDS = {
     "ensemble": "triglot.backends.ensemble:load",

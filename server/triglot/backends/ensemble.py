@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from triglot.core.ensemble import Ensemble
-from triglot.core.model_config import ModelConfig
+from triglot.model.config import ModelConfig
+from triglot.model.ensemble import Ensemble
 
 
 def load(_: Path, config: ModelConfig) -> Ensemble:

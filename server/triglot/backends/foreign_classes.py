@@ -22,10 +22,10 @@ import numpy as np
 
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, NotFound, ServingError
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
 from triglot.core.tensor import DATATYPES, Array, bytes_elements, object_array
 from triglot.core.types import Answer
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
 
 T = TypeVar("T")
 

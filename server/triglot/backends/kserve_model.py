@@ -17,11 +17,11 @@ from typing import Any
 from triglot.backends.foreign_classes import CodeLoop, ForeignModel, Inputs, answer_of, array_of
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
-from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import datatype_of, object_array
 from triglot.core.types import Answer, TensorSpec
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
+from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 
 
 def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:

@@ -18,10 +18,10 @@ from triglot.backends import missing_dependency
 from triglot.backends.foreign_classes import CodeLoop, ForeignModel, ForeignStream, Inputs, answer_of, array_of
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, MissingDependency, ModelLoadError
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
 from triglot.core.tensor import datatype_of
 from triglot.core.types import Answer, TensorSpec
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
 
 log = logging.getLogger(__name__)
 

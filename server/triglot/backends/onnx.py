@@ -22,10 +22,10 @@ from triglot.backends.parameters import warn_of_others
 from triglot.backends.placement import Placement, devices_of
 from triglot.backends.reshaping import reshaped
 from triglot.core.errors import InvalidArgument, ModelLoadError
-from triglot.core.model import Model
-from triglot.core.model_config import NO_CONFIG, Device, ModelConfig
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
+from triglot.model.config import NO_CONFIG, Device, ModelConfig
+from triglot.model.model import Model
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from triglot.core.model_config import ModelConfig
+from triglot.model.config import ModelConfig
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from triglot.core.errors import ModelLoadError
-from triglot.core.model_config import Device, ModelConfig
+from triglot.model.config import Device, ModelConfig
 
 T = TypeVar("T")
 

@@ -30,13 +30,13 @@ import orjson
 
 from triglot.backends.model_modules import ModelModules
 from triglot.backends.parameters import warn_of_others
-from triglot.core.archives import unpack
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
-from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import TensorSpec
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
+from triglot.model.signature import DEFAULT_SIGNATURE, Signature
+from triglot.platform.archives import unpack
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from triglot.backends.foreign_classes import mentions
 from triglot.backends.model_modules import ModelModules, OwnFinder
 from triglot.backends.reshaping import warn_of_reshapes
 from triglot.core.errors import ModelLoadError, NeedsProcess
-from triglot.core.model import Model, is_async
-from triglot.core.model_config import ModelConfig
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model, is_async
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from triglot.core.errors import Code, ModelLoadError
-from triglot.core.model_config import ModelConfig, TensorConfig
-from triglot.core.signature import shape_text
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
+from triglot.model.config import ModelConfig, TensorConfig
+from triglot.model.signature import shape_text
 
 log = logging.getLogger(__name__)
 

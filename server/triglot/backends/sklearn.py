@@ -28,11 +28,11 @@ from triglot.backends.features import Layout, layouts, numbers
 from triglot.backends.parameters import warn_of_others
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelLoadError
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
-from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import DATATYPES, Array, datatype_of
 from triglot.core.types import TensorSpec
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
+from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 
 log = logging.getLogger(__name__)
 

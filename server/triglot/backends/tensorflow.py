@@ -29,11 +29,11 @@ from triglot.backends.parameters import warn_of_others
 from triglot.backends.placement import Placement, devices_of
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
-from triglot.core.model import Model
-from triglot.core.model_config import Device, ModelConfig
-from triglot.core.signature import Signature
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
+from triglot.model.config import Device, ModelConfig
+from triglot.model.model import Model
+from triglot.model.signature import Signature
 
 log = logging.getLogger(__name__)
 # Its loader tells of every file that it reads.

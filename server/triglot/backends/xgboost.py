@@ -11,10 +11,10 @@ import xgboost
 from triglot.backends.error_text import error_text
 from triglot.backends.parameters import warn_of_others
 from triglot.core.errors import InvalidArgument, ModelLoadError
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
 
 
 def load(file: Path, config: ModelConfig) -> Model:

@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from triglot.core.errors import InvalidArgument
-from triglot.protocols import MAX_CONTROL_BYTES
+from triglot.protocols.rows import MAX_CONTROL_BYTES
 
 VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
 MAX_GROUP_DEPTH = 100

@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Mapping
 
 from triglot.core.errors import InvalidArgument, Unimplemented
-from triglot.core.log_handlers import LineFormatter
-from triglot.core.loggers import DATES, MODELS, OURS
 from triglot.telemetry.access_log import LOGGER as ACCESS
 from triglot.telemetry.access_log import AccessLog
+from triglot.telemetry.log_handlers import LineFormatter
+from triglot.telemetry.loggers import DATES, MODELS, OURS
 
 FILE, FORMAT, VERBOSE = "log_file", "log_format", "log_verbose_level"
 SWITCHES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from triglot.core.monitor import Aggregation
 from triglot.telemetry.histogram import rank
+from triglot.telemetry.monitor import Aggregation
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
-from triglot.core.monitor import Monitor
 from triglot.telemetry.access_log import AccessLog
 from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.kinds import Kinds
+from triglot.telemetry.monitor import Monitor
 from triglot.telemetry.monitor_log import MonitorLog
 from triglot.telemetry.points import points_of
 from triglot.telemetry.process import ProcessUsage

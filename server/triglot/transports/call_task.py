@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any
 
-from triglot.engine.own_task import WANTS_TASK
+from triglot.core.own_task import WANTS_TASK
 
 
 class CallTask:

@@ -16,7 +16,7 @@ from triglot.core.duplex import Duplex
 from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
 from triglot.core.running import Running
 from triglot.core.scattered import Scattered
-from triglot.protocols import Method, Operation, Service
+from triglot.protocols.rows import Method, Operation, Service
 from triglot.telemetry.observation import Observation
 from triglot.telemetry.store import Endpoint, Telemetry
 from triglot.transports.iterated import Iterated

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
-from triglot.protocols import DamagedBody, InflatedTooLarge
+from triglot.protocols.rows import DamagedBody, InflatedTooLarge
 from triglot.transports.growing import GrowingBytes
 
 WINDOW_BITS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from triglot.config import NO_PORT, Config
+from triglot.config.options import NO_PORT, Config
 from triglot.transports.tls import Tls
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.running import Cancellable, Outcome
-from triglot.protocols import Inferring
+from triglot.protocols.rows import Inferring
 from triglot.telemetry.observation import Observation
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from triglot.config import Config, ConfigError
+from triglot.config.options import Config, ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from triglot.core.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments
 from triglot.core.errors import Code, DeadlineExceeded, Internal, ServingError
+from triglot.dataplane.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments
 from triglot.workers.channel import Gone
 from triglot.workers.record import Change, Key, Record, key_of
 

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from triglot.core.errors import as_serving_error
-from triglot.engine.processes.failures import error_fields, error_of
+from triglot.executors.process.failures import error_fields, error_of
 
 log = logging.getLogger(__name__)
 

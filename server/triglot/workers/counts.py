@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from triglot.core.control import METRICS, TFSERVING_METRICS
+from triglot.dataplane.control import METRICS, TFSERVING_METRICS
 from triglot.telemetry.merging import growing, merged_pages, merged_texts
 
 Snapshots = dict[str, Any]

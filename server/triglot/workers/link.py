@@ -10,8 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from triglot.core.control import LOAD_MODEL, METRICS, RELOAD, TFSERVING_METRICS, Arguments, Control, Reports
 from triglot.core.errors import ModelLoadError, ServingError, Unavailable
+from triglot.dataplane.control import (
+    LOAD_MODEL,
+    METRICS,
+    RELOAD,
+    TFSERVING_METRICS,
+    Arguments,
+    Control,
+    Reports,
+)
 from triglot.transports.listening import Bound
 from triglot.workers.changes import models_changed
 from triglot.workers.channel import Channel, Gone

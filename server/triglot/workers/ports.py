@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from triglot.config import NO_PORT, Config
+from triglot.config.options import NO_PORT, Config
 from triglot.transports.listening import Bound, bound_socket
 
 

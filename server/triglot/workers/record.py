@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from triglot.core.control import (
+from triglot.dataplane.control import (
     LOAD_MODEL,
     LOG_SETTINGS,
     REGISTER,

@@ -8,7 +8,7 @@ import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from triglot.config import Config
+from triglot.config.options import Config
 from triglot.transports.listening import Bound
 from triglot.workers.ports import Ports
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from triglot.config import Config
+from triglot.config.options import Config
 from triglot.transports.listening import Bound
 from triglot.workers.changes import Changes
 from triglot.workers.channel import Gone

@@ -12,7 +12,7 @@ import sys
 
 def load_pb():
     """The whole server, and every module of triglot.pb."""
-    importlib.import_module("triglot.app")
+    importlib.import_module("triglot.server")
     package = importlib.import_module("triglot.pb")
     names = [found.name for found in pkgutil.walk_packages(package.__path__, "triglot.pb.")]
     return {name: importlib.import_module(name) for name in names}

@@ -23,7 +23,7 @@ from tf_subject import FILE, floats, infer, models_of
 from triglot import backends
 from triglot.backends.tensorflow import PlacedSavedModel, SavedModel
 from triglot.core.errors import ModelLoadError
-from triglot.core.model_config import Device, InstanceGroup, ModelConfig
+from triglot.model.config import Device, InstanceGroup, ModelConfig
 
 CPU, GPU_1 = Device("CPU"), Device("GPU", 1)
 GPUS = len(tf.config.list_physical_devices("GPU"))

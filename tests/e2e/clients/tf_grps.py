@@ -22,9 +22,9 @@ from triglot.backends.grps.tf_inferer import TfModelInferer
 from triglot.backends.grps.tf_tensor_converter import TfTensorConverter
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
-from triglot.core.monitor import Monitor
 from triglot.core.types import Exchange
 from triglot.pb.grps import grps_pb2 as pb
+from triglot.telemetry.monitor import Monitor
 
 CONVERTER = TfTensorConverter()
 A, B = np.array([[1, 2]], np.float32), np.array([[10, 30]], np.float32)

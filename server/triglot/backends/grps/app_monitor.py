@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from triglot.core.monitor import Aggregation, Monitor
+from triglot.telemetry.monitor import Aggregation, Monitor
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from triglot.backends.grps.context import GrpsContext
 from triglot.core.batch_counts import BatchCounts
 from triglot.core.call import Call
 from triglot.core.errors import Cancelled, ServingError
-from triglot.engine import forming
-from triglot.engine.forming import Lane, Rules, Wait, Waiting, form, hurry_of
+from triglot.scheduling import forming
+from triglot.scheduling.forming import Lane, Rules, Wait, Waiting, form, hurry_of
 
 Run = Callable[[list[Any], list[GrpsContext]], list[Any]]
 """Messages and contexts in, an output for each out."""

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from triglot.backends.grps.server_settings import GpuSettings
-from triglot.core.monitor import Monitor
+from triglot.telemetry.monitor import Monitor
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from triglot.core.tensor import DATATYPES, Array, bytes_elements, native, object_array
-from triglot.grps_types import LISTS, WIDER, FlatList
+from triglot.model.grps_types import LISTS, WIDER, FlatList
 from triglot.pb.grps import grps_pb2 as pb
 
 PACKED = 2

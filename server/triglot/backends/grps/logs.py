@@ -9,7 +9,7 @@ from pathlib import Path
 
 from triglot.backends.grps.server_settings import ServerSettings
 from triglot.core.errors import ModelLoadError
-from triglot.core.log_handlers import DailyLogFile, LineFormatter
+from triglot.telemetry.log_handlers import DailyLogFile, LineFormatter
 
 SERVER_LOGGER = "grps.server"
 """What the project's code knows as `logger`; its lines stand among the server's own."""

@@ -16,9 +16,9 @@ from triglot.backends.grps.settings import Batching
 from triglot.backends.grps.tensors import arrays_of, message_of
 from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError
-from triglot.core.model import Model
-from triglot.core.scheduling import DynamicBatching
 from triglot.core.tensor import Array
+from triglot.model.model import Model
+from triglot.model.scheduling import DynamicBatching
 
 log = logging.getLogger(__name__)
 

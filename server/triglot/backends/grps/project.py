@@ -17,8 +17,8 @@ from triglot.backends.grps.runner import Failures, ModelRunner, Pool
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, Batching, ProjectSettings
 from triglot.backends.grps.surface import GlobalConf, Registers, import_names
 from triglot.core.errors import ModelLoadError
-from triglot.core.monitor import Monitor
-from triglot.core.scheduling import LONGEST_SECONDS
+from triglot.model.scheduling import LONGEST_SECONDS
+from triglot.telemetry.monitor import Monitor
 
 MODULES = ("src.customized_converter", "src.customized_inferer")
 """Imported for what they register."""

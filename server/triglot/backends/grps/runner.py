@@ -16,7 +16,7 @@ from triglot.backends.grps.settings import Batching
 from triglot.core.batch_counts import BatchCounts
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError
-from triglot.core.monitor import Monitor
+from triglot.telemetry.monitor import Monitor
 
 log = logging.getLogger(__name__)
 

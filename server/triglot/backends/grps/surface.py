@@ -18,10 +18,10 @@ from triglot.backends.grps.logs import SERVER_LOGGER, USER_LOGGER
 from triglot.backends.grps.names import ImportNames, Lazy
 from triglot.backends.grps.settings import read_project
 from triglot.core.errors import ModelLoadError
-from triglot.core.monitor import Monitor
 from triglot.pb import service
 from triglot.pb.grps import grps_pb2
 from triglot.pb.grps.grps_pb2 import GrpsMessage
+from triglot.telemetry.monitor import Monitor
 
 _BUILT_IN = {
     "model_infer.torch_inferer": INFERERS["torch"],

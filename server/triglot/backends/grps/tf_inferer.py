@@ -12,7 +12,7 @@ from tensorflow.python.saved_model.loader_impl import parse_saved_model
 from triglot.backends.grps.tensor_inferer import ORIGINAL, TensorInferer, device_name
 from triglot.backends.grps.tf_tensor_converter import TfTensorConverter
 from triglot.core.errors import InvalidArgument
-from triglot.core.signature import DEFAULT_SIGNATURE
+from triglot.model.signature import DEFAULT_SIGNATURE
 
 TAGS = ["serve"]
 

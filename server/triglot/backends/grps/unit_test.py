@@ -8,7 +8,7 @@ from contextlib import chdir
 from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import ProjectSettings
 from triglot.core.errors import ModelLoadError
-from triglot.core.monitor import Monitor
+from triglot.telemetry.monitor import Monitor
 
 DEFAULT_TEST = "test.MyTestCase.test_infer"
 

@@ -13,8 +13,8 @@ from triglot.backends.torch.exported import read_exported
 from triglot.backends.torch.model import Program, TorchModel
 from triglot.backends.torch.script import read_script
 from triglot.core.errors import ModelLoadError
-from triglot.core.model import Model
-from triglot.core.model_config import Device, ModelConfig
+from triglot.model.config import Device, ModelConfig
+from triglot.model.model import Model
 
 log = logging.getLogger(__name__)
 

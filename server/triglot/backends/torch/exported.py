@@ -18,8 +18,8 @@ from triglot.backends.torch.model import RefusedInputs
 from triglot.backends.torch.names import ProgramTensor, output_name
 from triglot.backends.torch.tensors import DATATYPE_OF, EXPECTED
 from triglot.core.errors import ModelLoadError
-from triglot.core.signature import shape_text
 from triglot.core.types import TensorSpec
+from triglot.model.signature import shape_text
 
 _GUARDS = ("Guard failed: ", "Expected input at ")
 """How the texts of torch's own checks of shapes begin: since 2.8, and before."""

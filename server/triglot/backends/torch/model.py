@@ -14,10 +14,10 @@ from triglot.backends.placement import Placement
 from triglot.backends.torch.names import ProgramTensor, assign, missing, output_name, positional
 from triglot.backends.torch.tensors import EXPECTED, KNOWN, array_of, tensor_of
 from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError
-from triglot.core.model import Model
-from triglot.core.model_config import ModelConfig, TensorConfig
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
+from triglot.model.config import ModelConfig, TensorConfig
+from triglot.model.model import Model
 
 log = logging.getLogger(__name__)
 

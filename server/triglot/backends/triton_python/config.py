@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from triglot.core.model_config import ModelConfig as Configured
+from triglot.model.config import ModelConfig as Configured
 
 _INPUT_KEYS = ("name", "data_type", "dims", "optional", "allow_ragged_batch")
 _OUTPUT_KEYS = ("name", "data_type", "dims")

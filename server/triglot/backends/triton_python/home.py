@@ -13,7 +13,7 @@ from typing import Any
 
 from triglot.backends.triton_python.errors import TritonModelException
 from triglot.core.call import Call, ModelCall, ModelTask, no_models
-from triglot.core.model_metrics import ModelMetrics
+from triglot.model.metrics import ModelMetrics
 
 MOST_CALLS = 64
 """Calls of other models that `async_exec` has in flight at the same time, for one model."""

@@ -20,11 +20,11 @@ from triglot.backends.triton_python.model import TritonModel
 from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.single import SingleResponseModel
 from triglot.core.errors import ModelLoadError
-from triglot.core.model import is_async
-from triglot.core.model_config import Device
-from triglot.core.model_config import ModelConfig as Configured
-from triglot.core.scheduling import DynamicBatching
 from triglot.core.types import TensorSpec
+from triglot.model.config import Device
+from triglot.model.config import ModelConfig as Configured
+from triglot.model.model import is_async
+from triglot.model.scheduling import DynamicBatching
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import enum
 import logging
 from typing import ClassVar
 
-from triglot.core.loggers import MODELS
+from triglot.telemetry.loggers import MODELS
 
 log = logging.getLogger(MODELS)
 

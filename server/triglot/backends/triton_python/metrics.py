@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from triglot.backends.triton_python.errors import TritonModelException
 from triglot.backends.triton_python.home import Home, here
-from triglot.core import model_metrics
-from triglot.core.model_metrics import Kind, ModelMetrics, Operation
+from triglot.model import metrics as model_metrics
+from triglot.model.metrics import Kind, ModelMetrics, Operation
 
 
 class MetricKind(enum.Enum):

@@ -14,9 +14,9 @@ from triglot.backends.triton_python.instance import Instance
 from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
-from triglot.core.model import Model
-from triglot.core.scheduling import SequenceBatching
 from triglot.core.tensor import Array
+from triglot.model.model import Model
+from triglot.model.scheduling import SequenceBatching
 
 Inputs = Mapping[str, Array]
 

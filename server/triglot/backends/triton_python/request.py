@@ -20,9 +20,9 @@ from triglot.backends.triton_python.tensor import Tensor
 from triglot.backends.triton_python.texts import text
 from triglot.core.call import Call, ModelCall
 from triglot.core.request_scheduling import own_parameters
-from triglot.core.scheduling import SequenceBatching
 from triglot.core.tensor import Array
 from triglot.core.types import ParameterValue
+from triglot.model.scheduling import SequenceBatching
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2

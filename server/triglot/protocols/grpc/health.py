@@ -7,9 +7,9 @@ from functools import partial
 
 from triglot.core.call import Call
 from triglot.core.errors import ModelNotFound, NotFound
-from triglot.dataplane import DataPlane
+from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.grpc.health.v1 import health_pb2 as pb
-from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols.rows import Kind, Method, Operation, Service
 from triglot.protocols.wire import parse, serialize
 
 SERVICE = "grpc.health.v1.Health"

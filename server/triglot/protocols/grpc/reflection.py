@@ -13,7 +13,7 @@ from triglot.core.errors import NotFound, ServingError, Unimplemented
 from triglot.pb import POOL
 from triglot.pb.grpc.reflection.v1 import reflection_pb2 as v1
 from triglot.pb.grpc.reflection.v1alpha import reflection_pb2 as v1alpha
-from triglot.protocols import Kind, Method, Operation, Service
+from triglot.protocols.rows import Kind, Method, Operation, Service
 from triglot.protocols.wire import parse, serialize
 
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")

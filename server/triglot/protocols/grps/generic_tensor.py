@@ -13,7 +13,7 @@ import numpy as np
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array, array_over, native
-from triglot.grps_types import LISTS, PACKED_FLOATS, FlatList
+from triglot.model.grps_types import LISTS, PACKED_FLOATS, FlatList
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.message import GrpsTensor
 from triglot.protocols.grps.tensors import utf8

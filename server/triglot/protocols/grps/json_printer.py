@@ -15,12 +15,12 @@ import orjson
 
 from triglot.core.errors import Internal
 from triglot.core.tensor import Array, element_count, native
-from triglot.grps_types import LISTS
+from triglot.model.grps_types import LISTS
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.generic_tensor import MAX_DIMS
 from triglot.protocols.grps.json_numbers import FLOAT32, FLOAT64, INT64, float_name, float_values
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message, Status
-from triglot.protocols.json_text import CHUNK, print_array, print_nested
+from triglot.protocols.json.text import CHUNK, print_array, print_nested
 
 COMPACT_FROM = 1024
 """An array with more elements is printed without blanks."""

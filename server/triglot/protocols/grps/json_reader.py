@@ -18,7 +18,7 @@ import numpy as np
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import Array
-from triglot.grps_types import LISTS
+from triglot.model.grps_types import LISTS
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.codec import MAX_ENTRIES, MAX_TENSORS
 from triglot.protocols.grps.generic_tensor import MAX_DIMS
@@ -35,9 +35,9 @@ from triglot.protocols.grps.json_numbers import (
     read_text,
 )
 from triglot.protocols.grps.message import Data, GrpsMap, GrpsTensor, Message
-from triglot.protocols.json_arrays import LargeArray, all_but, count, skeleton_of
-from triglot.protocols.json_limits import DEFAULT_LIMITS, JsonLimits
-from triglot.protocols.json_text import read_body, type_name
+from triglot.protocols.json.arrays import LargeArray, all_but, count, skeleton_of
+from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json.text import read_body, type_name
 from triglot.protocols.wire import limit_error
 
 _DATA = ("str_data", "gtensors", "gmap", "ndarray", "bin_data")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from triglot.grps_types import LISTS, PACKED_FLOATS
+from triglot.model.grps_types import LISTS, PACKED_FLOATS
 from triglot.protocols.grps.codec import SCAN_FROM_BYTES, TENSOR, TENSORS
 from triglot.protocols.grps.message import GrpsTensor
 from triglot.protocols.grps.request import Form, Request

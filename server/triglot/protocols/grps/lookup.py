@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triglot.core.errors import InvalidArgument, ModelNotFound
-from triglot.dataplane import DataPlane
-from triglot.engine.servable import Servable
+from triglot.dataplane.dataplane import DataPlane
+from triglot.scheduling.servable import Servable
 
 
 def find_servable(dataplane: DataPlane, model_id: str, default_model: str) -> Servable:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.signature import Signature, shape_text
 from triglot.core.tensor import (
     DATATYPES,
     Array,
@@ -21,7 +20,8 @@ from triglot.core.tensor import (
     object_array,
 )
 from triglot.core.types import InferenceResponse, InputTensor, OutputTensor, TensorSpec
-from triglot.core.validation import InvalidRequest
+from triglot.model.signature import Signature, shape_text
+from triglot.model.validation import InvalidRequest
 from triglot.protocols.grps.message import OK, Data, GrpsMap, GrpsTensor, Message, NDArray
 from triglot.protocols.grps.tensors import DTYPES, dtype_text, input_tensor, lossless, tensor_of, utf8
 

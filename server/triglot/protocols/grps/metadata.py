@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from triglot.core.types import TensorSpec
-from triglot.dataplane import DataPlane
-from triglot.engine.servable import Servable
-from triglot.repository.plan import State
+from triglot.dataplane.dataplane import DataPlane
+from triglot.repository.manager.plan import State
+from triglot.scheduling.servable import Servable
 
 
 def model_text(servable: Servable) -> str:

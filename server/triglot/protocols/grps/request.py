@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from triglot.core.errors import ServingError
 from triglot.core.http import HttpRequest
-from triglot.core.signature import Signature
 from triglot.core.tensor import array_over
 from triglot.core.types import InputTensor
+from triglot.model.signature import Signature
 from triglot.protocols.grps.message import GrpsTensor, Message
 
 

@@ -16,7 +16,6 @@ from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError, as_serving_error, outcome, own_copy
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import HttpChunk
-from triglot.protocols import Operation, Route
 from triglot.protocols.grps.answers import Answer
 from triglot.protocols.grps.codec import decode_answer
 from triglot.protocols.grps.errors import BadRequest, failure_of
@@ -25,8 +24,9 @@ from triglot.protocols.grps.json_reader import read_message, read_model_name
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.request import Request
 from triglot.protocols.grps.service import PROTOCOL, Grps
-from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
-from triglot.protocols.json_text import read_body
+from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.json.text import read_body
+from triglot.protocols.rows import Operation, Route
 
 PREFIX = "/grps/v1"
 PREDICT = f"{PREFIX}/infer/predict"

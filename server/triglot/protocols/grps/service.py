@@ -14,15 +14,13 @@ from functools import partial
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.control import ONLINE, Arguments
 from triglot.core.errors import Internal, InvalidArgument, ServingError, Unimplemented, own_copy
 from triglot.core.running import Defer, Done
 from triglot.core.types import Exchange, InferenceRequest, InferenceResponse
-from triglot.dataplane import DataPlane, Decoupled
-from triglot.engine.servable import Servable
-from triglot.inference import Inference, run
+from triglot.dataplane.control import ONLINE, Arguments
+from triglot.dataplane.dataplane import DataPlane, Decoupled
+from triglot.dataplane.inference import Inference, run
 from triglot.pb.grps import grps_pb2 as pb
-from triglot.protocols import Kind, Method, Operation, Service
 from triglot.protocols.grps.answers import (
     answer_size,
     encode_answer,
@@ -45,7 +43,9 @@ from triglot.protocols.grps.mapping import answer_message, bind_message, tensors
 from triglot.protocols.grps.message import FAILURE, OK, Message, Status
 from triglot.protocols.grps.metadata import model_text
 from triglot.protocols.grps.request import Request
+from triglot.protocols.rows import Kind, Method, Operation, Service
 from triglot.protocols.wire import parse_control
+from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from triglot.core.errors import Internal, InvalidArgument, Unimplemented
-from triglot.core.signature import shape_text
 from triglot.core.tensor import DATATYPES, Array, bytes_elements, element_count, native, object_array
 from triglot.core.types import InputTensor
-from triglot.grps_types import LISTS, WIDER, FlatList
+from triglot.model.grps_types import LISTS, WIDER, FlatList
+from triglot.model.signature import shape_text
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.protocols.grps.message import GrpsTensor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triglot.core.errors import QueueFull, ServingError
-from triglot.core.validation import InvalidRequest
+from triglot.model.validation import InvalidRequest
 
 
 def name_request(error: ServingError, request_id: str) -> ServingError:

@@ -16,14 +16,14 @@ from functools import partial
 import numpy as np
 
 from triglot.core.call import Call
-from triglot.core.cpus import usable_cpus
 from triglot.core.errors import Internal, ServingError
 from triglot.core.tensor import DATATYPES, Array, element_count, raw_buffer
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, OutputWish
-from triglot.dataplane import DataPlane
-from triglot.engine.servable import Servable
+from triglot.dataplane.dataplane import DataPlane
+from triglot.platform.cpus import usable_cpus
 from triglot.protocols.kserve.classification import classify
 from triglot.protocols.kserve.regions import Loan, Region, Regions
+from triglot.scheduling.servable import Servable
 
 OFF_LOOP_BYTES = 2 * 1024 * 1024
 """To copy more takes longer than the way to a thread and back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from triglot.protocols import Method, Route
+from triglot.protocols.rows import Method, Route
 
 MODEL = "/v2/models/{model}"
 VERSION = MODEL + "/versions/{version:[0-9]+}"

@@ -15,13 +15,11 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError, Unimplemented, as_serving_error, outcome
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
-from triglot.core.signature import Signature
 from triglot.core.types import InferenceRequest, InferenceResponse
-from triglot.core.validation import InvalidRequest
-from triglot.dataplane import DataPlane
-from triglot.engine.servable import Servable
-from triglot.protocols import Method, Operation, Route, content_coding
-from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.dataplane.dataplane import DataPlane
+from triglot.model.signature import Signature
+from triglot.model.validation import InvalidRequest
+from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.kserve.codec import packing_size
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extension import MODEL_PATHS
@@ -33,6 +31,8 @@ from triglot.protocols.kserve.rest import (
     encode_infer,
     json_length,
 )
+from triglot.protocols.rows import Method, Operation, Route, content_coding
+from triglot.scheduling.servable import Servable
 
 EVENTS = "text/event-stream; charset=utf-8"
 Answers = AsyncGenerator[InferenceResponse, None]

@@ -11,8 +11,8 @@ import weakref
 
 import numpy as np
 
-from triglot.core.bus_errors import BusErrors, Guarded, bus_errors
-from triglot.core.mapping import map_file, unmap
+from triglot.platform.bus_errors import BusErrors, Guarded, bus_errors
+from triglot.platform.mapping import map_file, unmap
 
 _PIECE = 16 * 1024 * 1024
 """So much is copied at a time, and is what a part that is gone may cost in memory."""

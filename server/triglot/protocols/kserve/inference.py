@@ -6,8 +6,8 @@ from triglot.core.call import Call
 from triglot.core.errors import ServingError, Unimplemented
 from triglot.core.running import Cancellable, Defer, Done, Outcome
 from triglot.core.types import InferenceRequest, InferenceResponse
-from triglot.dataplane import DataPlane, Decoupled
-from triglot.inference import Awaited
+from triglot.dataplane.dataplane import DataPlane, Decoupled
+from triglot.dataplane.inference import Awaited
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 

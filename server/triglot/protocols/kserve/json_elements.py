@@ -9,8 +9,8 @@ import numpy as np
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import DATATYPES, Array, Buffer, DataType, element_count, object_array
 from triglot.core.types import OutputTensor
-from triglot.protocols.json_arrays import LargeArray
-from triglot.protocols.json_text import flatten, float32_array, print_array, type_name
+from triglot.protocols.json.arrays import LargeArray
+from triglot.protocols.json.text import flatten, float32_array, print_array, type_name
 
 NO_JSON = ("FP16", "BF16", "COMPLEX64", "COMPLEX128")
 """Datatypes whose elements have no JSON form."""

@@ -8,13 +8,13 @@ from typing import Any
 import orjson
 
 from triglot.core.call import Call
-from triglot.core.control import LOG_SETTINGS, Arguments, Control
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.dataplane.control import LOG_SETTINGS, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import Kind, Method, Operation, Route
-from triglot.protocols.json_text import type_name
+from triglot.protocols.json.text import type_name
 from triglot.protocols.kserve.trace_settings import read_settings
+from triglot.protocols.rows import Kind, Method, Operation, Route
 from triglot.protocols.wire import parse_control, serialize
 from triglot.telemetry.log_settings import LogSettings, Value
 

@@ -10,13 +10,13 @@ import orjson
 
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.dataplane import DataPlane
+from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import Kind, Method, Operation, Route
 from triglot.protocols.kserve.extension import MODEL_PATHS
+from triglot.protocols.rows import Kind, Method, Operation, Route
 from triglot.protocols.wire import parse_control, serialize
-from triglot.repository.completed_config import completed
-from triglot.repository.config_json import json_object
+from triglot.repository.config.as_json import json_object
+from triglot.repository.config.completed import completed
 
 
 class ModelConfigs:

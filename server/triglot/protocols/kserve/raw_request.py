@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest
-from triglot.core.signature import Signature, shape_text
 from triglot.core.tensor import DATATYPES, Array, Buffer, element_count, object_array
 from triglot.core.types import InferenceRequest, InputTensor
+from triglot.model.signature import Signature, shape_text
 from triglot.protocols.kserve.rest import HEADER_LENGTH, RestInfer, json_length
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from triglot.core.buffers import Buffers
 from triglot.core.errors import Code, InvalidArgument, NotFound, PayloadTooLarge, ServingError
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.types import RegionSlice
-from triglot.engine.buffers import Buffers
 from triglot.protocols.kserve.guarded_memory import GuardedMemory
 
 SHARED_MEMORY = Path("/dev/shm")

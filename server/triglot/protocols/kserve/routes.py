@@ -14,14 +14,14 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.running import Cancellable, Defer, Done, Outcome
 from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import MAX_CONTROL_BYTES, Operation, Route
-from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
-from triglot.protocols.json_text import read_body, type_name
+from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.json.text import read_body, type_name
 from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.kserve.inference import UnaryInference
 from triglot.protocols.kserve.raw_request import decode_raw, is_raw
 from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length, text_size
 from triglot.protocols.kserve.service import KServe, check_change_size
+from triglot.protocols.rows import MAX_CONTROL_BYTES, Operation, Route
 
 REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
 """One that is named is refused (spec 3.1)."""

@@ -11,11 +11,10 @@ from triglot.core.duplex import Duplex
 from triglot.core.errors import InvalidArgument, ModelNotFound, Unavailable, Unimplemented
 from triglot.core.scattered import Scattered
 from triglot.core.scattering import may_scatter
-from triglot.core.signature import Signature
 from triglot.core.types import InferenceResponse, TensorSpec
-from triglot.dataplane import DataPlane
+from triglot.dataplane.dataplane import DataPlane
+from triglot.model.signature import Signature
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
 from triglot.protocols.kserve.codec import RAW_INPUTS, encode_infer, infer_pieces, packing_size
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.extension import Extension
@@ -25,6 +24,7 @@ from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.kserve.small_answers import small_answer
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.stream_requests import StreamRequests
+from triglot.protocols.rows import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
 from triglot.protocols.wire import length_prefix, parse_control, rest_size, serialize
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__

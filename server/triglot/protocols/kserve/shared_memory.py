@@ -14,13 +14,13 @@ from typing import Any
 import orjson
 
 from triglot.core.call import Call
-from triglot.core.control import REGISTER, UNREGISTER, Arguments, Control
 from triglot.core.errors import InvalidArgument, NotFound, Unimplemented
 from triglot.core.http import HttpRequest, HttpResponse
+from triglot.dataplane.control import REGISTER, UNREGISTER, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import Kind, Method, Operation, Route
-from triglot.protocols.json_text import read_body, type_name
+from triglot.protocols.json.text import read_body, type_name
 from triglot.protocols.kserve.regions import Region, Regions
+from triglot.protocols.rows import Kind, Method, Operation, Route
 from triglot.protocols.wire import parse_control, serialize
 
 CLOSED = "system shared memory is not open on this server; its option shared_memory_prefix opens it"

@@ -10,19 +10,19 @@ from typing import Any
 import orjson
 
 from triglot.core.call import Call
-from triglot.core.control import STATISTICS, Arguments
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.statistics import Duration, Responses, Statistics
-from triglot.dataplane import DataPlane
-from triglot.engine.servable import Servable
+from triglot.dataplane.control import STATISTICS, Arguments
+from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import Kind, Method, Operation, Route
 from triglot.protocols.kserve.added_statistics import merged
 from triglot.protocols.kserve.extension import MODEL_PATHS
+from triglot.protocols.rows import Kind, Method, Operation, Route
 from triglot.protocols.wire import parse_control, serialize
-from triglot.repository.config_json import json_object
-from triglot.repository.plan import State
+from triglot.repository.config.as_json import json_object
+from triglot.repository.manager.plan import State
+from triglot.scheduling.servable import Servable
 
 PATHS = ("/v2/models/stats", *(f"{path}/stats" for path in MODEL_PATHS))
 

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 from triglot.core.call import Call
 from triglot.core.duplex import Running
 from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome
+from triglot.core.own_task import as_task
 from triglot.core.running import Cancellable, Outcome
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.types import InferenceRequest, InferenceResponse
-from triglot.dataplane import DataPlane
-from triglot.engine.own_task import as_task
-from triglot.inference import Awaited
+from triglot.dataplane.dataplane import DataPlane
+from triglot.dataplane.inference import Awaited
 from triglot.protocols.kserve.codec import (
     StreamError,
     encode_stream_infer,

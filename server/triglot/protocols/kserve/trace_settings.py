@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 
 from triglot.core.call import Call
-from triglot.core.control import TRACE_SETTINGS, Arguments
 from triglot.core.errors import InvalidArgument, ModelNotFound
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.dataplane import DataPlane
+from triglot.dataplane.control import TRACE_SETTINGS, Arguments
+from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols import Kind, Method, Operation, Route
-from triglot.protocols.json_text import read_body, type_name
+from triglot.protocols.json.text import read_body, type_name
 from triglot.protocols.kserve.extension import MODEL_PATHS
+from triglot.protocols.rows import Kind, Method, Operation, Route
 from triglot.protocols.wire import parse_control, serialize
 from triglot.telemetry.trace_settings import LEVEL
 

@@ -9,9 +9,9 @@ from itertools import accumulate
 from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
 
-from triglot.core import model_metrics
-from triglot.core.model_metrics import Family
-from triglot.repository.plan import Version
+from triglot.model import metrics as model_metrics
+from triglot.model.metrics import Family
+from triglot.repository.manager.plan import Version
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from triglot.protocols.monitor.triton_metrics import printable
-from triglot.repository.plan import Version
+from triglot.repository.manager.plan import Version
 from triglot.telemetry.points import Points, point
 from triglot.telemetry.stats import CallStats, ModelStats, Second
 from triglot.telemetry.store import Telemetry

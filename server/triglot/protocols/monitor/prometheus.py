@@ -12,12 +12,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
-from triglot.core.control import Reports
 from triglot.core.errors import Code
-from triglot.core.model_metrics import Family
+from triglot.dataplane.control import Reports
+from triglot.model.metrics import Family
 from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed
 from triglot.protocols.monitor.triton_metrics import counters, printable, triton_metrics
-from triglot.repository.plan import Version
+from triglot.repository.manager.plan import Version
 from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
 from triglot.telemetry.merging import WORKER, Page, merged_pages
 from triglot.telemetry.process import MachineUsage

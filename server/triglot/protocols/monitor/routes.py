@@ -16,18 +16,18 @@ from urllib.parse import parse_qs
 import orjson
 
 from triglot.core.call import Call
-from triglot.core.control import METRICS as METRICS_REPORT
-from triglot.core.control import NAMES, Arguments, Control, Reports
-from triglot.core.control import OVERVIEW as OVERVIEW_REPORT
-from triglot.core.control import SERIES as SERIES_REPORT
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.dataplane import DataPlane
-from triglot.protocols import Operation, Route, no_work
+from triglot.dataplane.control import METRICS as METRICS_REPORT
+from triglot.dataplane.control import NAMES, Arguments, Control, Reports
+from triglot.dataplane.control import OVERVIEW as OVERVIEW_REPORT
+from triglot.dataplane.control import SERIES as SERIES_REPORT
+from triglot.dataplane.dataplane import DataPlane
 from triglot.protocols.monitor.added_overview import added_overview, overview_report
 from triglot.protocols.monitor.overview import overview
 from triglot.protocols.monitor.prometheus import PrometheusText, render_reports
 from triglot.protocols.monitor.scripts import script_routes, takes_gzip
-from triglot.repository.plan import Version
+from triglot.protocols.rows import Operation, Route, no_work
+from triglot.repository.manager.plan import Version
 from triglot.telemetry.added_series import added_series, series_report
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__

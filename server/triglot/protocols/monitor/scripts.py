@@ -8,7 +8,7 @@ from functools import partial
 
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.protocols import Operation, Route
+from triglot.protocols.rows import Operation, Route
 
 PATHS = {"jQuery": "/grps/v1/js/jquery_min", "Flot": "/grps/v1/js/flot_min"}
 LAST_MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"

@@ -10,8 +10,8 @@ from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from triglot.core.statistics import REASONS, Statistics
-from triglot.engine.servable import Servable
-from triglot.repository.plan import Version
+from triglot.repository.manager.plan import Version
+from triglot.scheduling.servable import Servable
 from triglot.telemetry.process import MachineUsage
 
 COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], float]]] = {

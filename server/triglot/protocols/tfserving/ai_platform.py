@@ -19,13 +19,12 @@ from triglot.core.errors import (
     Unavailable,
 )
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.signature import Signature
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, ParameterValue
-from triglot.dataplane import DataPlane
-from triglot.engine.servable import Servable
-from triglot.protocols import Operation, Route
-from triglot.protocols.json_arrays import parse_large
-from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.dataplane.dataplane import DataPlane
+from triglot.model.signature import Signature
+from triglot.protocols.json.arrays import parse_large
+from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.rows import Operation, Route
 from triglot.protocols.tfserving.json_models import (
     INSTANCES,
     PARAMETERS,
@@ -37,6 +36,7 @@ from triglot.protocols.tfserving.json_models import (
 )
 from triglot.protocols.tfserving.rest_predict import decode_predict, encode_predict, text_size
 from triglot.protocols.tfserving.routes import status_of
+from triglot.scheduling.servable import Servable
 
 PROJECT_MODEL = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}"
 BARE_PLATFORMS = ("sklearn", "xgboost")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.model import Model, is_decoupled
-from triglot.core.model_signatures import signatures_of
-from triglot.core.scheduling import LONGEST_SECONDS, DynamicBatching
-from triglot.core.signature import Signature, shape_text
+from triglot.model.declared_signatures import signatures_of
+from triglot.model.model import Model, is_decoupled
+from triglot.model.scheduling import LONGEST_SECONDS, DynamicBatching
+from triglot.model.signature import Signature, shape_text
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
 
 PER_MODEL_FILE = "batching_params.pbtxt"

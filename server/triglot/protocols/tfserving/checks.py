@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.signature import Signature
 from triglot.core.types import InputTensor
+from triglot.model.signature import Signature
 from triglot.pb.tfserving import signature_pb2
 from triglot.protocols.tfserving.codec import PredictRequest
 from triglot.protocols.tfserving.tensor import dtype_name

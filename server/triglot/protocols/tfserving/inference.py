@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.signature import Signature, shape_text
 from triglot.core.tensor import Array, bytes_elements
 from triglot.core.types import OutputTensor
+from triglot.model.signature import Signature, shape_text
 from triglot.pb.tfserving import inference_pb2 as pb
 from triglot.pb.tfserving import signature_pb2, tensor_pb2
 from triglot.protocols.tfserving.codec import ModelSpec, decode_spec

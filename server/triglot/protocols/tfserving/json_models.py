@@ -9,9 +9,9 @@ from typing import Any
 from triglot.core.errors import InvalidArgument
 from triglot.core.tensor import bytes_elements, object_array
 from triglot.core.types import InferenceResponse, InputTensor
-from triglot.protocols.json_limits import DEFAULT_LIMITS, JsonLimits
-from triglot.protocols.json_pieces import parse_in_pieces
-from triglot.protocols.json_text import is_quick, type_name
+from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json.pieces import parse_in_pieces
+from triglot.protocols.json.text import is_quick, type_name
 
 INSTANCES, PARAMETERS, SIGNATURE_NAME = "instances", "parameters", "signature_name"
 

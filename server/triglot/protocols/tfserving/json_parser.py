@@ -13,8 +13,8 @@ from typing import NoReturn
 import orjson
 
 from triglot.core.errors import InvalidArgument
-from triglot.protocols.json_limits import CONTAINER_COST, DEFAULT_LIMITS, MAX_DEPTH, JsonLimits
-from triglot.protocols.json_pieces import check_values
+from triglot.protocols.json.limits import CONTAINER_COST, DEFAULT_LIMITS, MAX_DEPTH, JsonLimits
+from triglot.protocols.json.pieces import check_values
 from triglot.protocols.tfserving.json_values import Object, Value, debug_text, text_of
 
 # _SPACE and _PLAIN match the empty text too, wherever they are asked: `match` never gives None.

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from triglot.core.errors import ServingError
-from triglot.core.signature import Signature
 from triglot.core.tensor import DATATYPES, Array
 from triglot.core.types import InputTensor, TensorSpec
-from triglot.protocols.json_arrays import LargeArray, all_but, count, parse_large, skeleton_of
-from triglot.protocols.json_limits import JsonLimits
-from triglot.protocols.json_text import SIMD_FROM_BYTES, flatten, parse_plain
+from triglot.model.signature import Signature
+from triglot.protocols.json.arrays import LargeArray, all_but, count, parse_large, skeleton_of
+from triglot.protocols.json.limits import JsonLimits
+from triglot.protocols.json.text import SIMD_FROM_BYTES, flatten, parse_plain
 from triglot.protocols.tfserving.json_tensors import RULES, PredictBody, narrowed, to_array
 from triglot.protocols.tfserving.json_values import decode_base64
 from triglot.protocols.tfserving.tensor import MAX_DIMS

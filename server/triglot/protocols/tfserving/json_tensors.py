@@ -11,7 +11,7 @@ import numpy as np
 from triglot.core.errors import InvalidArgument, ServingError, Unimplemented
 from triglot.core.tensor import DATATYPES, Array, object_array
 from triglot.core.types import InputTensor, TensorSpec
-from triglot.protocols.json_text import float32_array
+from triglot.protocols.json.text import float32_array
 from triglot.protocols.tfserving.json_values import (
     Object,
     Value,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ModelNotFound, NotFound, Unavailable
-from triglot.dataplane import DataPlane
-from triglot.engine.servable import Servable
+from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.tfserving import signature_pb2
 from triglot.protocols.tfserving.codec import ModelSpec
 from triglot.protocols.tfserving.signature_def import signature_def
-from triglot.repository.registry import UnknownLabel
+from triglot.repository.manager.registry import UnknownLabel
+from triglot.scheduling.servable import Servable
 
 
 def require_spec(spec: ModelSpec | None) -> ModelSpec:

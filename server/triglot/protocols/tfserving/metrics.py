@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from triglot.core.call import Call
-from triglot.core.control import TFSERVING_METRICS, Arguments, Control, Reports
 from triglot.core.errors import Code
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.protocols import Operation, Route
+from triglot.dataplane.control import TFSERVING_METRICS, Arguments, Control, Reports
+from triglot.protocols.rows import Operation, Route
 from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.merging import merged_texts
 from triglot.telemetry.stats import CallStats, Kind

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from triglot.core.errors import InvalidArgument
-from triglot.core.model_config import ALL, VersionPolicy
+from triglot.model.config import ALL, VersionPolicy
 from triglot.pb.tfserving import model_server_config_pb2 as pb
-from triglot.repository.layout import BACKEND_OF_FILE
-from triglot.repository.settings import ModelSettings, check_names
+from triglot.repository.config.settings import ModelSettings, check_names
+from triglot.repository.scan.layout import BACKEND_OF_FILE
 
 TENSORFLOW = "tensorflow"
 """TensorFlow Serving's only platform. The names of our backends are platforms too, and all mean the same: the

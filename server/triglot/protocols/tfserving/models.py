@@ -7,13 +7,13 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, NotFound, PermissionDenied
-from triglot.dataplane import DataPlane
+from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.tfserving import management_pb2, metadata_pb2
 from triglot.protocols.tfserving.codec import decode_spec, spec_message
 from triglot.protocols.tfserving.lookup import find_servable, require_spec
 from triglot.protocols.tfserving.model_config import model_settings
 from triglot.protocols.tfserving.signature_def import signature_def_map
-from triglot.repository.plan import State
+from triglot.repository.manager.plan import State
 
 log = logging.getLogger(__name__)
 

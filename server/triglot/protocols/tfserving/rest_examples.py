@@ -12,7 +12,7 @@ from typing import Any
 from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.core.tensor import Array
 from triglot.pb.tfserving.example_pb2 import BytesList, Example, Feature, FloatList, Int64List
-from triglot.protocols.json_limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
 from triglot.protocols.tfserving.json_parser import parse_object, signature_name_of
 from triglot.protocols.tfserving.json_printer import print_answer, print_floats, print_line, print_rows
 from triglot.protocols.tfserving.json_tensors import to_array

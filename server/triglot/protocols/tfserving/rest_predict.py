@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.scattered import Scattered
-from triglot.core.signature import Signature
 from triglot.core.tensor import Array, bytes_elements, native
 from triglot.core.types import InputTensor, OutputTensor, TensorSpec
-from triglot.protocols.json_limits import DEFAULT_LIMITS, JsonLimits
-from triglot.protocols.json_text import print_array, print_nested
+from triglot.model.signature import Signature
+from triglot.protocols.json.limits import DEFAULT_LIMITS, JsonLimits
+from triglot.protocols.json.text import print_array, print_nested
 from triglot.protocols.tfserving.json_numbers import decimal_texts
 from triglot.protocols.tfserving.json_parser import parse_object, signature_name_of
 from triglot.protocols.tfserving.json_printer import (

@@ -19,13 +19,12 @@ from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingE
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.core.running import Cancellable, Defer, Done, Outcome
 from triglot.core.scattered import Scattered
-from triglot.core.signature import DEFAULT_SIGNATURE, Signature
-from triglot.dataplane import DataPlane
-from triglot.engine.servable import Servable
-from triglot.inference import Awaited, Inference
+from triglot.dataplane.dataplane import DataPlane
+from triglot.dataplane.inference import Awaited, Inference
+from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
-from triglot.protocols import DamagedBody, InflatedTooLarge, Operation, Route
-from triglot.protocols.json_limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.rows import DamagedBody, InflatedTooLarge, Operation, Route
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest
 from triglot.protocols.tfserving.json_models import encode_json, json_inputs, read_object, split_keywords
@@ -51,6 +50,7 @@ from triglot.protocols.tfserving.rest_predict import (
     text_size,
 )
 from triglot.protocols.tfserving.service import Classification, Prediction, Predictions, Regression
+from triglot.scheduling.servable import Servable
 
 ANY_PATH = "/{path:(?s:.*)}"
 PREFIX = "/{v1:(?i:v1)}" + ANY_PATH

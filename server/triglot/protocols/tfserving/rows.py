@@ -8,7 +8,7 @@ from typing import Any
 
 from triglot.core.scattered import Scattered
 from triglot.pb.tfserving import inference_pb2, management_pb2, metadata_pb2
-from triglot.protocols import Kind, Method, Operation, Service, no_work
+from triglot.protocols.rows import Kind, Method, Operation, Service, no_work
 from triglot.protocols.tfserving.codec import (
     ELEMENT_WORK,
     PredictDecoder,

@@ -15,13 +15,12 @@ from triglot.core.errors import (
     without_frames,
 )
 from triglot.core.running import Defer, Done, raise_error
-from triglot.core.signature import DEFAULT_SIGNATURE, Signature
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor
-from triglot.core.validation import InvalidRequest
-from triglot.dataplane import DataPlane, Decoupled
-from triglot.engine.servable import Servable
-from triglot.inference import Inference, ended
+from triglot.dataplane.dataplane import DataPlane, Decoupled
+from triglot.dataplane.inference import Inference, ended
+from triglot.model.signature import DEFAULT_SIGNATURE, Signature
+from triglot.model.validation import InvalidRequest
 from triglot.pb.tfserving import inference_pb2, model_pb2, signature_pb2
 from triglot.protocols.tfserving.checks import check_datatypes, check_predict
 from triglot.protocols.tfserving.codec import (
@@ -44,6 +43,7 @@ from triglot.protocols.tfserving.inference import (
 )
 from triglot.protocols.tfserving.lookup import define, find_servable
 from triglot.protocols.tfserving.signature_def import METHOD_NAMES
+from triglot.scheduling.servable import Servable
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from triglot.core.signature import Signature
 from triglot.core.types import TensorSpec
+from triglot.model.signature import Signature
 from triglot.pb.tfserving import metadata_pb2, signature_pb2
 from triglot.protocols.tfserving.tensor import TYPES, tensor_message
 

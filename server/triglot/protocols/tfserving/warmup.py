@@ -8,13 +8,13 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, ModelLoadError, ServingError
-from triglot.engine.servable import Servable
 from triglot.pb.tfserving import inference_pb2, prediction_log_pb2
 from triglot.protocols.tfserving.codec import decode_predict
 from triglot.protocols.tfserving.inference import decode_examples, decode_multi
 from triglot.protocols.tfserving.service import Predictions
 from triglot.protocols.tfserving.tfrecord import DamagedRecords, read_records
 from triglot.protocols.wire import parse, serialize
+from triglot.scheduling.servable import Servable
 
 WARM_UP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 MAX_RECORDS = 1000

@@ -26,11 +26,11 @@ from triglot.transports.http1.requests import (
     RequestHead,
     RequestReader,
 )
-from triglot.transports.http_answers import FIXED_FIELDS
-from triglot.transports.http_calls import HttpCalls
-from triglot.transports.http_errors import error_body
-from triglot.transports.http_exchange import Exchange, IncomingBody
-from triglot.transports.http_fields import Fields
+from triglot.transports.rest.answers import FIXED_FIELDS
+from triglot.transports.rest.calls import HttpCalls
+from triglot.transports.rest.errors import error_body
+from triglot.transports.rest.exchange import Exchange, IncomingBody
+from triglot.transports.rest.fields import Fields
 from triglot.transports.unsent import StallTimer
 
 log = logging.getLogger(__name__)

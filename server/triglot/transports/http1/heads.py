@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from http import HTTPStatus
 
-from triglot.transports.http_fields import FRAMING, Fields
+from triglot.transports.rest.fields import FRAMING, Fields
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from triglot.transports.http_fields import LONGEST_LINE, MOST_HEAD_BYTES
+from triglot.transports.rest.fields import LONGEST_LINE, MOST_HEAD_BYTES
 
 PIECE_BYTES = 16 * 1024
 """Of what is kept, that are looked at together: what is left of them is copied with each request."""

@@ -6,10 +6,10 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
-from triglot.config import Config
+from triglot.config.options import Config
 from triglot.transports.http1.connection import Connection
-from triglot.transports.http_calls import CLEAN_UP_SECONDS, HttpCalls
-from triglot.transports.http_server import HttpServer
+from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
+from triglot.transports.rest.server import HttpServer
 
 
 class Http1Server(HttpServer):

@@ -1,0 +1,261 @@
+"""`triglot grps`: a grps project's folder and its two files, as options and models of ours (grps 5, 8).
+
+Strategy: server.yml takes the place of our defaults, so that `TRIGLOT_*` variables and flags win over it, as they
+do over any file. Each model of inference.yml is a model here, and so is the DAG, for requests that name none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import logging
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, chdir, contextmanager
+from functools import partial
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from triglot.backends.grps.gpu import GpuWatch
+from triglot.backends.grps.logs import MONITOR_FILE, log_files, own_name
+from triglot.backends.grps.project import GrpsProject
+from triglot.backends.grps.server_settings import ServerSettings, read_server
+from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings, read_project
+from triglot.backends.grps.unit_test import DEFAULT_TEST, run_unittest
+from triglot.config.options import LOG_LEVELS, NO_PORT, OPTIONS, Config, ConfigError
+from triglot.config.sources import load_config
+from triglot.core.errors import ModelLoadError
+from triglot.platform.archives import unpack
+from triglot.repository.config.settings import NAME
+from triglot.repository.scan.source import LAST_VERSION, ModelFiles
+from triglot.telemetry.store import Telemetry
+
+log = logging.getLogger(__name__)
+
+PROTOCOLS = "grps,kserve,tfserving"
+MAX_MESSAGE = 1 << 30
+"""Bytes; grps' own limit (grps 4)."""
+OPTION_OF_FLAG = {"online": "grps_online", "http_error_status": "grps_http_errors", "log_level": "log_level"}
+BACKEND = "grps"
+_PIECES = re.compile(r"[0-9]+|[^0-9.]+")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command and its flags."""
+    parser = commands.add_parser(
+        "grps",
+        help="serve a grps project",
+        description="Serves the folder of a grps project as it is. TRIGLOT_* variables set the options of "
+        "`triglot serve` and win over conf/server.yml.",
+        allow_abbrev=False,
+    )
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    parser.add_argument(
+        "project",
+        nargs="?",
+        type=Path,
+        metavar="PROJECT",
+        help="the project's folder, or a .mar archive of it (default: the current folder)",
+    )
+    for name in ("server", "inference"):
+        text = f"in place of the project's conf/{name}.yml"
+        add(f"--{name}-conf", f"--{name}_conf", type=Path, metavar="FILE", help=text)
+    add("--online", action="store_true", help="be ready from the start, instead of after a call of Online")
+    option = OPTIONS[OPTION_OF_FLAG["http_error_status"]].metadata
+    add("--http-error-status", choices=option["choices"], help=f"{option['help']} (default: mirror)")
+    add("--log-level", choices=LOG_LEVELS, help="the least level that is logged (default: info)")
+    add(
+        "--unittest",
+        nargs="?",
+        const=DEFAULT_TEST,
+        metavar="NAME",
+        help=f"run the project's own test in place of serving (NAME: {DEFAULT_TEST})",
+    )
+
+
+def flag_names() -> list[str]:
+    """Every flag, for suggestions."""
+    flags = ("help", "server-conf", "inference-conf", "online", "http-error-status", "log-level", "unittest")
+    return [*(f"--{flag}" for flag in flags), "--server_conf", "--inference_conf"]
+
+
+def read(flags: Mapping[str, Any], others: Iterable[str]) -> tuple[ProjectSettings, Path]:
+    """The settings of the project that the flags, and the arguments beside them, name; where its log_dir lies.
+
+    That is its folder, and for an archive the current one: what is unpacked is removed in the end.
+    Raises `ConfigError` for more than one project, and `ModelLoadError` for what is wrong with it, which the
+    project's log then has, too.
+    """
+    paths = [*([flags["project"]] if flags["project"] else []), *map(Path, others)]
+    if len(paths) > 1:
+        raise ConfigError(f"expected one project, got {' and '.join(map(str, paths))}")
+    path = paths[0] if paths else Path()
+    folder, logs_in = (_unpacked(path), Path.cwd()) if path.is_file() else (path, path.absolute())
+    server_file = flags.get("server_conf", folder / SERVER_FILE)
+    try:
+        settings = read_project(folder, server_conf=server_file, inference_conf=flags.get("inference_conf"))
+    except ModelLoadError as error:
+        _log_failure(folder, logs_in, server_file, error)
+        raise
+    return settings, logs_in
+
+
+def _unpacked(archive: Path) -> Path:
+    """The project in an archive, in a folder that lasts as long as the process (grps 8)."""
+    folder = Path(tempfile.mkdtemp(prefix="triglot-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        unpack(archive, folder, mode="r:gz")
+    except (OSError, tarfile.TarError) as error:
+        raise ModelLoadError(f"{archive}: expected a project's folder, or a gzipped tar of it: {error}") from None
+    return folder
+
+
+def _log_failure(folder: Path, logs_in: Path, server_file: Path, error: ModelLoadError) -> None:
+    """Start scripts look into the log for CRITICAL (grps 5.2); if it can be found."""
+    try:
+        settings = read_server(folder, server_file, [])[2]
+        with log_files(logs_in, settings):
+            log.critical("%s", error)
+    except ModelLoadError:
+        pass  # The file that names the log is wrong itself; the error goes to whoever started the process.
+
+
+def configuration(
+    settings: ServerSettings, default_model: str, flags: Mapping[str, Any], environment: Mapping[str, str]
+) -> Config:
+    """Our options for a project; `default_model` is for requests that name none. Raises `ConfigError`."""
+    defaults: dict[str, Any] = {
+        "host": settings.host,
+        "rest_port": settings.http_port,
+        "grpc_port": NO_PORT if settings.grpc_port is None else settings.grpc_port,
+        "protocols": PROTOCOLS,
+        "max_message_size": MAX_MESSAGE,
+        "max_connections": settings.max_connections,
+        "default_model": default_model,
+    }
+    if custom := settings.custom_http:
+        defaults |= {
+            "grps_path": custom.path,
+            "grps_customized_body": custom.customized_body,
+            "grps_streaming_mode": custom.ctrl_mode,
+            "grps_streaming_key": custom.ctrl_key,
+            "grps_streaming_content_type": custom.res_content_type,
+        }
+    options = {option: flags[flag] for flag, option in OPTION_OF_FLAG.items() if flag in flags}
+    return load_config(None, environment, options, defaults)
+
+
+def metadata(settings: ProjectSettings) -> str:
+    """What grps' clients are told of the server: the two files (grps 3.7)."""
+    return f"{settings.inference_text}\n{settings.server_text}"
+
+
+def project_of(settings: ProjectSettings, telemetry: Telemetry) -> GrpsProject:
+    """The project, of which nothing is loaded yet; what its code measures goes to the telemetry."""
+    return GrpsProject(settings, telemetry.monitor)
+
+
+def project_models(project: GrpsProject) -> tuple[list[ModelFiles], str]:
+    """The project's models, the DAG as the last one, and the DAG's name. Nothing is loaded yet.
+
+    A version's text is a label: other protocols count versions, see `version_numbers`.
+    """
+    settings = project.settings
+    file = settings.folder / INFERENCE_FILE
+    versions: dict[str, list[str]] = {}
+    for entry in settings.models:
+        versions.setdefault(entry.name, []).append(entry.version)
+    numbers = {name: version_numbers(texts) for name, texts in versions.items()}
+    models = [
+        ModelFiles(
+            entry.name,
+            numbers[entry.name][entry.version],
+            BACKEND,
+            file,
+            label=entry.version,
+            make=partial(project.model, entry.name, entry.version),
+        )
+        for entry in settings.models
+    ]
+    dag = _free_name(settings.dag.name, versions)
+    return [*models, ModelFiles(dag, 1, BACKEND, file, make=project.dag)], dag
+
+
+def version_numbers(versions: Sequence[str]) -> dict[str, int]:
+    """A number for each of a model's versions, higher for a later one as far as possible.
+
+    An integer from 1 on is its own. Any other version has the lowest free number above that of the version before
+    it, where 1.9.0 comes before 1.10.
+    """
+    numbers = {version: int(version) for version in versions if _is_number(version)}
+    last = 0
+    for version in sorted(versions, key=_order):
+        if version not in numbers:
+            taken = set(numbers.values())
+            candidates = chain(range(last + 1, LAST_VERSION + 1), count(1))
+            numbers[version] = next(number for number in candidates if number not in taken)
+        last = numbers[version]
+    return numbers
+
+
+def _is_number(version: str) -> bool:
+    return re.fullmatch("[1-9][0-9]{0,18}", version) is not None and int(version) <= LAST_VERSION
+
+
+def _order(version: str) -> list[tuple[int, int, str]]:
+    """Sorts by the numbers in a version, and by text where there are none."""
+    pieces = _PIECES.findall(version)
+    return [(1, int(piece), "") if piece.isdecimal() else (0, 0, piece) for piece in pieces]
+
+
+def _free_name(dag: str, taken: Iterable[str]) -> str:
+    """The DAG's name, changed as little as other protocols and the models' names require."""
+    others = set(taken)
+    if NAME.fullmatch(dag) and dag not in others:
+        return dag
+    legal = re.sub(r"[^A-Za-z0-9._-]", "_", dag)[:100].lstrip(".")
+    name = f"{legal}-dag"
+    number = 1
+    while name in others:
+        number += 1
+        name = f"{legal}-dag{number}"
+    return name
+
+
+def load(project: GrpsProject) -> None:
+    """Load the project's models where its code expects that: on the main thread. Raises `ModelLoadError`.
+
+    The trace of what the project's code raised is logged.
+    """
+    try:
+        project.load()
+    except ModelLoadError as error:
+        if error.__cause__ is not None:
+            log.error("the project cannot be loaded", exc_info=error.__cause__)
+        raise
+
+
+@contextmanager
+def surroundings(settings: ProjectSettings, logs_in: Path, telemetry: Telemetry, worker: int) -> Iterator[None]:
+    """What a project runs in: its folder is the current one, its logs are written, and its GPUs are looked at.
+
+    `log_dir` lies in `logs_in`. Raises `ModelLoadError` when the logs cannot be written.
+    """
+    with ExitStack() as stack:
+        logs = stack.enter_context(log_files(logs_in, settings.server, worker))
+        log.info("logs are written to %s", logs)
+        telemetry.log_file = logs / own_name(MONITOR_FILE, worker)
+        stack.enter_context(chdir(settings.folder))
+        if settings.server.gpu is not None:
+            stack.enter_context(GpuWatch(settings.server.gpu, telemetry.monitor))
+        yield
+
+
+def passes(settings: ProjectSettings, test: str) -> bool:
+    """Run a test of the project's own (grps 6.1); whether it passed. Raises `ModelLoadError`."""
+    return run_unittest(settings, test)

@@ -1,0 +1,333 @@
+"""`triglot tfserving`: TensorFlow Serving's command line, as options and models of ours (tfs 6.2, 6.4).
+
+Strategy: each of TensorFlow Serving's flags stands in one table, which says what becomes of it: an option of ours,
+part of the models, nothing (a warning says so), or an error, where a server without it would be wrong or insecure.
+The defaults are TensorFlow Serving's; `TRIGLOT_*` variables lie between them and the flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triglot.cli.tfserving_batching import Batching, read_parameters
+from triglot.config.options import ANY_HOST, NO_PORT, Config, ConfigError, check_option
+from triglot.config.sources import load_config
+from triglot.core.errors import FailedPrecondition, InvalidArgument, ServingError
+from triglot.pb.tfserving import model_server_config_pb2 as pb
+from triglot.pb.tfserving import option_files_pb2
+from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
+from triglot.protocols.tfserving.batching import parameters_of
+from triglot.protocols.tfserving.model_config import TENSORFLOW, model_settings
+from triglot.repository.config.proto_text import parse_text
+from triglot.repository.config.settings import ModelSettings
+from triglot.version import __version__
+
+log = logging.getLogger(__name__)
+
+DEFAULTS = {
+    "host": ANY_HOST,
+    "grpc_port": 8500,
+    "rest_port": NO_PORT,
+    "rest_timeout": 30.0,
+    "model_control_mode": "poll",
+    "poll_interval": 1.0,
+    "protocols": "tfserving",
+}
+"""TensorFlow Serving's, where they differ from ours."""
+MONITORING_PATH = "/monitoring/prometheus/metrics"
+
+
+def boolean(text: str) -> bool:
+    """Raises `ValueError`."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"expected true or false, got {text!r}")
+    return text.lower() == "true"
+
+
+Kind = Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag with a meaning here; `option` is the option that takes its value as `convert` gives it."""
+
+    kind: Kind
+    help: str
+    option: str = ""
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+def _port(number: int) -> int:
+    return number or NO_PORT
+
+
+def _monitoring_path(file: str) -> str:
+    """The path of the metrics that a MonitoringConfig file asks for; "" for none. Raises `ConfigError`."""
+    if not file:
+        return ""
+    try:
+        prometheus = parse_text(Path(file).read_bytes(), file, option_files_pb2.MonitoringConfig).prometheus_config
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except InvalidArgument as error:
+        raise ConfigError(error.message) from None
+    return (prometheus.path or MONITORING_PATH) if prometheus.enable else ""
+
+
+FLAGS = {
+    "port": Flag(int, "port for gRPC; 0 opens none (default: 8500)", "grpc_port", _port),
+    "grpc_socket_path": Flag(str, "path of a Unix socket for gRPC, besides the port", "grpc_socket"),
+    "rest_api_port": Flag(int, "port for REST; 0 opens none (default: 0)", "rest_port", _port),
+    "rest_api_timeout_in_ms": Flag(
+        int, "milliseconds that a REST call may take (default: 30000)", "rest_timeout", lambda value: value / 1000
+    ),
+    "rest_api_enable_cors_support": Flag(boolean, "let web pages of any origin read REST answers", "cors"),
+    "model_name": Flag(str, "name of the model at --model_base_path (default: default)"),
+    "model_base_path": Flag(str, "absolute path of the folder that holds a folder for each version"),
+    "model_config_file": Flag(str, "a ModelServerConfig in text format, in place of the two flags above"),
+    "model_config_file_poll_wait_seconds": Flag(
+        float, "seconds between two readings of that file; 0 reads it once (default: 0)"
+    ),
+    "file_system_poll_wait_seconds": Flag(
+        float, "seconds between two looks for versions; 0 looks once (default: 1)", "poll_interval"
+    ),
+    "allowed_model_roots": Flag(
+        str,
+        "folders, with commas, that HandleReloadConfigRequest may name besides those of --model_base_path or "
+        "--model_config_file; / allows all (not a flag of tensorflow_model_server)",
+        "allowed_model_roots",
+    ),
+    "allow_version_labels_for_unavailable_models": Flag(
+        boolean, "let a new version label point to a version that is not available yet", "labels_before_load"
+    ),
+    "enable_serialization_as_tensor_content": Flag(
+        boolean, "answer Predict with tensor_content instead of typed fields", "tensor_content"
+    ),
+    "enable_model_warmup": Flag(
+        boolean, "run a version's recorded requests before it takes calls (default: true)", "warm_up"
+    ),
+    "monitoring_config_file": Flag(
+        str, "a MonitoringConfig in text format, which opens the metrics page", "monitoring_path", _monitoring_path
+    ),
+    "enable_batching": Flag(boolean, "execute requests that wait at the same time together"),
+    "batching_parameters_file": Flag(str, "BatchingParameters in text format, for --enable_batching"),
+    "enable_per_model_batching_parameters": Flag(
+        boolean, "batch a version by the batching_params.pbtxt in its folder, and not at all without one"
+    ),
+}
+
+TUNING: dict[str, Kind] = {
+    "rest_api_num_threads": int,
+    "num_load_threads": int,
+    "num_unload_threads": int,
+    "max_num_load_retries": int,
+    "load_retry_interval_micros": int,
+    "flush_filesystem_caches": boolean,
+    "tensorflow_session_parallelism": int,
+    "tensorflow_intra_op_parallelism": int,
+    "tensorflow_inter_op_parallelism": int,
+    "tensorflow_session_config_file": str,
+    "per_process_gpu_memory_fraction": float,
+    "grpc_channel_arguments": str,
+    "grpc_max_threads": int,
+    "num_request_iterations_for_warmup": int,
+    "remove_unused_fields_from_bundle_metagraph": boolean,
+    "prefer_tflite_model": boolean,
+    "num_tflite_pools": int,
+    "num_tflite_interpreters_per_pool": int,
+    "enable_signature_method_name_check": boolean,
+    "enable_profiler": boolean,
+    "thread_pool_factory_config_file": str,
+    "mixed_precision": str,
+    "skip_initialize_tpu": boolean,
+    "enable_grpc_healthcheck_service": boolean,
+    "xla_cpu_compilation_enabled": boolean,
+    "xla_gpu_compilation_enabled": boolean,
+}
+"""Flags without effect here: how fast, with how many threads, or what is done here in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A flag that may be given as `harmless`, which changes nothing, and is an error otherwise."""
+
+    kind: Kind
+    harmless: Any
+    reason: str
+
+
+REFUSED = {
+    "ssl_config_file": Refused(
+        str, "", "its PEM texts are not read; name files by TRIGLOT_TLS_CERTIFICATE, _TLS_KEY and _TLS_CLIENT_CA"
+    ),
+    "use_alts_credentials": Refused(boolean, False, "ALTS is not supported; put the server behind a proxy"),
+    "saved_model_tags": Refused(str, "serve", "only the graph with the tag 'serve' can be served"),
+    "platform_config_file": Refused(str, "", "the platforms cannot be configured"),
+}
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command and its flags, under TensorFlow Serving's names."""
+    parser = commands.add_parser(
+        "tfserving",
+        help="serve models under TensorFlow Serving's flags",
+        description="Takes tensorflow_model_server's flags and configuration files. TRIGLOT_* variables set the "
+        "options of `triglot serve` that have no flag here.",
+        epilog=f"Accepted, without effect: {', '.join(TUNING)}. Not supported: {', '.join(REFUSED)}.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"triglot {__version__}")
+    for name, flag in FLAGS.items():
+        _add(parser, name, flag.kind, flag.help)
+    for name, kind in TUNING.items():
+        _add(parser, name, kind, argparse.SUPPRESS)
+    for name, refused in REFUSED.items():
+        _add(parser, name, refused.kind, argparse.SUPPRESS)
+
+
+def _add(parser: argparse.ArgumentParser, name: str, kind: Kind, text: str) -> None:
+    if kind is boolean:
+        parser.add_argument(
+            f"--{name}",
+            type=kind,
+            nargs="?",
+            const=True,
+            default=argparse.SUPPRESS,
+            metavar="true|false",
+            help=text,
+        )
+    else:
+        parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, metavar="VALUE", help=text)
+
+
+def flag_names() -> list[str]:
+    """Every flag, for suggestions."""
+    return [f"--{name}" for name in ("help", "version", *FLAGS, *TUNING, *REFUSED)]
+
+
+def configuration(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
+    """Our options for these flags. Raises `ConfigError`, also for flags that contradict each other."""
+    for name, refused in REFUSED.items():
+        if flags.get(name, refused.harmless) != refused.harmless:
+            raise ConfigError(f"--{name}: {refused.reason}")
+    if flags.get("batching_parameters_file") and not flags.get("enable_batching"):
+        raise ConfigError("--batching_parameters_file: needs --enable_batching")
+    if poll_seconds(flags) < 0:
+        raise ConfigError("--model_config_file_poll_wait_seconds: expected at least 0")
+    options = {}
+    for name, flag in FLAGS.items():
+        if flag.option and name in flags:
+            options[flag.option] = flag.convert(flags[name])
+            check_option(flag.option, options[flag.option], f"--{name}")
+    try:
+        return load_config(None, environment, options, DEFAULTS)
+    except ConfigError as error:
+        raise ConfigError(_by_flags(str(error))) from None
+
+
+def _by_flags(text: str) -> str:
+    """What our configuration says of two ports together, in the terms of the flags."""
+    if "grpc_port and rest_port" not in text:
+        return text
+    for name in ("port", "grpc_socket_path", "rest_api_port"):
+        text = re.sub(rf"\b{FLAGS[name].option}\b", f"--{name}", text)
+    return text.replace(f"both {NO_PORT}", "both 0").replace("grpc_transport ", "TRIGLOT_GRPC_TRANSPORT=")
+
+
+def config_file(flags: Mapping[str, Any]) -> Path | None:
+    """The configuration file, if there is one; then it decides alone what the models are (tfs 6.2)."""
+    return Path(flags["model_config_file"]) if flags.get("model_config_file") else None
+
+
+def poll_seconds(flags: Mapping[str, Any]) -> float:
+    """How often the configuration file is read again; 0: never."""
+    seconds: float = flags.get("model_config_file_poll_wait_seconds", 0.0)
+    return seconds
+
+
+def batching(flags: Mapping[str, Any]) -> Batching | None:
+    """What has the models batched, if they are to be. Raises `ConfigError`."""
+    if not flags.get("enable_batching"):
+        return None
+    parameters = parameters_of(BatchingParameters(), "")
+    if name := flags.get("batching_parameters_file"):
+        try:
+            parameters = read_parameters(Path(name))
+        except OSError as error:
+            raise ConfigError(f"{name}: {error.strerror}") from None
+        except InvalidArgument as error:
+            raise ConfigError(error.message) from None
+    return Batching(parameters, per_model=flags.get("enable_per_model_batching_parameters", False))
+
+
+def models(flags: Mapping[str, Any]) -> list[ModelSettings]:
+    """The models that the flags want. Raises `ConfigError`."""
+    if file := config_file(flags):
+        return read_models(file)
+    if not flags.get("model_base_path"):
+        raise ConfigError("expected --model_base_path or --model_config_file")
+    model = pb.ModelConfig(
+        name=flags.get("model_name", "default"), base_path=flags["model_base_path"], model_platform=TENSORFLOW
+    )
+    try:
+        return model_settings(pb.ModelServerConfig(model_config_list=pb.ModelConfigList(config=[model])))
+    except InvalidArgument as error:
+        raise ConfigError(error.message) from None
+
+
+def read_models(file: Path) -> list[ModelSettings]:
+    """The models of a configuration file. Raises `ConfigError`."""
+    try:
+        config = parse_text(file.read_bytes(), str(file), pb.ModelServerConfig)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except InvalidArgument as error:
+        raise ConfigError(error.message) from None
+    if not config.HasField("model_config_list"):
+        # A file that is being written is empty at first.
+        raise ConfigError(f"{file}: expected a model_config_list")
+    try:
+        return model_settings(config)
+    except InvalidArgument as error:
+        raise ConfigError(f"{file}: {error.message}") from None
+
+
+def warnings(flags: Mapping[str, Any]) -> list[str]:
+    """What is to be said of flags that do not do here what they do in TensorFlow Serving."""
+    texts = []
+    if without_effect := [f"--{name}" for name in TUNING if name in flags]:
+        texts.append(f"without effect here: {', '.join(without_effect)}")
+    if flags.get("enable_per_model_batching_parameters") and not flags.get("enable_batching"):
+        texts.append("--enable_per_model_batching_parameters: without effect, as there is no --enable_batching")
+    return texts
+
+
+async def follow(file: Path, seconds: float, reload: Callable[[list[ModelSettings]], Awaitable[object]]) -> None:
+    """Apply the configuration file every so many seconds, for ever; one that is refused changes nothing.
+
+    It is applied when it has not changed, too: a label may wait for its version (tfs 6.2, 6.3). `reload` is
+    `Manager.follow`, which logs what changes, and what cannot be loaded.
+    """
+    said = ""
+    while True:
+        await asyncio.sleep(seconds)
+        text, trouble = "", None
+        try:
+            await reload(await asyncio.to_thread(read_models, file))
+        except (ConfigError, InvalidArgument, FailedPrecondition) as error:
+            where = "" if isinstance(error, ConfigError) else f"{file}: "
+            text = f"{where}{error}; the models stay as they are"
+        except ServingError as error:
+            log.debug("%s: %s", file, error.message)
+        except Exception as error:  # What is wrong here must not keep the next file from being applied.
+            text, trouble = f"{file} could not be applied: {type(error).__name__}: {error}", error
+        if text and text != said:
+            log.log(logging.ERROR if trouble else logging.WARNING, "%s", text, exc_info=trouble)
+        said = text

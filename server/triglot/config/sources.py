@@ -1,0 +1,117 @@
+"""Where options come from. A later source wins: defaults, the TOML file, what Vertex AI sets, `TRIGLOT_*`
+variables, flags.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triglot.config.options import (
+    ANY_HOST,
+    ENVIRONMENT_PREFIX,
+    OPTIONS,
+    Config,
+    ConfigError,
+    check_option,
+    flag_of,
+    is_of,
+    option_type,
+    unknown,
+)
+
+# What Vertex AI sets for a custom container (tfs 7.7), besides AIP_STORAGE_URI.
+VERTEX = {"AIP_HTTP_PORT": "rest_port", "AIP_PREDICT_ROUTE": "predict_route", "AIP_HEALTH_ROUTE": "health_route"}
+SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?")
+
+
+def load_config(
+    file: Path | None,
+    environment: Mapping[str, str],
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> Config:
+    """The options from all sources; `defaults` take the place of ours.
+
+    Raises `ConfigError`, which names the source.
+    """
+    values: dict[str, Any] = dict(defaults or {})
+    if file is not None:
+        values |= _from_toml(file)
+    values |= _from_vertex(environment) | _from_environment(environment)
+    for name, value in flags.items():
+        check_option(name, value, flag_of(name))
+    return Config(**values | dict(flags))
+
+
+def _from_toml(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            table = tomllib.load(opened)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    for name, value in table.items():
+        if name not in OPTIONS:
+            raise ConfigError(f"{file}: {unknown(name, OPTIONS)}")
+        expected = option_type(name)
+        if not is_of(value, expected):
+            raise ConfigError(f"{file}: {name}: expected {expected.__name__}, got {value!r}")
+        check_option(name, value, f"{file}: {name}")
+    return table
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    names = {ENVIRONMENT_PREFIX + name.upper(): name for name in OPTIONS}
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if variable.startswith(ENVIRONMENT_PREFIX) and not _is_service_link(variable, text):
+            if variable not in names:
+                raise ConfigError(unknown(variable, names))
+            name = names[variable]
+            values[name] = _parse(variable, text, option_type(name))
+            check_option(name, values[name], variable)
+    return values
+
+
+def _from_vertex(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, name in VERTEX.items():
+        if text := environment.get(variable):
+            values[name] = _parse(variable, text, option_type(name))
+            check_option(name, values[name], variable)
+    return {"host": ANY_HOST} | values if values else {}
+
+
+def vertex_model(environment: Mapping[str, str]) -> Path | None:
+    """The folder that Vertex AI's AIP_STORAGE_URI names, where Vertex AI set one.
+
+    Raises `ConfigError` for one that is not on this machine.
+    """
+    uri = environment.get("AIP_STORAGE_URI")
+    if not uri or not any(environment.get(variable) for variable in VERTEX):
+        return None
+    if not Path(uri).is_dir():
+        raise ConfigError(
+            f"AIP_STORAGE_URI: expected a folder of this machine, got {uri!r}: copy the model into one first, "
+            "and name it as PATH"
+        )
+    return Path(uri)
+
+
+def _is_service_link(variable: str, text: str) -> bool:
+    """Whether Kubernetes set the variable, for a Service whose name begins with ours."""
+    return text.startswith(("tcp://", "udp://", "sctp://")) or SERVICE_LINK.fullmatch(variable) is not None
+
+
+def _parse(source: str, text: str, expected: type) -> Any:
+    if expected is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{source}: expected true or false, got {text!r}")
+        return text.lower() == "true"
+    try:
+        return expected(text)
+    except ValueError:
+        raise ConfigError(f"{source}: expected {expected.__name__}, got {text!r}") from None

@@ -1,0 +1,228 @@
+"""A batch: requests that an instance executes together, each with an outcome of its own (spec 5.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from triglot.core.buffers import Buffers
+from triglot.core.call import BatchCall, Call
+from triglot.core.errors import Cancelled, Internal, ServingError, own_copy
+from triglot.executors.joining import join, rows_of, split
+from triglot.executors.stream import Stream
+from triglot.executors.timing import BatchTimes
+from triglot.executors.work import Execution, Explain, Function, Inputs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How a model gets several requests: joined, and padded to one of the `allowed_sizes` (ascending) where there
+    are any; or as a list, by `infer_batch`."""
+
+    allowed_sizes: Sequence[int] = ()
+    infer_batch: Callable[..., Any] | None = None
+
+
+class Member(Protocol):
+    """One of the requests of a batch."""
+
+    inputs: Inputs
+    call: Call
+    result: Any
+    failure: ServingError | None
+
+    def skip(self) -> bool:
+        """Whether it is not to run; then it has its failure."""
+
+    def start(self, batch_size: int) -> None:
+        """It runs, with so many requests in all."""
+
+    def end(self, joining: float, splitting: float) -> None:
+        """It has run; so many seconds were spent before and after the model for the batch."""
+
+
+class Owner(Protocol):
+    """Whom a batch comes back to, on the loop."""
+
+    def deliver(self, work: Execution) -> None:
+        """Its outcome may leave."""
+
+
+class Batch:
+    """Executions that share one call of the model. Joinable ones are joined; others come one at a time.
+
+    Strategy: whatever goes wrong here belongs to the members, never to the thread. Each member has its own error,
+    since an error collects the frames that it comes through.
+    """
+
+    __slots__ = (
+        "_buffers",
+        "_counts",
+        "_joinable",
+        "_joining",
+        "_members",
+        "_owner",
+        "_padded",
+        "_running",
+        "_times",
+    )
+    delivers = True
+
+    def __init__(
+        self,
+        members: Sequence[Execution | Stream],
+        joinable: bool,
+        joining: Joining,
+        buffers: Buffers | None,
+        owner: Owner,
+    ) -> None:
+        self._members = members
+        self._joinable = joinable
+        self._joining = joining
+        self._buffers = buffers
+        self._owner = owner
+        self._running: list[Execution | Stream] = []
+        self._counts: list[int] = []  # Rows of each that runs.
+        self._padded = 0  # Rows of the joined inputs; 0: nothing was joined.
+        self._times = BatchTimes()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for any of the members."""
+        return all(member.call.cancelled for member in self._members)
+
+    def run(self, function: Function, explain: Explain) -> None:
+        """On the instance's thread. Raises nothing."""
+        if self._start():
+            try:
+                self._answer(self._ask(function), explain)
+            except BaseException as error:  # A model that calls exit() fails these calls, not the server.
+                self._fail(error, explain)
+            self._end()
+
+    async def run_on_loop(self, function: Function, explain: Explain) -> None:
+        """As `run`, for an `async def` function."""
+        if self._start():
+            try:
+                answer = self._ask(function)
+                self._answer(await answer if inspect.isawaitable(answer) else answer, explain)
+            except BaseException as error:
+                self._fail(error, explain)
+            self._end()
+
+    def _start(self) -> bool:
+        self._running = [member for member in self._members if not member.skip()]
+        for member in self._running:
+            member.start(len(self._running))
+        self._times.begin()
+        return bool(self._running)
+
+    def _ask(self, function: Function) -> Any:
+        members = self._running
+        calls = [member.call for member in members]
+        if self._joining.infer_batch is not None:
+            return self._joining.infer_batch([member.inputs for member in members], calls)
+        if self._joinable:
+            self._counts = [rows_of(member.inputs) for member in members]
+            rows = sum(self._counts)
+            sizes = self._joining.allowed_sizes
+            padded = next((size for size in sizes if size >= rows), rows) if sizes else rows
+            if padded > rows or len(members) > 1:
+                self._padded = padded
+                inputs = join([member.inputs for member in members], padded, self._buffers)
+                self._times.joined()
+                return function(inputs, calls[0] if len(calls) == 1 else BatchCall(calls))
+        return function(members[0].inputs, calls[0])
+
+    def _answer(self, answer: Any, explain: Explain) -> None:
+        members = self._running
+        self._times.answered()
+        if self._joining.infer_batch is not None:
+            self._answer_each(answer, explain)
+        elif not self._joinable:
+            members[0].result = answer
+        else:
+            try:
+                # One by itself, too, or its author would meet the error under load only.
+                parts = split(answer, self._counts, self._padded or sum(self._counts))
+            except Internal as error:
+                log.error("%s", error.message)
+                raise
+            for member, part in zip(members, parts, strict=True):
+                member.result = part
+
+    def _answer_each(self, answers: Any, explain: Explain) -> None:
+        members = self._running
+        for member, answer in zip(members, check_answers(answers, len(members)), strict=True):
+            if isinstance(answer, BaseException):
+                member.failure = own_copy(explain(answer))
+            else:
+                member.result = answer
+
+    def _fail(self, error: BaseException, explain: Explain) -> None:
+        if isinstance(error, asyncio.CancelledError) and self.abandoned:
+            told: ServingError = Cancelled("every caller left")
+        else:
+            try:
+                told = explain(error)
+            except Exception:
+                log.exception("an error of a model cannot be explained")
+                told = Internal("the model failed; the server's log has the details")
+        for member in self._running:
+            member.result, member.failure = None, own_copy(told)
+
+    def _end(self) -> None:
+        times = self._times
+        times.end()
+        for member in self._running:
+            member.end(times.joining, times.splitting)
+
+    def deliver(self) -> None:
+        """On the loop."""
+        times = self._times
+        if self._running:
+            times.count(self._running, self._counts)
+        for member in self._members:
+            if isinstance(member, Execution):
+                if not times.began:
+                    member.failure = Cancelled("the batch was cancelled before it began")
+                self._owner.deliver(member)
+
+
+def check_answers(answers: Any, count: int) -> Sequence[Any]:
+    """What `infer_batch` gave for so many requests. Raises `Internal` for anything but as many answers; the log
+    has it, too."""
+    if isinstance(answers, Sequence) and len(answers) == count:
+        return answers
+    got = f"{len(answers)}" if isinstance(answers, Sequence) else type(answers).__name__
+    error = Internal(f"infer_batch returned {got}, expected a list of {count} answers, one a request")
+    log.error("%s", error.message)
+    raise error
+
+
+class Refusal:
+    """Requests that are not executed: each with its error, on the way to the loop like what was executed."""
+
+    delivers = True
+
+    def __init__(self, refused: Sequence[tuple[Execution | Stream, ServingError]], owner: Owner) -> None:
+        self._refused = refused
+        self._owner = owner
+
+    def run(self, function: Function, explain: Explain) -> None:
+        """Nothing."""
+
+    def deliver(self) -> None:
+        """On the loop."""
+        for work, error in self._refused:
+            if isinstance(work, Stream):
+                work.refuse(error)
+            else:
+                work.failure = error
+                self._owner.deliver(work)

@@ -1,0 +1,96 @@
+"""What a model's class says of how it is to be run."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from triglot.core.call import Call
+from triglot.executors.hosted import HostedModel
+from triglot.executors.work import Function, Inputs
+from triglot.model.model import Model
+from triglot.model.scheduling import DynamicBatching
+from triglot.model.scheduling_rules import check_scheduling
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH_SIZE = 2**31 - 1
+"""What a configuration can say, and every client can read."""
+
+
+def takes_call(infer: Callable[..., Any]) -> bool:
+    """Whether `infer` wants the call after the inputs.
+
+    Raises `ValueError` when it can be called neither way. A second parameter with a default is the model's own
+    unless it is named `call`.
+    """
+    signature = inspect.signature(infer)
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
+        return True
+    for arguments in (1, 2):
+        try:
+            signature.bind(*range(arguments))
+        except TypeError:
+            continue
+        return arguments == 2 or list(signature.parameters)[1:2] == ["call"]
+    raise ValueError(f"infer: expected infer(self, inputs) or infer(self, inputs, call), got infer{signature}")
+
+
+def check_declarations(model: Model) -> None:
+    """Raises `ValueError` for what a model's class cannot have, and warns of what it seems to have forgotten."""
+    for kind in () if model.signatures or model.any_tensors else ("inputs", "outputs"):
+        if not getattr(model, kind):
+            log.warning("class %s declares no %s", type(model).__name__, kind)
+    for name, least in (("max_batch_size", 0), ("instances", 1), ("max_queue_size", 1)):
+        value = getattr(model, name)
+        if name == "max_queue_size" and value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name}: expected an integer, got {value!r}")
+        if value < least:
+            raise ValueError(f"{name}: expected at least {least}, got {value}")
+        if name == "max_batch_size" and value > MAX_BATCH_SIZE:
+            raise ValueError(f"{name}: expected at most {MAX_BATCH_SIZE}, got {value}")
+    if model.infer_batch is not None:
+        _check_infer_batch(model.infer_batch)
+    check_scheduling(model)
+    if _joins_nothing(model):
+        log.warning(
+            "class %s: dynamic_batching: without effect, as there is no max_batch_size: requests run one by one",
+            type(model).__name__,
+        )
+
+
+def _joins_nothing(model: Model) -> bool:
+    """Whether its `dynamic_batching` neither joins requests nor says anything of how they wait."""
+    batching = model.dynamic_batching
+    if batching is None or model.max_batch_size or batching.max_batch_size or model.infer_batch is not None:
+        return False
+    return batching == DynamicBatching(max_queue_delay=batching.max_queue_delay)
+
+
+def _check_infer_batch(infer_batch: object) -> None:
+    what = "infer_batch: expected infer_batch(self, inputs, calls), got"
+    if not callable(infer_batch):
+        raise ValueError(f"{what} {infer_batch!r}")
+    signature = inspect.signature(infer_batch)
+    try:
+        signature.bind((), ())
+    except TypeError:
+        raise ValueError(f"{what} infer_batch{signature}") from None
+
+
+def looks_at_call(model: Model) -> bool:
+    """Whether the model's own code gets the call. Raises as `takes_call`."""
+    return model.looks_at_call if isinstance(model, HostedModel) else takes_call(model.infer)
+
+
+def function_of(model: Model) -> Function:
+    """The model's `infer`, which takes the call in any case. Raises as `takes_call`."""
+    return model.infer if takes_call(model.infer) else _without_call(model.infer)
+
+
+def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], Any]:
+    return lambda inputs, _: infer(inputs)

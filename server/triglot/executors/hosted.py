@@ -1,0 +1,63 @@
+"""Models that run elsewhere than in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from triglot.core.readings import Reading
+from triglot.executors.work import Function
+from triglot.model.model import Model
+
+
+def not_at_all(_: Function) -> None:
+    """Warms nothing up."""
+
+
+def nobody_to_tell(_: int, __: str) -> None:
+    """Tells nobody."""
+
+
+class HostedModel(Model):
+    """A model whose `infer` has the work done by something that can be lost, and comes back.
+
+    `on_change` is called, on any thread, when it becomes alive or not. `looks_at_call`: whether the model's own
+    code gets the call. `warm_up` has what comes back run what this version was warmed up with. `loop` is the one
+    that it is called on.
+
+    A model of sequences has a place for each instance: `on_lost` is called, on any thread, with the instance's
+    number and a name for messages, when its place is lost, before what comes back there is called; what its
+    sequences had there is gone.
+    """
+
+    looks_at_call = True
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.on_change: Callable[[], Any] = lambda: None
+        self.warm_up: Callable[[Function], object] = not_at_all
+        self.on_lost: Callable[[int, str], object] = nobody_to_tell
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether something is there to run the next request."""
+
+    @property
+    def given_up(self) -> int:
+        """Calls that go on in it though nobody waits for them any more. On the loop."""
+        return 0
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Its calls have not ended in time: end what runs them. On any thread; `close` follows."""
+
+    def runs_on(self, instance: int) -> None:
+        """The calling thread is this instance's. When its place is lost from now on, what it runs next is
+        `Unavailable` and runs nowhere else."""
+
+    @abstractmethod
+    def readings(self) -> Iterator[Reading]:
+        """What it counts."""

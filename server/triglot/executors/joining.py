@@ -1,0 +1,174 @@
+"""Several requests' tensors as one batch's, and its outputs as theirs (spec 5.1, tfs 6.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from triglot.core.buffers import Buffers
+from triglot.core.errors import Internal
+from triglot.core.tensor import Array, element_count
+from triglot.core.types import Answer
+from triglot.executors.hosted import HostedModel
+from triglot.model.model import Model
+from triglot.model.signature import shape_text
+
+Inputs = Mapping[str, Array]
+
+
+class NoBatchDim(ValueError):
+    """The inputs have no first dim in common; the text says which way."""
+
+
+def rows_of(inputs: Inputs) -> int:
+    """The first dim of all inputs. Raises `NoBatchDim`."""
+    rows = -1
+    for array in inputs.values():
+        if not array.ndim:
+            raise NoBatchDim("input tensors must have at least one dimension")
+        if rows not in (-1, array.shape[0]):
+            raise NoBatchDim("input tensors must have equal 0th-dimension size")
+        rows = array.shape[0]
+    if rows < 0:
+        raise NoBatchDim("there are no input tensors")
+    return rows
+
+
+def layout_of(inputs: Inputs, *, any_lengths: bool = False) -> Hashable:
+    """What is the same for inputs that can be joined: names, dtypes, and all dims but the first.
+
+    `any_lengths`: of the other dims only their number counts.
+    """
+    if any_lengths:
+        parts: list[Any] = [(name, array.dtype, array.ndim) for name, array in inputs.items()]
+    else:
+        parts = [(name, array.dtype, array.shape[1:]) for name, array in inputs.items()]
+    if len(parts) > 1:
+        parts.sort(key=_name_of)
+    return tuple(parts)
+
+
+def _name_of(part: tuple[str, object, object]) -> str:
+    return part[0]
+
+
+class Stack:
+    """Arrays of one dtype below each other, in `shape`, that nobody has copied yet; who copies them has the time
+    counted as the model's own.
+
+    `rows` is at least the sum of theirs: where it is more, the first row is repeated at the end. Arrays that
+    differ in other dims are padded with zeros, or empty texts, up to the longest.
+    """
+
+    __slots__ = ("_arrays", "_ragged", "dtype", "shape")
+
+    def __init__(self, arrays: Sequence[Array], rows: int) -> None:
+        tails = {array.shape[1:] for array in arrays}
+        tail = tails.pop()
+        self._ragged = bool(tails)
+        if tails:
+            tail = tuple(max(dims) for dims in zip(tail, *tails, strict=True))
+        self._arrays = arrays
+        self.dtype: np.dtype[Any] = arrays[0].dtype
+        self.shape = (rows, *tail)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole, once it is copied."""
+        return element_count(self.shape) * self.dtype.itemsize
+
+    def copy_to(self, whole: Array) -> None:
+        """Copy each array once, into one of this dtype and shape."""
+        filled = sum([len(array) for array in self._arrays])
+        if self._ragged:
+            whole[:filled] = nothing(self.dtype)
+            at = 0
+            for array in self._arrays:
+                whole[(slice(at, at + len(array)), *map(slice, array.shape[1:]))] = array
+                at += len(array)
+        else:
+            np.concatenate(self._arrays, out=whole[:filled])
+        if filled < len(whole):
+            whole[filled:] = whole[:1]
+
+
+def nothing(dtype: np.dtype[Any]) -> Any:
+    """What elements are where there is no value."""
+    return b"" if dtype.hasobject else np.zeros((), dtype)
+
+
+def buffers_for(model: Model) -> Buffers | None:
+    """Where batches of the model are joined; None where what runs it copies them to where they are read."""
+    return None if isinstance(model, HostedModel) else Buffers()
+
+
+def join(members: Sequence[Inputs], rows: int, buffers: Buffers | None) -> dict[str, Any]:
+    """The members' inputs below each other, as `stacked`."""
+    return {name: stacked([inputs[name] for inputs in members], rows, buffers) for name in members[0]}
+
+
+def stacked(arrays: Sequence[Array], rows: int, buffers: Buffers | None) -> Any:
+    """The arrays as one, read-only, each copied once; their `Stack` where there are no `buffers`.
+
+    Texts are joined in any case, in memory of their own: to hand them over is to pack them.
+    """
+    stack = Stack(arrays, rows)
+    shape, dtype = stack.shape, stack.dtype
+    if dtype.kind in "OSUT":
+        # Objects are counted references: memory that is used again would keep them.
+        whole: Array = np.empty(shape, dtype)
+    elif buffers is None:
+        return stack
+    else:
+        whole = buffers.empty(shape, dtype)
+    stack.copy_to(whole)
+    whole.flags.writeable = False
+    return whole
+
+
+def split(answer: object, counts: Sequence[int], rows: int) -> list[dict[str, Array]]:
+    """Views of a batch's outputs, one dict for each member, of so many rows; each has the answer's parameters.
+
+    Raises `Internal`, with a text for the model's author, for outputs that are not of `rows` rows.
+    """
+    if not isinstance(answer, Mapping):
+        raise Internal(f"the model returned {type(answer).__name__}, expected a dict of outputs by name")
+    parts: list[dict[str, Array]] = [{} for _ in counts]
+    if isinstance(answer, Answer) and answer.parameters:
+        parts = [Answer({}, answer.parameters) for _ in counts]
+    for name, value in answer.items():
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if not array.ndim:
+            raise Internal(f"the model returned output '{name}' without a batch dim for a batch of {rows} rows")
+        if array.shape[0] != rows:
+            raise Internal(
+                f"the model returned output '{name}' with shape {shape_text(array.shape)} for a batch of {rows} "
+                f"rows, expected {rows} as its first dim"
+            )
+        at = 0
+        for part, count in zip(parts, counts, strict=True):
+            part[name] = array[at : at + count]
+            at += count
+    return parts
+
+
+def append(answers: Sequence[object]) -> dict[str, Array]:
+    """The outputs of a request that was executed in parts, below each other.
+
+    Raises `Internal` for parts whose outputs do not fit together.
+    """
+    parts: list[Mapping[str, Any]] = []
+    for answer in answers:
+        if not isinstance(answer, Mapping):
+            raise Internal(f"the model returned {type(answer).__name__}, expected a dict of outputs by name")
+        parts.append(answer)
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise Internal("the model returned other outputs for one part of a request than for another")
+    try:
+        outputs = {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
+    except (ValueError, TypeError) as error:
+        raise Internal(f"the outputs for the parts of a request cannot be joined: {error}") from None
+    said = [part.parameters for part in parts if isinstance(part, Answer)]
+    return Answer(outputs, {name: value for values in said for name, value in values.items()}) if said else outputs

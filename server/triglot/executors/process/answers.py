@@ -1,0 +1,101 @@
+"""Answers on their way: their tensors lie in a region, what else belongs to them is JSON beside it.
+
+An answer says beside its tensors its `parameters` and whether it is `final`, where it has any; a list of answers
+says for each, in their order, how many of the tensors are its own, or with which error it failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from triglot.core.errors import Internal
+from triglot.core.tensor import Array
+from triglot.core.types import Answer
+from triglot.executors.process.arena import Row, packed
+from triglot.executors.process.channel import Message
+from triglot.executors.process.failures import failure_fields
+from triglot.executors.process.values import dumps
+
+_ASIDE = ("parameters", "final", "partial")
+
+
+def rows_of(answer: object, model: str) -> list[Row]:
+    """What `infer` of this model gave, ready to be placed. Raises `Internal` for what is no answer."""
+    if not isinstance(answer, Mapping):
+        raise Internal(f"model '{model}' returned {type(answer).__name__}, expected a dict of outputs by name")
+    try:
+        return packed(answer)
+    except TypeError as error:
+        raise Internal(f"model '{model}' returned output {error}") from None
+
+
+def aside(answer: object) -> dict[str, Any]:
+    """What belongs to an answer besides its tensors."""
+    if not isinstance(answer, Answer):
+        return {}
+    fields = {"parameters": answer.parameters, "final": answer.final, "partial": answer.partial}
+    return {name: value for name, value in fields.items() if value}
+
+
+def text_of(fields: Mapping[str, Any], model: str) -> bytes:
+    """What belongs to answers, as JSON; nothing where there is nothing. Raises `Internal`."""
+    try:
+        return dumps(fields) if fields else b""
+    except TypeError as error:
+        raise Internal(f"model '{model}' returned response parameters: {error}") from None
+
+
+def answer_of(message: Message) -> Any:
+    """The answer that has come, as a dict, or what came in place of one; None where there is none."""
+    tensors = message.tensors
+    if not message.text:
+        return tensors
+    return message.fields.get("said") if tensors is None else _whole(tensors, message.fields)
+
+
+def _whole(tensors: dict[str, Array], fields: Mapping[str, Any]) -> dict[str, Any]:
+    if fields.keys().isdisjoint(_ASIDE):
+        return tensors
+    final, partial = fields.get("final", False), fields.get("partial", False)
+    return Answer(tensors, fields.get("parameters", {}), final=final, partial=partial)
+
+
+# --- lists ---
+
+
+def grouped(named: Iterable[tuple[str, Array]], counts: Iterable[int]) -> Iterator[dict[str, Array]]:
+    """The tensors of each of several requests or answers."""
+    tensors = iter(named)
+    for count in counts:
+        yield dict(islice(tensors, count))
+
+
+def list_rows(answers: Sequence[Any], model: str) -> tuple[list[Row], list[dict[str, Any]]]:
+    """What `infer_batch` of this model gave, ready to be placed, and what belongs to each; whatever is wrong with
+    one of them is its own error."""
+    rows: list[Row] = []
+    fields: list[dict[str, Any]] = []
+    for answer in answers:
+        try:
+            if isinstance(answer, BaseException):
+                raise answer
+            own, beside = rows_of(answer, model), aside(answer)
+            text_of(beside, model)
+        except BaseException as error:  # As of one request.
+            fields.append({"error": failure_fields(error)})
+        else:
+            rows += own
+            fields.append({**beside, "count": len(own)})
+    return rows, fields
+
+
+def list_of(message: Message, error_of: Any) -> list[Any]:
+    """The answers that have come, and for each that failed what `error_of` makes of its error."""
+    fields: list[dict[str, Any]] = message.fields["answers"]
+    groups = grouped(message.named or (), (one.get("count", 0) for one in fields))
+    return [
+        error_of(one["error"]) if "error" in one else _whole(tensors, one)
+        for one, tensors in zip(fields, groups, strict=True)
+    ]

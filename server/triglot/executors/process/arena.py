@@ -1,0 +1,244 @@
+"""Tensors in shared memory: each side of a pipe writes into regions of its own, and the other reads them.
+
+Strategy: a region carries the tensors of one frame at a time. Its owner writes again when the reader has said that
+it reads it no more. What the reader sends back as it came lies in the region still: it is read there, and the
+region is not written before that has been let go of, too. Regions that have not been used for a while give their
+memory back, and stay.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+if sys.platform != "win32":
+    import fcntl
+
+from triglot.core.tensor import DATATYPES, Array, bytes_elements, datatype_of, element_count, pack_bytes
+from triglot.executors.joining import Stack
+from triglot.executors.process.frames import FrameError, Place
+from triglot.executors.process.views import Named, Views
+
+ALIGNMENT = 64
+LEAST_REGION = 64 * 1024
+MOST_BYTES = 1 << 34
+"""Of the tensors of one frame, however much memory there is."""
+_LARGE = 1 << 28
+"""For fewer bytes nobody asks how much memory there is."""
+IDLE_SECONDS = 10.0
+"""After which a region gives back its memory."""
+
+
+def shared_memory(size: int) -> int:
+    """The file descriptor of so much memory, all zeros; nothing has a name for it. Raises `OSError`."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("triglot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        descriptor, path = tempfile.mkstemp(prefix="triglot-")
+        os.unlink(path)  # noqa: PTH108 - it has just been made by its name.
+    try:
+        os.ftruncate(descriptor, size)
+        if hasattr(os, "memfd_create"):
+            # Who reads must not meet an end that was not there before.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        elif hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_room(size: int) -> None:
+    """Raises `MemoryError`: the system ends some process when more memory is written than there is."""
+    room = min(MOST_BYTES, _available())
+    if size > room:
+        raise MemoryError(f"tensors of {size} bytes are too large to be handed over, there is room for {room}")
+
+
+def _available() -> int:
+    """Bytes of memory that could be had; `MOST_BYTES` where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return MOST_BYTES
+
+
+def mapped(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:
+    """The memory; it stays when the file descriptor is closed. Raises `ValueError` when there is not as much."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)
+
+
+@dataclass(slots=True, eq=False)
+class _Region:
+    number: int
+    size: int
+    memory: mmap.mmap
+    busy: bool = True
+    used: float = field(default_factory=time.monotonic)
+    empty: bool = False
+
+
+@dataclass(slots=True)
+class Placed:
+    """Tensors that lie in a region, ready to be sent. `descriptor`: of a region that the reader does not know.
+
+    `kept` is what keeps a region of the reader's own, in which they came, until it knows of them.
+    """
+
+    places: tuple[Place, ...]
+    region: int = 0
+    region_size: int = 0
+    descriptor: int | None = None
+    kept: Array | None = None
+
+
+Contents = Array | Stack | bytes
+Row = tuple[str, str, tuple[int, ...], Contents]
+"""A tensor's name, datatype, shape, and what is to be copied into a region."""
+
+
+def packed(tensors: Mapping[Any, Any]) -> list[Row]:
+    """The tensors, ready to be placed. Raises `TypeError` for a dtype without a name, and `MemoryError` for more
+    than there is room for."""
+    rows: list[Row] = []
+    size = 0
+    for name, value in tensors.items():
+        array = value if isinstance(value, np.ndarray | Stack) else np.asarray(value)
+        try:
+            datatype = datatype_of(array)
+        except TypeError as error:
+            raise TypeError(f"'{name}': {error}") from None
+        # An array's shape may say more than it has in memory; packed, each element is four bytes or more.
+        size += 4 * element_count(array.shape) if datatype == "BYTES" else array.nbytes
+        if size >= _LARGE:
+            _check_room(size)
+        data: Contents = array
+        if datatype == "BYTES":
+            assert isinstance(array, np.ndarray)  # As `stacked` says.
+            data = pack_bytes(bytes_elements(array))
+        rows.append((str(name), datatype, array.shape, data))
+    return rows
+
+
+class Arena:
+    """The regions that this side writes. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._regions: dict[int, _Region] = {}
+        self._returned = Views()
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def place(self, rows: Iterable[Row]) -> Placed:
+        """Copy the tensors into a region. Raises `MemoryError` and `OSError`."""
+        places: list[Place] = []
+        contents: list[Contents] = []
+        end = 0
+        for name, datatype, shape, data in rows:
+            size = len(data) if isinstance(data, bytes) else data.nbytes
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            places.append(Place(name, datatype, shape, start, size))
+            contents.append(data)
+            end = start + size
+        if not end:
+            return Placed(tuple(places))
+        region, descriptor = self._take(end)
+        try:
+            for place, data in zip(places, contents, strict=True):
+                start, size = place.offset, place.size
+                if isinstance(data, bytes):
+                    region.memory[start : start + size] = data
+                elif size:
+                    there = np.ndarray(place.shape, DATATYPES[place.datatype].dtype, region.memory, start)
+                    if isinstance(data, Stack):
+                        data.copy_to(there)
+                    else:
+                        np.copyto(there, data)
+        except BaseException:
+            self.forget(region.number)
+            if descriptor is not None:
+                os.close(descriptor)
+            raise
+        return Placed(tuple(places), region.number, region.size if descriptor is not None else 0, descriptor)
+
+    def _take(self, size: int) -> tuple[_Region, int | None]:
+        with self._lock:
+            free = [one for one in self._regions.values() if one.size >= size and self._is_free(one)]
+            if free:
+                region = min(free, key=lambda one: one.size)
+                region.busy, region.empty = True, False
+                return region, None
+            self._last += 1
+            number = self._last
+        if size >= _LARGE:
+            _check_room(size)
+        size = max(LEAST_REGION, 1 << (size - 1).bit_length())
+        descriptor = shared_memory(size)
+        try:
+            region = _Region(number, size, mapped(descriptor, size, writable=True))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with self._lock:
+            self._regions[number] = region
+        return region, descriptor
+
+    def _is_free(self, region: _Region) -> bool:
+        return not region.busy and not self._returned.reads(region.number)
+
+    def returned(self, number: int, places: Sequence[Place]) -> Named:
+        """Tensors that the reader of this region sends back as they came; the region is kept for them.
+
+        Raises `FrameError` for a region that is not being read, and for what cannot lie there.
+        """
+        with self._lock:
+            region = self._regions.get(number)
+            if region is None or not region.busy:
+                raise FrameError(f"region {number} is not read, and nothing of it can come back")
+            self._returned.ended()
+            return self._returned.over(number, region.memory, places)[0]
+
+    def forget(self, number: int) -> None:
+        """A region whose frame was not sent is not used again: the reader may not know it."""
+        with self._lock:
+            self._regions.pop(number, None)
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """The reader reads these no more. Raises `FrameError` for one that there is not."""
+        with self._lock:
+            for number in numbers:
+                region = self._regions.get(number)
+                if region is None:
+                    raise FrameError(f"there is no region {number}")
+                region.busy, region.used = False, time.monotonic()
+
+    def trim(self, now: float, idle: float = IDLE_SECONDS) -> None:
+        """Give back the memory of regions that have been free for `idle` seconds."""
+        with self._lock:
+            for region in self._regions.values():
+                if not region.empty and now - region.used >= idle and self._is_free(region):
+                    region.empty = True
+                    if hasattr(mmap, "MADV_REMOVE"):
+                        # Not every file system can.
+                        with suppress(OSError):
+                            region.memory.madvise(mmap.MADV_REMOVE)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the regions whose memory is in use."""
+        with self._lock:
+            return sum(region.size for region in self._regions.values() if not region.empty)

@@ -1,0 +1,116 @@
+"""In the server: what a model asks for while its process runs a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Protocol
+
+from triglot.core.call import Call
+from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, is_told
+from triglot.executors.process.call_fields import asked_of
+from triglot.executors.process.channel import Message
+from triglot.executors.process.failures import description, error_fields
+from triglot.executors.process.frames import Kind
+from triglot.executors.process.values import dumps
+
+_NOBODY = "nobody waits for the call any more"
+KINDS = (Kind.METADATA, Kind.MODEL, Kind.GO_ON, Kind.STOP)
+"""Frames of the process that are for a `CallbackHandler`."""
+
+
+class Send(Protocol):
+    """Has a frame sent with this text, and an answer."""
+
+    def __call__(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
+        """On any thread."""
+
+
+class CallbackHandler:
+    """Answers what one call asks for, on the loop: a task for each question, which the end of the call cancels."""
+
+    def __init__(self, send: Send, call: Call) -> None:
+        self._send = send
+        self._call = call
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._taken: dict[int, asyncio.Future[None]] = {}
+
+    def serve(self, message: Message) -> None:
+        """One of `KINDS`. Raises `LookupError`, `TypeError` and `ValueError` for what nobody asks."""
+        fields = message.fields
+        question = fields.pop("question")
+        if message.kind is Kind.STOP:
+            if (task := self._tasks.get(question)) is not None:
+                task.cancel()
+        elif message.kind is Kind.GO_ON:
+            if (taken := self._taken.pop(question, None)) is None:
+                refuse(self._send, question, Cancelled(_NOBODY))
+            elif not taken.done():
+                taken.set_result(None)
+        elif message.kind is Kind.METADATA:
+            call = self._member(fields["member"])
+            self._send(Kind.REPLY, question, dumps(list(call.metadata.items())))
+        else:
+            work = self._reply(question, self._member(fields.pop("member")), fields, message.tensors or {})
+            task = self._tasks[question] = asyncio.get_running_loop().create_task(work)
+            task.add_done_callback(partial(self._replied, question))
+
+    def _member(self, member: int | None) -> Call:
+        """The one that a question is asked on behalf of; None: the call itself."""
+        return self._call if member is None else self._call.members[member]
+
+    async def _reply(self, question: int, call: Call, fields: dict[str, Any], inputs: Mapping[str, Any]) -> None:
+        try:
+            stream = fields.pop("stream", False)
+            answer = call.reach(call, asked_of(fields, inputs, stream=stream))
+            if stream:
+                async with aclosing(answer) as answers:
+                    async for answer in answers:
+                        await self._pass_on(question, answer)
+                answer = None
+            else:
+                answer = await answer
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # The process waits for a reply, whatever it is.
+            refuse(self._send, question, error)
+        else:
+            self._send(Kind.REPLY, question, answer=answer)
+
+    async def _pass_on(self, question: int, answer: object) -> None:
+        """One answer of a stream, until the process wants the next one."""
+        taken = self._taken[question] = asyncio.get_running_loop().create_future()
+        self._send(Kind.ANSWER, question, answer=answer)
+        del answer
+        await taken
+
+    def _replied(self, question: int, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(question, None)
+        self._taken.pop(question, None)
+        if task.cancelled():
+            # It may not even have begun. A thread of the model's may wait for it, whatever has become of the call.
+            refuse(self._send, question, Cancelled(_NOBODY))
+
+    def close(self) -> None:
+        """End what the model has not waited for."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+
+def refuse(send: Send, question: int, error: BaseException) -> None:
+    """Say that what was asked for cannot be had."""
+    send(Kind.REFUSAL, question, dumps(error_fields(_readable(error))))
+
+
+def refuse_late(send: Send, message: Message) -> None:
+    """The message is on behalf of a call that has ended."""
+    if message.kind is not Kind.STOP:
+        late = Unavailable("the call has ended: it can reach no other model any more")
+        refuse(send, message.fields["question"], late)
+
+
+def _readable(error: BaseException) -> ServingError:
+    """What a model may read of an error of another."""
+    return error if is_told(error) else Internal(f"{type(error).__name__}: {description(error)}")

@@ -1,0 +1,511 @@
+"""In the server: the calls of one process, and what becomes of each.
+
+Strategy: what a call does is written once, as a coroutine. Plain code is called on a thread, which writes its
+frames and reads the pipe itself until the call has ended: there nothing suspends (`SerialCalls`). `async def` code
+is called on the event loop, which never waits for the process: a thread reads what that says and hands it to the
+loop, another one writes (`LoopCalls`). What either asks for is answered on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from triglot.core.call import BatchCall, Call
+from triglot.core.errors import Internal, Unavailable
+from triglot.executors.process.answers import answer_of, aside, list_of
+from triglot.executors.process.arena import Placed, packed
+from triglot.executors.process.call_fields import call_fields, members_of
+from triglot.executors.process.callbacks import KINDS, CallbackHandler, refuse, refuse_late
+from triglot.executors.process.channel import Channel, Gone, Message
+from triglot.executors.process.control_block import ControlBlock
+from triglot.executors.process.failures import error_from, load_error
+from triglot.executors.process.frames import FrameError, Kind
+from triglot.executors.process.values import dumps, loads
+from triglot.executors.work import Inputs
+
+STOP_SECONDS = 0.5
+"""For a call that was cancelled to end in its process; it may block there, and then goes on by itself."""
+Content = Callable[[], tuple[bytes, Placed]]
+"""Places what a call is begun with."""
+
+
+class NotBegun(Exception):
+    """The process had ended before the call reached it."""
+
+
+class Owner(Protocol):
+    """A process. `lost` says why it cannot be called any more."""
+
+    name: str
+    lost: str
+
+    @property
+    def channel(self) -> Channel:
+        """Where it listens."""
+
+    @property
+    def control(self) -> ControlBlock:
+        """What it looks at by itself."""
+
+    def why_gone(self) -> str:
+        """Why it hung up."""
+
+    def kill(self, why: str) -> None:
+        """End it at once."""
+
+
+@dataclass(slots=True, eq=False)
+class CallState:
+    """The server's side of one call. `since`: it runs, of a stream since its last answer was taken. `asks`: it has
+    asked for something; then it has `callbacks` on the loop."""
+
+    number: int
+    call: Call
+    asks: bool = False
+    callbacks: CallbackHandler | None = None
+    since: float = field(default_factory=time.monotonic)
+    sent: bool = False
+    ended: bool = False
+    orphaned: bool = False
+    messages: deque[Message | Exception] = field(default_factory=deque)
+    waiter: asyncio.Future[None] | None = None
+    on_cancel: Callable[[], object] | None = None
+
+    def put(self, message: Message | Exception) -> None:
+        """What comes next."""
+        self.messages.append(message)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def mark_cancelled(self, control: ControlBlock) -> None:
+        """Say whether it and its members, whose numbers follow, are cancelled."""
+        if self.call.cancelled:
+            control.cancel(self.number)
+        for other, member in enumerate(members_of(self.call) or (), self.number + 1):
+            if member.cancelled:
+                control.cancel(other)
+
+
+class Calls(ABC):
+    """The table of a process's calls in flight. `with_call`: whether the model's code gets the call. `loop` is the
+    server's."""
+
+    def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], *, with_call: bool) -> None:
+        self._owner = owner
+        self._loop = loop
+        self._with_call = with_call
+        self._states: dict[int, CallState] = {}
+        self.orphaned = 0
+        """Calls that go on though nobody waits for them any more."""
+        self._last = 0
+        self._over = False
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._writing = threading.Lock()
+        self._closed = False
+
+    # --- calls ---
+
+    async def run(self, inputs: Inputs, call: Call) -> Any:
+        """What `infer` returns; what it gives to `call.respond` before goes there.
+
+        Raises `NotBegun`, `Unavailable` when the process ends or hangs meanwhile, and what the model raises.
+        """
+        return answer_of(await self._result(partial(self._one, inputs, call), call))
+
+    async def run_list(self, inputs: Sequence[Inputs], call: BatchCall) -> list[Any]:
+        """What `infer_batch` returns: an answer, or an exception, for each member. Raises as `run`."""
+        return list_of(await self._result(partial(self._list, inputs, call), call), error_from)
+
+    async def start(self, call: Call) -> None:
+        """Have `start_instance` run. Raises `ModelLoadError`, and as `run`."""
+        await self._result(partial(self._fields_only, call), call, Kind.START)
+
+    async def _result(self, content: Content, call: Call, kind: Kind = Kind.CALL) -> Message:
+        state = self._begin(kind, content, call)
+        del content
+        try:
+            while (message := await self._next(state)).kind in (Kind.ANSWER, Kind.FINISHED):
+                member = _member(call, message)
+                if message.kind is Kind.FINISHED:
+                    member.finish()
+                else:
+                    answer = answer_of(message)
+                    del message
+                    self._go_on(state, wanted=member.respond(answer))
+                    del answer
+            return _returned(message)
+        finally:
+            if not state.ended or state.asks:
+                await self._end(state)
+
+    async def stream(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+        """The answers that `infer` yields. Raises as `run`; closing the generator closes the model's."""
+        state = self._begin(Kind.CALL, partial(self._one, inputs, call), call)
+        del inputs
+        try:
+            while (message := await self._next(state)).kind is Kind.ANSWER:
+                answer = answer_of(message)
+                del message
+                state.since = math.inf  # It waits for the reader.
+                yield answer
+                del answer
+                self._go_on(state)
+            _returned(message)
+        finally:
+            await self._end(state)
+
+    def _go_on(self, state: CallState, *, wanted: bool = True) -> None:
+        """Have the model run on after an answer."""
+        state.since = time.monotonic()
+        self._write(partial(self._send, Kind.GO_ON if wanted else Kind.STOP, state.number))
+
+    def _begin(self, kind: Kind, content: Content, call: Call) -> CallState:
+        if self._over:
+            raise NotBegun(self._owner.lost)
+        number = self._last + 1
+        self._last = number + len(members_of(call) or ())
+        state = self._states[number] = CallState(number, call)
+        self._write(partial(self._hand_over, state, kind, content))
+        return state
+
+    async def _end(self, state: CallState) -> None:
+        """Have the model see that nobody waits any more, if it still runs, and wait for its end."""
+        try:
+            if not state.ended:
+                state.since = time.monotonic()
+                self._write(partial(self._send, Kind.STOP, state.number))
+                await self._wait_for_end(state)
+        finally:
+            if not state.ended:
+                state.orphaned = True
+                self.orphaned += 1
+            if state.asks:
+                self._on_loop(_close_callbacks, state)
+
+    async def _drain(self, state: CallState) -> None:
+        while not state.ended:
+            with suppress(Exception):
+                await self._next(state)
+
+    # --- what differs ---
+
+    @abstractmethod
+    async def _next(self, state: CallState) -> Message:
+        """What has come. Raises the error that has ended the call."""
+
+    @abstractmethod
+    async def _wait_for_end(self, state: CallState) -> None:
+        """Its outcome does not matter."""
+
+    @abstractmethod
+    def _write(self, work: Callable[[], None]) -> None:
+        """Have frames written."""
+
+    @abstractmethod
+    def _hand(self, work: Callable[..., object], *arguments: object) -> None:
+        """Have this done where calls are made, by who writes."""
+
+    # --- what comes ---
+
+    def _arrived(self, message: Message) -> None:
+        state = self._states.get(message.call)
+        if state is None:
+            if message.kind in KINDS:
+                self._checked(partial(refuse_late, self._post), message)
+            else:
+                self._owner.kill("answered another call and was killed")
+        elif message.kind in KINDS:
+            state.asks = True
+            self._serve(state, message)
+        else:
+            if message.kind in (Kind.DONE, Kind.FAILED, Kind.UNLOADABLE):
+                self._ended(state)
+            state.put(message)
+
+    def _serve(self, state: CallState, message: Message) -> None:
+        if not self._on_loop(self._call_back, state, message):
+            self._checked(partial(refuse_late, self._post), message)
+
+    def _call_back(self, state: CallState, message: Message) -> None:
+        """On the loop."""
+        if state.callbacks is None:
+            state.callbacks = CallbackHandler(self._post, state.call)
+        self._checked(state.callbacks.serve, message)
+
+    def _checked(self, serve: Callable[[Message], object], message: Message) -> None:
+        try:
+            serve(message)
+        except (LookupError, TypeError, ValueError) as error:
+            self._owner.kill(f"sent an invalid frame ({error}); process killed")
+
+    def _ended(self, state: CallState) -> None:
+        state.ended = True
+        self._states.pop(state.number, None)
+        self.orphaned -= state.orphaned
+
+    def _failed(self, state: CallState, error: Exception) -> None:
+        """It could not be handed over."""
+        self._ended(state)
+        state.put(error)
+
+    def _gone(self) -> None:
+        """Nothing more comes."""
+        owner = self._owner
+        self._over = True
+        for state in list(self._states.values()):
+            self._ended(state)
+            text = f"{owner.name}: the process that ran the request {owner.lost}"
+            state.put(Unavailable(text) if state.sent else NotBegun(owner.lost))
+
+    # --- what is written ---
+
+    def _hand_over(self, state: CallState, kind: Kind, content: Content) -> None:
+        try:
+            text, placed = content()
+            self._owner.channel.send(kind, call=state.number, text=text, placed=placed)
+            state.sent = True
+        except Gone:
+            raise
+        except Exception as error:
+            self._hand(self._failed, state, error)
+
+    def _fields_only(self, call: Call) -> tuple[bytes, Placed]:
+        return dumps(call_fields(call)), Placed(())
+
+    def _one(self, inputs: Inputs, call: Call) -> tuple[bytes, Placed]:
+        text = dumps(call_fields(call)) if self._with_call else b""
+        return text, self._owner.channel.place(inputs)
+
+    def _list(self, inputs: Sequence[Inputs], call: Call) -> tuple[bytes, Placed]:
+        rows = [packed(one) for one in inputs]
+        text = dumps({**call_fields(call), "counts": [len(one) for one in rows]})
+        return text, self._owner.channel.place_all(itertools.chain.from_iterable(rows))
+
+    def _post(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
+        """On any thread: have the writer send a frame that begins no call."""
+        self._order(partial(self._send, kind, number, text, answer))
+
+    def _send(self, kind: Kind, number: int, text: bytes = b"", answer: Any = None) -> None:
+        channel = self._owner.channel
+        try:
+            text = text or _beside(answer)
+            placed = channel.place(answer) if isinstance(answer, Mapping) else None
+            channel.send(kind, call=number, text=text, placed=placed)
+        except Gone:
+            raise
+        except FrameError as error:
+            refuse(self._post, number, Internal(f"the answer cannot be handed over: {error}"))
+        except Exception as error:
+            refuse(self._post, number, error)
+
+    def _order(self, work: Callable[[], None]) -> None:
+        with self._writing:
+            if self._writer is None and not self._closed:
+                name = f"{self._owner.name} writes"
+                self._writer = threading.Thread(target=self._write_all, name=name, daemon=True)
+                self._writer.start()
+        self._orders.put(work)
+
+    def _write_all(self) -> None:
+        while (order := self._orders.get()) is not None:
+            with suppress(Gone):  # Who reads says so.
+                order()
+            del order
+
+    def _on_loop(self, work: Callable[..., object], *arguments: object) -> bool:
+        try:
+            self._loop().call_soon_threadsafe(work, *arguments)
+        except RuntimeError:  # It is closed: the server has stopped.
+            return False
+        return True
+
+    def close(self) -> None:
+        """The process has ended: nothing more comes of it."""
+        with self._writing:
+            self._closed = True
+            writer, self._writer = self._writer, None  # It refers to this.
+        if writer is not None:
+            self._orders.put(None)
+            writer.join()
+
+    # --- its state, on any thread ---
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._states)
+
+    @property
+    def run_seconds(self) -> float:
+        """For how long it runs the oldest, of a stream since its last answer was taken; 0 while it runs none."""
+        now = time.monotonic()
+        return max([0.0, *(now - state.since for state in list(self._states.values()))])
+
+    def mark_cancelled(self) -> None:
+        """Have the model see it when calls are cancelled."""
+        for state in list(self._states.values()):
+            state.mark_cancelled(self._owner.control)
+
+
+class SerialCalls(Calls):
+    """Of plain code: one thread at a time calls, and its coroutines are for `run_blocking`."""
+
+    async def _next(self, state: CallState) -> Message:
+        while not state.messages:
+            self._read()
+        return _taken(state.messages.popleft())
+
+    def _read(self) -> None:
+        owner = self._owner
+        try:
+            message = owner.channel.receive()
+        except Gone:
+            owner.lost = owner.lost or owner.why_gone()
+            self._gone()
+        else:
+            self._arrived(message)
+
+    async def _wait_for_end(self, state: CallState) -> None:
+        await self._drain(state)
+
+    def _write(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Gone:
+            pass  # Which is seen by who reads.
+
+    def _hand(self, work: Callable[..., object], *arguments: object) -> None:
+        work(*arguments)
+
+
+class LoopCalls(Calls):
+    """Of `async def` code: as many as come. Made on any thread; calls are made on one loop."""
+
+    def __init__(self, owner: Owner, loop: Callable[[], asyncio.AbstractEventLoop], *, with_call: bool) -> None:
+        super().__init__(owner, loop, with_call=with_call)
+        self._own: CallbackHandler | None = None
+        self._reader: threading.Thread | None = None
+
+    def _begin(self, kind: Kind, content: Content, call: Call) -> CallState:
+        if self._reader is None and not self._over:
+            self._own = CallbackHandler(self._post, call.apart())
+            self._reader = threading.Thread(target=self._read, name=f"{self._owner.name} reads", daemon=True)
+            self._reader.start()
+        state = super()._begin(kind, content, call)
+        state.on_cancel = partial(self._cancelled, state)
+        call.follow(state.on_cancel)
+        return state
+
+    def _cancelled(self, state: CallState) -> None:
+        """The call, or a member of it, was cancelled."""
+        state.mark_cancelled(self._owner.control)
+        if state.call.cancelled:
+            self._post(Kind.STOP, state.number)
+
+    async def _end(self, state: CallState) -> None:
+        self._unfollow(state)
+        await super()._end(state)
+
+    def _ended(self, state: CallState) -> None:
+        self._unfollow(state)
+        super()._ended(state)
+
+    def _unfollow(self, state: CallState) -> None:
+        if state.on_cancel is not None:
+            state.call.unfollow(state.on_cancel)
+            state.on_cancel = None
+
+    async def _next(self, state: CallState) -> Message:
+        while not state.messages:
+            state.waiter = asyncio.get_running_loop().create_future()
+            await state.waiter
+        return _taken(state.messages.popleft())
+
+    async def _wait_for_end(self, state: CallState) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._drain(state)
+
+    def _arrived(self, message: Message) -> None:
+        if message.call or self._own is None:
+            super()._arrived(message)
+        else:
+            self._checked(self._own.serve, message)
+
+    def _gone(self) -> None:
+        super()._gone()
+        if self._own is not None:
+            self._own.close()
+
+    def _serve(self, state: CallState, message: Message) -> None:
+        self._call_back(state, message)
+
+    # --- threads ---
+
+    def _hand(self, work: Callable[..., object], *arguments: object) -> None:
+        self._on_loop(work, *arguments)
+
+    def _read(self) -> None:
+        owner = self._owner
+        with suppress(Gone):
+            while True:
+                message = owner.channel.receive()
+                self._hand(self._arrived, message)
+                del message
+        owner.lost = owner.lost or owner.why_gone()
+        # After what is being sent: a call that the process had must not be taken for one that it never got.
+        self._orders.put(partial(self._hand, self._gone))
+
+    def _write(self, work: Callable[[], None]) -> None:
+        self._order(work)
+
+    def close(self) -> None:
+        """See `Calls`."""
+        if self._reader is not None:
+            self._reader.join()  # Its last order is for the writer.
+            self._reader = None
+        super().close()
+
+
+def _close_callbacks(state: CallState) -> None:
+    if state.callbacks is not None:
+        state.callbacks.close()
+
+
+def _taken(message: Message | Exception) -> Message:
+    if isinstance(message, Exception):
+        raise message
+    return message
+
+
+def _returned(message: Message) -> Message:
+    """What the model's code has returned. Raises what that has raised."""
+    if message.kind is Kind.DONE:
+        return message
+    fields = loads(message.text)
+    raise load_error(fields) if message.kind is Kind.UNLOADABLE else error_from(fields)
+
+
+def _member(call: Call, message: Message) -> Call:
+    """The one that an answer of several is for."""
+    fields = message.fields if message.text else None
+    return call if fields is None or "member" not in fields else call.members[fields["member"]]
+
+
+def _beside(answer: object) -> bytes:
+    """What belongs to a reply besides its tensors; a `ModelTask`'s is nothing else."""
+    fields = {"said": answer} if isinstance(answer, bool) else aside(answer)
+    return dumps(fields) if fields else b""

@@ -1,0 +1,202 @@
+"""The process of an instance: loads the model, and runs what the server sends."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from triglot.executors.declarations import takes_call
+from triglot.executors.process.channel import Channel, Message
+from triglot.executors.process.control_block import ControlBlock
+from triglot.executors.process.failures import load_failure_fields
+from triglot.executors.process.frames import Kind
+from triglot.executors.process.health import BEAT_SECONDS
+from triglot.executors.process.instance_config import InstanceConfig
+from triglot.executors.process.logs import ProcessLog
+from triglot.executors.process.notices import Outbox
+from triglot.executors.process.session import Session
+from triglot.executors.process.values import dumps, loads
+from triglot.executors.process.workers import AsyncWorker, SerialWorker
+from triglot.model.model import Model, is_async, is_decoupled
+from triglot.model.scheduling_rules import check_cpus, check_seconds
+from triglot.platform.cpus import usable_cpus
+
+log = logging.getLogger(__name__)
+
+_DIE_WITH_PARENT = 1
+
+
+def main() -> None:
+    """What `Process.start` runs, with the arguments SOCKET CONTROL NOTICES PARENT NAME."""
+    end, control, notices, parent = map(int, sys.argv[1:5])
+    # A terminal's Ctrl-C is for the server: it lets the calls end first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with(parent)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # It is the server's log.
+    child = Child(Session(Channel(socket.socket(fileno=end)), ControlBlock(control)), Outbox(notices))
+    os.close(control)
+    threading.Thread(target=child.beat, args=(parent,), name="heart", daemon=True).start()
+    child.run()
+
+
+def _die_with(parent: int) -> None:
+    """Have the system end this process with the server's thread that has started it, where it can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        _end_at_once()
+
+
+def _end_at_once() -> NoReturn:
+    """There is nobody left to answer to, whatever the model still does."""
+    os._exit(1)
+
+
+class Child:
+    """Loads one model, and runs it."""
+
+    def __init__(self, session: Session, notices: Outbox) -> None:
+        self._session = session
+        self._notices = notices
+        self._log: ProcessLog | None = None
+
+    # --- the heart ---
+
+    def beat(self, parent: int) -> None:
+        """On a thread of its own: as long as the server is there."""
+        poll = select.poll()
+        poll.register(self._session.channel.socket, 0)  # Only whether the other side is gone.
+        try:
+            while not poll.poll(1000 * BEAT_SECONDS) and os.getppid() == parent:
+                self._session.control.beat()
+                self._see_to()
+        finally:
+            _end_at_once()
+
+    def _see_to(self) -> None:
+        try:
+            if self._log is not None:
+                self._log.follow(self._session.control.log_switches)
+            self._session.channel.arena.trim(time.monotonic())
+        except Exception:  # As long as the heart beats nobody takes the process for hung.
+            log.exception("%s: what is done between two calls failed", self._session.name)
+
+    # --- the model ---
+
+    def run(self) -> None:
+        """Until the server says that this is the end."""
+        session = self._session
+        loaded = self._load(session.next())
+        if loaded is None:
+            return
+        model, file = loaded
+        on_loop = is_async(model.infer)
+        # The loop of `async def` code has a thread of its own, which needs the interpreter meanwhile.
+        session.channel.wakeful = not on_loop and _runs_beside_server()
+        worker = (AsyncWorker if on_loop else SerialWorker)(session, model, file)
+        while (message := session.next()).kind is not Kind.END:
+            worker.serve(message)
+            del message
+        self._close(model)
+
+    def _load(self, message: Message) -> tuple[Model, Path] | None:
+        setup = loads(message.text)
+        self._session.name = setup["name"]
+        self._log = ProcessLog(setup["log"])
+        file: Path = setup["file"]
+        try:
+            _run_on(setup["cpus"], setup["instance"])
+            config = InstanceConfig.of(setup["config"], setup["instance"])
+            model = _load_function(setup["load"])(setup["backend"], file, config)
+            if not setup["cpus"]:
+                check_cpus("cpus", model.cpus)
+                _run_on(model.cpus, setup["instance"])
+            if config.hang_seconds is None:
+                check_seconds("hang_seconds", model.hang_seconds)
+            if config.longest_run is None:
+                check_seconds("longest_run", model.longest_run)
+            declared = dumps(_declared(model, config))
+        except BaseException as error:
+            self._session.send(Kind.UNLOADABLE, text=dumps(load_failure_fields(error, file)))
+            return None
+        if model.own_metrics is not None:
+            model.own_metrics.tell_to(self._notices.put)
+        self._session.send(Kind.LOADED, text=declared)
+        return model, file
+
+    def _close(self, model: Model) -> None:
+        try:
+            model.close()
+        except BaseException:
+            log.exception("%s failed to close", self._session.name)
+
+
+# --- what is handed over ---
+
+
+def _load_function(path: str) -> Callable[[str, Path, InstanceConfig], Model]:
+    module, _, name = path.partition(":")
+    function: Callable[[str, Path, InstanceConfig], Model] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
+    """What the server has to know of the model. Raises as `takes_call`, and for what cannot be handed over."""
+    if model.takes_messages:
+        raise ValueError("execution: expected 'thread' for a model that takes whole messages, got 'process'")
+    declared: dict[str, Any] = {}
+    for name in Model.__annotations__:
+        if name not in ("infer", "infer_batch", "model_config", "own_metrics", "own_batches"):
+            try:
+                dumps(declared.setdefault(name, getattr(model, name)))
+            except TypeError as error:
+                raise TypeError(f"{name}: {error}") from None
+    if model.places_instances:
+        declared["instances"] = config.count
+    infer = model.infer
+    return {
+        "class": type(model).__name__,
+        "takes_call": takes_call(infer),
+        "lists": model.infer_batch is not None,
+        "metrics": model.own_metrics is not None,
+        "starts": type(model).start_instance is not Model.start_instance,
+        "on_loop": is_async(infer),
+        "streams": is_decoupled(infer),
+        "attributes": declared,
+    }
+
+
+# --- where it runs ---
+
+
+def _run_on(cpus: Any, instance: int) -> None:
+    """Raises `ValueError` for a CPU that is not there."""
+    if not cpus:
+        return
+    wanted = cpus[instance % len(cpus)]
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError(f"cpus: expected none, this system cannot bind processes to CPUs; got {list(cpus)}")
+    there = sorted(usable_cpus())
+    if wanted not in there:
+        raise ValueError(f"cpus: expected some of {there}, which this server may use, got {wanted}")
+    # Threads that libraries have started at their import, too.
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), [wanted])
+
+
+def _runs_beside_server() -> bool:
+    """Whether there is a core for each of the two."""
+    return len(usable_cpus() | usable_cpus(os.getppid())) > 1

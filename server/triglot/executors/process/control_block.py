@@ -1,0 +1,59 @@
+"""Shared memory that both sides read and write without a frame: numbers, each in one step."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+
+from triglot.executors.process.arena import mapped, shared_memory
+
+SIZE = 4 * mmap.PAGESIZE
+_BEATS, _LOG_SWITCHES, _CANCELLED = 0, 8, 9
+# Apart by the length of a cache line: the process writes the first, and the server the others.
+_CALLS = SIZE // 8 - _CANCELLED
+"""Calls that have a place of their own, of those that run at the same time; others share one."""
+
+
+class ControlBlock:
+    """How often the process's heart has beaten, what it is to log, and which of its calls are cancelled."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._numbers = np.frombuffer(mapped(descriptor, SIZE, writable=True), np.uint64)
+
+    @classmethod
+    def make(cls) -> tuple[ControlBlock, int]:
+        """A new one, and its file descriptor. Raises `OSError`."""
+        descriptor = shared_memory(SIZE)
+        try:
+            return cls(descriptor), descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @property
+    def beats(self) -> int:
+        """Grows as long as the process's interpreter runs."""
+        return int(self._numbers[_BEATS])
+
+    def beat(self) -> None:
+        """In the process: one more."""
+        self._numbers[_BEATS] += np.uint64(1)
+
+    @property
+    def log_switches(self) -> int:
+        """What is to be logged, as `switches` in logs.py; 0 where nobody has said."""
+        return int(self._numbers[_LOG_SWITCHES])
+
+    @log_switches.setter
+    def log_switches(self, switches: int) -> None:
+        self._numbers[_LOG_SWITCHES] = switches
+
+    def is_cancelled(self, call: int) -> bool:
+        """In the process: whether somebody has said so."""
+        return int(self._numbers[_CANCELLED + call % _CALLS]) == call
+
+    def cancel(self, call: int) -> None:
+        """In the server: nobody waits for this call any more."""
+        self._numbers[_CANCELLED + call % _CALLS] = call

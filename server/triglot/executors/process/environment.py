@@ -1,0 +1,173 @@
+"""The Python that the processes of a model run in: the server's, or one that the model brings along."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from triglot.core.errors import ModelLoadError
+from triglot.executors.process.unpacking import GivenUp, Unpacked
+
+OLDEST_PYTHON = (3, 11)
+LENT = "ml_dtypes"
+"""What a process needs besides numpy, and gets from the server's Python where its own has none."""
+_SAME_PYTHON = "import sys; sys.path[:] = {path!r}; from triglot.executors.process.child import main; main()"
+_FIRST_STEPS = Path(__file__).with_name("first_steps.py")
+_LOOK = (
+    "import importlib.util, json, sys; "
+    "there = [one for one in sys.argv[1:] if importlib.util.find_spec(one)]; "
+    "print(json.dumps([sys.version_info[:2], there]))"
+)
+_ACTIVATED = 'source "$0/bin/activate"; exec "$@"'
+_SECONDS = 0.1
+"""Between two looks whether somebody waits for a program still."""
+
+
+class Environment:
+    """`path` is a folder with a bin/python, as conda and venv make it, or an archive of one, as conda-pack makes
+    it, which is unpacked first; None: the server's own Python.
+
+    It needs Python 3.11, numpy and, of another version than the server's, ml_dtypes. Its bin/activate, where there
+    is one, is read by bash first.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._unpacked: Unpacked | None = None
+        self._folder: Path | None = None
+        self._lent: dict[str, str] = {}
+        self._given_up = False
+
+    def open(self) -> None:
+        """Have it ready. Blocks. Raises `ModelLoadError`, which names the path, for what is none."""
+        if self._path is None:
+            return
+        try:
+            if self._path.is_dir():
+                self._folder = self._path
+            else:
+                self._unpacked = Unpacked.of(self._path, self._mend, lambda: self._given_up)
+                self._folder = self._unpacked.folder
+            self._look(self._folder)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, GivenUp):
+                raise ModelLoadError(f"{self._path}: it was given up") from None
+            if isinstance(error, Exception) and not isinstance(error, ModelLoadError):
+                raise ModelLoadError(f"{self._path}: not an environment of Python's: {error}") from error
+            raise
+
+    def give_up(self) -> None:
+        """On any thread: nobody waits for it any more."""
+        self._given_up = True
+
+    def _mend(self, folder: Path) -> None:
+        """conda's files know where they are; this tells them anew."""
+        mender = folder / "bin" / "conda-unpack"
+        if mender.exists():
+            self._run(folder, [str(folder / "bin" / "python"), str(mender)])
+
+    def _look(self, folder: Path) -> None:
+        """Raises `ModelLoadError` for a Python that cannot run our part of the process."""
+        python = str(folder / "bin" / "python")
+        printed = self._run(folder, _activated(folder, [python, "-c", _LOOK, "numpy", LENT]))
+        # What activates it may print, too.
+        version, there = json.loads(printed.rpartition("\n")[2])
+        if tuple(version) < OLDEST_PYTHON:
+            oldest = ".".join(map(str, OLDEST_PYTHON))
+            raise ModelLoadError(
+                f"{self._path}: its Python is {version[0]}.{version[1]}, expected {oldest} or newer"
+            )
+        if LENT not in there and tuple(version) == sys.version_info[:2]:
+            self._lent = {LENT: _folder_of(LENT)}  # Compiled, so for the same Python only.
+            there.append(LENT)
+        if missing := [one for one in ("numpy", LENT) if one not in there]:
+            raise ModelLoadError(
+                f"{self._path}: its Python has no {' and no '.join(missing)}; install it there: "
+                f"pip install {' '.join(missing)}"
+            )
+
+    def _run(self, folder: Path, command: Sequence[str]) -> str:
+        """What it prints. Raises `GivenUp`, and `ValueError` when it fails."""
+        with TemporaryFile() as out, TemporaryFile() as err:
+            program = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                # No pipes: what it has started may keep them open.
+                stdout=out,
+                stderr=err,
+                # A module of the server's own folder is none of this Python's.
+                cwd=folder,
+                env=self.variables(),
+                start_new_session=True,
+            )
+            try:
+                while program.poll() is None:
+                    if self._given_up:
+                        raise GivenUp
+                    with suppress(subprocess.TimeoutExpired):
+                        program.wait(_SECONDS)
+            except BaseException:
+                with suppress(ProcessLookupError):
+                    os.killpg(program.pid, signal.SIGKILL)
+                program.wait()
+                raise
+            printed, errors = (_text(file) for file in (out, err))
+        if program.returncode:
+            said = f": {errors.rpartition(chr(10))[2][:500]}" if errors else ""
+            raise ValueError(f"{folder / 'bin' / 'python'} ended with status {program.returncode}{said}")
+        return printed
+
+    def command(self, *arguments: str) -> list[str]:
+        """What runs the process's `main` with these arguments."""
+        if self._path is None:
+            path = [str(path) for path in sys.path]
+            return [sys.executable, "-c", _SAME_PYTHON.format(path=path), *arguments]
+        assert self._folder is not None, "it is open"
+        packages = json.dumps([{"triglot": _folder_of("triglot")}, self._lent])
+        # -P: what lies beside the file is none of the model's.
+        python = [str(self._folder / "bin" / "python"), "-P", str(_FIRST_STEPS), packages, *arguments]
+        return _activated(self._folder, python)
+
+    def variables(self) -> Mapping[str, str]:
+        """The process's environment variables."""
+        if self._path is None:
+            return os.environ
+        # They say where the server's Python finds its modules.
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
+        if self._folder is not None:
+            kept["PATH"] = os.pathsep.join([str(self._folder / "bin"), kept.get("PATH", os.defpath)])
+        return kept
+
+    def close(self) -> None:
+        """No process runs in it any more."""
+        unpacked, self._unpacked, self._folder = self._unpacked, None, None
+        if unpacked is not None:
+            unpacked.close()
+
+
+def _activated(folder: Path, command: list[str]) -> list[str]:
+    bash = shutil.which("bash")
+    if bash is None or not (folder / "bin" / "activate").exists():
+        return command
+    return [bash, "-c", _ACTIVATED, str(folder), *command]
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip()
+
+
+def _folder_of(package: str) -> str:
+    spec: Any = importlib.util.find_spec(package)
+    return str(next(iter(spec.submodule_search_locations)))

@@ -1,0 +1,41 @@
+"""What the process of a model runs first whose Python is not the server's: it finds the server's own package.
+
+Run by its path, with the folders of packages as JSON before the arguments of `main`; nothing of ours is there yet.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class Folders(MetaPathFinder):
+    """Finds packages by name, each in a folder of its own."""
+
+    def __init__(self, folders: Mapping[str, str]) -> None:
+        self._folders = folders
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `MetaPathFinder`."""
+        folder = self._folders.get(fullname)
+        if folder is None:
+            return None
+        return importlib.util.spec_from_file_location(
+            fullname, f"{folder}/__init__.py", submodule_search_locations=[folder]
+        )
+
+
+if __name__ == "__main__":
+    ours, lent = json.loads(sys.argv.pop(1))
+    sys.meta_path.insert(0, Folders(ours))
+    sys.meta_path.append(Folders(lent))
+    from triglot.executors.process.child import main
+
+    main()

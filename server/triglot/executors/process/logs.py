@@ -1,0 +1,113 @@
+"""The log of an instance's process: written as the server's, to the same place, and changed when that changes.
+
+Strategy: what of the log is on is one number, which the server keeps in the control block of the process and the
+process reads with each heartbeat. It is read from the loggers themselves, so it does not matter who has changed
+them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from triglot.telemetry.log_handlers import LineFormatter, LogFile, LogStream, log_handler
+from triglot.telemetry.loggers import DATES, MODELS, OURS
+
+_NAMES = (OURS, MODELS)
+_KINDS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+_KINDS_OF_HANDLERS = (LogStream, LogFile, logging.StreamHandler, logging.FileHandler)
+_UTC = 1 << (len(_NAMES) * len(_KINDS))
+_KNOWN = _UTC << 1
+"""In every number, so that none is 0."""
+
+
+# --- in the server ---
+
+
+def log_setup() -> dict[str, Any]:
+    """How a process begins to log. Where the log is the business of others it has no handler, only switches."""
+    setup: dict[str, Any] = {"switches": switches()}
+    if (handler := _handler()) is not None and (formatter := handler.formatter) is not None:
+        setup |= {
+            "level": logging.getLogger().level,
+            "format": formatter._fmt,
+            "dates": formatter.datefmt,
+            "utc": _is_utc(formatter),
+            "file": handler.baseFilename if isinstance(handler, logging.FileHandler) else "",
+        }
+    return setup
+
+
+def switches() -> int:
+    """What is logged at the moment, by kind and logger, and whether times are UTC's."""
+    handler = _handler()
+    places = enumerate((name, kind) for name in _NAMES for kind in _KINDS)
+    on = sum(1 << place for place, (name, kind) in places if _is_on(name, kind, handler))
+    utc = handler is not None and handler.formatter is not None and _is_utc(handler.formatter)
+    return _KNOWN | on | (_UTC if utc else 0)
+
+
+def _handler() -> logging.Handler | None:
+    """The root logger's handler that a process can have, too."""
+    handlers = logging.getLogger().handlers
+    plain = (one for one in handlers if type(one) in _KINDS_OF_HANDLERS)
+    return next((one for one in plain if one.formatter is not None), None)
+
+
+def _is_on(name: str, kind: int, handler: logging.Handler | None) -> bool:
+    logger = logging.getLogger(name)
+    if not logger.isEnabledFor(kind):
+        return False
+    record = logging.LogRecord(name, kind, "", 0, "", None, None)
+    if not logger.filter(record):
+        return False
+    return handler is None or (kind >= handler.level and bool(handler.filter(record)))
+
+
+def _is_utc(formatter: logging.Formatter) -> bool:
+    return formatter.converter is time.gmtime
+
+
+# --- in the process ---
+
+
+class ProcessLog:
+    """Has the process log as the server. `setup` is from `log_setup`."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self._setup = setup
+        self._switches = 0
+        self._handler: logging.Handler | None = None
+        if "format" in setup:
+            self._handler = log_handler(setup["file"])
+            self._handler.addFilter(self._passes)
+            logging.basicConfig(level=setup["level"], handlers=[self._handler])
+        self.follow(setup["switches"])
+
+    def follow(self, switches: int) -> None:
+        """Log as `switches` say; 0: as before."""
+        if switches in (0, self._switches):
+            return
+        self._switches = switches
+        for name in _NAMES:
+            on = [kind for kind in _KINDS if self._is_on(name, kind)]
+            logging.getLogger(name).setLevel(min(on, default=logging.CRITICAL + 1))
+        if self._handler is not None:
+            utc = bool(switches & _UTC)
+            dates = self._setup["dates"] if utc == self._setup["utc"] else DATES[utc]
+            formatter = LineFormatter(self._setup["format"], dates)
+            if utc:
+                formatter.converter = time.gmtime
+            self._handler.setFormatter(formatter)
+
+    def _passes(self, record: logging.LogRecord) -> bool:
+        name = record.name
+        if name != OURS and not name.startswith(f"{OURS}."):
+            return True
+        kind = max((kind for kind in _KINDS if kind <= record.levelno), default=logging.DEBUG)
+        return self._is_on(MODELS if name == MODELS else OURS, kind)
+
+    def _is_on(self, name: str, kind: int) -> bool:
+        return bool(self._switches >> (_NAMES.index(name) * len(_KINDS) + _KINDS.index(kind)) & 1)

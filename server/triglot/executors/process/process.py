@@ -1,0 +1,288 @@
+"""The server's end of one process of a model: started, greeted, called, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from triglot.core.errors import ModelLoadError
+from triglot.executors.process.calls import Calls, LoopCalls, SerialCalls
+from triglot.executors.process.channel import Channel, Gone
+from triglot.executors.process.control_block import ControlBlock
+from triglot.executors.process.environment import Environment
+from triglot.executors.process.failures import load_error
+from triglot.executors.process.frames import FrameError, Kind
+from triglot.executors.process.health import Heartbeat
+from triglot.executors.process.logs import log_setup, switches
+from triglot.executors.process.notices import Inbox, Notice
+from triglot.executors.process.values import dumps, loads
+from triglot.model.config import ModelConfig
+
+_STATUS_SECONDS = 5.0
+"""How long the status of a process that hung up may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a process is to load, and where: `load` is the import path of a function of backend, file and
+    configuration."""
+
+    name: str
+    load: str
+    backend: str
+    file: Path
+    config: ModelConfig = field(repr=False)
+    environment: Environment = field(repr=False, compare=False)
+
+
+class Process:
+    """One process. Any thread may `kill` it. See `Owner`.
+
+    `number` is its own among the instances of its model. `calls` are there once it has loaded the model, until it
+    has ended. `reserved`: for how many calls, of `capacity`. `started`: whether it was to start its instance.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        popen: subprocess.Popen[bytes],
+        channel: Channel,
+        control: ControlBlock,
+        notices: Inbox,
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.lost = ""
+        self.reserved = 0
+        self.capacity: float = 1
+        self.started = False
+        self.hung = False
+        self.channel = channel
+        self.control = control
+        self.calls: Calls | None = None
+        self.heartbeat = Heartbeat(control, popen.pid)
+        self.notices = notices
+        self._popen = popen
+        self._killing = threading.Lock()
+
+    @classmethod
+    def start(cls, program: Program, number: int, take: Callable[[Notice], object]) -> Process:
+        """A new one, which waits for `load`; `take` gets what it tells at any time, on any thread.
+
+        It ends with the thread that calls this. Raises `OSError`.
+        """
+        with ExitStack() as passed, ExitStack() as kept:
+            ours, theirs = socket.socketpair()
+            kept.callback(ours.close)
+            passed.callback(theirs.close)
+            control, memory = ControlBlock.make()
+            passed.callback(os.close, memory)
+            notices, pipe = Inbox.make(take)
+            kept.callback(notices.close)
+            passed.callback(os.close, pipe)
+            popen = _spawned(program, theirs.fileno(), memory, pipe)
+            kept.pop_all()
+            return cls(program.name, number, popen, Channel(ours), control, notices)
+
+    @property
+    def pid(self) -> int:
+        """The system's number of it."""
+        return self._popen.pid
+
+    def __str__(self) -> str:
+        return f"{self.name}: process {self.number} (pid {self.pid})"
+
+    # --- what it loads ---
+
+    def load(self, program: Program, loop: Callable[[], asyncio.AbstractEventLoop]) -> dict[str, Any]:
+        """What its model declares, once it is loaded; `loop` is the server's. Raises `ModelLoadError`."""
+        setup = {
+            "name": self.name,
+            "instance": self.number,
+            "load": program.load,
+            "backend": program.backend,
+            "file": program.file.absolute(),
+            "config": program.config,
+            "cpus": list(program.config.cpus),
+            "log": log_setup(),
+        }
+        try:
+            self.channel.send(Kind.LOAD, text=dumps(setup))
+            message = self.channel.receive()
+        except Gone:
+            raise ModelLoadError(
+                f"{program.file}: its process {self.why_gone()} while it loaded the model; what it wrote before "
+                "is in the server's log"
+            ) from None
+        fields = loads(message.text)
+        if message.kind is Kind.LOADED:
+            if on_loop := fields["on_loop"]:
+                self.capacity = math.inf
+            self.calls = (LoopCalls if on_loop else SerialCalls)(self, loop, with_call=fields["takes_call"])
+            declared: dict[str, Any] = fields
+            return declared
+        raise load_error(fields)
+
+    # --- calls ---
+
+    @property
+    def count(self) -> int:
+        """Calls that it runs."""
+        calls = self.calls
+        return 0 if calls is None else calls.count
+
+    @property
+    def busy(self) -> bool:
+        """Whether it runs a call, or somebody is about to have it run one."""
+        return self.reserved > 0 or self.count > 0
+
+    @property
+    def run_seconds(self) -> float:
+        """As `Calls.run_seconds`."""
+        calls = self.calls
+        return 0.0 if calls is None else calls.run_seconds
+
+    # --- while it lives ---
+
+    def check(self, hang_seconds: float, longest_run: float) -> None:
+        """While it is called: end it if it hangs, have its model see which calls are cancelled."""
+        if why := self.ended():
+            self.kill(why)
+            return
+        self.heartbeat.check()
+        if why := self._why_hung(hang_seconds, longest_run):
+            self.hung = True
+            self.kill(why)
+        if (calls := self.calls) is not None:
+            calls.mark_cancelled()
+        self.channel.arena.trim(time.monotonic())
+        self.notices.read()
+        self._switch_log()
+
+    def _why_hung(self, hang_seconds: float, longest_run: float) -> str:
+        """Why it is to be killed; "" for a process that is not taken for hung."""
+        if 0 < hang_seconds <= self.heartbeat.silence:
+            return f"gave no sign of life for {self.heartbeat.silence:.1f} s and was killed"
+        if 0 < longest_run < self.run_seconds:
+            return f"ran it longer than longest_run ({longest_run:g} s) and was killed"
+        return ""
+
+    def check_loading(self, age: float, timeout: float) -> None:
+        """While it loads its model, since `age` seconds; it may take `timeout`."""
+        if why := self.ended():
+            self.kill(why)
+        elif age > timeout:
+            self.kill(f"did not load its model within {age:.0f} s and was killed")
+        else:
+            self._switch_log()
+
+    def _switch_log(self) -> None:
+        """See `ProcessLog`."""
+        self.control.log_switches = switches()
+
+    # --- its end ---
+
+    def why_gone(self) -> str:
+        """See `Owner`."""
+        if self.lost:
+            return self.lost
+        try:
+            status = self._popen.wait(_STATUS_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill("closed its connection")
+            return self.lost
+        return self._lost_or(_ended(status))
+
+    def ended(self) -> str:
+        """Why it has ended; "" while it runs."""
+        status = self._popen.poll()
+        return "" if status is None else self._lost_or(_ended(status))
+
+    def _lost_or(self, why: str) -> str:
+        return self.lost or why
+
+    def kill(self, why: str) -> None:
+        """End it at once; whoever waits for an answer of it gets none."""
+        with self._killing:
+            self.lost = self.lost or why
+            with suppress(OSError):
+                self._popen.kill()
+            # Children of its own may have the connection, too.
+            with suppress(OSError):
+                self.channel.socket.shutdown(socket.SHUT_RDWR)
+
+    def ask_to_end(self) -> None:
+        """Have it close its model and end; nobody calls it any more."""
+        self.lost = self.lost or "was asked to end"
+        with suppress(Gone, FrameError):
+            self.channel.send(Kind.END)
+
+    def end(self, timeout: float, kill_timeout: float) -> None:
+        """Wait for its end; after `timeout` it gets SIGTERM, and `kill_timeout` later SIGKILL."""
+        for wait, signal_it in ((timeout, self._popen.terminate), (kill_timeout, self._popen.kill)):
+            try:
+                self._popen.wait(wait)
+                break
+            except subprocess.TimeoutExpired:
+                signal_it()
+        self._popen.wait()
+        self._close()
+
+    def _close(self) -> None:
+        """It has ended, and nobody calls it."""
+        # Children of its own may have the connection, too.
+        with suppress(OSError):
+            self.channel.socket.shutdown(socket.SHUT_RDWR)
+        calls, self.calls = self.calls, None  # Each keeps the other.
+        if calls is not None:
+            calls.close()
+        self.channel.close()
+        self.notices.close()
+
+    def forget(self) -> bool:
+        """Give back what belongs to it if it has ended and nobody calls it; whether it is so."""
+        if self.busy or self._popen.poll() is None:
+            return False
+        self._close()
+        return True
+
+
+def _spawned(program: Program, *passed: int) -> subprocess.Popen[bytes]:
+    try:
+        os.fstat(2)
+        log: int = 2
+    except OSError:
+        log = subprocess.DEVNULL
+    environment = program.environment
+    return subprocess.Popen(
+        environment.command(*map(str, passed), str(os.getpid()), program.name),
+        env=environment.variables(),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=passed,
+        # The server says when it ends, not the terminal.
+        start_new_session=True,
+    )
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"was ended by {name}{' (is there too little memory?)' if name == 'SIGKILL' else ''}"

@@ -1,0 +1,64 @@
+"""In the process: a call as the model sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from triglot.core.call import Call, ModelCall, ModelTask
+from triglot.core.request_scheduling import Scheduling
+from triglot.core.types import NO_INPUT_PARAMETERS
+from triglot.executors.process.session import CallState
+
+
+class RemoteCall(Call):
+    """A call as the model sees it in the process."""
+
+    __slots__ = ("_fields", "_member", "_members", "_number", "_state")
+
+    def __init__(self, state: CallState, fields: Mapping[str, Any], member: int | None = None) -> None:
+        super().__init__(fields.get("deadline"), partial(state.metadata, member))
+        self._state = state
+        self._fields = fields
+        self._member = member
+        self._number = state.number if member is None else state.number + 1 + member
+        self.request_id = fields.get("id", "")
+        self.signature_name = fields.get("signature", "")
+        self.parameters = fields.get("parameters", {})
+        self.input_parameters = fields.get("input_parameters", NO_INPUT_PARAMETERS)
+        self.model_name, self.model_version = fields.get("model", ""), fields.get("version", 0)
+        self.batch_size = fields.get("batch", 1)
+        self.size = fields.get("size", 0)
+        self.requested_outputs = fields.get("outputs", ())
+        if scheduling := fields.get("scheduling"):
+            self.scheduling = Scheduling(*scheduling)
+        self.respond = partial(state.respond, at_once=True, member=member)
+        self.finish = partial(state.finish, member)
+        self.reach = partial(_reach, state, member)  # Nothing that keeps this.
+        self._members = tuple(RemoteCall(state, one, index) for index, one in enumerate(fields.get("members", ())))
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._state.is_cancelled(self._number) or super().cancelled
+
+    @property
+    def members(self) -> Sequence[Call]:
+        """The calls that are executed together."""
+        return self._members or (self,)
+
+    def apart(self) -> Call:
+        """See `Call.apart`."""
+        call = Call()
+        call.reach = self._state.own
+        call.model_name, call.model_version = self.model_name, self.model_version
+        return call
+
+    def child(self) -> Call:
+        """A call of its own for one of several requests that came on this one."""
+        return RemoteCall(self._state, {**self._fields, "deadline": self.deadline}, self._member)
+
+
+def _reach(state: CallState, member: int | None, _: Call, asked: ModelCall | ModelTask) -> Any:
+    return state.model(asked, member)

@@ -1,0 +1,202 @@
+"""A model whose instances are processes: what the server has of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from triglot.core.call import BatchCall, Call
+from triglot.core.readings import Reading
+from triglot.executors.hosted import HostedModel, nobody_to_tell, not_at_all
+from triglot.executors.process.blocking import iterate, run_blocking
+from triglot.executors.process.calls import Calls
+from triglot.executors.process.health import BEAT_SECONDS
+from triglot.executors.process.pool import Checkout, Pool
+from triglot.executors.process.process import Process
+from triglot.executors.work import Function, Inputs
+from triglot.model.model import Model, is_async, is_decoupled
+
+
+class RemoteModel(HostedModel):
+    """Declares what the model does in its process. To be configured and then started before its first call."""
+
+    def __init__(self, pool: Pool, declared: Mapping[str, Any]) -> None:
+        super().__init__()
+        vars(self).update(declared["attributes"])
+        self.looks_at_call = declared["takes_call"]
+        self.execution = "process"
+        self.inputs_in_place = True  # Its process gets a copy.
+        self._pool = pool
+        self._start_call: Call | None = None
+        if declared["metrics"]:
+            self.own_metrics = pool.metrics
+
+    def start(self) -> None:
+        """Have a process for each instance. Raises `ModelLoadError`."""
+        pool = self._pool
+        pool.hang_seconds, pool.longest_run = self.hang_seconds, self.longest_run
+        if self.sequence_batching is not None:
+            pool.sticky = not is_async(self.infer)  # Which has no threads.
+            pool.on_lost = self._lost
+        pool.changed = self._changed
+        pool.loop = lambda: self.loop
+        pool.warm = self._warm
+        pool.grow(self.instances)
+
+    def _changed(self) -> None:
+        self.on_change()
+
+    def _lost(self, number: int) -> None:
+        self.on_lost(number, f"{self._pool.program.name}: process {number}")
+
+    def runs_on(self, instance: int) -> None:
+        """See `HostedModel`."""
+        self._pool.affinity.take(instance)
+
+    def start_instance(self, call: Call) -> None:
+        """See `Model`: on the processes that no other thread does it on, now and whenever one is replaced."""
+        if self._start_call is None:
+            self._start_call = call.apart()
+        while (process := self._pool.unstarted()) is not None:
+            self._start_on(process, self._start_call)
+
+    def _warm(self, process: Process) -> None:
+        if self._start_call is not None:
+            process.started = True
+            self._start_on(process, self._start_call)
+        self.warm_up(self._run_on(process))
+
+    def _start_on(self, process: Process, call: Call) -> None:
+        self._wait(_calls(process).start(call))
+
+    def _run_on(self, process: Process) -> Function:
+        """Runs the model there, on a thread."""
+        calls = _calls(process)
+        if is_decoupled(self.infer):
+            return lambda inputs, call: iterate(calls.stream(inputs, call), self._wait)
+        return lambda inputs, call: self._wait(calls.run(inputs, call))
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process."""
+        return self._pool.live > 0
+
+    def abandon(self) -> None:
+        """End the processes that still run a call."""
+        self._pool.abandon()
+
+    def close(self) -> None:
+        """Have each process close the model and end; blocks for as long."""
+        self._pool.close()
+        self._start_call = None
+        self.warm_up, self.on_lost = not_at_all, nobody_to_tell  # Of whom they are would be kept.
+
+    def readings(self) -> Iterator[Reading]:
+        """As `Pool.readings`."""
+        return self._pool.readings()
+
+    # --- calls ---
+
+    async def run_async(self, inputs: Inputs, call: Call) -> Any:
+        """What the model answers. Raises `Unavailable` when its process is lost, and what the model raises."""
+        while True:
+            with self._pool.checkout(call) or await self._waited(call) as calls:
+                return await calls.run(inputs, call)
+
+    async def run_list_async(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
+        """What the model answers to each of the requests; raises as `run_async`."""
+        call = BatchCall(calls)
+        while True:
+            with self._pool.checkout(call) or await self._waited(call) as of_process:
+                return await of_process.run_list(inputs, call)
+
+    async def stream_async(self, inputs: Inputs, call: Call) -> AsyncGenerator[Any, None]:
+        """The answers as the model yields them; raises as `run_async`."""
+        while True:
+            with self._pool.checkout(call) or await self._waited(call) as calls:
+                async with aclosing(calls.stream(inputs, call)) as answers:
+                    async for answer in answers:
+                        yield answer
+                        del answer
+                return
+
+    async def _waited(self, call: Call) -> Checkout:
+        """A process for this call, once there is one. Raises as `Pool.checkout`."""
+        since = time.perf_counter()
+        while (checkout := self._pool.checkout(call)) is None:
+            await self._pause()
+        for member in call.members:
+            member.waited(since)
+        return checkout
+
+    @abstractmethod
+    async def _pause(self) -> None:
+        """Until there may be a process."""
+
+    @abstractmethod
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """On a thread: what the work gives."""
+
+
+class SerialModel(RemoteModel):
+    """One whose code is no `async def`; each process runs one call at a time, for a thread that waits."""
+
+    def run(self, inputs: Inputs, call: Call) -> Any:
+        """See `RemoteModel.run_async`."""
+        return run_blocking(self.run_async(inputs, call))
+
+    def run_list(self, inputs: Sequence[Inputs], calls: Sequence[Call]) -> list[Any]:
+        """See `RemoteModel.run_list_async`."""
+        return run_blocking(self.run_list_async(inputs, calls))
+
+    def stream(self, inputs: Inputs, call: Call) -> Generator[Any, None, None]:
+        """See `RemoteModel.stream_async`."""
+        answers = self.stream_async(inputs, call)
+        del inputs
+        yield from iterate(answers)
+
+    async def _pause(self) -> None:
+        self._pool.wait()
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return run_blocking(work)
+
+
+class LoopModel(RemoteModel):
+    """One whose code is `async def`; each process runs as many calls as come."""
+
+    run, run_list, stream = RemoteModel.run_async, RemoteModel.run_list_async, RemoteModel.stream_async
+
+    @property
+    def given_up(self) -> int:
+        """See `HostedModel`."""
+        return sum(process.calls.orphaned for process in self._pool.there() if process.calls is not None)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(BEAT_SECONDS)
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        assert self.loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+
+def remote_model(pool: Pool, declared: Mapping[str, Any]) -> RemoteModel:
+    """The model that the processes have declared; messages say the name of its own class."""
+    kind = LoopModel if declared["on_loop"] else SerialModel
+    methods: dict[str, Any] = {"infer": kind.stream if declared["streams"] else kind.run}
+    if declared["lists"] and not declared["streams"]:
+        methods["infer_batch"] = kind.run_list
+    if not declared["starts"]:
+        methods["start_instance"] = Model.start_instance
+    named: type[RemoteModel] = type(declared["class"], (kind,), methods)
+    return named(pool, declared)
+
+
+def _calls(process: Process) -> Calls:
+    """Of one that has just loaded the model."""
+    assert process.calls is not None
+    return process.calls

@@ -1,0 +1,344 @@
+"""In the process: its end of the pipe, and the state of each call that it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from triglot.core.call import ModelCall, ModelTask, Reach, no_models
+from triglot.core.errors import Unavailable
+from triglot.executors.process.answers import answer_of, aside, rows_of, text_of
+from triglot.executors.process.arena import Placed
+from triglot.executors.process.blocking import iterate, run_blocking
+from triglot.executors.process.call_fields import asked_fields, inputs_of, streams
+from triglot.executors.process.channel import Channel, Gone, Message
+from triglot.executors.process.control_block import ControlBlock
+from triglot.executors.process.failures import error_of
+from triglot.executors.process.frames import Kind
+from triglot.executors.process.values import dumps, loads
+
+_FIRST_QUESTION = 2**63
+"""What the process asks has numbers of its own, apart from those of the server's calls."""
+_NEW = (Kind.LOAD, Kind.CALL, Kind.START, Kind.END)
+
+
+class Reply:
+    """A frame that is expected. `wake` is called when it comes, under the session's lock."""
+
+    __slots__ = ("message", "wake")
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self.wake: Callable[[], object] | None = None
+
+    def done(self) -> bool:
+        """Whether it has come."""
+        return self.message is not None
+
+
+class Session:
+    """Reads frames and hands each to whoever expects its number.
+
+    Strategy: any thread that waits for a frame reads, one at a time, for itself and for the others. So the main
+    thread can run a call itself, and what that asks for is read on the thread that asks. `serial`: the main thread
+    reads nothing while a call runs.
+    """
+
+    def __init__(self, channel: Channel, control: ControlBlock) -> None:
+        self.channel = channel
+        self.control = control
+        self.name = ""
+        self.own: Reach = no_models
+        """The model's own way to others, on behalf of no request."""
+        self.serial = False
+        self._calls: dict[int, CallState] = {}
+        self._replies: dict[int, Reply] = {}
+        self._questions = itertools.count(_FIRST_QUESTION)
+        self._new: deque[Message] = deque()
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
+        self._waiting = 0
+        self._reading = False
+        self._pid = os.getpid()
+
+    # --- what comes ---
+
+    def next(self) -> Message:
+        """The next frame that answers nothing, on the main thread."""
+        self.wait(self._new.__len__)
+        return self._new.popleft()
+
+    def wait(self, done: Callable[[], object]) -> None:
+        """On any thread: until what has come makes it `done`."""
+        with self._lock:
+            while not done():
+                if self._reading:
+                    self._waiting += 1
+                    self._turn.wait()
+                    self._waiting -= 1
+                    continue
+                self._reading = True
+                self._lock.release()
+                try:
+                    message = self._receive()
+                finally:
+                    self._lock.acquire()
+                    self._reading = False
+                self._dispatch(message)
+                del message
+                if self._waiting:
+                    self._turn.notify_all()
+
+    def _receive(self) -> Message:
+        try:
+            return self.channel.receive()
+        except Gone:
+            os._exit(1)  # There is nobody left to answer to, whatever the model still does.
+
+    def _dispatch(self, message: Message) -> None:
+        if message.kind in _NEW:
+            self._new.append(message)
+            return
+        if message.kind is Kind.STOP and (call := self._calls.get(message.call)) is not None:
+            call.stop()
+        if (reply := self._replies.pop(message.call, None)) is not None:
+            reply.message = message
+            if reply.wake is not None:
+                reply.wake()
+
+    def arrived(self, reply: Reply) -> Message:
+        """On any thread: what has come, waiting for it."""
+        self.wait(reply.done)
+        assert reply.message is not None
+        return reply.message
+
+    async def arrival(self, reply: Reply) -> Message:
+        """As `arrived`; code on a loop awaits it."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return self.arrived(reply)
+        future: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            if reply.message is None:
+                reply.wake = partial(loop.call_soon_threadsafe, _wake, future)
+            else:
+                future.set_result(None)
+        if self.serial:  # The thread that reads elsewhere may be this one.
+            loop.run_in_executor(None, self.wait, reply.done)
+        await future
+        assert reply.message is not None
+        return reply.message
+
+    # --- what goes ---
+
+    def send(self, kind: Kind, number: int = 0, text: bytes = b"", placed: Placed | None = None) -> None:
+        """On any thread. Raises `FrameError` for too much."""
+        if os.getpid() != self._pid:
+            os._exit(1)  # The model has forked, and only one of the two has the pipe.
+        try:
+            self.channel.send(kind, call=number, text=text, placed=placed)
+        except Gone:
+            os._exit(1)
+
+    def ask(
+        self, number: int, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None
+    ) -> tuple[int, Reply]:
+        """On behalf of a call: the question's number, and the reply that comes."""
+        placed = None if tensors is None else self.channel.place(tensors)
+        question = next(self._questions)
+        reply = self.expect(question)
+        try:
+            self.send(kind, number, dumps({**fields, "question": question}), placed)
+        except BaseException:
+            del self._replies[question]
+            raise
+        return question, reply
+
+    def expect(self, number: int) -> Reply:
+        """What comes for this number, of a call or a question."""
+        reply = self._replies[number] = Reply()
+        return reply
+
+    # --- calls ---
+
+    def begin(self, number: int, on_stop: Callable[[], object] | None = None) -> CallState:
+        """A call that runs from now on; `on_stop` is called, on any thread, when the server stops it."""
+        call = self._calls[number] = CallState(self, number, on_stop)
+        return call
+
+    def end(self, call: CallState) -> None:
+        """Nothing more is sent of it but its outcome."""
+        call.end()
+        self._calls.pop(call.number, None)
+        self._replies.pop(call.number, None)
+
+
+class CallState:
+    """One call in the process; any thread of the model's may use it.
+
+    Strategy: an answer of a stream is sent, and the next one is made while the server passes it on: what the
+    server says to it is waited for before the next one is sent.
+    """
+
+    def __init__(self, session: Session, number: int, on_stop: Callable[[], object] | None = None) -> None:
+        self._session = session
+        self.number = number
+        self._on_stop = on_stop
+        self._lock = threading.RLock()
+        self._owed: Reply | None = None
+        self.stopped = False
+        self._over = False
+
+    @property
+    def own(self) -> Reach:
+        """See `Session`."""
+        return self._session.own
+
+    def stop(self) -> None:
+        """Nobody waits for its answers any more."""
+        if not self.stopped:
+            self.stopped = True
+            if self._on_stop is not None:
+                self._on_stop()
+
+    def end(self) -> None:
+        """It asks for nothing any more."""
+        with self._lock:
+            self._over = True
+
+    def is_cancelled(self, number: int) -> bool:
+        """Whether the server has said so of this call, or of the member with this number."""
+        return self.stopped or self._session.control.is_cancelled(number)
+
+    # --- answers ---
+
+    def respond(self, answer: object, *, at_once: bool = False, member: int | None = None) -> bool:
+        """Send one answer of several; False when nobody reads any more, as far as known. `at_once`: as of now."""
+        if not self._session.serial:
+            return False  # Nobody listens to what `async def` code pushes.
+        with self._lock:
+            self._settle()
+            if self._over or self.is_cancelled(self.number):
+                return False
+            self._send(answer, {} if member is None else {"member": member})
+            del answer
+            if at_once:
+                self._settle()
+            return not self.stopped
+
+    def finish(self, member: int | None = None) -> None:
+        """Say that no more answers come; `async def` code yields them."""
+        with self._lock:
+            self._settle()
+            if self._session.serial and not self._over:
+                text = b"" if member is None else dumps({"member": member})
+                self._session.send(Kind.FINISHED, self.number, text)
+
+    def _settle(self) -> None:
+        if (owed := self._owed) is not None:
+            self._session.arrived(owed)
+            self._owed = None
+
+    async def send(self, answer: object) -> None:
+        """On the loop: one answer of several, once the one before was taken."""
+        if self._owed is not None:
+            await self._session.arrival(self._owed)
+        self._send(answer, {})
+
+    def _send(self, answer: object, fields: dict[str, Any]) -> None:
+        session = self._session
+        rows, text = rows_of(answer, session.name), text_of({**aside(answer), **fields}, session.name)
+        placed = session.channel.place_all(rows)
+        del answer, rows
+        self._owed = session.expect(self.number)
+        session.send(Kind.ANSWER, self.number, text, placed)
+
+    # --- what it asks for ---
+
+    def metadata(self, member: int | None) -> Iterable[tuple[str, str | bytes]]:
+        """Of the call that is executed."""
+        try:
+            _, reply = self._ask(Kind.METADATA, {"member": member})
+        except Unavailable:
+            return []
+        message = self._session.arrived(reply)
+        return [(name, value) for name, value in loads(message.text)] if message.kind is Kind.REPLY else []
+
+    def model(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
+        """What another model answers; code on a loop awaits it."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return (
+                iterate(self._stream(asked, member)) if streams(asked) else run_blocking(self._one(asked, member))
+            )
+        if streams(asked):
+            return self._stream(asked, member)
+        task = loop.create_task(self._one(asked, member))
+        task.add_done_callback(_retrieve)
+        return task
+
+    async def _one(self, asked: ModelCall | ModelTask, member: int | None) -> Any:
+        question, reply = self._ask(Kind.MODEL, asked_fields(asked, member), inputs_of(asked))
+        try:
+            return await self._answer(reply)
+        except asyncio.CancelledError:
+            self._say(Kind.STOP, question)
+            raise
+
+    async def _stream(self, asked: ModelCall | ModelTask, member: int | None) -> AsyncGenerator[Any, None]:
+        """The answers one by one; closing the generator ends them."""
+        question, reply = self._ask(Kind.MODEL, {**asked_fields(asked, member), "stream": True}, inputs_of(asked))
+        try:
+            while (answer := await self._answer(reply)) is not None:
+                yield answer
+                del answer
+                reply = self._session.expect(question)
+                if not self._say(Kind.GO_ON, question):
+                    raise _ended()
+        finally:
+            self._say(Kind.STOP, question)
+
+    def _ask(
+        self, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
+    ) -> tuple[int, Reply]:
+        with self._lock:  # The server may listen only as long as the call runs.
+            if self._over:
+                raise _ended()
+            return self._session.ask(self.number, kind, fields, tensors)
+
+    async def _answer(self, reply: Reply) -> Any:
+        """What has come; on a thread this blocks."""
+        message = await self._session.arrival(reply)
+        if message.kind is Kind.REFUSAL:
+            raise error_of(message.fields)
+        return answer_of(message)
+
+    def _say(self, kind: Kind, question: int) -> bool:
+        """GO_ON: the next answer is wanted; STOP: no more are. False: the call has ended, and they with it."""
+        with self._lock:
+            if not self._over:
+                self._session.send(kind, self.number, dumps({"question": question}))
+            return not self._over
+
+
+def _ended() -> Unavailable:
+    return Unavailable("the call has ended: it can reach no other model any more")
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Of a task that nobody awaited there is nothing to tell."""
+    if not task.cancelled():
+        task.exception()

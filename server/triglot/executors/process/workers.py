@@ -1,0 +1,223 @@
+"""In the process: runs the calls that the server sends."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping
+from contextlib import aclosing, closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from triglot.core.call import Call, ModelCall, ModelTask
+from triglot.core.errors import Cancelled, Internal, Unavailable
+from triglot.core.tensor import Array
+from triglot.executors.batch import check_answers
+from triglot.executors.declarations import function_of, takes_call
+from triglot.executors.process.answers import aside, grouped, list_rows, rows_of, text_of
+from triglot.executors.process.arena import Row
+from triglot.executors.process.channel import Message
+from triglot.executors.process.failures import error_fields, failure_fields, load_failure_fields
+from triglot.executors.process.frames import FrameError, Kind
+from triglot.executors.process.remote_call import RemoteCall
+from triglot.executors.process.session import CallState, Session
+from triglot.executors.process.values import dumps
+from triglot.model.model import Model
+
+log = logging.getLogger(__name__)
+
+Ready = tuple[list[Row], bytes]
+"""An outcome that can be sent: its tensors, and what belongs to them."""
+
+
+class Worker(ABC):
+    """Runs calls of one model. `serve` is called on the main thread."""
+
+    def __init__(self, session: Session, model: Model, file: Path) -> None:
+        self._session = session
+        self._name = session.name
+        self._file = file
+        self._infer = model.infer
+        self._function = function_of(model)
+        self._infer_batch = model.infer_batch
+        self._start = model.start_instance
+        self._no_call = None if takes_call(model.infer) else Call()
+
+    @abstractmethod
+    def serve(self, message: Message) -> None:
+        """Run what the server has sent, or begin to."""
+
+    def _finish(self, call: CallState, kind: Kind, outcome: Callable[[], Ready | None]) -> None:
+        """Send what `outcome` gives or raises, to a frame of this kind."""
+        session = self._session
+        placed, text = None, b""
+        try:
+            if (ready := outcome()) is not None:
+                placed, text = session.channel.place_all(ready[0]), ready[1]
+            del ready  # So that the regions of the inputs can be used for the next call.
+        except BaseException as error:  # A model that calls exit() fails this call, and goes on.
+            if kind is Kind.START:
+                kind, text = Kind.UNLOADABLE, dumps(load_failure_fields(error, self._file))
+            else:
+                kind, text = Kind.FAILED, dumps(failure_fields(error))
+        else:
+            kind = Kind.DONE
+        session.end(call)
+        try:
+            session.send(kind, call.number, text, placed)
+        except FrameError as error:
+            failure = Internal(f"model '{self._name}' returned outputs that cannot be handed over: {error}")
+            session.send(Kind.FAILED, call.number, dumps(error_fields(failure)))
+
+    def _started(self, message: Message, call: CallState) -> Ready | None:
+        self._start(RemoteCall(call, message.fields))
+        return None
+
+    def _ready(self, answer: object) -> Ready | None:
+        return None if answer is None else (rows_of(answer, self._name), text_of(aside(answer), self._name))
+
+    def _ready_list(self, answers: Any, count: int) -> Ready:
+        rows, beside = list_rows(check_answers(answers, count), self._name)
+        return rows, text_of({"answers": beside}, self._name)
+
+
+class SerialWorker(Worker):
+    """For a model whose code is no `async def`: one call after the other, on the main thread."""
+
+    def __init__(self, session: Session, model: Model, file: Path) -> None:
+        super().__init__(session, model, file)
+        self._current: CallState | None = None
+        session.serial = True
+        session.own = self._reach
+
+    def _reach(self, _: Call, asked: ModelCall | ModelTask) -> Any:
+        """What the model reaches on behalf of no request, on any thread. Raises `Unavailable` between calls."""
+        current = self._current
+        if current is None:
+            raise Unavailable(f"model '{self._name}': its process reaches other models while it runs a request")
+        return current.model(asked, None)
+
+    def serve(self, message: Message) -> None:
+        """Run it to its end."""
+        call = self._current = self._session.begin(message.call)
+        self._finish(call, message.kind, partial(self._outcome, message, call))
+
+    def _outcome(self, message: Message, call: CallState) -> Ready | None:
+        try:
+            if message.kind is Kind.START:
+                return self._started(message, call)
+            fields = message.fields or {}
+            if "counts" in fields:
+                assert self._infer_batch is not None
+                calls = RemoteCall(call, fields).members
+                return self._ready_list(self._infer_batch(_inputs_list(message, fields), calls), len(calls))
+            result = self._function(_inputs(message), self._no_call or RemoteCall(call, fields))
+            if not isinstance(result, Generator):
+                return self._ready(result)
+            with closing(result) as answers:
+                for answer in answers:
+                    if not call.respond(answer):
+                        break
+            return None
+        finally:
+            self._current = None
+
+
+class AsyncWorker(Worker):
+    """For a model whose code is `async def`: as many calls at the same time as come.
+
+    They run on an event loop with a thread of its own, which goes on between calls as the server's would.
+    """
+
+    def __init__(self, session: Session, model: Model, file: Path) -> None:
+        super().__init__(session, model, file)
+        own = CallState(session, 0)
+        session.own = lambda _, asked: own.model(asked, None)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run_loop, name="loop", daemon=True).start()
+
+    def _run_loop(self) -> None:
+        """As long as the process lives: a call would wait for ever for a loop that has ended."""
+        while not self._loop.is_closed():
+            try:
+                self._loop.run_forever()  # Until code calls exit(), or stops the loop.
+            except (SystemExit, KeyboardInterrupt) as error:
+                log.error("%s: its code has raised %s; its loop goes on", self._name, type(error).__name__)
+            except BaseException:
+                log.exception("%s: its loop has failed", self._name)
+                break
+        os._exit(1)
+
+    def serve(self, message: Message) -> None:
+        """Begin it."""
+        if message.kind is Kind.START:
+            call = self._session.begin(message.call)
+            outcome = partial(self._started, message, call)
+            run = partial(self._finish, call, message.kind, outcome)
+            threading.Thread(target=run, name="start", daemon=True).start()
+            return
+        tasks: list[asyncio.Task[Ready | None]] = []
+        stop = partial(self._loop.call_soon_threadsafe, _cancel, tasks)
+        call = self._session.begin(message.call, stop)
+        self._loop.call_soon_threadsafe(self._begin, call, self._outcome(message, call), tasks)
+
+    def _begin(self, call: CallState, work: Any, tasks: list[asyncio.Task[Ready | None]]) -> None:
+        try:
+            task = self._loop.create_task(work)
+        except BaseException as error:  # Of the model's own task factory.
+            work.close()
+            self._finish(call, Kind.CALL, partial(_raise, error))
+        else:
+            tasks.append(task)
+            task.add_done_callback(partial(self._ended, call))
+
+    def _ended(self, call: CallState, task: asyncio.Task[Ready | None]) -> None:
+        if task.cancelled() and call.stopped:
+            self._finish(call, Kind.CALL, partial(_raise, Cancelled("the call was cancelled while the model ran")))
+        else:
+            self._finish(call, Kind.CALL, task.result)
+
+    async def _outcome(self, message: Message, call: CallState) -> Ready | None:
+        fields = message.fields or {}
+        if "counts" in fields:
+            assert self._infer_batch is not None
+            calls = RemoteCall(call, fields).members
+            answers = self._infer_batch(_inputs_list(message, fields), calls)
+            return self._ready_list(await answers if inspect.isawaitable(answers) else answers, len(calls))
+        result = self._function(_inputs(message), self._no_call or RemoteCall(call, fields))
+        if not inspect.isasyncgenfunction(self._infer):
+            return self._ready(await result)
+        async with aclosing(result) as yielded:
+            async for answer in yielded:
+                await call.send(answer)
+        return None
+
+
+def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def _inputs(message: Message) -> dict[str, Array]:
+    """The tensors of a call, which only the model keeps from here on."""
+    tensors = message.tensors or {}
+    if message.named is not None:
+        message.named.clear()
+    return tensors
+
+
+def _inputs_list(message: Message, fields: Mapping[str, Any]) -> list[dict[str, Array]]:
+    """As `_inputs`, of several requests."""
+    tensors = list(grouped(message.named or (), fields["counts"]))
+    if message.named is not None:
+        message.named.clear()
+    return tensors

@@ -1,0 +1,45 @@
+"""What can be asked of a model: the signatures that it declares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triglot.model.model import Model
+from triglot.model.scheduling import SequenceBatching
+from triglot.model.signature import DEFAULT_SIGNATURE, Signature
+
+
+def signatures_of(model: Model) -> dict[str, Signature]:
+    """A model's signatures by name, `inputs` and `outputs` as `DEFAULT_SIGNATURE` among them.
+
+    What the server adds for sequences, and keeps of them, is no part of them: no client sends or gets it.
+    Raises `ValueError` as `Signature`, and when the default signature is declared twice.
+    """
+    declared = dict(model.signatures)
+    for name, signature in declared.items():
+        if not isinstance(signature, Signature):
+            raise ValueError(f"signatures: {name!r}: expected a Signature, got {signature!r}")
+    if model.any_tensors:
+        return {DEFAULT_SIGNATURE: Signature((), (), any_tensors=True)}
+    if model.inputs or model.outputs or not declared:
+        if DEFAULT_SIGNATURE in declared:
+            raise ValueError(f"signatures: {DEFAULT_SIGNATURE!r} is what inputs and outputs declare already")
+        declared = {DEFAULT_SIGNATURE: Signature(tuple(model.inputs), tuple(model.outputs)), **declared}
+    return {
+        name: _without_own(replace(signature, max_batch_size=model.max_batch_size), model.sequence_batching)
+        for name, signature in declared.items()
+    }
+
+
+def _without_own(signature: Signature, sequences: object) -> Signature:
+    """The signature without controls and states (spec 5.2)."""
+    if not isinstance(sequences, SequenceBatching):
+        return signature
+    inputs = {control.name for control in sequences.controls} | {state.input_name for state in sequences.states}
+    outputs = {state.output_name for state in sequences.states if not state.returned}
+    return replace(
+        signature,
+        inputs=[spec for spec in signature.inputs if spec.name not in inputs],
+        outputs=[spec for spec in signature.outputs if spec.name not in outputs],
+        defaults={name: value for name, value in signature.defaults.items() if name not in inputs},
+    )

@@ -1,0 +1,127 @@
+"""Whether what a model says of its scheduling can be, and fits the rest of the model (spec 5.1, 5.2, 5.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from types import MappingProxyType
+
+from triglot.core import checks
+from triglot.model.config import EXECUTIONS, INLINE_REMOVED
+from triglot.model.model import Model, is_async, is_decoupled
+from triglot.model.scheduling import DynamicBatching, OldestStrategy, SequenceBatching
+from triglot.model.signature import Signature
+
+CONFIG_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "dynamic_batching.preferred_sizes": "dynamic_batching.preferred_batch_size",
+        "sequence_batching.strategy.preferred_sizes": "sequence_batching.oldest.preferred_batch_size",
+        "response_cache": "response_cache.enable",
+        "execution": "parameters[execution]",
+        "cpus": "parameters[cpus]",
+        "hang_seconds": "parameters[hang_seconds]",
+        "longest_run": "parameters[longest_run_seconds]",
+        "inputs_in_place": "parameters[inputs_in_place]",
+    }
+)
+"""What a configuration calls a model's attributes, where it has other names for them."""
+
+
+def check_scheduling(model: Model, keys: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raises `ValueError`, which names the attribute, or what `keys` call it."""
+    named: Callable[[str], str] = lambda name: keys.get(name, name)  # noqa: E731
+    dynamic, sequences = model.dynamic_batching, model.sequence_batching
+    if dynamic is not None:
+        checks.kind("dynamic_batching", dynamic, DynamicBatching)
+        _check_dynamic(model, dynamic, named)
+    if sequences is not None:
+        checks.kind("sequence_batching", sequences, SequenceBatching)
+        _check_sequences(model, sequences, named)
+    if dynamic is not None and sequences is not None:
+        raise ValueError("sequence_batching: expected none with dynamic_batching, got both")
+    checks.flag(named("response_cache"), model.response_cache)
+    checks.flag(named("inputs_in_place"), model.inputs_in_place)
+    for reason, there in (
+        ("with sequence_batching", sequences is not None),
+        ("for a decoupled model", is_decoupled(model.infer)),
+    ):
+        if model.response_cache and there:
+            raise ValueError(f"{named('response_cache')}: expected false {reason}, got true")
+    if model.execution == "inline":
+        raise ValueError(f"{named('execution')}: {INLINE_REMOVED}")
+    checks.choice(named("execution"), model.execution, EXECUTIONS)
+    check_cpus(named("cpus"), model.cpus)
+    # What the class says of its processes may stay when the configuration says that there are none.
+    if model.cpus and "process" not in (model.execution, type(model).execution):
+        raise ValueError(f"{named('cpus')}: expected none without execution 'process', got {list(model.cpus)}")
+    check_seconds(named("hang_seconds"), model.hang_seconds)
+    check_seconds(named("longest_run"), model.longest_run)
+
+
+def check_cpus(key: str, cpus: object) -> None:
+    """Raises `ValueError` for anything but a list of CPU numbers."""
+    for at, cpu in enumerate(checks.items(key, cpus, "CPU numbers")):
+        checks.count(f"{key}[{at}]", cpu)
+
+
+def check_seconds(key: str, seconds: object) -> None:
+    """Raises `ValueError` for anything but a finite number of seconds, 0 for no limit."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
+        raise checks.expected(key, "a number of seconds, 0 for no limit", seconds)
+
+
+def _check_sizes(key: str, sizes: Sequence[int], largest: int, what: str) -> None:
+    """None of the sizes is above the largest; with 0 there is no batch, and so no size."""
+    if sizes and not largest:
+        raise ValueError(f"{key}: expected none without a max_batch_size, got {list(sizes)}")
+    if sizes and max(sizes) > largest:
+        raise ValueError(f"{key}: expected at most the {what} {largest}, got {max(sizes)}")
+
+
+def _check_dynamic(model: Model, batching: DynamicBatching, named: Callable[[str], str]) -> None:
+    key, own = "dynamic_batching", model.max_batch_size
+    if own and batching.max_batch_size > own:
+        raise ValueError(
+            f"{key}.max_batch_size: expected at most the model's {own}, got {batching.max_batch_size}"
+        )
+    request = batching.max_batch_size or own
+    split = [batching.max_execution_size] if batching.max_execution_size else []
+    _check_sizes(f"{key}.max_execution_size", split, request, "max_batch_size")
+    largest, what = (split[0], "max_execution_size") if split else (request, "max_batch_size")
+    _check_sizes(named(f"{key}.preferred_sizes"), batching.preferred_sizes, largest, what)
+    _check_sizes(f"{key}.allowed_sizes", batching.allowed_sizes, largest, what)
+    if batching.allowed_sizes and batching.allowed_sizes[-1] != largest:
+        raise ValueError(
+            f"{key}.allowed_sizes: expected the {what} {largest} as the last, got {batching.allowed_sizes[-1]}"
+        )
+
+
+def _check_sequences(model: Model, batching: SequenceBatching, named: Callable[[str], str]) -> None:
+    if is_async(model.infer):
+        raise ValueError("sequence_batching: expected an infer that is a plain function, got async def")
+    if isinstance(batching.strategy, OldestStrategy):
+        key = named("sequence_batching.strategy.preferred_sizes")
+        _check_sizes(key, batching.strategy.preferred_sizes, model.max_batch_size, "max_batch_size")
+    if not model.any_tensors:
+        _check_declared(model, batching)
+
+
+def _check_declared(model: Model, batching: SequenceBatching) -> None:
+    """What the model declares of a tensor that the server adds, or keeps, is what is said of it.
+
+    Python code need not declare it; what reads a file has the inputs that are in the file.
+    """
+    declared = [*model.signatures.values(), Signature(tuple(model.inputs), tuple(model.outputs))]
+    inputs = {spec.name: spec for signature in declared for spec in signature.inputs}
+    outputs = {spec.name: spec for signature in declared for spec in signature.outputs}
+    used = [("controls", "input", control.name, control.datatype, inputs) for control in batching.controls]
+    for state in batching.states:
+        used.append(("states", "input", state.input_name, state.datatype, inputs))
+        used.append(("states", "output", state.output_name, state.datatype, outputs))
+    for key, kind, name, datatype, specs in used:
+        if name in specs and specs[name].datatype != datatype:
+            has = specs[name].datatype
+            raise ValueError(f"sequence_batching.{key}: {name!r}: expected the model's {has}, got {datatype}")
+        if name not in specs and specs and model.platform != "python":
+            has = ", ".join(map(repr, specs))
+            raise ValueError(f"sequence_batching.{key}: expected an {kind} of the model ({has}), got {name!r}")

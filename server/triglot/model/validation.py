@@ -1,0 +1,319 @@
+"""The one validator: every protocol's requests pass here before anything is allocated for them.
+
+The texts are those that clients of the protocol match on (KServe V2, spec 1.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.tensor import (
+    DATATYPES,
+    Array,
+    BytesFramingError,
+    array_over,
+    datatype_of,
+    element_count,
+    is_addressable,
+    object_array,
+    unpack_bytes,
+)
+from triglot.core.types import Answer, InferenceRequest, InputTensor, OutputTensor, ParameterValue, TensorSpec
+from triglot.model.signature import Signature, TensorRule, shape_text
+
+
+class InvalidRequest(InvalidArgument):
+    """The request does not fit the model's signature."""
+
+
+def bind_inputs(signature: Signature, request: InferenceRequest) -> dict[str, Array]:
+    """The request's inputs as arrays by name; numeric ones share memory with the request.
+
+    Raises `InvalidRequest` for the first thing that does not fit.
+    """
+    rules = signature.input_rules
+    tensors = request.inputs
+    if len(tensors) != len(rules) and not (signature.may_lack and len(tensors) < len(rules)):
+        if signature.any_tensors:
+            return _bind_undeclared(request)
+        _reject_input_count(signature, request)
+    arrays: dict[str, Array] = {}
+    batch = -1
+    for tensor in tensors:
+        name, shape, data = tensor.name, tensor.shape, tensor.data
+        rule = rules.get(name)
+        if rule is None or name in arrays:
+            raise _name_error(name, rule is not None, request.model_name)
+        if tensor.datatype != rule.spec.datatype:
+            raise _datatype_error(tensor, rule.spec, request.model_name)
+        if signature.max_batch_size:
+            batch = _check_batch(tensor, batch, signature.max_batch_size, request.model_name)
+        size = rule.known_shapes.get(shape)
+        if size is None:
+            size = _check_shape(tensor, rule, signature.max_batch_size, request)
+        if not rule.plain or isinstance(data, np.ndarray):
+            arrays[name] = _bind(tensor, rule.dtype, request.model_name)
+        elif len(data) == size:
+            arrays[name] = array_over(data, rule.dtype, shape)
+        else:
+            raise _byte_size_error(tensor, size, len(data), request.model_name)
+    if len(arrays) < len(rules):
+        _complete(arrays, signature, request)
+    return arrays
+
+
+def _bind_undeclared(request: InferenceRequest) -> dict[str, Array]:
+    """Inputs as they say that they are, for a model that declares none."""
+    arrays: dict[str, Array] = {}
+    for tensor in request.inputs:
+        if tensor.name in arrays:
+            raise _name_error(tensor.name, True, request.model_name)
+        if any(dim < 0 for dim in tensor.shape):
+            raise InvalidRequest(f"input '{tensor.name}' has a dim below 0: {shape_text(tensor.shape)}")
+        datatype = DATATYPES.get(tensor.datatype)
+        if datatype is None:
+            raise InvalidRequest(
+                f"inference input '{tensor.name}' data-type is '{tensor.datatype}', which is none of "
+                f"{', '.join(DATATYPES)}"
+            )
+        _check_addressable(tensor, datatype.dtype, request.model_name)
+        arrays[tensor.name] = _bind(tensor, datatype.dtype, request.model_name)
+    return arrays
+
+
+def _complete(arrays: dict[str, Array], signature: Signature, request: InferenceRequest) -> None:
+    """Adds the defaults of what the request has left out; what is optional stays away."""
+    for name in signature.input_rules:
+        if name not in arrays:
+            if name not in signature.may_lack:
+                _reject_input_count(signature, request)
+            if name in signature.defaults:
+                arrays[name] = signature.defaults[name]
+
+
+def check_shapes(signature: Signature, request: InferenceRequest) -> None:
+    """Raises `InvalidRequest` for the first input whose shape is not the declared one."""
+    for tensor in request.inputs:
+        rule = signature.input_rules.get(tensor.name)
+        if rule is not None and not rule.fits(tensor.shape):
+            raise _shape_error(tensor, rule, signature.max_batch_size, request.model_name)
+
+
+def _name_error(name: str, known: bool, model: str) -> InvalidRequest:
+    if known:
+        return InvalidRequest(f"input '{name}' already exists in request")
+    return InvalidRequest(f"unexpected inference input '{name}' for model '{model}'")
+
+
+def _reject_input_count(signature: Signature, request: InferenceRequest) -> None:
+    names = [tensor.name for tensor in request.inputs]
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidRequest(f"input '{name}' already exists in request")
+        seen.add(name)
+    missing = [name for name in signature.input_rules if name not in seen and name not in signature.may_lack]
+    got = f" Got input(s) {names}" if names else " Got no input"
+    lacking = (
+        f", but missing required input(s) {missing}. Please provide all required input(s)." if missing else "."
+    )
+    raise InvalidRequest(
+        f"expected {len(signature.inputs)} inputs but got {len(names)} inputs for model "
+        f"'{request.model_name}'.{got}{lacking}"
+    )
+
+
+def _datatype_error(tensor: InputTensor, spec: TensorSpec, model: str) -> InvalidRequest:
+    if tensor.datatype not in DATATYPES:
+        return InvalidRequest(
+            f"inference input '{tensor.name}' data-type is '{tensor.datatype}', which is none of "
+            f"{', '.join(DATATYPES)}; model '{model}' expects '{spec.datatype}'"
+        )
+    return InvalidRequest(
+        f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model '{model}' expects "
+        f"'{spec.datatype}'"
+    )
+
+
+def _check_batch(tensor: InputTensor, batch: int, max_batch_size: int, model: str) -> int:
+    if not tensor.shape:
+        raise InvalidRequest(
+            f"input '{tensor.name}' has no shape but model requires batch dimension for '{model}'"
+        )
+    size = tensor.shape[0]
+    if batch not in (-1, size):
+        raise InvalidRequest(f"input '{tensor.name}' batch size does not match other inputs for '{model}'")
+    if size > max_batch_size:
+        raise InvalidRequest(f"inference request batch-size must be <= {max_batch_size} for '{model}'")
+    if size < 1:
+        raise InvalidRequest(f"inference request batch-size must be >= 1 for '{model}', got {size}")
+    return size
+
+
+def _check_shape(tensor: InputTensor, rule: TensorRule, max_batch_size: int, request: InferenceRequest) -> int:
+    """The bytes that the tensor must have."""
+    shape = tensor.shape
+    fits = rule.fits(shape)
+    if not fits and (not request.lenient_shapes or any(dim < 0 for dim in shape)):
+        raise _shape_error(tensor, rule, max_batch_size, request.model_name)
+    _check_addressable(tensor, rule.dtype, request.model_name)
+    return rule.remember(shape) if fits else rule.byte_size(shape)
+
+
+def _check_addressable(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> None:
+    if not is_addressable(tensor.shape, dtype):
+        raise InvalidRequest(
+            f"input '{tensor.name}' for model '{model}' has too many elements: shape {shape_text(tensor.shape)}"
+        )
+
+
+def _shape_error(tensor: InputTensor, rule: TensorRule, max_batch_size: int, model: str) -> InvalidRequest:
+    note = f"NOTE: max_batch_size is {max_batch_size}: the first dim is the batch." if max_batch_size else ""
+    return InvalidRequest(
+        f"unexpected shape for input '{tensor.name}' for model '{model}'. "
+        f"Expected {shape_text(rule.spec.shape)}, got {shape_text(tensor.shape)}. {note}"
+    )
+
+
+def _bind(tensor: InputTensor, dtype: np.dtype[Any], model: str) -> Array:
+    """The array of a tensor whose bytes, or elements, have to be looked at."""
+    count = element_count(tensor.shape)
+    data = tensor.data
+    if isinstance(data, np.ndarray):
+        if data.size != count:
+            raise _element_count_error(tensor, data, count, dtype, model)
+        array = data.reshape(tensor.shape)
+        array.flags.writeable = False
+        return array
+    if dtype.hasobject:
+        try:
+            return object_array(unpack_bytes(data, count), tensor.shape)
+        except BytesFramingError as error:
+            what, _, counts = error.message.partition(", ")
+            raise InvalidRequest(
+                f"{what} for inference input '{tensor.name}' for model '{model}', {counts}"
+            ) from None
+    if len(data) != count * dtype.itemsize:
+        raise _byte_size_error(tensor, count * dtype.itemsize, len(data), model)
+    array = array_over(data, dtype, tensor.shape)
+    if dtype.kind == "b" and count and array.view(np.uint8).max() > 1:
+        raise InvalidRequest(f"input '{tensor.name}' for model '{model}' is BOOL: its bytes must be 0 or 1")
+    return array
+
+
+def _element_count_error(
+    tensor: InputTensor, elements: Array, count: int, dtype: np.dtype[Any], model: str
+) -> InvalidRequest:
+    if dtype.hasobject:
+        return InvalidRequest(
+            f"unexpected number of string elements {elements.size} for inference input '{tensor.name}' "
+            f"for model '{model}', expecting {count}"
+        )
+    return _byte_size_error(tensor, count * dtype.itemsize, elements.nbytes, model)
+
+
+def _byte_size_error(tensor: InputTensor, expected: int, got: int, model: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"input byte size mismatch for input '{tensor.name}' for model '{model}'. Expected {expected}, got {got}"
+    )
+
+
+def check_requested_outputs(signature: Signature, request: InferenceRequest) -> None:
+    """Raises `InvalidRequest` when an output is requested twice or is none of the model's."""
+    if signature.any_tensors:
+        return
+    seen: set[str] = set()
+    for name in request.outputs:
+        if name in seen:
+            raise InvalidRequest(f"output '{name}' already exists in request")
+        if name not in signature.output_rules:
+            raise InvalidRequest(f"unexpected inference output '{name}' for model '{request.model_name}'")
+        seen.add(name)
+
+
+def bind_outputs(
+    signature: Signature, answer: object, requested: Sequence[str], model: str, *, lenient_shapes: bool = False
+) -> list[OutputTensor]:
+    """The requested outputs (all when none is named), checked against the signature.
+
+    Raises `Internal` with a text for the model's author when an output is missing or has another datatype or
+    shape than declared.
+    """
+    # The type is looked at first because an abstract class takes long to ask.
+    if type(answer) is not dict and not isinstance(answer, Mapping):
+        raise Internal(f"model '{model}' returned {type(answer).__name__}, expected a dict of outputs by name")
+    if signature.any_tensors:
+        return _bind_undeclared_outputs(answer, requested, model)
+    outputs: list[OutputTensor] = []
+    for name, rule in signature.output_rules.items():
+        if requested and name not in requested:
+            continue
+        if name not in answer:
+            if isinstance(answer, Answer) and answer.partial:
+                continue
+            raise Internal(f"model '{model}' returned no output '{name}', only {sorted(map(str, answer))}")
+        outputs.append(_bind_output(rule, answer[name], model, lenient_shapes))
+    return outputs
+
+
+def check_parameters(values: Mapping[Any, Any], model: str) -> dict[str, ParameterValue]:
+    """The parameters that a model gives its answer. Raises `Internal` for what no protocol can carry."""
+    for name, value in values.items():
+        if not isinstance(name, str) or not name:
+            raise Internal(f"model '{model}' returned a parameter named {name!r}, expected a text")
+        fits = isinstance(value, bool | int | float | str)
+        if not fits or (isinstance(value, int) and not -(1 << 63) <= value < 1 << 63):
+            raise Internal(
+                f"model '{model}' returned parameter '{name}' as {value!r:.60}, expected a bool, a float, a str "
+                "or an int of 64 bits"
+            )
+    return dict(values)
+
+
+def _bind_undeclared_outputs(
+    answer: Mapping[str, Any], requested: Sequence[str], model: str
+) -> list[OutputTensor]:
+    for name in requested:
+        if name not in answer:
+            raise InvalidRequest(
+                f"unexpected inference output '{name}' for model '{model}', which gave {sorted(map(str, answer))}"
+            )
+    outputs = []
+    for name in requested or answer:
+        array = np.asarray(answer[name])
+        try:
+            outputs.append(OutputTensor(name, datatype_of(array), array))
+        except TypeError as error:
+            raise Internal(f"model '{model}' returned output '{name}': {error}") from None
+    return outputs
+
+
+def _bind_output(rule: TensorRule, value: object, model: str, lenient_shapes: bool) -> OutputTensor:
+    spec = rule.spec
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if array.dtype is not rule.dtype:
+        _check_datatype(spec, array, model)
+    shape = array.shape
+    if not lenient_shapes and shape not in rule.known_shapes:
+        if not rule.fits(shape):
+            raise Internal(
+                f"model '{model}' returned output '{spec.name}' with shape {shape_text(shape)}, its signature "
+                f"says {shape_text(spec.shape)}"
+            )
+        rule.remember(shape)
+    return OutputTensor(spec.name, spec.datatype, array)
+
+
+def _check_datatype(spec: TensorSpec, array: Array, model: str) -> None:
+    try:
+        datatype = datatype_of(array)
+    except TypeError as error:
+        raise Internal(f"model '{model}' returned output '{spec.name}': {error}") from None
+    if datatype != spec.datatype:
+        raise Internal(
+            f"model '{model}' returned output '{spec.name}' as {datatype}, its signature says {spec.datatype}"
+        )

@@ -1,0 +1,239 @@
+"""Large JSON texts, parsed in pieces: the interpreter is never held for long, and too many values are never made.
+
+Strategy: a scanner finds the commas, brackets and braces outside of strings, a chunk of the text at a time, and
+counts values as it goes. The text is split at commas, at any depth. A piece becomes a JSON text of its own: the
+containers that are open before it are opened in front of it, and those that are open behind it are closed. So an
+ordinary parser reads it, and refuses what is no JSON. Its values then move into the containers that earlier pieces
+have left open. Markers stand where the text was split: they prove that a piece begins and ends between two values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import orjson
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.tensor import Array
+from triglot.protocols.json.limits import CONTAINER_COST, MAX_DEPTH, VALUE_COST, JsonLimits
+
+CHUNK = 64 * 1024
+"""Bytes that are scanned, and parsed, at a time: some 5 ms, if they are lists."""
+MAX_WITHOUT_COMMA = 1024 * 1024
+"""Bytes outside of strings from one comma to the next; more are a number, or blanks, that no client sends."""
+HUGE_INTEGER = re.compile(rb"[0-9]{19}")
+NOT_JSON = "failed to parse the request JSON"
+_BRACKET, _BRACE = b"[{"
+_STRUCTURE = np.zeros(256, np.bool_)
+_STRUCTURE[list(b",:[]{}")] = True
+_STEP = np.zeros(256, np.int8)
+_STEP[list(b"[{")], _STEP[list(b"]}")] = 1, -1
+_COST = np.zeros(256, np.int64)
+_COST[list(b",:")], _COST[list(b"[{")] = VALUE_COST, CONTAINER_COST
+# Random, so that no text of a client's can have them.
+_FIRST, _LAST = (f"{name}-{secrets.token_hex(8)}" for name in ("first", "last"))
+_OPENING = {_BRACKET: b"[", _BRACE: b'{"%b":' % _FIRST.encode()}
+_FIRST_ITEM = {_BRACKET: b'["%b",' % _FIRST.encode(), _BRACE: b'{"%b":0,' % _FIRST.encode()}
+_LAST_ITEM = {_BRACKET: b',"%b"]' % _LAST.encode(), _BRACE: b',"%b":0}' % _LAST.encode()}
+_CLOSING = {_BRACKET: b"]", _BRACE: b"}"}
+
+
+class Scanner:
+    """Goes through a text once.
+
+    `cost` is what the values so far count in the budget. `openers` are the brackets and braces that are open at
+    the comma that `commas` gave last. `end` is where the outermost container ends, or else the text.
+    """
+
+    def __init__(self, text: bytes, limits: JsonLimits, chunk: int = CHUNK) -> None:
+        self.cost = 0
+        self.openers = b""
+        self.end = len(text)
+        self._text = text
+        self._limits = limits
+        self._size = chunk
+        self._in_string = False
+
+    def commas(self) -> Iterator[int]:
+        """Where the text can be split: the last comma of each chunk that has one.
+
+        Raises `InvalidArgument` for a text that is nested too deep or long without a comma, and `PayloadTooLarge`.
+        """
+        at = without_comma = in_string = 0
+        opened = b""
+        while at < self.end:
+            chunk = self._chunk(at)
+            positions, kinds = self._structure(chunk)
+            depths = len(opened) + np.cumsum(_STEP[kinds], dtype=np.int64)
+            self.cost += int(_COST[kinds].sum())
+            self._limits.check_cost(self.cost)
+            if depths.size and int(depths.max()) > MAX_DEPTH:
+                raise InvalidArgument(f"{NOT_JSON}: nested too deep")
+            closed = np.flatnonzero((depths <= 0) & (_STEP[kinds] < 0))
+            if closed.size:
+                self.end = at + int(positions[closed[0]]) + 1
+                return
+            commas = np.flatnonzero((kinds == ord(",")) & (depths > 0))
+            rest = 0
+            if commas.size:
+                rest = int(commas[-1]) + 1
+                opened = self.openers = _open_after(opened, kinds[:rest], depths[:rest])
+                without_comma = in_string = 0
+                yield at + int(positions[rest - 1])
+            elif self._in_string:
+                in_string += len(chunk)
+                self._limits.check_text(in_string)
+            else:
+                without_comma += len(chunk)
+                if without_comma > MAX_WITHOUT_COMMA:
+                    raise InvalidArgument(
+                        f"{NOT_JSON}: {MAX_WITHOUT_COMMA} bytes without a comma before byte {at}"
+                    )
+            opened = _open_after(opened, kinds[rest:], depths[rest:])
+            at += len(chunk)
+
+    def _chunk(self, at: int) -> bytes:
+        """The next bytes; an escape is never divided."""
+        chunk = self._text[at : at + self._size]
+        backslashes = len(chunk) - len(chunk.rstrip(b"\\"))
+        return self._text[at : at + self._size + 1] if backslashes % 2 else chunk
+
+    def _structure(self, chunk: bytes) -> tuple[Array, Array]:
+        """The places and codes of what is outside of strings and no part of a value."""
+        if b"\\" in chunk:
+            # Backslashes come in pairs but for the last of a row.
+            chunk = chunk.replace(rb"\\", b"__").replace(rb"\"", b"__")
+        has_quotes = b'"' in chunk
+        if self._in_string and not has_quotes:
+            return np.empty(0, np.intp), np.empty(0, np.uint8)
+        codes = np.frombuffer(chunk, np.uint8)
+        found = _STRUCTURE[codes]
+        if has_quotes:
+            inside = np.bitwise_xor.accumulate(codes == ord('"')) ^ self._in_string
+            self._in_string = bool(inside[-1])
+            found &= ~inside
+        positions = np.flatnonzero(found)
+        return positions, codes[positions]
+
+
+def _open_after(opened: bytes, kinds: Array, depths: Array) -> bytes:
+    """The brackets and braces that are open after `kinds`, of which `depths` are the depths behind each."""
+    if not depths.size:
+        return opened
+    lowest_from = np.minimum.accumulate(depths[::-1])[::-1]
+    stays = (_STEP[kinds] > 0) & (depths == lowest_from)
+    still_open: bytes = kinds[stays].tobytes()
+    return opened[: int(lowest_from[0])] + still_open
+
+
+def check_values(text: bytes, limits: JsonLimits) -> None:
+    """Raises `PayloadTooLarge` for a text with too many values, and what `Scanner` raises; nothing is parsed."""
+    for _ in Scanner(text, limits).commas():
+        pass
+
+
+def parse_in_pieces(text: bytes, limits: JsonLimits, *, tail: bool = False, chunk: int = CHUNK) -> Any:
+    """The values of a text, of which `chunk` bytes are looked at in one go.
+
+    `tail`: what follows the first value is not looked at.
+
+    Raises `InvalidArgument`, and `PayloadTooLarge` before too many values are made.
+    """
+    scanner = Scanner(text, limits, chunk)
+    tree = _Tree()
+    start, openers = 0, b""
+    for comma in scanner.commas():
+        tree.add(text[start:comma], openers, scanner.openers, start)
+        start, openers = comma + 1, scanner.openers
+    tree.add(text[start : scanner.end], openers, b"", start)
+    if not tail and text[scanner.end :].strip(b" \t\r\n"):
+        raise InvalidArgument(f"{NOT_JSON}: Extra data: byte {scanner.end}")
+    return tree.root
+
+
+class _Tree:
+    """The values of the pieces so far; `_open` are the containers that go on, the outermost one first."""
+
+    def __init__(self) -> None:
+        self.root: Any = None
+        self._open: list[Any] = []
+
+    def add(self, piece: bytes, before: bytes, after: bytes, at: int) -> None:
+        """`before` and `after`: what is open at the piece's two ends. `at` is where it begins in the text."""
+        root = _parse(_completed(piece, before, after), at)
+        begins = _continued(root, len(before))
+        ends = _unfinished(root, len(after), at)
+        for whole, more in zip(reversed(self._open), reversed(begins), strict=True):
+            if isinstance(more, list):
+                del more[0]
+                whole.extend(more)
+            else:
+                del more[_FIRST]
+                whole.update(more)
+        if not self._open:
+            self.root = root
+        self._open = [
+            self._open[level] if level < len(begins) and end is begins[level] else end
+            for level, end in enumerate(ends)
+        ]
+
+
+def _completed(piece: bytes, before: bytes, after: bytes) -> bytes:
+    """A text with the piece's own values, and markers for what is elsewhere."""
+    parts = [_OPENING[kind] for kind in before[:-1]]
+    parts += [_FIRST_ITEM[kind] for kind in before[-1:]]
+    parts.append(piece)
+    parts += [_LAST_ITEM[kind] for kind in after[-1:]]
+    parts += [_CLOSING[kind] for kind in reversed(after[:-1])]
+    return b"".join(parts)
+
+
+def _parse(text: bytes, at: int) -> Any:
+    """As `orjson` reads it; NaN, Infinity and integers beyond 64 bits as the standard parser does."""
+    try:
+        if len(text) > MAX_WITHOUT_COMMA or not HUGE_INTEGER.search(text):
+            return orjson.loads(text)
+    except ValueError as error:
+        if len(text) > MAX_WITHOUT_COMMA:  # A long string, which the standard parser is slow with.
+            raise InvalidArgument(f"{NOT_JSON}: {error}, in the part from byte {at} on") from None
+    try:
+        return json.loads(text.decode())
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"{NOT_JSON}: {error.msg}, in the part from byte {at} on") from None
+    except ValueError as error:
+        raise InvalidArgument(f"{NOT_JSON}: {error}, in the part from byte {at} on") from None
+    except RecursionError:
+        raise InvalidArgument(f"{NOT_JSON}: nested too deep") from None
+
+
+def _continued(root: Any, count: int) -> list[Any]:
+    """The containers of a piece that go on from earlier ones."""
+    containers = []
+    for _ in range(count):
+        containers.append(root)
+        root = root[0] if isinstance(root, list) else root[_FIRST]
+    return containers
+
+
+def _unfinished(root: Any, count: int, at: int) -> list[Any]:
+    """The containers of a piece that go on in later ones, their last marker taken away.
+
+    Raises `InvalidArgument` where a key that comes twice hides which they are.
+    """
+    containers = []
+    last: Any = _LAST
+    for _ in range(count):
+        containers.append(root)
+        key = next(reversed(root)) if isinstance(root, dict) else -1
+        last, root = key, root[key]
+    if count:
+        innermost = containers[-1]
+        if (innermost[-1] if isinstance(innermost, list) else last) != _LAST:
+            raise InvalidArgument(f"{NOT_JSON}: a key comes twice in an object, in the part from byte {at} on")
+        del innermost[-1 if isinstance(innermost, list) else _LAST]
+    return containers

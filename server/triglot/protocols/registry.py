@@ -1,0 +1,169 @@
+"""What is offered: the rows of every protocol that the configuration names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from triglot.config.options import Config
+from triglot.core.call import Call
+from triglot.core.http import HttpRequest, HttpResponse, HttpStream
+from triglot.dataplane.dataplane import DataPlane
+from triglot.protocols.grpc.health import Health
+from triglot.protocols.grpc.reflection import reflection_services
+from triglot.protocols.grps.metadata import server_text
+from triglot.protocols.grps.routes import HttpRules, grps_routes
+from triglot.protocols.grps.service import Grps
+from triglot.protocols.json.limits import JsonLimits
+from triglot.protocols.kserve.extension import Extension
+from triglot.protocols.kserve.generate import Generate
+from triglot.protocols.kserve.log_settings import LogSetting
+from triglot.protocols.kserve.model_config import ModelConfigs
+from triglot.protocols.kserve.regions import Regions
+from triglot.protocols.kserve.routes import kserve_routes
+from triglot.protocols.kserve.service import KServe
+from triglot.protocols.kserve.shared_memory import CudaSharedMemory, SystemSharedMemory
+from triglot.protocols.kserve.statistics import ModelStatistics
+from triglot.protocols.kserve.trace_settings import TraceSetting
+from triglot.protocols.monitor.routes import METRICS, monitor_routes, page_route, readable
+from triglot.protocols.rows import Route, Service
+from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes, vertex_routes
+from triglot.protocols.tfserving.metrics import metrics_route
+from triglot.protocols.tfserving.models import Models
+from triglot.protocols.tfserving.routes import RestApi, not_found_route, tfserving_routes
+from triglot.protocols.tfserving.rows import tfserving_services
+from triglot.protocols.tfserving.service import Predictions
+from triglot.telemetry.log_settings import LogSettings
+from triglot.telemetry.store import Telemetry
+
+ALIVE = HttpResponse(b'{"status": "alive"}')
+Rows = tuple[list[Service], list[Route]]
+
+
+def rows(
+    dataplane: DataPlane,
+    predictions: Predictions,
+    telemetry: Telemetry,
+    config: Config,
+    about: str = "",
+    logs: LogSettings | None = None,
+    regions: Regions | None = None,
+) -> Rows:
+    """The gRPC services and the REST routes, health and reflection among them.
+
+    `about` is the text of grps' ServerMetadata; without one it is made. `regions`: without them shared memory is
+    not open.
+    """
+    regions = regions or Regions()
+    served = config.protocol_names
+    limits = JsonLimits(config.max_json_size, config.max_json_values)
+    services: list[Service] = []
+    routes: list[Route] = []
+    health_names: list[str] = []
+    if "kserve" in served:
+        logs = logs or LogSettings(telemetry.access_log)
+        extensions = _extensions(dataplane, limits, logs)
+        extensions += [SystemSharedMemory(regions, dataplane.control), CudaSharedMemory()]
+        kserve = KServe(dataplane, config.server_name, telemetry, extensions, regions)
+        services.append(kserve.grpc_service())
+        routes += _of("kserve", kserve_routes(kserve, limits))
+    if "tfserving" in served:
+        tensorflow, paths = _tfserving(dataplane, predictions, config, telemetry, limits)
+        services += tensorflow
+        routes += _of("tfserving", paths)
+        # TensorFlow Serving's health service knows its services without their package (tfs 1).
+        health_names += [service.name.rpartition(".")[2] for service in tensorflow]
+    if "grps" in served:
+        grps, paths = _grps(dataplane, config, about, limits)
+        services += grps
+        # Before all others: a project's own path may be one of theirs.
+        routes = paths + routes
+    routes += _monitor(dataplane, telemetry, config)
+    health_names += [service.name for service in services]
+    services.append(Health(dataplane, health_names).grpc_service())
+    services += reflection_services([service.name for service in services])
+    return services, _first_of_each(routes)
+
+
+def _first_of_each(routes: list[Route]) -> list[Route]:
+    """Of several rows for the same requests the first one: paths of the configuration may be some of ours."""
+    firsts: dict[tuple[str, str], Route] = {}
+    for route in routes:
+        firsts.setdefault((route.verb, route.path), route)
+    return list(firsts.values())
+
+
+def _extensions(dataplane: DataPlane, limits: JsonLimits, logs: LogSettings) -> list[Extension]:
+    """Triton's extensions of KServe V2."""
+    return [
+        ModelConfigs(dataplane),
+        ModelStatistics(dataplane),
+        Generate(dataplane, limits),
+        TraceSetting(dataplane),
+        LogSetting(logs, dataplane.control),
+    ]
+
+
+def _of(protocol: str, routes: list[Route]) -> list[Route]:
+    return [replace(route, protocol=protocol) for route in routes]
+
+
+def _tfserving(
+    dataplane: DataPlane, predictions: Predictions, config: Config, telemetry: Telemetry, limits: JsonLimits
+) -> Rows:
+    models = Models(dataplane)
+    services = tfserving_services(predictions, models, tensor_content=config.tensor_content)
+    ai_platform = AIPlatform(dataplane, limits)
+    metrics = partial(metrics_route, telemetry, dataplane.control)
+    routes = [metrics(config.monitoring_path)] if config.monitoring_path else []
+    routes += vertex_routes(ai_platform, config.predict_route, config.health_route)
+    routes += ai_platform_routes(ai_platform)
+    api = RestApi(dataplane, predictions, models, kserve_v1="kserve" in config.protocol_names, limits=limits)
+    return services, routes + tfserving_routes(api, cors=config.cors)
+
+
+def _grps(dataplane: DataPlane, config: Config, about: str, limits: JsonLimits) -> Rows:
+    service = Grps(
+        dataplane,
+        default_model=config.default_model,
+        online=config.grps_online,
+        server_text=(lambda: about) if about else partial(server_text, config.server_name, dataplane),
+    )
+    rules = HttpRules(
+        path=config.grps_path,
+        customized_body=config.grps_customized_body,
+        streaming_mode=config.grps_streaming_mode,
+        streaming_key=config.grps_streaming_key,
+        streaming_content_type=config.grps_streaming_content_type,
+        always_200=config.grps_http_errors == "always_200",
+    )
+    return [service.grpc_service()], grps_routes(service, rules, limits)
+
+
+def _monitor(dataplane: DataPlane, telemetry: Telemetry, config: Config) -> list[Route]:
+    """Metrics, and the page at `/`; TensorFlow Serving alone has a 404 there."""
+    routes = monitor_routes(telemetry, dataplane, config.server_name)
+    if config.protocol_names == {"tfserving"}:
+        return [*(route for route in routes if route.path == METRICS), not_found_route()]
+    page = page_route(telemetry, dataplane.control, "/")
+    return [*routes, *readable(_page_or_liveness(page) if config.first_protocol == "kserve" else page)]
+
+
+def _page_or_liveness(page: Route) -> Route:
+    """The page for browsers, and KServe V1's liveness for everybody else."""
+
+    read = page.call
+    assert read is not None
+
+    async def call(http: HttpRequest, call: Call) -> Any:
+        return await read(page.decode(http), call) if _is_browser(http) else None
+
+    def encode(answer: Any, http: HttpRequest) -> HttpResponse | HttpStream:
+        return page.encode(answer, page.decode(http)) if _is_browser(http) else ALIVE
+
+    return replace(page, decode=lambda http: http, call=call, encode=encode)
+
+
+def _is_browser(http: HttpRequest) -> bool:
+    return "text/html" in http.headers.get("accept", "")

@@ -1,0 +1,34 @@
+"""Batching of ONNX models of which nothing is said, as Triton's onnxruntime backend completes them."""
+
+from __future__ import annotations
+
+from triglot.model.declared_signatures import signatures_of
+from triglot.model.model import Model
+from triglot.model.scheduling import DynamicBatching
+from triglot.repository.scan.source import ModelFiles
+
+BACKEND = "onnx"
+"""The one whose files say which dims are of any size."""
+
+
+class DefaultBatching:
+    """Gives a model a `max_batch_size`, and dynamic batching unless it has a scheduling, where its configuration
+    leaves the tensors to itself and every one of them begins with a dim of any size."""
+
+    def __init__(self, max_batch_size: int) -> None:
+        self._max_batch_size = max_batch_size
+
+    def __call__(self, model: Model, files: ModelFiles) -> None:
+        """Complete it before it is served."""
+        config = files.config
+        if not self._max_batch_size or model.max_batch_size or files.backend != BACKEND:
+            return
+        if config.max_batch_size or config.inputs or config.outputs:
+            return
+        signatures = signatures_of(model).values()
+        specs = [spec for signature in signatures for spec in (*signature.inputs, *signature.outputs)]
+        if any(spec.shape is None or spec.shape[:1] != (-1,) for spec in specs):
+            return
+        model.max_batch_size = self._max_batch_size
+        if self._max_batch_size > 1 and not (config.dynamic_batching or config.sequence_batching):
+            model.dynamic_batching = DynamicBatching()

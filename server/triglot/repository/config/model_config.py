@@ -1,0 +1,373 @@
+"""Triton's model configuration: `config.pbtxt` in a model's folder, or the JSON of a load request (spec 1.4, 3.9).
+
+Strategy: what is understood stands in one table of fields. The message is walked against it, so that whatever else
+is set, at any depth, is named in a warning. A value that cannot be meant is an error, as it is in Triton.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from triglot.core.errors import Code, InvalidArgument, ModelLoadError
+from triglot.model.config import (
+    ALL,
+    LATEST,
+    MAX_INSTANCES,
+    NO_CONFIG,
+    InstanceGroup,
+    ModelConfig,
+    TensorConfig,
+    VersionPolicy,
+    WarmUpInput,
+    WarmUpRequest,
+)
+from triglot.pb.kserve import model_config_pb2 as pb
+from triglot.repository.config.as_json import json_text
+from triglot.repository.config.ensembles import ensemble_of
+from triglot.repository.config.proto_text import parse_text
+from triglot.repository.config.scheduling import dynamic_batching, response_cache, sequence_batching
+from triglot.repository.config.server_parameters import (
+    ENVIRONMENT,
+    environment_of,
+    misspelt,
+    others,
+    server_parameters,
+)
+from triglot.repository.config.values import (
+    check_name,
+    datatype_of,
+    either,
+    existing,
+    not_negative,
+    reshape_of,
+)
+from triglot.repository.scan.paths import inside
+
+CONFIG_FILE = "config.pbtxt"
+MAX_CONFIG_BYTES = 1024 * 1024
+"""It is read at every look at the disk."""
+WARM_UP_FOLDER = "warmup"
+
+INSTANCES = "instance_group"
+THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
+"""Parameters of the ONNX backend that say how many threads an instance computes with."""
+
+BACKEND_OF_NAME = {
+    "ensemble": "ensemble",
+    "libtorch": "torch",
+    "mlserver": "mlserver",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxruntime_onnx": "onnx",
+    "predictor": "predictor",
+    "python": "python",
+    "pytorch": "torch",
+    "pytorch_libtorch": "torch",
+    "sklearn": "sklearn",
+    "tensorflow": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+    "torch": "torch",
+    "xgboost": "xgboost",
+}
+"""What a configuration may call our backends, as `backend` and as `platform`."""
+
+_UNDERSTOOD = (
+    {"name", "platform", "backend", "version_policy", "max_batch_size", "parameters", "model_warmup"}
+    | {"default_model_filename", "model_transaction_policy"}
+    # What the dims of an image are is for clients to read.
+    | {"input.name", "input.data_type", "input.dims", "input.format", "input.optional", "input.reshape"}
+    | {"output.name", "output.data_type", "output.dims", "output.label_filename", "output.reshape"}
+    | {"instance_group.name", "instance_group.count", "instance_group.kind", "instance_group.gpus"}
+    | {"dynamic_batching", "ensemble_scheduling", "response_cache"}
+    | {f"sequence_batching.{name}" for name in ("max_sequence_idle_microseconds", "control_input")}
+    | {f"sequence_batching.{name}" for name in ("direct", "oldest", "iterative_sequence")}
+    | {f"sequence_batching.state.{name}" for name in ("input_name", "output_name", "data_type", "dims")}
+    | {"sequence_batching.state.initial_state"}
+)
+"""Fields, each with all that is below it."""
+
+
+def read_config(folder: Path, warnings: list[str]) -> ModelConfig:
+    """The configuration in a model's folder; `NO_CONFIG` without a file. `warnings` get what has no effect.
+
+    Raises `ModelLoadError`, which names the file and the key.
+    """
+    file = folder / CONFIG_FILE
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not file.is_symlink():
+            return NO_CONFIG
+        raise ModelLoadError(f"{file}: {error.strerror}") from None
+    if len(content) > MAX_CONFIG_BYTES:
+        raise ModelLoadError(f"{file}: expected at most {MAX_CONFIG_BYTES} bytes", Code.INVALID_ARGUMENT)
+    try:
+        message = parse_text(content, str(file), pb.ModelConfig)
+    except InvalidArgument as error:
+        raise ModelLoadError(error.message, error.code) from None
+    if message.name not in ("", folder.name):
+        text = f"{file}: name: expected {folder.name!r}, as the folder is called, got {message.name!r}"
+        raise ModelLoadError(text, Code.INVALID_ARGUMENT)
+    return config_of(message, folder, str(file), warnings)
+
+
+def parse_override(text: str, name: str) -> pb.ModelConfig:
+    """The JSON of a load request of model `name`; 64-bit numbers may be texts, and any part may be left out.
+
+    Raises `InvalidArgument` for what is no such JSON, and for another model's name.
+    """
+    what = f"the configuration in the request to load model '{name}'"
+    if not text.lstrip(" \t\r\n").startswith("{"):
+        raise InvalidArgument(f"{what}: expected a JSON object")
+    try:
+        message = json_format.Parse(text, pb.ModelConfig())
+    except Exception as error:  # Some of its releases let through what a conversion raises.
+        # The lines below the first list what there is, in another spelling.
+        raise InvalidArgument(f"{what}: {str(error).partition(chr(10))[0]}") from None
+    if message.name not in ("", name):
+        raise InvalidArgument(f"{what}: name: expected {name!r}, got {message.name!r}")
+    return message
+
+
+def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list[str]) -> ModelConfig:
+    """What a message says of the model in `folder`; `source` is what errors and warnings call it.
+
+    Raises `ModelLoadError`, which names the key.
+    """
+    try:
+        _check_enums(message)
+        parameters = {name: value.string_value for name, value in sorted(message.parameters.items())}
+        own = server_parameters(parameters)
+        steps, max_inflight_requests = ensemble_of(message)
+        config = ModelConfig(
+            backend=_backend(message),
+            file_name=_file_name(message, folder),
+            version_policy=_version_policy(message.version_policy),
+            max_batch_size=not_negative("max_batch_size", message.max_batch_size),
+            inputs=_tensors("input", message.input, folder),
+            outputs=_tensors("output", message.output, folder),
+            instance_groups=tuple(_groups(message)),
+            decoupled=_decoupled(message),
+            parameters=others(parameters),
+            warm_up=tuple(_warm_up(message, folder)),
+            dynamic_batching=dynamic_batching(message),
+            sequence_batching=sequence_batching(message, folder),
+            ensemble=steps,
+            max_inflight_requests=max_inflight_requests,
+            response_cache=response_cache(message),
+            execution=own.execution,
+            cpus=own.cpus,
+            hang_seconds=own.hang_seconds,
+            longest_run=own.longest_run,
+            inputs_in_place=own.inputs_in_place,
+            environment=environment_of(parameters, folder),
+            source=source,
+            text=json_text(message),
+            sign=_sign(message),
+        )
+    except (ValueError, ModelLoadError) as error:
+        raise ModelLoadError(f"{source}: {error}", Code.INVALID_ARGUMENT) from None
+    warnings += [f"{source}: {note}" for note in (*_without_effect(message), *misspelt(parameters))]
+    return config
+
+
+def in_its_environment(config: ModelConfig, own: ModelConfig) -> ModelConfig:
+    """What stands in place of the model's `own` configuration, with its Python: which program runs is not for a
+    client to say. Raises `ModelLoadError` where it does."""
+    if config.environment not in (None, own.environment):
+        raise ModelLoadError(
+            f"{config.source}: parameters[{ENVIRONMENT}]: expected none, or that of its {CONFIG_FILE}",
+            Code.INVALID_ARGUMENT,
+        )
+    if own.environment is not None and config.execution not in ("", "process"):
+        raise ModelLoadError(
+            f"{config.source}: parameters[execution]: expected 'process', as its {CONFIG_FILE} has {ENVIRONMENT}, "
+            f"got {config.execution!r}",
+            Code.INVALID_ARGUMENT,
+        )
+    return replace(config, environment=own.environment)
+
+
+def bounded(config: ModelConfig, own: ModelConfig, most: int) -> ModelConfig:
+    """A request's configuration, which starts `most` instances, or as many as the model's `own` does.
+
+    Each may compute with as many threads. Raises `ModelLoadError`.
+    """
+    asked, there = _starts(config), _starts(own)
+    for key, count in asked.items():
+        allowed = max(most, there.get(key, 0))
+        if count > allowed:
+            raise ModelLoadError(
+                f"{config.source}: {key}: expected at most {allowed}, all together, got {count}; the server's "
+                "--max-requested-instances allows more",
+                Code.INVALID_ARGUMENT,
+            )
+    return replace(config, max_instances=max(most, there[INSTANCES]))
+
+
+def _starts(config: ModelConfig) -> dict[str, int]:
+    """How many threads and processes are started, by what says so."""
+    counts = {
+        f"parameters[{name}]": int(config.parameters[name])
+        for name in THREAD_COUNTS
+        if config.parameters.get(name, "").isdecimal()
+    }
+    return counts | {INSTANCES: sum(one.count * max(1, len(one.gpus)) for one in config.instance_groups)}
+
+
+def _sign(message: pb.ModelConfig) -> str:
+    own = pb.ModelConfig()
+    own.CopyFrom(message)
+    for name in ("name", "version_policy"):
+        own.ClearField(name)
+    return hashlib.sha256(own.SerializeToString(deterministic=True)).hexdigest()
+
+
+# --- every field, whichever it is ---
+
+
+def _items(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A field's value, or each of its elements, by key."""
+    if isinstance(value, Mapping):
+        yield from ((f"{key}[{name}]", value[name]) for name in sorted(value))
+    elif isinstance(value, MutableSequence):
+        yield from ((f"{key}[{at}]", item) for at, item in enumerate(value))
+    else:
+        yield key, value
+
+
+def _without_effect(message: Message, key: str = "", path: str = "") -> Iterator[str]:
+    """A note for each field that is set and not understood."""
+    for field, value in message.ListFields():
+        inner_path = path + field.name
+        if inner_path in _UNDERSTOOD:
+            continue
+        if any(known.startswith(inner_path + ".") for known in _UNDERSTOOD):
+            for inner_key, item in _items(key + field.name, value):
+                yield from _without_effect(item, inner_key + ".", inner_path + ".")
+        else:
+            yield f"{key}{field.name}: without effect here"
+
+
+def _check_enums(message: Message, key: str = "") -> None:
+    """A number that no value of its enum has is kept by protobuf. Raises `ValueError`."""
+    for field, value in message.ListFields():
+        for inner_key, item in _items(key + field.name, value):
+            if isinstance(item, Message):
+                _check_enums(item, inner_key + ".")
+            elif field.enum_type is not None and item not in field.enum_type.values_by_number:
+                raise ValueError(f"{inner_key}: expected {either(field.enum_type.values_by_name)}, got {item}")
+
+
+# --- what is understood; each raises `ValueError` with the key ---
+
+
+def _backend(message: pb.ModelConfig) -> str:
+    named = {key: getattr(message, key) for key in ("backend", "platform") if getattr(message, key)}
+    for key, name in named.items():
+        if name not in BACKEND_OF_NAME:
+            raise ValueError(f"{key}: expected {either(BACKEND_OF_NAME)}, got {name!r}")
+    backends = [BACKEND_OF_NAME[name] for name in named.values()]
+    if len(set(backends)) > 1:
+        raise ValueError(f"platform: expected one of backend {message.backend!r}, got {message.platform!r}")
+    return backends[0] if backends else ""
+
+
+def _file_name(message: pb.ModelConfig, folder: Path) -> str:
+    inside(folder / "VERSION", message.default_model_filename, "default_model_filename")
+    return message.default_model_filename
+
+
+def _version_policy(policy: pb.ModelVersionPolicy) -> VersionPolicy:
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        return ALL
+    if choice == "latest":
+        return VersionPolicy(latest=policy.latest.num_versions or 1)
+    if choice is None:
+        return LATEST
+    for at, version in enumerate(policy.specific.versions):
+        not_negative(f"version_policy.specific.versions[{at}]", version)
+    if not policy.specific.versions:
+        raise ValueError("version_policy.specific.versions: expected at least one version, got none")
+    return VersionPolicy(specific=frozenset(policy.specific.versions))
+
+
+def _tensors(
+    kind: str, tensors: Sequence[pb.ModelInput | pb.ModelOutput], folder: Path
+) -> tuple[TensorConfig, ...]:
+    configs: dict[str, TensorConfig] = {}
+    for at, tensor in enumerate(tensors):
+        key = f"{kind}[{at}]"
+        check_name(f"{key}.name", tensor.name, configs)
+        datatype = datatype_of(f"{key}.data_type", tensor.data_type) if tensor.data_type else ""
+        if any(dim < 1 and dim != -1 for dim in tensor.dims):
+            raise ValueError(f"{key}.dims: expected 1 or more, or -1 for any size, got {list(tensor.dims)}")
+        dims = tuple(tensor.dims) or None
+        label_file = None
+        if isinstance(tensor, pb.ModelOutput) and tensor.label_filename:
+            label_file = existing(folder, tensor.label_filename, f"{key}.label_filename")
+        optional = isinstance(tensor, pb.ModelInput) and tensor.optional
+        configs[tensor.name] = TensorConfig(
+            tensor.name, datatype, dims, label_file, optional, reshape_of(key, tensor)
+        )
+    return tuple(configs.values())
+
+
+def _groups(message: pb.ModelConfig) -> Iterator[InstanceGroup]:
+    instances = 0
+    for at, group in enumerate(message.instance_group):
+        key = f"instance_group[{at}]"
+        kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
+        if group.gpus and kind in ("KIND_CPU", "KIND_MODEL"):
+            raise ValueError(f"{key}.gpus: expected none with {kind}, got {list(group.gpus)}")
+        if any(gpu < 0 for gpu in group.gpus):
+            raise ValueError(f"{key}.gpus: expected numbers from 0, got {list(group.gpus)}")
+        count = not_negative(f"{key}.count", group.count) or 1
+        if count > MAX_INSTANCES:
+            raise ValueError(f"{key}.count: expected at most {MAX_INSTANCES}, got {count}")
+        instances += count * max(1, len(group.gpus))
+        if instances > MAX_INSTANCES:
+            raise ValueError(f"{key}: expected at most {MAX_INSTANCES} instances, all groups together")
+        yield InstanceGroup(kind.removeprefix("KIND_"), count, tuple(group.gpus))
+
+
+def _decoupled(message: pb.ModelConfig) -> bool | None:
+    said = message.HasField("model_transaction_policy")
+    return message.model_transaction_policy.decoupled if said else None
+
+
+def _warm_up(message: pb.ModelConfig, folder: Path) -> Iterator[WarmUpRequest]:
+    largest = message.max_batch_size
+    for at, request in enumerate(message.model_warmup):
+        key = f"model_warmup[{at}]"
+        # Without a max_batch_size, the model may have its own.
+        if request.batch_size > largest > 0:
+            expected = f"at most the max_batch_size {largest}"
+            raise ValueError(f"{key}.batch_size: expected {expected}, got {request.batch_size}")
+        inputs = {
+            name: _warm_up_input(f"{key}.inputs[{name}]", request.inputs[name], folder / WARM_UP_FOLDER)
+            for name in sorted(request.inputs)
+        }
+        yield WarmUpRequest(request.name, inputs, request.batch_size, request.count or 1)
+
+
+def _warm_up_input(key: str, tensor: pb.ModelWarmup.Input, folder: Path) -> WarmUpInput:
+    datatype = datatype_of(f"{key}.data_type", tensor.data_type)
+    for at, dim in enumerate(tensor.dims):
+        not_negative(f"{key}.dims[{at}]", dim)
+    choice = tensor.WhichOneof("input_data_type")
+    if choice is None:
+        raise ValueError(f"{key}: expected zero_data, random_data or input_data_file, got none")
+    file = None
+    if choice == "input_data_file":
+        file = existing(folder, tensor.input_data_file, f"{key}.input_data_file")
+    return WarmUpInput(datatype, tuple(tensor.dims), choice == "random_data", file)

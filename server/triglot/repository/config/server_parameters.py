@@ -1,0 +1,118 @@
+"""Parameters of a model's configuration that are for the server, beside those for the model's own code."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from triglot.model.config import EXECUTIONS, INLINE_REMOVED
+from triglot.model.scheduling import AUTO_REMOVED
+
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+"""Triton's own: the Python of a model, a folder or an archive."""
+OWN = ("execution", "cpus", "hang_seconds", "longest_run_seconds", "inputs_in_place", ENVIRONMENT)
+REMOVED = ("max_queue_delay", "latency_objective_ms")
+MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
+"""What stands for the model's folder there."""
+MAX_CPU = 4095
+MISSPELT = 0.9
+"""How like one of ours a name must be to be taken for it."""
+_LIST = re.compile(r"[0-9]+(-[0-9]+)?(\s*,\s*[0-9]+(-[0-9]+)?)*")
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerParameters:
+    """What they say: as what the instances run, "" where nothing is said, and on which CPUs.
+
+    `hang_seconds`, `longest_run`, `inputs_in_place`: the model's.
+    """
+
+    execution: str = ""
+    cpus: Sequence[int] = ()
+    hang_seconds: float | None = None
+    longest_run: float | None = None
+    inputs_in_place: bool | None = None
+
+
+def server_parameters(parameters: Mapping[str, str]) -> ServerParameters:
+    """What a configuration's parameters say to the server. Raises `ValueError`, which names the key."""
+    for name in REMOVED:
+        if name in parameters:
+            raise ValueError(
+                f"parameters[{name}]: {AUTO_REMOVED}, as dynamic_batching.max_queue_delay_microseconds"
+            )
+    execution = parameters.get("execution", "")
+    if execution == "inline":
+        raise ValueError(f"parameters[execution]: {INLINE_REMOVED}")
+    if "execution" in parameters and execution not in EXECUTIONS:
+        raise _wrong("execution", " or ".join(EXECUTIONS), execution, EXECUTIONS)
+    hang_seconds, longest_run = (_seconds(parameters, name) for name in ("hang_seconds", "longest_run_seconds"))
+    return ServerParameters(
+        execution,
+        _cpus(parameters),
+        hang_seconds,
+        longest_run,
+        _flag(parameters, "inputs_in_place"),
+    )
+
+
+def environment_of(parameters: Mapping[str, str], folder: Path) -> Path | None:
+    """The Python of the model in `folder`; None: the server's. Raises `ValueError` for one without a process."""
+    text = parameters.get(ENVIRONMENT, "")
+    if not text:
+        return None
+    execution = parameters.get("execution", "process")
+    if execution != "process":
+        raise ValueError(f"parameters[{ENVIRONMENT}]: expected the execution 'process' with it, got {execution!r}")
+    return folder.absolute() / text.replace(MODEL_FOLDER, str(folder.absolute()))
+
+
+def others(parameters: Mapping[str, str]) -> dict[str, str]:
+    """The parameters for the model's own code."""
+    return {name: text for name, text in parameters.items() if name not in OWN}
+
+
+def misspelt(parameters: Mapping[str, str]) -> Iterator[str]:
+    """A note for each parameter that is probably meant to be one of ours."""
+    for name in others(parameters):
+        if near := difflib.get_close_matches(name, OWN, n=1, cutoff=MISSPELT):
+            yield f"parameters[{name}]: for the model's own code; did you mean {near[0]!r}?"
+
+
+def _wrong(name: str, expected: str, text: str, known: Sequence[str] = ()) -> ValueError:
+    near = difflib.get_close_matches(text, known, n=1)
+    hint = f", did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"parameters[{name}]: expected {expected}, got {text!r}{hint}")
+
+
+def _seconds(parameters: Mapping[str, str], name: str) -> float | None:
+    text = parameters.get(name)
+    if text is not None and not _NUMBER.fullmatch(text):
+        raise _wrong(name, "a number of seconds, 0 for no limit", text)
+    return None if text is None else float(text)
+
+
+def _flag(parameters: Mapping[str, str], name: str) -> bool | None:
+    text = parameters.get(name)
+    if text not in (None, "true", "false"):
+        raise _wrong(name, "true or false", str(text), ("true", "false"))
+    return None if text is None else text == "true"
+
+
+def _cpus(parameters: Mapping[str, str]) -> tuple[int, ...]:
+    """The numbers of a list like 0,2-3, in its order, each once."""
+    if (text := parameters.get("cpus")) is None:
+        return ()
+    if not _LIST.fullmatch(text.strip()) or len(text) > 1000:
+        raise _wrong("cpus", "numbers of CPUs like 0,2-3", text)
+    cpus: dict[int, None] = {}
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if len(first) > 4 or len(last) > 4 or not int(first) <= int(last or first) <= MAX_CPU:
+            raise _wrong("cpus", f"numbers from 0 to {MAX_CPU}, in ranges the lower one first", text)
+        cpus |= dict.fromkeys(range(int(first), int(last or first) + 1))
+    return tuple(cpus)

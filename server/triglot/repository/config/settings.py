@@ -1,0 +1,68 @@
+"""What a configuration says of one model: where its versions lie, which are wanted, what they are called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from triglot.core.errors import InvalidArgument
+from triglot.model.config import LATEST, VersionPolicy
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+NAME_RULE = "expected 1 to 128 letters, digits, '.', '_' and '-', without a dot in front"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """One model: `base_path` holds a folder for each version. `labels` name versions.
+
+    `platform` is what the configuration calls its kind; what the folder holds decides how it is loaded, so that
+    settings are equal without it.
+    """
+
+    name: str
+    base_path: Path
+    policy: VersionPolicy = LATEST
+    labels: Mapping[str, int] = field(default_factory=dict)
+    platform: str = field(default="", compare=False)
+
+
+def folders_of(models: Iterable[object]) -> list[Path]:
+    """The base paths of those that are settings."""
+    return [model.base_path for model in models if isinstance(model, ModelSettings)]
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises `InvalidArgument` for a name that clients could not send, and for one that comes twice (tfs 3.7)."""
+    seen: set[str] = set()
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise InvalidArgument(f"model name {name!r}: {NAME_RULE}")
+        if name in seen:
+            raise InvalidArgument(f"Illegal to list model {name} multiple times in config list")
+        seen.add(name)
+
+
+def settings_fields(settings: ModelSettings) -> dict[str, Any]:
+    """The settings as JSON's values."""
+    specific = settings.policy.specific
+    return {
+        "name": settings.name,
+        "base_path": str(settings.base_path),
+        "latest": settings.policy.latest,
+        "specific": None if specific is None else sorted(specific),
+        "labels": dict(settings.labels),
+        "platform": settings.platform,
+    }
+
+
+def settings_of(fields: Mapping[str, Any]) -> ModelSettings:
+    """The settings of `settings_fields`."""
+    specific = fields["specific"]
+    policy = VersionPolicy(fields["latest"], None if specific is None else frozenset(specific))
+    return ModelSettings(
+        fields["name"], Path(fields["base_path"]), policy, dict(fields["labels"]), fields["platform"]
+    )

@@ -1,0 +1,211 @@
+"""From a version's files to a servable that is ready for calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from triglot.core.errors import Code, ModelLoadError, NeedsProcess, ServingError
+from triglot.executors.hosted import HostedModel
+from triglot.executors.process.failures import ModelFailure
+from triglot.executors.process.loading import Loading
+from triglot.executors.process.remote_model import RemoteModel
+from triglot.model.config import ModelConfig
+from triglot.model.configure import configure
+from triglot.model.model import Model
+from triglot.repository.config.labels import read_labels
+from triglot.repository.config.server_parameters import ENVIRONMENT
+from triglot.repository.manager.thread import in_thread
+from triglot.repository.scan.source import ModelFiles
+from triglot.scheduling.servable import Servable
+
+log = logging.getLogger(__name__)
+
+PYTHON = "python"
+"""The backend whose models may bring their Python along."""
+Load = Callable[[str, Path, ModelConfig], Model]
+"""Makes a loaded model of (backend, file, configuration); blocks."""
+Adapt = Callable[[Model, ModelFiles], object]
+"""Completes a loaded model before its configuration does; blocks. Raises `ModelLoadError`."""
+Complete = Callable[[Servable], Awaitable[None]]
+"""Waits for what a version needs besides itself; raises `ModelLoadError`."""
+Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
+"""Runs on a version before it takes calls; what it raises keeps the version from serving."""
+
+
+def _nothing() -> None:
+    pass
+
+
+class Loader:
+    """Loads, checks and warms; what comes half the way is closed again.
+
+    `changed` is called on the loop when a version becomes alive or not.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        warm: Warm | None,
+        max_queue_size: int,
+        changed: Callable[[], object] = _nothing,
+        adapt: Adapt | None = None,
+    ) -> None:
+        self._load = load
+        self._adapt = adapt
+        self._changed = changed
+        self._warm = warm
+        self._max_queue_size = max_queue_size
+
+    async def open(self, files: ModelFiles, complete: Complete) -> Servable:
+        """Raises `ModelLoadError` for whatever the model's code raises. If cancelled, closes what comes later."""
+        loading, began = Loading(self._load), time.monotonic()
+        try:
+            model = await in_thread(partial(self._load_model, files, loading), late=_close)
+        except asyncio.CancelledError:
+            loading.give_up()
+            raise
+        if isinstance(model, HostedModel):
+            model.loop = asyncio.get_running_loop()
+            model.on_change = partial(_on_loop, model.loop, self._changed)
+        try:
+            servable = Servable(files.name, files.version, model, max_queue_size=self._max_queue_size)
+        except BaseException as error:  # What a user's class declares can be anything.
+            await in_thread(partial(_close, model))
+            raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
+        try:
+            if any(tensor.label_file for tensor in files.config.outputs):
+                servable.labels = await in_thread(partial(read_labels, files.config))
+            await complete(servable)
+            if self._warm is not None:
+                await self._warm(servable, files)
+        except BaseException as error:
+            await servable.close()
+            if isinstance(error, ModelLoadError) or not isinstance(error, Exception | SystemExit):
+                raise
+            if isinstance(error, ServingError):
+                raise ModelLoadError(error.message, error.code) from error
+            raise ModelLoadError(f"{type(error).__name__}: {error}") from error
+        servable.load_seconds = time.monotonic() - began
+        return servable
+
+    def _load_model(self, files: ModelFiles, loading: Loading) -> Model:
+        try:
+            if files.make is not None:
+                return _made(files, files.make)
+            model = self._loaded(files, loading)
+        except ModelLoadError as error:
+            if _is_worded(error):
+                raise
+            raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
+        except BaseException as error:  # SystemExit too: it would end the server.
+            raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
+        try:
+            if self._adapt is not None:
+                self._adapt(model, files)
+            configure(model, files.config)
+            if isinstance(model, RemoteModel):
+                model.start()
+        except ModelLoadError:
+            _close(model)
+            raise
+        except ValueError as error:
+            _close(model)
+            raise ModelLoadError(f"{files.config.source}: {error}", Code.INVALID_ARGUMENT) from error
+        except BaseException as error:  # What a user's class declares can be anything.
+            _close(model)
+            raise ModelLoadError(f"{files.file}: {type(error).__name__}: {error}") from error
+        return model
+
+    def _loaded(self, files: ModelFiles, loading: Loading) -> Model:
+        config = files.config
+        if config.environment is not None and files.backend != PYTHON:
+            log.warning("%s: parameters[%s]: without effect for %s", files, ENVIRONMENT, files.backend)
+            config = replace(config, environment=None)
+        if config.execution != "process" and config.environment is None:
+            try:
+                return self._load(files.backend, files.file, config)
+            except NeedsProcess:
+                pass
+        return loading(str(files), files.backend, files.file, config)
+
+
+def _made(files: ModelFiles, make: Callable[[], Model]) -> Model:
+    """A model that this process makes itself. Raises `ModelLoadError` for one that is to be in another."""
+    said = files.config.execution
+    model = None if said == "process" else make()
+    if model is not None and (said or model.execution) != "process":
+        return model
+    if model is not None:
+        _close(model)
+    raise ModelLoadError(
+        f"{files}: execution: expected 'thread' for a model that is given as an object, or is a grps project, "
+        "got 'process'",
+        Code.INVALID_ARGUMENT,
+    )
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # The loop is closed: the server has stopped.
+        loop.call_soon_threadsafe(what)
+
+
+def _close(model: Model) -> None:
+    with suppress(Exception, SystemExit):
+        model.close()
+
+
+def _is_worded(error: ModelLoadError) -> bool:
+    """Whether it says what it should; a model's own class may lack it."""
+    code = getattr(error, "code", None)
+    return isinstance(code, Code) and code is not Code.OK and bool(str(error))
+
+
+def own_error(error: ModelLoadError, files: ModelFiles) -> BaseException | None:
+    """What the version's own code has raised, and did not word for us: its trace from there on."""
+    worded = (ModelLoadError, ServingError)
+    cause = next((one for one in _chain(error, lambda one: one.__cause__) if not isinstance(one, worded)), None)
+    if cause is None or isinstance(cause, ModelFailure):
+        return cause
+    folder, trace = (files.folder or files.file.parent).absolute(), cause.__traceback__
+    own = [
+        one for one in _frames(trace) if Path(one.tb_frame.f_code.co_filename).absolute().is_relative_to(folder)
+    ]
+    if not own:
+        return None
+    after = own[-1].tb_next
+    if after is not None and after.tb_frame.f_globals.get("__name__", "").startswith("triglot."):
+        own[-1].tb_next = None  # How the server has checked what it was told.
+    return cause.with_traceback(own[0])
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what the failed code had in its hands: half a model can be large, and errors live in cycles."""
+    for one in _chain(error, lambda one: one.__cause__ or one.__context__):
+        traceback.clear_frames(one.__traceback__)
+
+
+def _chain(
+    error: BaseException, cause: Callable[[BaseException], BaseException | None]
+) -> Iterator[BaseException]:
+    """An error, its cause, and so on; code may have made these go round in circles."""
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        yield one
+        seen.add(id(one))
+        one = cause(one)

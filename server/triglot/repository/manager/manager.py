@@ -1,0 +1,365 @@
+"""What is wanted: at the start, when the disk changes, and when a client says so.
+
+Strategy: what is wanted comes from a look at the disk and replaces what was wanted before; the `Reconciler`
+brings the models there. No look waits for that, and a later one changes what is done next. Models come and go in
+one of three ways: by looking again and again (`poll_interval`), one by one as clients say (`explicit`), or as a
+whole list (`reload`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from functools import partial
+from pathlib import Path
+
+from triglot.core.errors import (
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    ModelLoadError,
+    PermissionDenied,
+    ServingError,
+    Unavailable,
+)
+from triglot.model.config import MAX_INSTANCES, NO_CONFIG
+from triglot.repository.config.model_config import parse_override
+from triglot.repository.config.settings import ModelSettings, check_names
+from triglot.repository.manager.loader import Adapt, Load, Warm
+from triglot.repository.manager.plan import State, Version
+from triglot.repository.manager.reconciler import DRAIN_SECONDS
+from triglot.repository.manager.thread import in_thread
+from triglot.repository.scan.layout import listed
+from triglot.repository.scan.looks import Looks
+from triglot.repository.scan.paths import is_below
+from triglot.repository.scan.problems import by_name, why_not, wrong_roots
+from triglot.repository.scan.source import ModelFiles, Override, Root
+from triglot.repository.scan.watch import AtOnce, Look
+
+log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 5.0
+"""How long a new version's files have to stay as they are, unless looks are more frequent."""
+SHUTTING_DOWN = "the server is shutting down"
+NOT_EXPLICIT = (
+    "explicit model load / unload is not allowed if polling is enabled; the models are those that the server was "
+    "started with, or that it finds: start it with --model-control-mode explicit"
+)
+
+
+class Manager(Looks):
+    """Loads the models at some roots and finds the servable for a request.
+
+    `poll_interval`: seconds between two looks at the disk; 0 looks once. `explicit`: the models to load at the
+    start, "*" for all; others then come and go by `load_model` and `unload_model`. None: all that there are.
+    `left_out`: what of it is not loaded at the start. `folders`: where clients may have models loaded from by
+    `reload`. `most_instances`: of a model whose configuration comes with the request to load it.
+    `allow_symlinks`: links may lead out of the root that they are found in. For the others see `Looks`,
+    `Reconciler` and `Registry`.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Root],
+        load: Load,
+        *,
+        max_queue_size: int,
+        skip_missing_dependencies: bool = False,
+        warm: Warm | None = None,
+        poll_interval: float = 0.0,
+        explicit: Collection[str] | None = None,
+        left_out: Collection[str] = (),
+        allow_symlinks: bool = False,
+        folders: Sequence[Path] = (),
+        most_instances: int = MAX_INSTANCES,
+        labels_before_load: bool = False,
+        load_timeout: float = 0.0,
+        drain_seconds: float = DRAIN_SECONDS,
+        adapt: Adapt | None = None,
+    ) -> None:
+        super().__init__(
+            roots,
+            load,
+            warm,
+            settle_seconds=min(poll_interval, SETTLE_SECONDS),
+            more_looks=poll_interval > 0,
+            explicit=explicit,
+            left_out=left_out,
+            allow_symlinks=allow_symlinks,
+            max_queue_size=max_queue_size,
+            skip_missing_dependencies=skip_missing_dependencies,
+            load_timeout=load_timeout,
+            drain_seconds=drain_seconds,
+            labels_before_load=labels_before_load,
+            adapt=adapt,
+        )
+        self._poll_interval = poll_interval
+        self._folders = folders
+        self._most_instances = most_instances
+        self._followed: Sequence[Path] = ()
+        self._unloaded: dict[str, Collection[int]] = {}
+        self._polling: asyncio.Task[None] | None = None
+        self._reloading = asyncio.Lock()
+
+    async def load_all(self, *, all_or_nothing: bool = True) -> list[ModelLoadError]:
+        """Load what is wanted; what could not be is logged and returned. Then look again, if so configured.
+
+        A label for a version that is not available afterwards is an error, too. Raises `ModelLoadError` when a
+        path is wrong, or a model's name; with `all_or_nothing`, before anything is loaded, also for a model at a
+        path that is not there or whose configuration is wrong. Of several errors it raises the first, and logs
+        the others.
+        """
+        models = [root for root in self._roots if isinstance(root, ModelSettings)]
+        try:
+            check_names([model.name for model in models])
+        except InvalidArgument as error:
+            raise ModelLoadError(error.message) from None
+        async with self._looking:
+            look = await self._look(self._roots, lambda _: True)
+            wanted, problems = self._at_start(look)
+            raised = wrong_roots(look, self._roots, may_be_empty=self._more_may_come)
+            elsewhere = " ".join(map(str, [*raised, *problems]))
+            self._told.tell(look, self._at_first, others=False, elsewhere=elsewhere)
+            raised += problems if all_or_nothing and not models else []
+            for problem in raised[1:]:
+                log.error("%s", problem)
+            if raised:
+                raise raised[0]
+            self._labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
+            self._asked = set(wanted if self._explicit is not None else ())
+            self.want(wanted)
+            self._note(look)
+        await self._until_loaded(wanted)
+        errors = [
+            ModelLoadError(version.error.message) for version in self.versions() if version.error is not None
+        ]
+        others = list(map(str, problems))
+        try:
+            self.label(models)
+        except FailedPrecondition as error:
+            others.append(error.message)
+        self._labels = {**self._labels, **_own_labels(self._roots)}
+        for text in others:
+            log.error("%s", text)
+        if self._poll_interval > 0:
+            self._polling = asyncio.create_task(self._poll())
+        return errors + [ModelLoadError(text) for text in others]
+
+    async def check_folders(self, models: Sequence[ModelSettings]) -> None:
+        """Raises `PermissionDenied` for a model in a folder that is not the operator's: its code would run.
+
+        Raises `FailedPrecondition` as `reload`.
+        """
+        self._require_list()
+        allowed = list(dict.fromkeys([*self._folders, *self._followed]))
+        for model in models:
+            if not await in_thread(partial(is_below, model.base_path, allowed)):
+                raise PermissionDenied(
+                    f"model {model.name}: expected a base_path in the folders that the server was started with "
+                    f"({listed(allowed) or 'none'}), got {model.base_path}; --allowed_model_roots, or "
+                    "TRIGLOT_ALLOWED_MODEL_ROOTS, lists more of them"
+                )
+
+    async def follow(self, models: Sequence[ModelSettings]) -> None:
+        """As `reload`, by the operator's own configuration: clients may name its folders, too."""
+        self._followed = [model.base_path for model in models]
+        await self.reload(models)
+
+    async def reload(self, models: Sequence[ModelSettings]) -> None:
+        """Serve these models, and no others (tfs 3.7).
+
+        Returns when each model that was not wanted before, or that served nothing and is tried again, serves or
+        has failed. All other changes happen in the background. What raises `InvalidArgument` (a wrong name) or
+        `FailedPrecondition` (a label whose version is not available, a server that was started with paths) has
+        changed nothing. Raises `ServingError` (UNKNOWN) when models failed, and `Unavailable` when the manager is
+        closed meanwhile.
+        """
+        check_names([model.name for model in models])
+        self._require_list()
+        async with self._reloading:
+            async with self._looking:
+                at_once = self._at_once(models)
+                look = await self._look(models, at_once)
+                self.label(models)
+                if changes := _changes(self._roots, models):
+                    log.info("the list of models is replaced: %s", changes)
+                self._told.tell(look, at_once)
+                self._roots = tuple(models)
+                new = look.wanted.keys() - self.names()
+                self.want(look.wanted)
+                self._note(look)
+                tried = {name for name in look.wanted if name in self._workers and name not in self._default}
+            await self.wait_for(new | tried)
+            if self._closing.is_set():
+                raise Unavailable(SHUTTING_DOWN)
+            failed = [name for name in look.wanted if name in new | tried and name not in self._default]
+            if failed:
+                texts = "".join(f"{{{self._failure(name, look)}}}, " for name in failed)
+                raise ServingError(f"{len(failed)} model(s) did not become available: {{{texts}}}")
+
+    def _require_list(self) -> None:
+        if any(not isinstance(root, ModelSettings) for root in self._roots):
+            raise FailedPrecondition(
+                "the models are those at the paths that the server was started with; `triglot tfserving` starts "
+                "one whose list of models can be replaced"
+            )
+
+    def _failure(self, name: str, look: Look) -> str:
+        if (problem := look.problems.get(name)) is not None:
+            return f"{{name: {name}}} due to error: NOT_FOUND: {problem}"
+        failed = [version for _, version in sorted(self._versions[name].items()) if version.error is not None]
+        if not failed:
+            return f"{{name: {name}}}"
+        last = failed[-1]
+        code = "" if last.error is None else last.error.code.name
+        return f"{{name: {name} version: {last.files.version}}} due to error: {code}: {last.error}"
+
+    def _at_once(self, models: Sequence[ModelSettings]) -> AtOnce:
+        """A model that is new, or wanted in another way; all of them when there is no other look to come."""
+        before = {
+            (root.name, root.base_path, root.policy) for root in self._roots if isinstance(root, ModelSettings)
+        }
+        same = {one.name for one in models if (one.name, one.base_path, one.policy) in before}
+        return lambda name: not self._poll_interval or name not in same
+
+    async def refresh(self) -> bool:
+        """Look at the disk again, and start what follows from it; whether something is still being written."""
+        async with self._looking:
+            look = await self._look(self._roots, lambda _: False)
+            self._told.tell(look, lambda _: False)
+            self.want(self._wanted_of(look))
+            self._note(look)
+            return look.unsettled
+
+    async def _poll(self) -> None:
+        delay = self._poll_interval
+        while True:
+            await asyncio.sleep(delay)
+            try:
+                unsettled = await self.refresh()
+                delay = self._settle_seconds if unsettled else self._poll_interval
+            except Exception:
+                log.exception("the models' folders could not be looked at")
+
+    # --- one by one ---
+
+    async def load_model(self, name: str, config: str | None = None) -> None:
+        """Load the model of this name, or again if its files or its configuration have changed (spec 3.9).
+
+        Returns when its versions serve. `config`, the JSON of a ModelConfig, stands in place of its config.pbtxt
+        until the next call. Raises `Unavailable` unless the models are controlled explicitly, `InvalidArgument`
+        for a wrong name or `config` and for a model that cannot be loaded, and `Internal` for one that is not
+        there. What served goes on then; and when this is cancelled, the load does.
+        """
+        self._require_explicit(name)
+        overrides = {}
+        if config is not None:
+            message = await in_thread(partial(parse_override, config, name))
+            overrides[name] = Override(message, self._most_instances)
+        async with self._looking:
+            others = {key: versions for key, versions in self._wanted.items() if key != name}
+            asked = name.__eq__
+            look = await self._look(self._roots, asked, others, overrides)
+            self._told.tell(look, asked, others=False)
+            self._note(look, asked)
+            if why := why_not(name, look, self._roots):
+                # What the caller has sent counts as the caller's mistake, and a file as the server's.
+                wrong = overrides and name in by_name(look.problems, {}, self._roots)
+                raise InvalidArgument(why) if wrong else Internal(why)
+            chosen = look.wanted[name]
+            without = [files.file for files in chosen.values() if overrides and files.config is NO_CONFIG]
+            if without:
+                raise InvalidArgument(
+                    f"a configuration is for a model's folder in a repository; model '{name}' is {without[0]}"
+                )
+            self.retry(name)
+            self._dependents.asked_for(name)
+            self._along.discard(name)
+            self._asked.add(name)
+            self.want({**self._wanted, name: chosen})
+            self._note(look, asked)
+        await self._until_loaded([name])
+        if self._closing.is_set():
+            raise Unavailable(SHUTTING_DOWN)
+        if self._wanted.get(name) != chosen:
+            raise Unavailable(f"model '{name}' was unloaded, or loaded again, while it was loaded")
+        failed = [
+            f"version {number} is at UNAVAILABLE state: {version.error};"
+            for number, version in sorted(self._versions[name].items())
+            if number in chosen and version.error is not None
+        ]
+        if failed:
+            raise InvalidArgument(f"load failed for model '{name}': {' '.join(failed)}")
+
+    def unload_model(self, name: str, *, dependents: bool = False) -> None:
+        """Unload the model; it takes no calls any more, and those that run come to their end (spec 3.9).
+
+        `dependents`: also what was loaded along with it, and no other ensemble is made of. A name that was never
+        loaded is no error. Raises `Unavailable` as `load_model`, and `InvalidArgument`.
+        """
+        self._require_explicit(name)
+        names = {name}
+        if dependents:
+            names |= self._loaded_along_with(name)
+        names &= self._wanted.keys()
+        for one in names:
+            for version in self._versions[one].values():
+                version.problem = None
+                if version.state is State.UNAVAILABLE:
+                    version.error = None  # Why it failed does not matter any more.
+            if self._wanted[one]:
+                self._unloaded[one] = self._wanted[one].keys()
+        self._go(names)
+        if names:
+            self.want({**self._wanted, **{key: {} for key in names}})
+
+    def _require_explicit(self, name: str) -> None:
+        if self._explicit is None:
+            raise Unavailable(NOT_EXPLICIT)
+        check_names([name])
+
+    def served(self) -> list[str]:
+        """Every model that is wanted, ready or not; not what was unloaded."""
+        return [name for name in self._wanted if not self._is_unloaded(name)]
+
+    def _is_unloaded(self, name: str) -> bool:
+        return self._explicit is not None and not self._wanted[name]
+
+    def _is_current(self, version: Version) -> bool:
+        if not self._is_unloaded(version.files.name):
+            return super()._is_current(version)
+        # What was replaced before is not remembered with what was unloaded.
+        last = self._unloaded.get(version.files.name, ())
+        return version.state is not State.UNAVAILABLE or version.files.version in last
+
+    def settle(self) -> None:
+        """Nothing is going to be unloaded, as far as is known: keep the garbage collector from what is there."""
+        self._garbage.settle()
+
+    async def close(self) -> None:
+        """As `Reconciler.close`."""
+        if self._polling is not None:
+            self._polling.cancel()
+        await super().close()
+
+
+def _own_labels(roots: Sequence[Root]) -> dict[str, dict[str, int]]:
+    """The labels that versions bring themselves."""
+    labels: dict[str, dict[str, int]] = {}
+    for root in roots:
+        if isinstance(root, ModelFiles) and root.label:
+            labels.setdefault(root.name, {})[root.label] = root.version
+    return labels
+
+
+def _changes(before: Sequence[Root], models: Sequence[ModelSettings]) -> str:
+    """The models that are new, that go, and that are wanted in another way, by their names; "" for none."""
+    old = {root.name: root for root in before if isinstance(root, ModelSettings)}
+    new = {model.name: model for model in models}
+    names = {
+        "new": new.keys() - old.keys(),
+        "gone": old.keys() - new.keys(),
+        "changed": {name for name, model in new.items() if name in old and model != old[name]},
+    }
+    return "; ".join(f"{what}: {', '.join(sorted(which))}" for what, which in names.items() if which)

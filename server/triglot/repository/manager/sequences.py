@@ -1,0 +1,51 @@
+"""Where sequences live: in the version that they began in, whatever serves by now (spec 5.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from triglot.core.types import InferenceRequest
+from triglot.repository.manager.registry import Registry
+from triglot.scheduling.servable import Servable
+
+log = logging.getLogger(__name__)
+
+
+class SequenceRoutes:
+    """Finds the version of a request that goes on with a sequence."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def find(self, request: InferenceRequest) -> Servable | None:
+        """The version in which the request's sequence lives, serving or not; None when it lives nowhere."""
+        sequence_id = request.parameters.get("sequence_id")
+        if not sequence_id or request.parameters.get("sequence_start"):
+            return None
+        for servable in self._registry.in_memory(request.model_name):
+            if servable.sequences is None or request.model_version not in ("", str(servable.version)):
+                continue
+            if isinstance(sequence_id, int | str) and servable.sequences.holds(sequence_id):
+                return servable
+        return None
+
+    def begin(self, servable: Servable, sequence_id: int | str) -> None:
+        """It begins in `servable`: one with this id that is left in a version that serves no more is over."""
+        for other in self._registry.leaving(servable.name):
+            if other is not servable and other.sequences is not None:
+                other.sequences.end(sequence_id)
+
+    async def ended(self, at_most: float) -> None:
+        """Wait until no sequence lives any more, `at_most` seconds."""
+        all_of_them = [one.sequences for one in self._registry.all_in_memory() if one.sequences is not None]
+        waiting = [asyncio.ensure_future(one.empty.wait()) for one in all_of_them if not one.empty.is_set()]
+        if not waiting:
+            return
+        have = "1 version has" if len(waiting) == 1 else f"{len(waiting)} versions have"
+        log.info("%s sequences that may end within %.0f s; no new ones begin", have, at_most)
+        try:
+            await asyncio.wait(waiting, timeout=at_most)
+        finally:
+            for one in waiting:
+                one.cancel()

@@ -1,0 +1,209 @@
+"""Warming a version: its configured requests and its examples run before it takes calls (spec 5.6).
+
+Strategy: one request after the other, each on all instances at the same time. Its tensors are made, and checked
+as a client's are, when its turn has come, so only one request's tensors are held at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from triglot.core.call import Call, Reach, no_models
+from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError, ServingError, is_told, text_of
+from triglot.core.tensor import Array
+from triglot.core.types import InferenceRequest, InputTensor
+from triglot.executors.deadline import is_cancelled
+from triglot.executors.hosted import HostedModel
+from triglot.executors.work import Function, Inputs
+from triglot.model.config import WarmUpRequest
+from triglot.model.validation import bind_inputs, bind_outputs
+from triglot.model.warm_up_inputs import configured_inputs, example_inputs
+from triglot.scheduling.servable import Servable
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWERS = 1000
+"""Of a run whose answers come one by one: it ends there, since a stream need not have an end of its own."""
+
+
+async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = (), reach: Reach = no_models) -> None:
+    """Run the configured requests, then the model's `example`, on every instance of `servable`.
+
+    `async def` code runs once, on the loop. A run whose answers come one by one ends with its `MAX_ANSWERS`th.
+    These runs have no deadline, are no request's, and so are counted nowhere. `reach`: their way to other models.
+
+    Raises `ModelLoadError` for the first request that does not fit the model's default signature, and for what
+    the model raises or answers wrongly; what still runs then sees that its call is cancelled.
+    """
+    runner = _Runner(servable, reach)
+    with servable:
+        for sample in _samples(servable, requests):
+            try:
+                await runner.run(sample)
+            except ServingError as error:
+                raise ModelLoadError(f"{servable}: {sample.name}: {error.message}", error.code) from error
+    if isinstance(servable.model, HostedModel):
+        servable.model.warm_up = partial(runner.run_again, _samples(servable, requests))
+
+
+# --- what is run ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A request that runs `count` times; `tensors` makes its inputs."""
+
+    name: str
+    tensors: Callable[[], list[InputTensor]]
+    count: int = 1
+
+    def bind(self, servable: Servable) -> dict[str, Array]:
+        """On a thread: the inputs, checked like those of a client's request. Raises `InvalidArgument`."""
+        try:
+            return bind_inputs(servable.signature, InferenceRequest(servable.name, inputs=self.tensors()))
+        except (MemoryError, ValueError) as error:
+            raise InvalidArgument(f"the inputs cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _samples(servable: Servable, requests: Sequence[WarmUpRequest]) -> list[_Sample]:
+    model, signature = servable.model, servable.signature
+    samples = [
+        _Sample(
+            f"model_warmup '{one.name}'",
+            partial(configured_inputs, one, servable.name, signature, model.max_batch_size),
+            max(1, one.count),
+        )
+        for one in requests
+    ]
+    example: Any = model.example
+    if isinstance(example, Mapping):
+        return [*samples, _Sample("example", partial(example_inputs, example, signature))]
+    if not isinstance(example, Sequence) or isinstance(example, str | bytes):
+        raise _not_inputs(servable, "example", example)
+    for number, one in enumerate(example):
+        if not isinstance(one, Mapping):
+            raise _not_inputs(servable, f"example[{number}]", one)
+        samples.append(_Sample(f"example[{number}]", partial(example_inputs, one, signature)))
+    return samples
+
+
+def _not_inputs(servable: Servable, name: str, value: object) -> ModelLoadError:
+    other = " or a list of such dicts" if name == "example" else ""
+    text = f"expected a dict of inputs by name{other}, got {type(value).__name__}"
+    return ModelLoadError(f"{servable}: {name}: {text}", Code.INVALID_ARGUMENT)
+
+
+# --- running it ---
+
+
+class _Runner:
+    """Runs requests on every instance."""
+
+    def __init__(self, servable: Servable, reach: Reach) -> None:
+        self._servable = servable
+        self._reach = reach
+        self._telling = threading.Lock()
+
+    async def run(self, sample: _Sample) -> None:
+        """Raises `ServingError`."""
+        inputs = await asyncio.to_thread(sample.bind, self._servable)
+        for _ in range(sample.count):
+            if self._servable.on_loop:
+                await self._on_loops(inputs)
+            else:
+                await self._servable.on_every_instance(inputs, self._on_instance, self._explain)
+
+    def run_again(self, samples: Sequence[_Sample], function: Function) -> None:
+        """On any thread, once the version serves: all of it on one instance, which `function` calls."""
+        for sample in samples:
+            inputs = sample.bind(self._servable)
+            for _ in range(sample.count):
+                self._on_instance(function, inputs, Call())
+
+    def _on_instance(self, function: Function, inputs: Inputs, call: Call) -> None:
+        """On an instance's thread."""
+        self._introduce(call)
+        answers = _Answers(self._servable)
+        call.respond = answers.respond
+        result = function(inputs, call)
+        if answers.error is not None:
+            raise answers.error
+        if isinstance(result, Generator):
+            with closing(result):
+                for answer in result:
+                    if not answers.take(answer) or call.cancelled:
+                        break
+        elif result is not None or not answers.taken:
+            answers.take(result)
+
+    def _introduce(self, call: Call) -> None:
+        call.signature_name = self._servable.default_signature
+        call.reach = self._reach
+
+    async def _on_loops(self, inputs: Inputs) -> None:
+        """On the server's loop once; a model that runs elsewhere has its instances run one call each."""
+        model = self._servable.model
+        runs = model.instances if isinstance(model, HostedModel) else 1
+        tasks = [asyncio.create_task(self._on_loop(inputs)) for _ in range(runs)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _on_loop(self, inputs: Inputs) -> None:
+        call = Call()
+        self._introduce(call)
+        answers = _Answers(self._servable)
+        try:
+            if self._servable.decoupled:
+                async with aclosing(self._servable.function(inputs, call)) as results:
+                    async for result in results:
+                        if not answers.take(result):
+                            break
+            else:
+                answers.take(await self._servable.function(inputs, call))
+        except BaseException as error:
+            call.cancel()
+            if isinstance(error, GeneratorExit) or is_cancelled(error):
+                raise
+            raise self._explain(error) from None
+
+    def _explain(self, error: BaseException) -> ServingError:
+        """For the server's operator, so with the model's own words."""
+        if is_told(error):
+            return error
+        if self._telling.acquire(blocking=False):  # Once: instances tend to fail alike.
+            log.error("%s failed in its warm-up", self._servable, exc_info=error)
+        return Internal(f"{type(error).__name__}: {text_of(error)}")
+
+
+class _Answers:
+    """What a run answers, each checked against the signature."""
+
+    def __init__(self, servable: Servable) -> None:
+        self._servable = servable
+        self.taken = 0
+        self.error: Exception | None = None
+
+    def take(self, answer: object) -> bool:
+        """Whether there may be more. Raises `Internal`."""
+        bind_outputs(self._servable.signature, answer, (), self._servable.name)
+        self.taken += 1
+        return self.taken < MAX_ANSWERS
+
+    def respond(self, answer: object) -> bool:
+        """As `take`, for `Call.respond`: the model's code is not to meet the error."""
+        if self.error is None:
+            try:
+                return self.take(answer)
+            except Exception as error:
+                self.error = error
+        return False

@@ -1,0 +1,80 @@
+"""What a look found wrong: with the roots themselves, or with models at them. Pure functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
+
+from triglot.core.errors import ModelLoadError
+from triglot.repository.config.settings import NAME
+from triglot.repository.scan.source import ModelFiles, NothingFound, Root
+from triglot.repository.scan.watch import Look, Wanted
+
+Problems = Mapping[str, ModelLoadError]
+"""What is wrong, by the model's name or the path."""
+
+
+def places_of(roots: Iterable[Root]) -> set[str]:
+    """What problems call the roots that are paths."""
+    return {os.path.normpath(root.absolute()) for root in roots if isinstance(root, Path)}
+
+
+def wrong_roots(look: Look, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
+    """What is wrong with roots that are paths; `may_be_empty`: a folder that holds no model is fine."""
+    places = places_of(roots)
+    return [look.problems[key] for key in _keys(look.problems, may_be_empty=may_be_empty) if key in places]
+
+
+def wrong_models(look: Look, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
+    """What is wrong with models; see `wrong_roots`."""
+    places = places_of(roots)
+    return [look.problems[key] for key in _keys(look.problems, may_be_empty=may_be_empty) if key not in places]
+
+
+def broken_names(problems: Problems, known: Container[str], roots: Iterable[Root]) -> list[str]:
+    """The models that are there and cannot be understood; not those that are `known`."""
+    places = places_of(roots)
+    names = [Path(key).name for key in _keys(problems, may_be_empty=True) if key not in places]
+    return [name for name in names if name not in known and NAME.fullmatch(name)]
+
+
+def _keys(problems: Problems, *, may_be_empty: bool) -> list[str]:
+    """What problems are called; that of a model in a list of models is called as the model."""
+    return [
+        key
+        for key, problem in problems.items()
+        if not (may_be_empty and isinstance(problem, NothingFound) and Path(key).is_absolute())
+    ]
+
+
+def by_name(problems: Problems, wanted: Wanted, roots: Iterable[Root]) -> dict[str, ModelLoadError]:
+    """What is wrong with each model; not what is wrong with a repository that it lies in."""
+    places = places_of(roots)
+    named: dict[str, ModelLoadError] = {}
+    for key, problem in problems.items():
+        path = Path(key)
+        names = [path.name]
+        if key in places:
+            names = [
+                name for name, versions in wanted.items() if any(_is_at(path, one) for one in versions.values())
+            ]
+        for name in names:
+            named.setdefault(name, problem)
+    return named
+
+
+def _is_at(path: Path, files: ModelFiles) -> bool:
+    """Whether a version was found at a path that is its model's, or its own."""
+    return path in (files.file, files.folder) or (path.name == files.name and files.file.is_relative_to(path))
+
+
+def why_not(name: str, look: Look, roots: Iterable[Root]) -> str:
+    """Why the model of this name cannot be loaded; "" when it can be (spec 3.9)."""
+    places = sorted(places_of(roots))
+    why = [str(problem) for key, problem in look.problems.items() if key not in places and Path(key).name == name]
+    if not why and look.wanted.get(name):
+        return ""
+    nowhere = [str(look.problems.get(place, f"no model of this name in {place}")) for place in places]
+    told = "; ".join(why or nowhere)
+    return f"failed to load '{name}', failed to poll from model repository" + (f": {told}" if told else "")

@@ -1,0 +1,370 @@
+"""What model folders hold: from paths and settings to the model versions on disk.
+
+Strategy: this looks and collects, and acts on nothing. What is wrong with one model is written down and leaves the
+others as they are; whoever asked decides what a problem means.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from triglot.core.errors import Code, ModelLoadError
+from triglot.model.config import ALL, MAX_INSTANCES, NO_CONFIG, ModelConfig, VersionPolicy
+from triglot.model.model import Model
+from triglot.repository.config.model_config import (
+    CONFIG_FILE,
+    bounded,
+    config_of,
+    in_its_environment,
+    read_config,
+)
+from triglot.repository.config.settings import NAME, NAME_RULE, ModelSettings
+from triglot.repository.scan.layout import BACKEND_OF_FILE, backend_by_name, backend_of, candidates, listed
+from triglot.repository.scan.paths import check_links, check_links_below
+
+GRPS_PROJECT = ("conf/inference.yml", "conf/server.yml")
+_FILES = f"{{{listed(BACKEND_OF_FILE)}}}"
+_EXPECTED = f"[VERSION/]{_FILES}, VERSION an integer like 1"
+_NUMBER = re.compile("0*([0-9]{1,19})")
+LAST_VERSION = 2**63 - 1
+
+
+class NothingFound(ModelLoadError):
+    """The folder is there and holds no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """One version of one model on disk.
+
+    `file` is what the backend opens, `folder` holds all that belongs to the version, where that is not the file's;
+    `alone`: nothing beside the file belongs to it. `stamp` changes with the files, and is 0 where nobody looked.
+    `label` is one more name of the version. `make` makes the loaded model, in place of the backend.
+    """
+
+    name: str
+    version: int
+    backend: str
+    file: Path
+    stamp: int = 0
+    label: str = ""
+    alone: bool = False
+    folder: Path | None = None
+    config: ModelConfig = field(default=NO_CONFIG, hash=False)
+    make: Callable[[], Model] | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name} version {self.version}" + (f" ({self.label})" if self.label else "")
+
+
+Root = Path | ModelSettings | ModelFiles
+"""Where models lie: a repository folder, a model's folder or file, what a configuration says of one model, or one
+version that is known already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What a client's request has in place of a model's config.pbtxt: a message of `parse_override`.
+
+    `most_instances`: so many it may ask for, or as many as the model's own configuration does.
+    """
+
+    message: Any
+    most_instances: int = MAX_INSTANCES
+
+
+Overrides = Mapping[str, Override]
+"""By the model's name."""
+
+
+@dataclass(slots=True)
+class Found:
+    """The versions of each model, ascending; what is wrong and what is odd, by the model's name or the path.
+
+    `folders`: those of models, where they may have a configuration. `policies`: what it says of versions, which is
+    of the model and no part of a version's own.
+    """
+
+    models: dict[str, list[ModelFiles]] = field(default_factory=dict)
+    policies: dict[str, VersionPolicy] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
+    problems: dict[str, ModelLoadError] = field(default_factory=dict)
+    warnings: dict[str, list[str]] = field(default_factory=dict)
+
+    def warn(self, key: str, *texts: str) -> None:
+        """These are odd about `key`."""
+        self.warnings.setdefault(key, []).extend(texts)
+
+    @contextmanager
+    def collecting(self, key: str) -> Iterator[None]:
+        """What the block raises is the problem of `key`."""
+        try:
+            yield
+        except OSError as error:
+            self.problems[key] = ModelLoadError(f"{error.filename}: {error.strerror}")
+        except ModelLoadError as error:
+            self.problems[key] = error
+
+
+def find_models(
+    roots: Iterable[Root], overrides: Overrides = MappingProxyType({}), *, allow_symlinks: bool = False
+) -> Found:
+    """Everything that lies at the roots. Of one name the first counts, and the second is a problem.
+
+    `allow_symlinks`: links may lead out of the root that they are found in. A root may be a link in any case.
+    """
+    found = Found()
+    for root in roots:
+        if isinstance(root, ModelSettings):
+            with found.collecting(root.name):
+                _Search(found, root.base_path, overrides, allow_symlinks).find_versions(root)
+        elif isinstance(root, ModelFiles):
+            found.models.setdefault(root.name, []).append(root)
+        else:
+            # Resolves "..", but keeps the name of a symbolic link.
+            path = Path(os.path.normpath(root.absolute()))
+            with found.collecting(str(path)):
+                _Search(found, path, overrides, allow_symlinks).find()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Looks below one root, and adds to what was found."""
+
+    found: Found
+    root: Path
+    overrides: Overrides
+    allow_symlinks: bool
+
+    def find_versions(self, model: ModelSettings) -> None:
+        """TensorFlow Serving's layout: nothing but version folders counts (tfs 6.1)."""
+        if not model.base_path.is_dir():
+            raise ModelLoadError(f"Could not find base path {model.base_path} for servable {model.name}")
+        versions = self._version_folders(model.base_path, model.name, NO_CONFIG, model.name)
+        self.found.models[model.name] = versions
+        self._warn_of_missing(model.name, model.name, model.base_path, model.policy, versions)
+        if not model.policy.wanted({files.version for files in versions}):
+            raise NothingFound(
+                f"No versions of servable {model.name} found under base path {model.base_path}, "
+                f"expected VERSION/{_FILES}"
+            )
+
+    def find(self) -> None:
+        """A model's file, a model's folder, or a repository."""
+        path = self.root
+        if self._find_configured_version():
+            return
+        if path.is_file():
+            files = _model_file(path)
+            self._add(path, files.name, [files])
+        elif not path.is_dir():
+            raise ModelLoadError(f"{path}: no such file or folder")
+        elif all((path / file).is_file() for file in GRPS_PROJECT):
+            raise ModelLoadError(f"{path}: this is a grps project; to serve it, run: triglot grps {path}")
+        elif versions := self._model_versions(path):
+            self._add(path, path.name, versions)
+        else:
+            self._find_in_repository()
+
+    def _find_configured_version(self) -> bool:
+        """Whether the root is the folder or the file of a version that a configuration counts for; it is added."""
+        path = self.root
+        for folder in path.parents if path.is_file() else [path]:
+            model, number = folder.parent, version_of(folder.name)
+            if number is None or folder.name.startswith("0") or not (model / CONFIG_FILE).is_file():
+                continue
+            search = replace(self, root=model)
+            config = search._config(model)
+            if model.name not in self.found.models:  # Whoever names a version wants it.
+                del self.found.policies[model.name]
+            files = search._files(folder, model.name, number, config)
+            if files is not None and path in (folder, files.file):
+                search._add(model, model.name, [files])
+                return True
+        return False
+
+    def _find_in_repository(self) -> None:
+        empty = True
+        for folder in sorted(self.root.iterdir()):
+            if folder.name.startswith((".", "__")):
+                continue
+            with self.found.collecting(str(folder)):
+                if not folder.is_dir():
+                    continue
+                if not NAME.fullmatch(folder.name):
+                    # Not looked into: what a file system keeps for itself may not be read.
+                    text = f"{folder} is left out: {folder.name!r} cannot be a model's name; {NAME_RULE}"
+                    self.found.warn(str(folder), text)
+                    continue
+                if versions := self._model_versions(folder):
+                    self._add(folder, folder.name, versions)
+                else:
+                    text = f"{folder} is left out: no model in it, expected {_EXPECTED}"
+                    self.found.warn(str(folder), text)
+                    continue
+            empty = False
+        if empty:
+            raise NothingFound(f"{self.root}: no models here; expected NAME/[VERSION/]{_FILES}")
+
+    def _add(self, path: Path, name: str, versions: list[ModelFiles]) -> None:
+        models = self.found.models
+        if not NAME.fullmatch(name):
+            raise ModelLoadError(f"{path}: a file or folder gives a model the name {name!r}; {NAME_RULE}")
+        if name in models:
+            raise ModelLoadError(
+                f"model '{name}' appears in two or more repositories: {models[name][0].file} and "
+                f"{versions[0].file}"
+            )
+        policy = self.found.policies.get(name, ALL)
+        there = [files.version for files in versions]
+        if not policy.wanted(there):
+            raise ModelLoadError(
+                f"{versions[0].config.source}: version_policy.specific: expected one of the versions "
+                f"{listed(there)} in {path}, got {listed(policy.missing(there))}",
+                Code.INVALID_ARGUMENT,
+            )
+        models[name] = versions
+        if path != versions[0].file:
+            self.found.folders[name] = path
+        self._warn_of_missing(str(path), name, path, policy, versions)
+
+    def _warn_of_missing(
+        self, key: str, name: str, folder: Path, policy: VersionPolicy, versions: list[ModelFiles]
+    ) -> None:
+        if missing := policy.missing({files.version for files in versions}):
+            text = "version {} is" if len(missing) == 1 else "versions {} are"
+            self.found.warn(key, f"{name} {text.format(listed(missing))} wanted, but not found in {folder}")
+
+    # --- one model's folder ---
+
+    def _model_versions(self, folder: Path) -> list[ModelFiles]:
+        """The versions in a model's folder, ascending; files right in it are version 1.
+
+        Raises `ModelLoadError` when there are both, and for a configuration that is wrong.
+        """
+        config = self._config(folder)
+        versions = self._version_folders(folder, folder.name, config, str(folder))
+        if config is not NO_CONFIG and versions:
+            return versions
+        if files := self._files(folder, folder.name, 1, config):
+            if versions:
+                raise ModelLoadError(f"{folder}: expected {files.file.name} or version folders, found both")
+            return [files]
+        if config is not NO_CONFIG:
+            expected = listed(candidates(config))
+            what = "a configuration" if folder.name in self.overrides else CONFIG_FILE
+            raise NothingFound(f"{folder}: {what}, but no version of the model; expected 1/{{{expected}}}")
+        return versions
+
+    def _config(self, folder: Path) -> ModelConfig:
+        self._check(folder)
+        warnings = self.found.warnings.setdefault(str(folder), [])
+        override = self.overrides.get(folder.name)
+        if override is None:
+            config = self._own_config(folder, warnings)
+        else:
+            config = self._override(override, folder, warnings)
+        for file in named_files(config):
+            self._check(file)
+        if config is NO_CONFIG:
+            return config
+        if folder.name not in self.found.models:  # Or it will be refused.
+            self.found.policies[folder.name] = config.version_policy
+        return replace(config, version_policy=ALL)
+
+    def _own_config(self, folder: Path, warnings: list[str]) -> ModelConfig:
+        file = folder / CONFIG_FILE
+        self._check(file)
+        if file.exists() and not file.is_file():  # Reading a pipe may take for ever.
+            raise ModelLoadError(f"{file}: expected a file")
+        return read_config(folder, warnings)
+
+    def _override(self, override: Override, folder: Path, warnings: list[str]) -> ModelConfig:
+        """What a client has sent; which program runs, and how much of the machine, is not for it to say."""
+        source = f"the configuration in the request to load model '{folder.name}'"
+        own = NO_CONFIG
+        with suppress(ModelLoadError):
+            own = self._own_config(folder, [])
+        config = in_its_environment(config_of(override.message, folder, source, warnings), own)
+        return bounded(config, own, override.most_instances)
+
+    def _check(self, path: Path) -> None:
+        if not self.allow_symlinks:
+            check_links(path, self.root)
+
+    def _version_folders(self, folder: Path, name: str, config: ModelConfig, key: str) -> list[ModelFiles]:
+        versions: dict[int, ModelFiles] = {}
+        left_out: list[str] = []
+        # The plain spelling of a number first.
+        for entry in sorted(folder.iterdir(), key=lambda entry: (len(entry.name), entry.name)):
+            # Triton passes over zeros in front, and so over version 0; the others do not (spec 5.7, tfs 6.1).
+            passed_over = config is not NO_CONFIG and entry.name.startswith("0")
+            number = None if passed_over else version_of(entry.name)
+            if number is None or entry.is_file():
+                continue
+            if (files := self._files(entry, name, number, config)) is None:
+                expected = listed(candidates(config))
+                left_out.append(f"{entry} is left out: no model in it, expected {{{expected}}}")
+            elif number in versions:
+                left_out.append(f"{entry} is left out: {versions[number].file.parent} is version {number}, too")
+            else:
+                versions[number] = files
+        if versions:  # Else these may be models, or parts of one.
+            self.found.warn(key, *left_out)
+        return [versions[number] for number in sorted(versions)]
+
+    def _files(self, folder: Path, name: str, version: int, config: ModelConfig) -> ModelFiles | None:
+        if config.ensemble:  # It has no file; what lies in its folders is nobody's.
+            self._check(folder)
+            return ModelFiles(name, version, config.backend, folder, folder=folder, config=config)
+        for file_name, usual_backend in candidates(config).items():
+            file = folder / file_name
+            if not file.is_file():
+                continue
+            if not self.allow_symlinks:
+                for path in (folder, file):
+                    check_links(path, self.root)
+                check_links_below(folder, self.root)
+            backend = config.backend or usual_backend or backend_by_name(file)
+            if not backend:
+                raise ModelLoadError(
+                    f"{config.source}: backend: expected the one for {config.file_name!r}, got none; there are "
+                    f"{listed(dict.fromkeys(BACKEND_OF_FILE.values()))}"
+                )
+            return ModelFiles(name, version, backend, file, folder=folder, config=config)
+        return None
+
+
+def named_files(config: ModelConfig) -> list[Path]:
+    """The files that a configuration names: labels, the data of warm-up requests, what states begin with."""
+    inputs = [tensor for request in config.warm_up for tensor in request.inputs.values()]
+    states = [] if config.sequence_batching is None else config.sequence_batching.states
+    files = [*(tensor.label_file for tensor in config.outputs), *(tensor.file for tensor in inputs)]
+    files += [state.initial.file for state in states if state.initial is not None]
+    return [file for file in files if file is not None]
+
+
+def _model_file(path: Path) -> ModelFiles:
+    """A model given by its file; one of a usual name is called as its folder."""
+    if path.name not in BACKEND_OF_FILE:
+        return ModelFiles(path.stem, 1, backend_of(path), path, alone=True)
+    folder, version = path.parent, version_of(path.parent.name)
+    if version is not None:
+        folder = folder.parent
+    backend = BACKEND_OF_FILE[path.name]
+    return ModelFiles(folder.name, 1 if version is None else version, backend, path, folder=path.parent)
+
+
+def version_of(name: str) -> int | None:
+    """The version that a folder of this name holds, if any; leading zeros are fine (tfs 6.1)."""
+    match = _NUMBER.fullmatch(name)  # Python refuses to convert thousands of digits.
+    number = LAST_VERSION + 1 if match is None else int(match[1])
+    return None if number > LAST_VERSION else number

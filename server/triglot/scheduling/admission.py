@@ -1,0 +1,98 @@
+"""What a model, and all models together, may hold at a time: requests that came by a door, waiting or running.
+
+Strategy: everything here belongs to the loop, so counting is an addition and needs no lock. A request is counted
+by the bytes that it came in, since its tensors lie over them. Who holds nothing takes any request: a bound that is
+smaller than one request would otherwise never let it through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from triglot.core.readings import Reading
+from triglot.scheduling.queue import queue_full
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes of requests of one model, and the number and the bytes of those of all models; 0 sets no limit."""
+
+    model_bytes: int = 0
+    total_requests: int = 0
+    total_bytes: int = 0
+
+
+UNLIMITED = Limits()
+
+
+class Admission:
+    """What all models hold together, and the limits; each model has its `Gate`."""
+
+    __slots__ = ("bytes", "limits", "requests")
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.requests = 0
+        self.bytes = 0
+
+
+class Gate:
+    """What one version of a model holds. On the loop; each `enter` is followed by one `leave`."""
+
+    __slots__ = ("_all", "_bytes", "_most_bytes", "_refused", "_requests")
+
+    def __init__(self, admission: Admission) -> None:
+        self._all = admission
+        self._most_bytes = admission.limits.model_bytes
+        self._requests = 0
+        self._bytes = 0
+        self._refused = {"max_queue_bytes": 0, "max_total_queue_size": 0, "max_total_queue_bytes": 0}
+
+    def enter(self, size: int) -> None:
+        """Hold a request of so many bytes. Raises `QueueFull` when that were too much."""
+        everything = self._all
+        limits = everything.limits
+        if self._requests and 0 < self._most_bytes < self._bytes + size:
+            self._refuse("max_queue_bytes", f"the model holds {_bytes(self._bytes, size, self._most_bytes)}")
+        if everything.requests:
+            if 0 < limits.total_requests <= everything.requests:
+                self._refuse("max_total_queue_size", f"all models hold {everything.requests} requests, as many as")
+            if 0 < limits.total_bytes < everything.bytes + size:
+                text = f"all models hold {_bytes(everything.bytes, size, limits.total_bytes)}"
+                self._refuse("max_total_queue_bytes", text)
+        self._requests += 1
+        self._bytes += size
+        everything.requests += 1
+        everything.bytes += size
+
+    def leave(self, size: int) -> None:
+        """Let go of it."""
+        everything = self._all
+        self._requests -= 1
+        self._bytes -= size
+        everything.requests -= 1
+        everything.bytes -= size
+
+    def _refuse(self, option: str, text: str) -> NoReturn:
+        self._refused[option] += 1
+        raise queue_full(f"{text} {option} allows")
+
+    def readings(self) -> Iterator[Reading]:
+        """What is held, and what was refused for which limit."""
+        yield Reading("held_bytes", "Bytes of requests that wait or run.", self._bytes)
+        yield Reading("held_requests", "Requests that wait or run.", self._requests)
+        for reason, count in self._refused.items():
+            yield refusals(reason, count)
+
+
+def _bytes(held: int, more: int, most: int) -> str:
+    return f"{held} bytes of requests, and {more} more are above the {most} that"
+
+
+def refusals(reason: str, count: int) -> Reading:
+    """How many requests were refused because a limit was reached; `reason` is the option that sets it."""
+    return Reading(
+        "requests_refused", "Requests that were refused at once.", count, {"limit": reason}, counter=True
+    )

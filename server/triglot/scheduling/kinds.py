@@ -1,0 +1,94 @@
+"""What requests have in common that can be executed together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+from triglot.core.call import Call
+from triglot.core.errors import InvalidArgument
+from triglot.core.request_scheduling import own_parameters
+from triglot.core.types import ParameterValue
+from triglot.executors.declarations import looks_at_call
+from triglot.executors.joining import NoBatchDim, layout_of, rows_of
+from triglot.executors.work import Inputs
+from triglot.model.declared_signatures import signatures_of
+from triglot.model.model import Model
+from triglot.model.scheduling import DynamicBatching
+
+MOST_PADDED_BYTES = 256 * 1024 * 1024
+"""Of an input of a batch whose requests are padded; those that might make more share it with their like only."""
+
+
+class Kinds:
+    """What requests of a model have to have in common to share a batch."""
+
+    def __init__(self, model: Model, batching: DynamicBatching) -> None:
+        self._model = model
+        self._batching = batching
+        self._by_parameters = model.takes_parameters or looks_at_call(model)
+        # TensorFlow Serving's: the limit is on what the model does not declare itself.
+        self._strict = not model.max_batch_size and batching.max_batch_size > 0
+        signatures = [] if model.any_tensors else signatures_of(model).values()
+        self._optional = any(spec.optional for signature in signatures for spec in signature.inputs)
+        self.max_request = model.max_batch_size or batching.max_batch_size
+        self.max_rows = min(self.max_request, batching.max_execution_size or self.max_request)
+
+    def of(self, inputs: Inputs, call: Call) -> tuple[int, Hashable]:
+        """The rows, and what must be equal; None for a request that runs alone.
+
+        Raises `InvalidArgument` as TensorFlow Serving, where the model's limit comes from there (tfs 6.5).
+        """
+        batching = self._batching
+        if not self.max_rows or (batching.signatures and call.signature_name not in batching.signatures):
+            return 1, None
+        if self._model.infer_batch is not None:
+            # A call with a message names no signature.
+            return self._listed(inputs), self._kind_of_listed(inputs, call)
+        try:
+            rows = rows_of(inputs)
+        except NoBatchDim as error:
+            if self._strict:
+                raise InvalidArgument(f"Batching Run() {error}") from None
+            return 1, None
+        if self._strict and rows > self.max_request:
+            raise InvalidArgument(f"Task size {rows} is larger than maximum input batch size {self.max_request}")
+        if not 0 < rows <= self.max_request or call.exchange is not None:
+            return rows, None
+        # Parts of one request are not padded to the lengths of others: their outputs must fit together.
+        any_lengths = batching.pad_variable_lengths and rows <= self.max_rows and self._pads_little(inputs)
+        layout = layout_of(inputs, any_lengths=any_lengths)
+        if self._by_parameters and (call.parameters or call.input_parameters) and (own := said_besides(call)):
+            return rows, (call.signature_name, layout, own)
+        return rows, (call.signature_name, layout)
+
+    def _pads_little(self, inputs: Inputs) -> bool:
+        """Whether a full batch of such requests is not too large, whatever dims the longest of each have."""
+        return all(
+            self.max_rows * max(array.shape[1:], default=1) ** (array.ndim - 1) * array.itemsize
+            <= MOST_PADDED_BYTES
+            for array in inputs.values()
+        )
+
+    def _kind_of_listed(self, inputs: Inputs, call: Call) -> Hashable:
+        if self._optional:  # The model may look once, for all requests, which inputs there are.
+            return call.signature_name, frozenset(inputs)
+        return (None if self._model.any_tensors else call.signature_name,)
+
+    def _listed(self, inputs: Inputs) -> int:
+        if self._model.any_tensors:
+            return 1
+        try:
+            return min(max(1, rows_of(inputs)), self.max_rows)
+        except NoBatchDim:
+            return 1
+
+
+def said_besides(call: Call) -> tuple[Hashable, ...]:
+    """What the request says to the model besides its tensors: True is equal to 1, and 1 to 1.0, but not to it."""
+    said: list[tuple[str | None, Mapping[str, ParameterValue]]] = [(None, own_parameters(call.parameters))]
+    said += sorted(call.input_parameters.items())
+    return tuple(
+        (place, name, type(value), value)
+        for place, parameters in said
+        for name, value in sorted(parameters.items())
+    )

@@ -1,0 +1,89 @@
+"""A request with more rows than one execution may have: executed in parts, answered as a whole (tfs 6.5)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from triglot.core.errors import Internal, own_copy
+from triglot.executors.joining import append
+from triglot.executors.work import Execution, Inputs
+
+log = logging.getLogger(__name__)
+
+
+class Part(Execution):
+    """Some rows of a request."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: Whole, inputs: Inputs, execution: Execution) -> None:
+        super().__init__(inputs, execution.call)
+        self._whole = whole
+
+    def start(self, batch_size: int) -> None:
+        """On an instance's thread."""
+        self._whole.started(batch_size)
+
+    def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
+        """On an instance's thread; all of it is the request's time in the model."""
+        self._whole.ended()
+
+    def settle(self) -> None:
+        """See the base class."""
+        self._whole.delivered(self)
+
+
+class Whole:
+    """The parts of `execution`, of `size` rows each, which run in any order and on any instances.
+
+    The parts end on threads, where the last one joins their outputs; the first that fails fails the request.
+    `deliver` is called once, on the loop, when the outcome is there, or one part has failed.
+    """
+
+    def __init__(self, execution: Execution, rows: int, size: int, deliver: Callable[[Whole], object]) -> None:
+        self.execution = execution
+        self.parts: Sequence[Part] = [
+            Part(self, {name: array[at : at + size] for name, array in execution.inputs.items()}, execution)
+            for at in range(0, rows, size)
+        ]
+        self.pieces = [(part, min(size, rows - at * size)) for at, part in enumerate(self.parts)]
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._has_started = False
+        self._unended = self._undelivered = len(self.parts)
+
+    def started(self, batch_size: int) -> None:
+        """A part begins."""
+        with self._lock:
+            if not self._has_started:
+                self._has_started = True
+                self.execution.start(batch_size)
+
+    def ended(self) -> None:
+        """A part has ended, well or not."""
+        with self._lock:
+            self._unended -= 1
+            last = not self._unended
+        if last and all(part.failure is None for part in self.parts):
+            try:
+                self.execution.result = append([part.result for part in self.parts])
+            except Internal as error:
+                log.error("%s", error.message)
+                self.execution.failure = own_copy(error)
+            except Exception:
+                log.exception("the outputs for the parts of a request cannot be joined")
+                self.execution.failure = Internal("the outputs for the parts of the request cannot be joined")
+
+    def delivered(self, part: Part) -> None:
+        """A part's outcome is here. On the loop."""
+        if not self._undelivered:
+            return
+        self._undelivered -= 1
+        if part.failure is not None:
+            self.execution.failure = part.failure
+            self._undelivered = 0
+        if not self._undelivered:
+            self.execution.end()
+            self._deliver(self)

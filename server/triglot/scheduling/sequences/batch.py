@@ -1,0 +1,216 @@
+"""Requests of several sequences that an instance executes together, each in a row of its own."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from triglot.core.buffers import Buffers
+from triglot.core.call import BatchCall, Call
+from triglot.core.errors import Internal, InvalidArgument, own_copy
+from triglot.core.tensor import Array
+from triglot.executors.batch import check_answers
+from triglot.executors.joining import split
+from triglot.executors.timing import BatchTimes
+from triglot.executors.work import Explain, Function, Inputs, InstanceExecution
+from triglot.model.model import Model
+from triglot.scheduling.sequences.controls import ControlTensors
+from triglot.scheduling.sequences.request import SequenceRequest
+from triglot.scheduling.sequences.states import StateTensors, joined
+from triglot.scheduling.sequences.strategies import Rows
+from triglot.scheduling.sequences.table import Dropped
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What a model of sequences adds to its clients' inputs. `decoupled`: it answers one request at a time.
+    `infer_batch`: it takes several requests as a list."""
+
+    controls: ControlTensors
+    states: StateTensors
+    batched: bool
+    decoupled: bool
+    infer_batch: Callable[..., Any] | None = None
+
+    @classmethod
+    def of(cls, model: Model) -> Tensors:
+        """Raises `ValueError` for what the model cannot have."""
+        batching = model.sequence_batching
+        if batching is None:
+            raise ValueError("sequence_batching: expected a SequenceBatching, got None")
+        if model.takes_messages:
+            raise ValueError("sequence_batching: expected a model of tensors, got one that takes messages")
+        batched, decoupled = model.max_batch_size > 0, inspect.isgeneratorfunction(model.infer)
+        if batching.states and decoupled:
+            raise ValueError("sequence_batching.states: expected none of a model that yields its answers")
+        controls = ControlTensors(batching.controls, batched=batched)
+        states = StateTensors(batching.states, batched=batched)
+        return cls(controls, states, batched, decoupled, model.infer_batch)
+
+    def check(self, inputs: Inputs, sequence_id: int | str, model: str) -> None:
+        """Raises `InvalidArgument` for a request that cannot be in a sequence of this model."""
+        if self.batched and any(array.shape[:1] not in ((), (1,)) for array in inputs.values()):
+            raise InvalidArgument(
+                f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence "
+                f"batcher, got {max(array.shape[0] for array in inputs.values() if array.shape)}"
+            )
+        self.controls.check(sequence_id)
+
+    def key(self, request: SequenceRequest) -> object:
+        """What is the same for requests that can be in one batch."""
+        return request.shapes, self.states.shapes(request.run.states)
+
+    def inputs(self, rows: Rows, buffers: Buffers | None) -> dict[str, Any]:
+        """The model's inputs for these rows, of which one at least has a request."""
+        first = next(row for row in rows if row is not None)
+        if len(rows) == 1:
+            clients: dict[str, Any] = dict(first.inputs)
+        else:
+            clients = {
+                name: joined([None if row is None else row.inputs[name] for row in rows], buffers)
+                for name in first.inputs
+            }
+        return {**clients, **self.controls.inputs(rows), **self.states.inputs(rows, buffers)}
+
+    def completed(self, work: InstanceExecution) -> InstanceExecution:
+        """A run of its own on each instance, as sequences of one request each."""
+        sizes = [array.shape[0] for array in work.inputs.values() if array.shape]
+        rows = sizes[0] if self.batched and sizes else 1
+        work.inputs = {**work.inputs, **self.controls.alone(rows), **self.states.alone(rows)}
+        return work
+
+
+class SequenceBatch:
+    """What a schedule hands an instance: `rows`, and requests that were `dropped`, each with its error.
+
+    `finished` is told on the instance's thread when the model has ended, `ended` on the loop, where `tell` is for
+    the schedule to call.
+    """
+
+    delivers = True
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        rows: Rows,
+        buffers: Buffers | None,
+        dropped: list[Dropped],
+        finished: Callable[[SequenceBatch], None],
+        ended: Callable[[SequenceBatch], None],
+    ) -> None:
+        self.members = [row for row in rows if row is not None]
+        self.dropped = dropped
+        self._tensors = tensors
+        self._rows = rows
+        self._buffers = buffers
+        self._finished = finished
+        self._ended = ended
+        self._times = BatchTimes()
+        self.over = False
+        """Whether it has ended. On the loop."""
+
+    def run(self, function: Function, explain: Explain) -> None:
+        """On the instance's thread."""
+        try:
+            if len(self._rows) == 1 and self.members:
+                self._run_alone(self.members[0], function, explain)
+            elif self.members:
+                self._run_together(function, explain)
+        finally:
+            self._finished(self)
+
+    def _run_alone(self, request: SequenceRequest, function: Function, explain: Explain) -> None:
+        def noted(_: Inputs, call: Call) -> Any:
+            request.executed = True
+            answer = function(self._tensors.inputs(self._rows, self._buffers), call)
+            if self._tensors.states:
+                self._keep(answer)
+            return answer
+
+        request.work.run(noted, explain)
+
+    def _run_together(self, function: Function, explain: Explain) -> None:
+        calls = [member.work.call for member in self.members]
+        for member, call in zip(self.members, calls, strict=True):
+            call.started(member.arrived, len(calls))
+            member.executed = True
+        times = self._times
+        times.begin()
+        try:
+            if self._tensors.infer_batch is None:
+                self._run_joined(function, calls)
+            else:
+                self._run_listed(self._tensors.infer_batch, calls, explain)
+        except BaseException as error:  # A model that calls exit() fails these calls, not the server.
+            told = explain(error)
+            for member in self.members:
+                member.give_error(own_copy(told))
+        times.end()
+        for call in calls:
+            call.ended(times.joining, times.splitting)
+
+    def _run_joined(self, function: Function, calls: Sequence[Call]) -> None:
+        inputs = self._tensors.inputs(self._rows, self._buffers)
+        self._times.joined()
+        answer = function(inputs, BatchCall(calls) if len(calls) > 1 else calls[0])
+        self._times.answered()
+        # The buffers are free for the next batch, unless the model has kept them.
+        del inputs
+        parts = self._split(answer)
+        self._keep(answer)
+        for row, part in zip(self._rows, parts, strict=True):
+            if row is not None:
+                row.give(part)
+
+    def _run_listed(self, infer_batch: Callable[..., Any], calls: Sequence[Call], explain: Explain) -> None:
+        """Rows without a request are not there."""
+        inputs = [self._tensors.inputs((member,), self._buffers) for member in self.members]
+        self._times.joined()
+        answers = infer_batch(inputs, calls)
+        self._times.answered()
+        for member, answer in zip(self.members, check_answers(answers, len(calls)), strict=True):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                self._keep(answer, (member,))
+                member.give(answer)
+            except Exception as error:
+                member.give_error(own_copy(explain(error)))
+
+    def _keep(self, answer: object, rows: Rows | None = None) -> None:
+        with _logged():
+            self._tensors.states.keep(answer, self._rows if rows is None else rows)
+
+    def _split(self, answer: object) -> list[dict[str, Array]]:
+        with _logged():
+            return split(answer, [1] * len(self._rows), len(self._rows))
+
+    def deliver(self) -> None:
+        """On the loop."""
+        self.over = True
+        self._ended(self)
+
+    def tell(self) -> None:
+        """On the loop: everybody gets what came of it."""
+        if self._times.ended:
+            self._times.count([member.work for member in self.members])
+        for member in self.members:
+            member.work.deliver()
+        for request, error in self.dropped:
+            request.fail(error)
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """What is wrong with a model's answer is for its author."""
+    try:
+        yield
+    except Internal as error:
+        log.error("%s", error.message)
+        raise

@@ -1,0 +1,127 @@
+"""Which of the requests that an instance may execute are executed together, and when (spec 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import NamedTuple, Protocol
+
+from triglot.model.model import Model
+from triglot.model.scheduling import DirectStrategy, OldestStrategy
+from triglot.scheduling.forming import Reason
+from triglot.scheduling.sequences.request import SequenceRequest
+
+Rows = Sequence[SequenceRequest | None]
+"""A batch; None is a row without a request."""
+
+
+class Chosen(NamedTuple):
+    """A batch, and why it is not waited for any longer."""
+
+    rows: Rows
+    reason: Reason
+
+
+class Strategy(Protocol):
+    """How a batch is put together."""
+
+    rows: int
+    """Sequences that each instance has room for."""
+
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
+        """A batch of the instance's `heads`, the oldest first, at least one; or how many seconds to wait for it.
+
+        After these seconds, and when somebody asks at infinity, for nothing more will come, it is a batch.
+        """
+
+
+Key = Callable[[SequenceRequest], object]
+"""What is the same for the requests of a batch."""
+
+
+def strategy_of(model: Model, key: Key, *, alone: bool) -> Strategy:
+    """The model's strategy; `alone`: each request is executed alone."""
+    batching = model.sequence_batching
+    if batching is None:
+        raise ValueError("sequence_batching: expected a SequenceBatching, got None")
+    rows = max(1, model.max_batch_size)
+    if isinstance(batching.strategy, OldestStrategy):
+        candidates = batching.strategy.max_candidate_sequences or rows
+        return Alone(candidates) if alone else Oldest(batching.strategy, key, rows, candidates)
+    return Alone(rows) if alone else Direct(batching.strategy, key, rows)
+
+
+def _alike(heads: Sequence[SequenceRequest], key: Key) -> list[SequenceRequest]:
+    """The first, and those that can be in a batch with it."""
+    if len(heads) == 1:
+        return list(heads)
+    first = key(heads[0])
+    return [head for head in heads if key(head) == first]
+
+
+class Alone:
+    """One request at a time."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
+        """See `Strategy`."""
+        return Chosen(heads[:1], "alone")
+
+
+class Direct:
+    """Each sequence is in its own row in every batch; the batch goes up to the highest one that is ready.
+
+    The delay is for batches that use less than `minimum_slot_utilization` of the rows.
+    """
+
+    def __init__(self, strategy: DirectStrategy, key: Key, rows: int) -> None:
+        self.rows = rows
+        self._key = key
+        self._enough = rows * strategy.minimum_slot_utilization
+        self._delay = strategy.max_queue_delay if strategy.minimum_slot_utilization else 0.0
+
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
+        """See `Strategy`."""
+        chosen = _alike(heads, self._key)
+        left = heads[0].arrived + self._delay - now
+        if self._delay and len(chosen) < self._enough and left > 0:
+            return left
+        places = {head.run.slot.row: head for head in chosen if head.run.slot is not None}
+        reason = _why_no_longer(now, self._delay)
+        if len(chosen) == self.rows:
+            reason = "full"
+        elif self._delay and len(chosen) >= self._enough:
+            reason = "preferred"
+        return Chosen([places.get(row) for row in range(max(places) + 1)], reason)
+
+
+class Oldest:
+    """The oldest requests, one of each sequence, as in dynamic batching (spec 5.1)."""
+
+    def __init__(self, strategy: OldestStrategy, key: Key, most: int, rows: int) -> None:
+        self.rows = rows
+        self._key = key
+        self._most = most
+        self._preferred = [size for size in strategy.preferred_sizes if size <= most]
+        self._delay = strategy.max_queue_delay
+
+    def choose(self, heads: Sequence[SequenceRequest], now: float) -> Chosen | float:
+        """See `Strategy`."""
+        chosen = _alike(heads, self._key)[: self._most]
+        reached = max([size for size in self._preferred if size <= len(chosen)], default=0)
+        # All that there can be are here.
+        full = len(chosen) == self._most or len(heads) == self.rows
+        left = heads[0].arrived + self._delay - now
+        if reached:
+            return Chosen(chosen[:reached], "full" if full and reached == len(chosen) else "preferred")
+        if self._delay and left > 0 and not full:
+            return left
+        return Chosen(chosen, "full" if full else _why_no_longer(now, self._delay))
+
+
+def _why_no_longer(now: float, delay: float) -> Reason:
+    if now == inf:
+        return "drained"
+    return "delay" if delay else "no_delay"

@@ -1,0 +1,292 @@
+"""Which sequences there are, and where each of them is: plain decisions, which neither wait nor lock.
+
+Strategy: a sequence has a slot from its first request to its end, or waits for one in the backlog, in order. A
+slot is a row of one instance, so all requests of a sequence meet the same instance, one after the other. Several
+sequences with the same id follow each other in one `SequenceRun`; where others wait, the next queues up anew.
+
+A request that is taken out before the model has met it is as if it had not come, with two exceptions: with a START
+go the requests that follow it, and an END still ends its sequence.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+from triglot.core.errors import InvalidArgument, ServingError, Unavailable
+from triglot.core.request_scheduling import Scheduling
+from triglot.executors.work import Inputs, reason_to_skip
+from triglot.scheduling.sequences.request import SequenceRequest, SequenceRun, SequenceWork, Slot
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = "timeout of the corresponding sequence has been expired"
+REASONS = ("cancelled", "end", "idle", "lost", "replaced", "timeout", "unloaded")
+"""Why sequences are over."""
+Dropped = tuple[SequenceRequest, ServingError]
+"""A request that will not be executed, and why."""
+
+
+class SequenceTable:
+    """The sequences of one model, with `rows` slots on each of its instances. Times are the caller's."""
+
+    def __init__(self, *, instances: int, rows: int, max_idle: float) -> None:
+        self._max_idle = max_idle
+        self._free = [Slot(row, instance) for row in range(rows) for instance in range(instances)]
+        self._idle_since: dict[SequenceRun, float] = {}
+        self._ready: list[dict[SequenceRun, None]] = [{} for _ in range(instances)]
+        self._closed = False
+        self.slots = len(self._free)
+        self.live: dict[int | str, SequenceRun] = {}
+        self.backlog: dict[SequenceRun, None] = {}
+        self.woken: set[int] = set()
+        """Instances that have more to do than before; whoever calls them clears this."""
+        self.waiting = 0
+        """Requests that wait."""
+        self.started = 0
+        self.over: Counter[str] = Counter()
+        """Sequences that were, since the beginning, by reason."""
+
+    def holds(self, sequence_id: int | str) -> bool:
+        """Whether a request with this id continues a sequence."""
+        run = self.live.get(sequence_id)
+        return run is not None and run.open
+
+    @property
+    def used_slots(self) -> int:
+        """Slots that have a sequence."""
+        return self.slots - len(self._free)
+
+    # --- what comes ---
+
+    def add(
+        self, work: SequenceWork, scheduling: Scheduling, inputs: Inputs, shapes: object, now: float
+    ) -> SequenceRequest:
+        """Raises `InvalidArgument`, and changes nothing, for a request whose sequence has not been started."""
+        sequence_id, start = scheduling.sequence_id, scheduling.sequence_start
+        run = self.live.get(sequence_id)
+        if not start and (run is None or not run.open):
+            raise _not_started(work, sequence_id)
+        if run is None:
+            run = self.live[sequence_id] = SequenceRun(sequence_id)
+        if start:
+            self._count_start(run, work.call.model_name)
+        request = SequenceRequest(work, run, scheduling, now, inputs, shapes)
+        run.open = not request.end
+        run.pending.append(request)
+        self.waiting += 1
+        self._idle_since.pop(run, None)
+        if run in self.backlog:
+            _limit(run, [request])
+        elif run.slot is None:
+            self._queue_up(run)
+        self._settle(run, now)
+        return request
+
+    def _count_start(self, run: SequenceRun, model: str) -> None:
+        self.started += 1
+        if run.open and (run.begun or run.pending):
+            log.warning(
+                "sequence %r of model '%s' starts again and has not ended: the former one is over", run.id, model
+            )
+            self.over["replaced"] += 1
+
+    # --- slots and the backlog ---
+
+    def _queue_up(self, run: SequenceRun) -> None:
+        if self._free and not self.backlog:
+            self._place(run, heapq.heappop(self._free))
+        else:
+            self.backlog[run] = None
+            _limit(run, run.pending)
+
+    def _place(self, run: SequenceRun, slot: Slot) -> None:
+        run.slot, run.expires = slot, math.inf
+        self._make_ready(run, slot)
+
+    def _make_ready(self, run: SequenceRun, slot: Slot) -> None:
+        self._ready[slot.instance][run] = None
+        self.woken.add(slot.instance)
+
+    def _leave_slot(self, run: SequenceRun) -> None:
+        slot, run.slot = run.slot, None
+        if slot is None:
+            return
+        self._ready[slot.instance].pop(run, None)
+        if self.backlog:
+            first = next(iter(self.backlog))
+            del self.backlog[first]
+            self._place(first, slot)
+        else:
+            heapq.heappush(self._free, slot)
+
+    def _settle(self, run: SequenceRun, now: float) -> None:
+        """Say what follows for a sequence from what has just become of it."""
+        if run.running is not None:
+            return
+        if run.begun and run.pending and run.pending[0].start:
+            run.begun, run.states = False, {}
+            if self.backlog:
+                self._leave_slot(run)
+                self._queue_up(run)
+        if not run.pending:
+            if run.slot is not None:
+                self._ready[run.slot.instance].pop(run, None)
+            if run.open and not self._closed:
+                self._idle_since[run] = now
+            else:
+                self._remove(run, "unloaded")
+        elif run.slot is not None:
+            self._make_ready(run, run.slot)
+
+    def _remove(self, run: SequenceRun, reason: str) -> None:
+        """Forget it, and all that waits of it."""
+        ends = sum(request.end for request in run.pending)
+        if count := ends + run.open:
+            self.over[reason] += count
+        self.waiting -= len(run.pending)
+        run.pending.clear()
+        del self.live[run.id]
+        self.backlog.pop(run, None)
+        self._idle_since.pop(run, None)
+        self._leave_slot(run)
+
+    # --- what an instance takes ---
+
+    def heads(self, instance: int, now: float) -> tuple[list[SequenceRequest], list[Dropped]]:
+        """The requests that the instance may execute now, the oldest first; and those that nobody waits for."""
+        ready = self._ready[instance]
+        dropped: list[Dropped] = []
+        while dead := [run for run in ready if reason_to_skip(run.pending[0].work.call)]:
+            for run in dead:
+                # What is dropped may bring another sequence to the slot.
+                if run in ready and (reason := reason_to_skip(run.pending[0].work.call)):
+                    request = run.pending[0]
+                    dropped += [(request, reason), *self.drop(request, now)]
+        return sorted((run.pending[0] for run in ready), key=lambda request: request.arrived), dropped
+
+    def take(self, requests: Iterable[SequenceRequest]) -> None:
+        """Each is the first of its sequence, which has nothing to do until it is `finished`."""
+        for request in requests:
+            run = request.run
+            assert run.slot is not None
+            run.running = run.pending.popleft()
+            run.begun = True
+            self.waiting -= 1
+            del self._ready[run.slot.instance][run]
+
+    def finish(self, requests: Iterable[SequenceRequest], now: float) -> list[Dropped]:
+        """What was taken has been executed, or was given up; in that case, what goes with it."""
+        dropped: list[Dropped] = []
+        for request in requests:
+            run = request.run
+            run.running = None
+            if request.executed:
+                self.over["end"] += request.end
+            else:
+                run.begun = run.begun and not request.start
+                dropped += self._forgo(request, 0)
+            self._settle(run, now)
+        return dropped
+
+    # --- what goes ---
+
+    def drop(self, request: SequenceRequest, now: float) -> list[Dropped]:
+        """Take out a request that waits; what goes with it."""
+        pending = request.run.pending
+        at = pending.index(request)
+        del pending[at]
+        self.waiting -= 1
+        dropped = self._forgo(request, at)
+        self._settle(request.run, now)
+        return dropped
+
+    def _forgo(self, request: SequenceRequest, at: int) -> list[Dropped]:
+        """It will not be executed; what came after it is in its sequence's `pending` from `at` on."""
+        run, ended = request.run, request.end
+        followers: list[SequenceRequest] = []
+        if request.start:
+            followers = self._followers(run, at)
+            ended = ended or any(follower.end for follower in followers)
+            if at == len(run.pending):
+                ended, run.open = ended or run.open, False
+        if ended:
+            self.over["cancelled"] += 1
+        return [(follower, _not_started(follower.work, run.id)) for follower in followers]
+
+    def _followers(self, run: SequenceRun, at: int) -> list[SequenceRequest]:
+        """Take out what belongs to the same sequence as what was in `pending` before `at`."""
+        followers: list[SequenceRequest] = []
+        while at < len(run.pending) and not run.pending[at].start:
+            followers.append(run.pending[at])
+            del run.pending[at]
+        self.waiting -= len(followers)
+        return followers
+
+    def end(self, sequence_id: int | str, now: float) -> None:
+        """The sequence goes on elsewhere: what waits of it is its last."""
+        run = self.live.get(sequence_id)
+        if run is not None and run.open:
+            self.over["replaced"] += 1
+            run.open = False
+            self._settle(run, now)
+
+    def lose(self, instance: int, now: float) -> list[Dropped]:
+        """The instance has forgotten every sequence that has begun there: they are over; what goes with them.
+
+        One whose last request runs ends with that.
+        """
+        dropped: list[Dropped] = []
+        for run in list(self.live.values()):
+            running = run.running
+            if run.slot is None or run.slot.instance != instance or not run.begun:
+                continue
+            if running is not None and (running.end or running.lost):
+                continue
+            if running is not None:
+                running.lost = True
+            dropped += [(follower, _not_started(follower.work, run.id)) for follower in self._followers(run, 0)]
+            self.over["lost"] += 1
+            run.open = run.open and bool(run.pending)
+            self._settle(run, now)
+        return dropped
+
+    def next_due(self) -> float:
+        """When there is something to `expire`."""
+        idle = next(iter(self._idle_since.values()), math.inf) + self._max_idle
+        return min([idle, *(run.expires for run in self.backlog)])
+
+    def expire(self, now: float) -> list[Dropped]:
+        """End the sequences that were idle for too long, and those that waited too long for a slot."""
+        for run, since in list(self._idle_since.items()):
+            if since + self._max_idle > now:
+                break
+            self._remove(run, "idle")
+        dropped: list[Dropped] = []
+        for run in [run for run in self.backlog if run.expires <= now]:
+            dropped += [(request, Unavailable(TIMEOUT)) for request in run.pending]
+            self._remove(run, "timeout")
+        return dropped
+
+    def close(self) -> None:
+        """From now on a sequence is over when nothing of it waits or runs."""
+        self._closed = True
+        for run in list(self._idle_since):
+            self._remove(run, "unloaded")
+
+
+def _not_started(work: SequenceWork, sequence_id: int | str) -> InvalidArgument:
+    return InvalidArgument(
+        f"inference request for sequence {sequence_id} to model '{work.call.model_name}' must specify the START "
+        "flag on the first request of the sequence"
+    )
+
+
+def _limit(run: SequenceRun, requests: Sequence[SequenceRequest] | deque[SequenceRequest]) -> None:
+    """`requests` wait in the backlog, too: the first whose time is up takes the whole sequence with it."""
+    for request in requests:
+        if request.scheduling.timeout:
+            run.expires = min(run.expires, request.arrived + request.scheduling.timeout)

@@ -1,0 +1,293 @@
+"""The requests that wait to be joined: which are let in, what they have in common, which are taken (spec 5.1).
+
+Strategy: the loop only appends, to a deque, and looks up, in a dict; both are atomic, so it never waits for a
+thread. Whoever forms a batch, one at a time, sorts what has come into the lanes of the priority levels. A request
+belongs to whoever takes it out of the dict: a thread that runs it, or the loop that gives it up. Each counter has
+one side that writes it.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from triglot.core.batch_counts import BatchCounts
+from triglot.core.errors import ServingError, Unavailable
+from triglot.core.readings import Reading
+from triglot.executors.stream import Stream
+from triglot.executors.work import Execution, InstanceExecution, Work
+from triglot.model.model import Model
+from triglot.model.scheduling import DynamicBatching, QueuePolicy
+from triglot.scheduling.forming import Decision, Lane, Rules, Run, Wait, Waiting, form, hurry_of
+from triglot.scheduling.kinds import Kinds
+from triglot.scheduling.queue import RETRY_AFTER_SECONDS, queue_full
+
+REQUESTS = (Execution, Stream)
+"""What a request is as work; `Execution | Stream` would be made anew each time."""
+GONE_AT_MOST = 64
+"""Requests that were given up, beside as many as wait, whose places are kept until somebody forms a batch."""
+
+
+@dataclass(slots=True, eq=False)
+class Level(Lane):
+    """A lane, its policy, and how many requests came to it, were given up on the loop, and left otherwise."""
+
+    policy: QueuePolicy = field(default_factory=QueuePolicy)
+    waiting: deque[Waiting] = field(default_factory=deque)
+    late: deque[Waiting] = field(default_factory=deque)
+    known: bool = False
+    came: int = 0
+    given_up: int = 0
+    left: int = 0
+
+    def __len__(self) -> int:
+        return self.came - self.given_up - self.left
+
+
+@dataclass(slots=True)
+class Taken:
+    """What an idle instance gets: refused requests, or a batch of `works`, or until when it is to wait.
+
+    None of the three: nothing waits. `joinable`: the works have the same layout. `batched`: they are a batch, if
+    only of one, and do not run by themselves.
+    """
+
+    refused: list[Execution | Stream] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+    joinable: bool = False
+    batched: bool = False
+    wait: Wait | None = None
+
+
+class WaitingRoom:
+    """`put` and `discard` belong to the loop, `take` to one at a time of those who form batches."""
+
+    def __init__(self, model: Model, batching: DynamicBatching, limit: int) -> None:
+        self.limit = limit
+        self.closed = False
+        self.kinds = Kinds(model, batching)
+        self._batching = batching
+        most = max(1, self.kinds.max_rows)
+        preferred = tuple(size for size in batching.preferred_sizes if size <= most)
+        self._rules = Rules(most, preferred, batching.max_queue_delay)
+        self._levels: dict[int, Level] = {}
+        self._lanes: list[Level] = []
+        self._arrivals: deque[tuple[Level, Waiting]] = deque()
+        self._there: dict[Work, tuple[Level, Waiting]] = {}
+        self._places_of_gone = 0
+        self._rows_came = self._rows_given_up = self._rows_left = 0
+        self._counts = BatchCounts()
+        self._timeouts = self._timeouts_on_loop = 0
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    @property
+    def batches(self) -> int:
+        """How many there would be if all requests that can be joined were alike."""
+        return -(-(self._rows_came - self._rows_given_up - self._rows_left) // self._rules.max_rows)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether there is what `take` has not seen yet."""
+        return bool(self._arrivals)
+
+    # --- on the loop ---
+
+    def put(self, pieces: Sequence[tuple[Work, int]], key: object) -> list[Waiting]:
+        """Let the pieces of one request, with their rows, in.
+
+        Raises `QueueFull`, and `Unavailable`, also once closed.
+        """
+        if self.closed:
+            raise Unavailable("the model was unloaded")
+        if len(self._there) >= self.limit:
+            raise queue_full(f"{self.limit} requests wait")
+        now = time.monotonic()
+        work = pieces[0][0]
+        if isinstance(work, REQUESTS) and not isinstance(work, InstanceExecution):
+            rows = pieces[0][1] if len(pieces) == 1 else sum([rows for _, rows in pieces])
+            level, expires, hurry = self._policed(work, rows, now)
+        else:
+            level, expires, hurry = self._level(0), inf, inf
+        added = []
+        for piece, rows in pieces:
+            one = Waiting(piece, rows, key, now, expires, hurry)
+            added.append(one)
+            level.came += 1
+            self._rows_came += self._room_of(one)
+            place = self._there[piece] = (level, one)
+            self._arrivals.append(place)
+        return added
+
+    def _room_of(self, one: Waiting) -> int:
+        # One that runs alone is a batch.
+        return self._rules.max_rows if one.key is None else one.rows
+
+    def _policed(self, work: Execution | Stream, rows: int, now: float) -> tuple[Level, float, float]:
+        """A request's level, and its instants. Raises `QueueFull`, `Unavailable`."""
+        call = work.call
+        level = self._level(self._batching.level(call.scheduling.priority))
+        self._check_room(level, rows)
+        timeout = _timeout(level.policy, call.scheduling.timeout)
+        expires = now + timeout if timeout else inf
+        return level, expires, hurry_of(call.deadline, now)
+
+    def _level(self, number: int) -> Level:
+        level = self._levels.get(number)
+        if level is None:
+            policy = self._batching.policy_of(number)
+            level = self._levels[number] = Level(number, policy.delay_expired, policy=policy)
+        return level
+
+    def _check_room(self, level: Level, rows: int) -> None:
+        most = level.policy.max_queue_size
+        if most and len(level) >= most:
+            of = f" of priority level {level.level}" if level.level else ""
+            raise queue_full(f"{most} requests{of} wait")
+        most = self._batching.max_waiting_batches
+        waiting = self._rows_came - self._rows_given_up - self._rows_left
+        if most and self._there and waiting + rows > most * self._rules.max_rows:
+            raise Unavailable(
+                "The batch scheduling queue to which this task was submitted is full; currently "
+                f"{self.batches} batches enqueued and max_enqueued_batches is {most}",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
+
+    def discard(self, work: Work) -> bool:
+        """Take it out again; False when it is not there."""
+        found = self._there.pop(work, None)
+        if found is None:
+            return False
+        level, one = found
+        one.gone = True
+        one.work = None  # Its place is kept, its data is not.
+        level.given_up += 1
+        self._rows_given_up += self._room_of(one)
+        self._places_of_gone += 1
+        return True
+
+    def expired(self) -> tuple[list[Execution | Stream], float]:
+        """Take out those that are to be refused by now, and say when the next one expires."""
+        now, nearest = time.monotonic(), inf
+        refused: list[Execution | Stream] = []
+        for level, one in list(self._there.values()):
+            work = one.work
+            if level.delays or one.expires > now:
+                nearest = nearest if level.delays else min(nearest, one.expires)
+            elif isinstance(work, REQUESTS) and self.discard(work):
+                refused.append(work)
+        self._timeouts_on_loop += len(refused)
+        return refused, nearest
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are many places of requests that were given up, which `sweep` frees."""
+        return self._places_of_gone > GONE_AT_MOST + len(self._there)
+
+    # --- whoever forms a batch ---
+
+    def take(self) -> Taken:
+        """What is to be executed now."""
+        if not self._there:
+            return Taken()
+        while True:
+            self._sort_in()
+            decision = form(self._lanes, time.monotonic(), self._rules, draining=self.closed)
+            taken = self._act(decision)
+            if taken.refused or taken.works or taken.wait is not None or decision.then is None:
+                return taken
+
+    def sweep(self) -> None:
+        """Free the places of what was given up."""
+        self._places_of_gone = 0
+        self._sort_in()
+        for lane in self._lanes:
+            lane.waiting = deque([one for one in lane.waiting if not one.gone])
+            lane.late = deque([one for one in lane.late if not one.gone])
+
+    def _sort_in(self) -> None:
+        while self._arrivals:
+            level, one = self._arrivals.popleft()
+            if not level.known:
+                level.known = True
+                insort(self._lanes, level, key=lambda lane: lane.level)
+            level.waiting.append(one)
+
+    def _act(self, decision: Decision) -> Taken:
+        taken = Taken()
+        for lane, one in decision.late:
+            assert isinstance(lane, Level)
+            lane.waiting.remove(one)
+            lane.late.append(one)
+        for one in decision.refused:
+            work = self._claim(one)
+            if isinstance(work, REQUESTS):
+                taken.refused.append(work)
+        self._timeouts += len(taken.refused)
+        then = decision.then
+        if isinstance(then, Wait):
+            taken.wait = then
+        elif isinstance(then, Run) and not taken.refused:
+            self._run(then, taken)
+        for lane in self._lanes:
+            _drop_gone(lane)
+        if isinstance(then, Run) and decision.mixed:
+            self.sweep()  # Others wait before those that were taken.
+        return taken
+
+    def _run(self, run: Run, taken: Taken) -> None:
+        taken.joinable = run.members[0].key is not None
+        rows = []
+        for one in run.members:
+            work = self._claim(one)
+            if work is not None:
+                taken.works.append(work)
+                rows.append(one.rows)
+        if taken.works and not isinstance(taken.works[0], InstanceExecution):  # Warm-ups are not counted.
+            taken.batched = taken.joinable or isinstance(taken.works[0], Execution)
+            self._counts.add(run.reason, len(taken.works), sum(rows))
+
+    def _claim(self, one: Waiting) -> Work | None:
+        """The work, if it was not given up in this moment."""
+        work: Work | None = one.work
+        found = None if work is None else self._there.pop(work, None)
+        if found is None:
+            return None
+        one.gone = True
+        one.work = None
+        found[0].left += 1
+        self._rows_left += self._room_of(one)
+        return work
+
+    def readings(self) -> Iterator[Reading]:
+        """What was executed, and why it was not joined with more."""
+        yield from self._counts.readings()
+        yield Reading(
+            "queue_timeouts",
+            "Requests that waited longer than their queue's policy allows.",
+            self._timeouts + self._timeouts_on_loop,
+            counter=True,
+        )
+
+
+def _drop_gone(lane: Level) -> None:
+    for places in (lane.waiting, lane.late):
+        while places and places[0].gone:
+            places.popleft()
+
+
+def _timeout(policy: QueuePolicy, own: float) -> float:
+    """Seconds that a request may wait: its own timeout only makes the policy's shorter (spec 5.1)."""
+    if policy.allow_timeout_override and 0 < own < policy.timeout:
+        return own
+    return policy.timeout
+
+
+def expired() -> ServingError:
+    """What a request gets that waited too long."""
+    return Unavailable("Request timeout expired", retry_after=RETRY_AFTER_SECONDS)

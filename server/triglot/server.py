@@ -1,0 +1,362 @@
+"""`Server`: builds everything, starts it, and stops it in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from triglot import backends
+from triglot.config.options import NO_PORT, Config, ConfigError
+from triglot.core.errors import ModelLoadError
+from triglot.dataplane.control import Control
+from triglot.dataplane.dataplane import DataPlane
+from triglot.dataplane.model_calls import ModelCalls
+from triglot.model.metadata import ModelMetadata
+from triglot.platform.cpus import usable_cpus
+from triglot.platform.memory import give_back_at_rest
+from triglot.platform.memory_limit import memory_bound
+from triglot.protocols.kserve.regions import Regions
+from triglot.protocols.registry import rows
+from triglot.protocols.rows import Service
+from triglot.protocols.tfserving.service import Predictions
+from triglot.protocols.tfserving.warmup import read_warm_up, warm_up
+from triglot.repository.config.default_batching import DefaultBatching
+from triglot.repository.config.settings import ModelSettings, folders_of
+from triglot.repository.manager.loader import Adapt, Load
+from triglot.repository.manager.manager import Manager
+from triglot.repository.manager.starting import start_instances
+from triglot.repository.manager.warm_up import warm_up as run_warm_up
+from triglot.repository.scan.source import ModelFiles
+from triglot.scheduling.admission import UNLIMITED, Admission, Limits
+from triglot.scheduling.response_cache import ResponseCache
+from triglot.scheduling.servable import Servable
+from triglot.telemetry.log_settings import LogSettings
+from triglot.telemetry.store import Telemetry
+from triglot.telemetry.trace_settings import TraceOptions, read_level
+from triglot.telemetry.tracing import Tracer
+from triglot.transports.listening import Bound
+from triglot.transports.request_bytes import RequestBytes
+from triglot.transports.rest.calls import HttpCalls
+from triglot.transports.rest.server import HttpServer
+from triglot.transports.tls import check_certificate
+
+if TYPE_CHECKING:
+    from triglot.transports.aio.server import GrpcServer
+    from triglot.transports.http2.server import H2Server
+
+log = logging.getLogger(__name__)
+
+FEWEST_INSTANCES = 8
+"""That the configuration in a request may ask for on any machine, unless an option says otherwise."""
+
+
+class Server:
+    """The server of the models at `paths`, or of `models`; `async with` starts and stops it.
+
+    `load` makes models, and `adapt` completes each of them before it is served. `telemetry`: one that somebody
+    else reads or feeds, too. `about`: what grps' clients are told of the server. `log_handler` writes the log, if
+    that is the server's business. `control` and `bound`: where it is one of several workers. `model_folders`:
+    where TensorFlow Serving's clients may have models loaded from; by default, the folders of `models`.
+
+    Starting raises `ModelLoadError` when the paths hold no model, or a model cannot be loaded and the
+    configuration says that this is the end, `ConfigError` when a library is missing that it asks for, and
+    `OSError` when a port is taken. The ports are bound last, when every model is loaded.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path | str] = (),
+        config: Config | None = None,
+        *,
+        models: Sequence[ModelSettings | ModelFiles] | None = None,
+        load: Load = backends.load,
+        adapt: Adapt | None = None,
+        skip_missing_dependencies: bool = False,
+        telemetry: Telemetry | None = None,
+        about: str = "",
+        log_handler: logging.Handler | None = None,
+        control: Control | None = None,
+        bound: Bound | None = None,
+        model_folders: Sequence[Path] | None = None,
+    ) -> None:
+        if isinstance(paths, str | Path):
+            raise TypeError(f"paths: expected a list of paths, got {paths!r}")
+        if paths and models is not None:
+            raise TypeError("expected paths or models, got both")
+        self.config = config or Config()
+        if self.config.workers > 1 and control is None:
+            raise ConfigError("workers: expected 1, as only the command line starts more processes")
+        control = control or Control()
+        if model_folders is None:
+            model_folders = folders_of(models or ())
+        self.manager = Manager(
+            [Path(path) for path in paths] if models is None else models,
+            load,
+            max_queue_size=self.config.max_queue_size,
+            skip_missing_dependencies=skip_missing_dependencies,
+            warm=self._prepare,
+            poll_interval=self.config.poll_interval if self.config.model_control_mode == "poll" else 0.0,
+            explicit=self.config.models_to_load if self.config.model_control_mode == "explicit" else None,
+            left_out=control.left_out,
+            allow_symlinks=self.config.allow_symlinks,
+            most_instances=self.config.max_requested_instances or max(FEWEST_INSTANCES, 2 * len(usable_cpus())),
+            folders=[*model_folders, *self.config.model_roots],
+            load_timeout=self.config.load_timeout,
+            labels_before_load=self.config.labels_before_load,
+            adapt=adapt or DefaultBatching(self.config.default_max_batch_size),
+        )
+        self._tracer = Tracer(_trace_options(self.config))
+        self.dataplane = DataPlane(
+            self.manager, default_timeout=self.config.default_timeout, tracer=self._tracer, control=control
+        )
+        total_bytes = self.config.total_queue_bytes(memory_bound())
+        self._admission = Admission(
+            Limits(self.config.max_queue_bytes, self.config.max_total_queue_size, total_bytes)
+        )
+        self._request_bytes = RequestBytes(total_bytes)
+        self._cache = ResponseCache(self.config.response_cache_bytes)
+        self.telemetry = telemetry or Telemetry()
+        self.telemetry.queue_depth = self.dataplane.queue_depth
+        self.telemetry.loaded = self.dataplane.loaded
+        self.telemetry.keeps_points = not control.alone
+        self._bound = bound
+        self._log_handler = log_handler
+        self._logs: LogSettings | None = None
+        self._about = about
+        self._regions = Regions(self.config.shared_memory_prefix, self.config.max_message_size)
+        self._ticking: asyncio.Task[None] | None = None
+        self._resting: asyncio.Task[None] | None = None
+        self._predictions = Predictions(self.dataplane)
+        self.grpc_port = 0
+        self.rest_port = 0
+        self._grpc: GrpcServer | H2Server | None = None
+        self._http: HttpServer | None = None
+
+    async def __aenter__(self) -> Server:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Load every model, then open the ports; see the class for what it raises."""
+        for port in (self.config.grpc_port, self.config.rest_port):
+            if port != NO_PORT and self._bound is None:
+                _check_free(self.config.host, port)
+        if self.config.grpc_socket:
+            _check_socket(self.config.grpc_socket)
+        self._tracer.check()
+        check_certificate(self.config)
+        _grpc_server(self.config)
+        started = time.monotonic()
+        self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry).reach
+        try:
+            errors = await self.manager.load_all(all_or_nothing=self.config.exit_on_load_error)
+            if errors and self.config.exit_on_load_error:
+                # The log has each of them.
+                raise ModelLoadError(f"{len(errors)} of the models could not be loaded") from errors[0]
+            loaded = _counted(sum(version.ready for version in self.manager.versions()), "version")
+            failed = f", with {_counted(len(errors), 'error')}" if errors else ""
+            log.info("%s loaded in %.2f s%s", loaded, time.monotonic() - started, failed)
+            await self._open()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _prepare(self, servable: Servable, files: ModelFiles) -> None:
+        """Everything that is done with a version before it takes calls; what warms it up counts nowhere."""
+        await start_instances(servable, self.dataplane.reach)
+        if self.config.warm_up:
+            await self._warm_up(servable, files)
+        servable.guard.watch(self.config.loop_lag_warning)
+        if self._admission.limits != UNLIMITED:
+            servable.bound(self._admission)
+        if servable.sequences is not None and self.config.workers > 1 and self.dataplane.control.number == 1:
+            log.warning(
+                "%s: with %d workers all requests of a sequence have to come over one connection: a worker knows "
+                "its own sequences only",
+                files,
+                self.config.workers,
+            )
+        if self._cache.most_bytes and servable.model.response_cache:
+            servable.keep_answers(self._cache)
+        elif servable.model.response_cache:
+            log.warning("%s: response_cache: without effect, as response_cache_bytes is 0", files)
+
+    async def _warm_up(self, servable: Servable, files: ModelFiles) -> None:
+        # What it calls counts as little.
+        reach = ModelCalls(self.dataplane, None).reach
+        await run_warm_up(servable, files.config.warm_up, reach)
+        recorded = await asyncio.to_thread(read_warm_up, files.file.parent)
+        await warm_up(self._predictions, servable, recorded)
+
+    async def _open(self) -> None:
+        started = time.monotonic()
+        self._logs = LogSettings(
+            self.telemetry.access_log,
+            self._log_handler,
+            file=self.config.log_file,
+            source=self.dataplane.control.source,
+            log_format=self.config.log_format,
+            verbose_level=self.config.log_verbose_level,
+        )
+        services, routes = rows(
+            self.dataplane, self._predictions, self.telemetry, self.config, self._about, self._logs, self._regions
+        )
+        await self.dataplane.control.loaded()
+        self._ticking = asyncio.create_task(self.telemetry.run())
+        if self.config.malloc == "keep":
+            self._resting = asyncio.create_task(give_back_at_rest())
+        doors = []
+        # gRPC's port may take REST calls, too.
+        calls = HttpCalls(routes, self.config, self.telemetry, self._request_bytes)
+        http = self._http = _http_server(self.config)(
+            calls, self.config, bound=[] if self._bound is None else self._bound.rest
+        )
+        await http.set_up()
+        if self.config.grpc_port != NO_PORT or self.config.grpc_socket:
+            self._grpc = _grpc_server(self.config, self._bound)(
+                services, self.telemetry, self._request_bytes, http
+            )
+            self.grpc_port = await self._grpc.start()
+            doors += [f"gRPC on {name}" for name in self._grpc_names()]
+        if self.config.rest_with_grpc:
+            self.rest_port = self.grpc_port
+            doors.append("REST on the same port")
+        elif self.config.rest_port != NO_PORT:
+            self.rest_port = await http.start()
+            doors.append(f"REST on {self.config.address(self.rest_port)}")
+        log.info("%s in %.2f s", " and ".join(doors), time.monotonic() - started)
+        if self.rest_port and any(route.path == "/" for route in routes):
+            scheme = "https" if self.config.tls_certificate else "http"
+            log.info("the monitor page is at %s://%s/", scheme, self.config.address(self.rest_port))
+        if self.config.first_protocol == "grps" and not self.config.grps_online:
+            log.info("grps' health is not ready before a call of Online; --online makes it ready from the start")
+        if not self.config.on_loopback and not self.config.tls_client_ca:
+            log.warning("whoever reaches %s can call the models: there is no authentication", self.config.host)
+
+    def _grpc_names(self) -> list[str]:
+        port = [self.config.address(self.grpc_port)] if self.config.grpc_port != NO_PORT else []
+        return [*port, *([self.config.grpc_socket] if self.config.grpc_socket else [])]
+
+    async def drain(self, delay: float) -> None:
+        """Turn readiness off and go on serving for `delay` seconds, so that balancers look elsewhere."""
+        ends = ", and no sequence begins any more" if any(one.sequences for one in self.metadata()) else ""
+        self.dataplane.stop()
+        if self._http is not None:
+            self._http.drain()
+        if delay:
+            log.info("not ready any more; requests are taken for another %.0f s%s", delay, ends)
+            await asyncio.sleep(delay)
+            await self.dataplane.sequences_ended(self.config.grace)
+
+    async def retire(self) -> None:
+        """Take no more connections, since another process does; those that are open end with their calls."""
+        doors = [] if self._grpc is None else [self._grpc.retire()]
+        if self._http is not None:
+            doors.append(self._http.retire(self.config.drain_delay))
+        await asyncio.gather(*doors)
+
+    async def stop(self) -> None:
+        """Close the ports, let running calls finish within the grace period, unload the models."""
+        self.dataplane.stop()
+        stops = [server.stop() for server in (self._grpc, self._http) if server is not None]
+        self._grpc = self._http = None
+        await asyncio.gather(*stops)
+        await self.dataplane.control.closing()
+        self._regions.unregister()
+        await self.manager.close()
+        await self._tracer.close()
+        if self._logs is not None:
+            self._logs.close()
+        for task in (self._ticking, self._resting):
+            if task is not None:
+                task.cancel()
+
+    def metadata(self) -> list[ModelMetadata]:
+        """What the models that serve say of themselves."""
+        return [
+            self.dataplane.metadata(name)
+            for name in self.dataplane.model_names()
+            if self.dataplane.model_ready(name)
+        ]
+
+
+def _trace_options(config: Config) -> TraceOptions:
+    return TraceOptions(
+        config.trace_file,
+        read_level(config.trace_levels),
+        config.trace_rate,
+        config.trace_count,
+        config.trace_log_frequency,
+    )
+
+
+def _grpc_server(
+    config: Config, bound: Bound | None = None
+) -> Callable[[list[Service], Telemetry, RequestBytes, HttpServer], GrpcServer | H2Server]:
+    """Makes what carries gRPC; the other one, and its library, are not loaded."""
+    if config.grpc_transport == "h2":
+        from triglot.transports.http2.server import H2Server  # noqa: PLC0415
+
+        return lambda services, telemetry, request_bytes, http: H2Server(
+            services,
+            config,
+            telemetry,
+            request_bytes=request_bytes,
+            rest=None if config.rest_port == NO_PORT else http,
+            bound=[] if bound is None else bound.grpc,
+        )
+    from triglot.transports.aio.server import GrpcServer  # noqa: PLC0415
+
+    return lambda services, telemetry, request_bytes, _: GrpcServer(
+        services, config, telemetry, request_bytes=request_bytes, shared=bound is not None
+    )
+
+
+def _http_server(config: Config) -> type[HttpServer]:
+    """What carries REST over HTTP/1.1; the other one, and its library, are not loaded."""
+    if config.http_transport == "h1":
+        from triglot.transports.http1.server import Http1Server  # noqa: PLC0415
+
+        return Http1Server
+    from triglot.transports.aiohttp.server import AiohttpServer  # noqa: PLC0415
+
+    return AiohttpServer
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raises `OSError` now, rather than after minutes of loading."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another host or other ports "
+            "(0: any free one)"
+        ) from None
+
+
+def _check_socket(path: str) -> None:
+    """Raises `OSError` when another server listens there: gRPC would take its place without a word."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return  # Nobody answers; what is left of a server that was killed may be replaced.
+    raise OSError(f"cannot listen on {path}: another server does")

@@ -1,0 +1,253 @@
+"""The rows over gRPC, carried by grpc.aio.
+
+Strategy: handlers are registered without (de)serializers, so requests arrive as bytes and every error is ours
+to map; see `grpc_calls`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from triglot.config.options import NO_PORT, Config
+from triglot.core.errors import Code, QueueFull
+from triglot.protocols.rows import Kind, Method, Service
+from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.transports.aio.requests import AioRequests
+from triglot.transports.aio.unary import answer
+from triglot.transports.aio.unsent import StreamContext, UnsentAnswers
+from triglot.transports.grpc_calls import (
+    RETRY_AFTER_SECONDS,
+    BidiStream,
+    Calls,
+    ServerStream,
+    Trailing,
+    endpoint_of,
+)
+from triglot.transports.http2.core.limits import DEFAULTS, Limits
+from triglot.transports.listening import most_sockets
+from triglot.transports.request_bytes import RequestBytes
+from triglot.transports.tls import Tls
+
+Unary = Callable[[bytes, Any], Awaitable[bytes]]
+
+LONGEST_MS = LONGEST_SECONDS = MOST_WAITING = 2**31 - 1
+MOST_OPEN_CALLS = 65_536
+"""Where `max_connections` sets no limit: each costs grpc.aio some 15 KB, whatever it sends."""
+COMPRESSION_LEVELS = {"none": 0, "gzip": 1, "deflate": 3}
+"""Of the codings that the client accepts, the first or the last. grpc's `compression` argument asks nobody."""
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
+
+class GrpcServer:
+    """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls.
+
+    `limits`: those of HTTP/2 that grpc's core has no other option for. `request_bytes` is the count that it shares
+    with the REST server. `shared`: other processes listen on the port, too. Raises `ConfigError` for a certificate
+    that cannot be used.
+    """
+
+    def __init__(
+        self,
+        services: Iterable[Service],
+        config: Config,
+        telemetry: Telemetry,
+        limits: Limits | None = None,
+        *,
+        request_bytes: RequestBytes | None = None,
+        shared: bool = False,
+    ) -> None:
+        limits = limits or DEFAULTS
+        self._config = config
+        self._tls = Tls(config) if config.tls_certificate else None
+        self._grace = config.grace
+        self._server = grpc.aio.server(options=_options(config, limits, shared))
+        self._calls = calls = Calls(
+            _abort, grpc.aio.InternalError, request_bytes or RequestBytes(config.total_queue_bytes(None))
+        )
+        self._unsent = unsent = UnsentAnswers(limits)
+        makers: dict[Kind, Callable[[Method, Endpoint], grpc.RpcMethodHandler]] = {
+            Kind.UNARY: lambda *row: grpc.unary_unary_rpc_method_handler(
+                _counted(partial(answer, calls.unary(*row)), unsent, calls)
+            ),
+            Kind.SERVER_STREAM: lambda *row: grpc.unary_stream_rpc_method_handler(
+                _counted_stream(calls.server_stream(*row), unsent)
+            ),
+            Kind.BIDI_STREAM: lambda *row: grpc.stream_stream_rpc_method_handler(
+                _counted_requests(calls.bidi_stream(*row), unsent)
+            ),
+        }
+        rows = {
+            f"/{service.name}/{method.name}": makers[method.kind](method, endpoint_of(telemetry, service, method))
+            for service in services
+            for method in service.methods
+        }
+        most = config.max_connections or MOST_OPEN_CALLS
+        self._server.add_generic_rpc_handlers((_Rows(rows, unsent, calls, most),))
+
+    async def start(self) -> int:
+        """Bind and serve; the port, if there is one. Raises `OSError` when an address cannot be bound."""
+        config, port = self._config, 0
+        if config.grpc_port != NO_PORT:
+            port = self._bind(config.address(config.grpc_port), self._tls)
+        if config.grpc_socket:
+            self._bind(f"unix:{config.grpc_socket}", None)
+        await self._server.start()
+        self._unsent.start(port)
+        return port
+
+    def _bind(self, address: str, tls: Tls | None) -> int:
+        try:
+            if tls is not None:
+                return cast("int", self._server.add_secure_port(address, _credentials(tls)))
+            return cast("int", self._server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise OSError(f"cannot bind gRPC to {address}: {error}") from None
+
+    async def retire(self) -> None:
+        """Nothing: grpc.aio closes its port, and has connections go elsewhere, only when it stops."""
+
+    async def stop(self) -> None:
+        """Refuse new calls, end streams with UNAVAILABLE, wait for the rest as long as the grace period."""
+        await self._calls.stop(asyncio.ensure_future(self._server.stop(self._grace)))
+        self._unsent.close()
+
+
+def _counted(unary: Unary, unsent: UnsentAnswers, calls: Calls) -> Unary:
+    async def handle(data: bytes, context: Any) -> bytes:
+        if unsent.bytes and (refused := unsent.backlog(context.peer())) is not None:
+            await calls.end(context, refused)
+            return b""
+        answer = await unary(data, context)
+        if answer:
+            peer = context.peer()
+            # Others of this client's may have been answered meanwhile.
+            if (refused := unsent.backlog(peer)) is not None:
+                await calls.end(context, refused)
+            else:
+                unsent.add_last(peer, len(answer))
+        return answer
+
+    return handle
+
+
+def _counted_stream(stream: ServerStream, unsent: UnsentAnswers) -> ServerStream:
+    async def handle(data: bytes, context: Any) -> None:
+        counted = StreamContext(context, unsent)
+        try:
+            await stream(data, counted)
+        finally:
+            counted.end()
+
+    return handle
+
+
+def _counted_requests(stream: BidiStream, unsent: UnsentAnswers) -> BidiStream:
+    async def handle(requests: AsyncIterable[bytes], context: Any) -> None:
+        counted = StreamContext(context, unsent)
+        try:
+            await stream(AioRequests(requests, context.read, grpc.aio.EOF), counted)
+        finally:
+            counted.end()
+
+    return handle
+
+
+class _Rows(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
+    """Finds the handler of a call by its path, and refuses calls when `most` are open."""
+
+    def __init__(
+        self,
+        rows: Mapping[str, grpc.RpcMethodHandler],
+        unsent: UnsentAnswers,
+        calls: Calls,
+        most: int,
+    ) -> None:
+        self._rows = rows
+        self._unsent = unsent
+        self._calls = calls
+        self._most = most
+        self._open = 0
+        # As a stream, so that the status does not wait for the request.
+        self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """None: there is no such row."""
+        row = self._rows.get(handler_call_details.method)
+        if row is not None and self._open >= self._most:
+            return self._refusal
+        task = asyncio.current_task()
+        assert task is not None  # grpc.aio looks a handler up in the call's own task.
+        self._open += 1
+        task.add_done_callback(self._done)
+        return row
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._open -= 1
+        self._unsent.done(task)
+
+    async def _refuse(self, _: object, context: Any) -> None:
+        full = QueueFull("Concurrent RPC limit exceeded!", retry_after=RETRY_AFTER_SECONDS)
+        await self._calls.end(context, full)
+
+
+def _options(config: Config, limits: Limits, shared: bool) -> list[tuple[str, int]]:
+    # Times without limit are grpc's defaults.
+    times = {
+        "grpc.max_connection_age_ms": config.max_connection_age,
+        "grpc.max_connection_age_grace_ms": config.max_connection_age_grace,
+        "grpc.keepalive_time_ms": config.keepalive_time,
+        "grpc.keepalive_timeout_ms": config.keepalive_timeout,
+        # Newer ones wait so long for the answer, whatever the option above says.
+        "grpc.http2.ping_timeout_ms": config.keepalive_timeout,
+    }
+    return [
+        # A second server on a used port must be an error, not half of the calls, unless it is meant.
+        ("grpc.so_reuseport", int(shared)),
+        ("grpc.default_compression_level", COMPRESSION_LEVELS[config.grpc_compression]),
+        ("grpc.max_allowed_incoming_connections", most_sockets(config)),
+        *((name, round(min(1000 * seconds, LONGEST_MS))) for name, seconds in times.items() if seconds),
+        ("grpc.max_receive_message_length", config.max_message_size),
+        # Of calls that wait to be accepted, 1,000 for 30 s, grpc answers the others CANCELLED. Here the number of
+        # streams is bounded, and clients queue the rest.
+        ("grpc.server.max_pending_requests", MOST_WAITING),
+        ("grpc.server.max_pending_requests_hard_limit", MOST_WAITING),
+        ("grpc.server_max_unrequested_time_in_server", LONGEST_SECONDS),
+        ("grpc.max_concurrent_streams", limits.max_streams),
+        # It counts calls that have ended but are not released yet, and resets those of clients within the bound.
+        ("grpc.http.overload_protection", 0),
+        ("grpc.max_send_message_length", -1),
+        # Clients behind load balancers ping every 10 to 30 seconds; gRPC's own default would cut them off.
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        pem = tls.pem()
+        return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.client_ca or None)
+
+    one_at_a_time = threading.Lock()
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        """grpc asks before each connection, on threads of its own; None: as before."""
+        with one_at_a_time:
+            return configuration() if tls.renew() else None
+
+    mutual = bool(tls.pem().client_ca)
+    return grpc.dynamic_ssl_server_credentials(configuration(), renewed, require_client_authentication=mutual)
+
+
+async def _abort(context: Any, code: Code, details: str, trailing: Trailing) -> None:
+    try:
+        await context.abort(_STATUS[code], details, trailing)
+    except grpc.aio.AbortError as aborted:
+        # The context has it, and its frames have the context. grpc.aio raises it again when the handler returns.
+        aborted.__traceback__ = aborted.__context__ = None

@@ -1,0 +1,227 @@
+"""Answers that grpc's core holds because their clients do not read them: counted by connection, bounded, let go.
+
+Strategy: the core neither bounds what it holds nor tells how much of an answer has left. It tells when a send is
+complete, so an answer counts as a whole until then. A client is given `stall` seconds, and more for what waits for
+it at `LEAST_RATE`. When a stream takes longer, what makes its answers is closed, and the send goes on: the core
+takes no status before it is complete. When nothing moves on a connection, its socket is shut down, since grpc.aio
+cannot close it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from triglot.core.errors import QueueFull
+from triglot.transports.aio.hang_up import hang_up
+from triglot.transports.grpc_calls import RETRY_AFTER_SECONDS, SlowReader
+from triglot.transports.http2.core.limits import Limits
+
+log = logging.getLogger(__name__)
+
+COPIES = 2
+"""Of an answer that waits: grpc.aio keeps Python's bytes beside the core's."""
+LEAST_RATE = 64 * 1024
+"""Bytes a second that a client takes, or it is taken for one that does not read."""
+BUFFERED = 64 * 1024
+"""Bytes of a stream that the core holds although their sends are complete, `grpc.http2.write_buffer_size`."""
+LOOKS_PER_LIMIT = 4
+
+
+class _Connection:
+    __slots__ = ("bytes", "peer", "still", "users")
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.users = 0
+        """Streams, and answers that wait."""
+        self.bytes = 0
+        self.still = 0.0
+        """Seconds for which no send has been complete, as of the last look."""
+
+
+class UnsentAnswers:
+    """Of all connections. On the loop; `start` begins to look for clients that do not read, `close` ends it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._connections: dict[str, _Connection] = {}
+        self._last: dict[asyncio.Task[Any], tuple[_Connection, int]] = {}
+        """What the core holds of calls whose handlers have returned."""
+        self.streams: set[StreamContext] = set()
+        """Whose writes are looked after."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.bytes = 0
+        """Those that wait for their clients."""
+        self.port = 0
+        """Where connections come in."""
+
+    def start(self, port: int) -> None:
+        """Begin to look for clients that take nothing."""
+        self.port = port
+        self._look_later()
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def backlog(self, peer: str) -> QueueFull | None:
+        """Why no more answers are made for a client that has not read those that it has."""
+        connection = self._connections.get(peer)
+        return None if connection is None else self.backlog_of(connection)
+
+    def backlog_of(self, connection: _Connection) -> QueueFull | None:
+        """As `backlog`."""
+        held = COPIES * connection.bytes
+        if held <= self._limits.fair_unsent:
+            return None
+        if held > self._limits.max_unsent:
+            text = f"the connection has {connection.bytes} bytes of answers that its client has not read"
+        elif COPIES * self.bytes > self._limits.max_unsent_in_all:
+            text = f"there are {self.bytes} bytes of answers that clients, this one too, have not read"
+        else:
+            return None
+        return QueueFull(text, retry_after=RETRY_AFTER_SECONDS)
+
+    def use(self, peer: str) -> _Connection:
+        """The connection of a client, kept until all who use it `leave`."""
+        connection = self._connections.get(peer)
+        if connection is None:
+            connection = self._connections[peer] = _Connection(peer)
+        connection.users += 1
+        return connection
+
+    def leave(self, connection: _Connection) -> None:
+        """Undo `use`."""
+        connection.users -= 1
+        if not connection.users:
+            del self._connections[connection.peer]
+
+    def add(self, connection: _Connection, size: int) -> None:
+        """An answer is handed to the core."""
+        connection.bytes += size
+        self.bytes += size
+
+    def remove(self, connection: _Connection, size: int) -> None:
+        """It has left, or its call is over."""
+        connection.still = 0.0
+        connection.bytes -= size
+        self.bytes -= size
+
+    def add_last(self, peer: str, size: int) -> None:
+        """The answer that the current task's handler returns: it has left when grpc.aio's task is `done`."""
+        task = asyncio.current_task()
+        assert task is not None  # Every handler runs in a task of its own.
+        connection = self.use(peer)
+        self.add(connection, size)
+        self._last[task] = connection, size
+
+    def done(self, task: asyncio.Task[Any]) -> None:
+        """grpc.aio's task of a call has ended."""
+        if (last := self._last.pop(task, None)) is not None:
+            connection, size = last
+            self.remove(connection, size)
+            self.leave(connection)
+
+    def patience(self, size: int) -> float:
+        """Seconds that a client may take for so many bytes."""
+        return self._limits.stall + size / LEAST_RATE
+
+    def _look_later(self) -> None:
+        seconds = self._limits.stall / LOOKS_PER_LIMIT
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look, seconds)
+
+    def _look(self, seconds: float) -> None:
+        self._look_later()
+        for stream in self.streams:
+            if stream.held:
+                stream.still += seconds
+                if stream.still > self.patience(stream.held):
+                    stream.give_up()
+        for connection in self._connections.values():
+            if connection.bytes:
+                connection.still += seconds
+                if connection.still > self.patience(connection.bytes):
+                    log.info(
+                        "the connection with %s ends: in %.0f s its client took none of its answers, %d bytes",
+                        *(connection.peer, connection.still, connection.bytes),
+                    )
+                    hang_up(connection.peer, self.port)
+
+
+class StreamContext:
+    """The context of a stream's call, whose answers are counted, and each of them sent in time."""
+
+    __slots__ = (
+        "_close_answers",
+        "_closing",
+        "_connection",
+        "_context",
+        "_sent",
+        "_unsent",
+        "abort",
+        "held",
+        "invocation_metadata",
+        "set_trailing_metadata",
+        "still",
+        "time_remaining",
+    )
+
+    def __init__(self, context: Any, unsent: UnsentAnswers) -> None:
+        self._context = context
+        self._unsent = unsent
+        self._connection = unsent.use(context.peer())
+        self._sent = 0
+        self.held = 0
+        """Bytes of the answer that is being sent."""
+        self.still = 0.0
+        """Seconds for which it has been, as of the last look."""
+        self._close_answers: Callable[[], Awaitable[None]] | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self.abort = context.abort
+        self.invocation_metadata = context.invocation_metadata
+        self.set_trailing_metadata = context.set_trailing_metadata
+        self.time_remaining = context.time_remaining
+        unsent.streams.add(self)
+
+    def on_stall(self, close_answers: Callable[[], Awaitable[None]]) -> None:
+        """See `Context`."""
+        self._close_answers = close_answers
+
+    async def write(self, message: bytes) -> None:
+        """Send one answer. Raises `SlowReader` when the client did not take it, nor those before it, in time."""
+        unsent, connection, size = self._unsent, self._connection, len(message)
+        if connection.bytes and (refused := unsent.backlog_of(connection)) is not None:
+            raise SlowReader(refused.message, code=refused.code, retry_after=refused.retry_after)
+        unsent.add(connection, size)
+        self.held = size
+        await self._context.write(message)
+        self.held = 0
+        self.still = 0.0
+        self._sent += size
+        unsent.remove(connection, size)
+        if self._closing is not None:
+            with suppress(Exception):  # The stream ends anyway.
+                await self._closing
+            seconds = unsent.patience(size)
+            raise SlowReader(f"the client took nothing of an answer of {size} bytes for {seconds:.0f} s")
+
+    def give_up(self) -> None:
+        """Let the model go; the core still tries to send."""
+        if self._close_answers is not None:
+            self._closing = asyncio.ensure_future(self._close_answers())
+            self._close_answers = None
+
+    def end(self) -> None:
+        """No more is written; what the core holds counts until the call is over."""
+        unsent, connection = self._unsent, self._connection
+        self._close_answers = None
+        unsent.streams.discard(self)
+        unsent.remove(connection, self.held)
+        if last := self.held + min(self._sent, BUFFERED):
+            unsent.add_last(connection.peer, last)
+        unsent.leave(connection)

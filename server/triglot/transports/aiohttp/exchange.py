@@ -1,0 +1,127 @@
+"""Requests as they come from aiohttp, and answers as it sends them."""
+
+from __future__ import annotations
+
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_exceptions import PayloadEncodingError
+from aiohttp.payload import Payload
+
+from triglot.core.errors import InvalidArgument
+from triglot.core.scattered import Scattered
+from triglot.transports.rest.exchange import Exchange, RequestBody
+from triglot.transports.rest.fields import Fields
+
+
+class _Pieces(Payload):
+    """A body in pieces, each of which leaves from where it is."""
+
+    def __init__(self, body: Scattered) -> None:
+        super().__init__(body)
+        self._size = len(body)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """See the base class."""
+        return bytes(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """See the base class. The first piece goes with the headers."""
+        for piece in self._value.pieces:
+            await writer.write(piece)
+
+
+class AiohttpBody(RequestBody):
+    """A request's body."""
+
+    __slots__ = ("_content", "_expected", "_http", "length")
+
+    def __init__(self, http: web.BaseRequest) -> None:
+        self.length = http.content_length if http.can_read_body else 0
+        self._http = http
+        self._content = http.content
+        self._expected = http.version >= HttpVersion11 and "Expect" in http.headers
+
+    def whole(self) -> bytes | None:
+        """See the base class."""
+        content = self._content
+        if not self._http.can_read_body:
+            return b""
+        if not content.is_eof() or content.exception() is not None:
+            return None
+        return content.read_nowait()
+
+    async def read(self) -> bytes:
+        """See the base class."""
+        content = self._content
+        try:
+            if self._expected:
+                self._expected = False
+                await self._go_on()
+            while True:
+                # What has a length comes in the pieces of the socket. HTTP's own chunks may be tiny, and are taken
+                # many at a time.
+                chunk = await content.readany() if self.length is None else (await content.readchunk())[0]
+                if chunk or content.at_eof():
+                    return chunk
+        except (web.RequestPayloadError, PayloadEncodingError) as error:
+            raise InvalidArgument(f"the request body is broken: {error}") from None
+
+    async def _go_on(self) -> None:
+        """Have a client that waits for it send the body."""
+        writer = self._http.writer
+        await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        writer.output_size = 0  # The answer's own bytes are counted.
+        await writer.drain()
+
+
+class AiohttpExchange(Exchange):
+    """A request, and its answer, which aiohttp is to be given."""
+
+    __slots__ = ("_http", "answer")
+
+    def __init__(self, http: web.BaseRequest) -> None:
+        fields = [(name.lower(), value) for name, value in http.headers.items()]
+        body = AiohttpBody(http)
+        super().__init__(http.method, http.raw_path, fields, body, is_old=http.version == HttpVersion10)
+        self._http = http
+        self.answer: web.StreamResponse | None = None
+
+    @property
+    def remote(self) -> str:
+        """See the base class."""
+        return self._http.remote or ""
+
+    def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
+        """See the base class."""
+        given = _Pieces(body) if isinstance(body, Scattered) else body or None
+        self.answer = web.Response(body=given, status=status, headers=fields)
+        if self.answer.headers.get("Connection") == "close":
+            self.answer.force_close()
+
+    async def begin(self, status: int, fields: Fields) -> None:
+        """See the base class."""
+        answer = self.answer = web.StreamResponse(status=status, headers=fields)
+        if self.is_old:
+            answer.force_close()
+        else:
+            answer.enable_chunked_encoding()
+        writer = await answer.prepare(self._http)
+        self.begun = True
+        # aiohttp would keep the headers until the first chunk (since 3.12).
+        if writer is not None and hasattr(writer, "send_headers"):
+            writer.send_headers()
+
+    async def write(self, chunk: bytes) -> None:
+        """See the base class."""
+        assert self.answer is not None
+        await self.answer.write(chunk)
+
+    async def finish(self) -> None:
+        """See the base class."""
+        assert self.answer is not None
+        await self.answer.write_eof()
+
+    def abort(self) -> None:
+        """See the base class."""
+        if self._http.transport is not None:
+            self._http.transport.abort()

@@ -1,0 +1,81 @@
+"""REST over HTTP/1.1, carried by aiohttp."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from functools import partial
+
+from aiohttp import web
+
+from triglot.config.options import Config
+from triglot.transports.aiohttp.connections import Connection, Connections
+from triglot.transports.aiohttp.exchange import AiohttpExchange
+from triglot.transports.aiohttp.log import connection_log
+from triglot.transports.rest.calls import CLEAN_UP_SECONDS, HttpCalls
+from triglot.transports.rest.exchange import READ_AHEAD
+from triglot.transports.rest.fields import LONGEST_LINE
+from triglot.transports.rest.server import HttpServer
+from triglot.transports.until_ended import ended
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the idle time of the usual proxies, so that they close first and no request is lost."""
+
+
+class AiohttpServer(HttpServer):
+    """See the base class."""
+
+    def __init__(self, calls: HttpCalls, config: Config, *, bound: Sequence[socket.socket] = ()) -> None:
+        super().__init__(calls, config, bound=bound)
+        # aiohttp's bare server: what an application adds to it for each request, nobody needs here.
+        # The task of a request whose client is gone is cancelled, and its work is not started.
+        server = Connections(
+            self._respond,
+            handler_cancellation=True,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            access_log=None,
+            logger=connection_log(),
+            # Inflated by us: bounded by the result's size, off the loop, and with our own errors.
+            auto_decompress=False,
+            max_line_size=LONGEST_LINE,
+            max_field_size=LONGEST_LINE,
+            read_bufsize=READ_AHEAD,
+        )
+        # The grace period is kept by us: aiohttp would give it twice.
+        self._runner = web.ServerRunner(server, shutdown_timeout=CLEAN_UP_SECONDS)
+
+    async def set_up(self) -> None:
+        """See the base class."""
+        if self._runner.server is None:
+            await self._runner.setup()
+
+    def make(self) -> asyncio.Protocol:
+        """See the base class."""
+        assert self._runner.server is not None
+        return self._runner.server()
+
+    def protocol(self) -> asyncio.Protocol | None:
+        """See the base class."""
+        return None if self._runner.server is None else self._runner.server()
+
+    def count_connections(self) -> int:
+        """See the base class."""
+        return 0 if self._runner.server is None else len(self._runner.server.connections)
+
+    async def close(self) -> None:
+        """See the base class."""
+        await self._runner.cleanup()
+
+    async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
+        connection = http.protocol
+        assert isinstance(connection, Connection)
+        connection.begun(http)
+        if connection.half_closed:
+            connection.close_when_answered()
+        exchange = AiohttpExchange(http)
+        await ended(partial(self.calls.start, exchange))
+        assert exchange.answer is not None
+        if self.calls.draining:
+            exchange.answer.force_close()
+        return exchange.answer

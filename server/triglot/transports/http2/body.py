@@ -1,0 +1,215 @@
+"""The requests of one gRPC call whose body comes in parts: a stream's, or a large one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, cast
+
+from triglot.core.duplex import Duplex, Running
+from triglot.core.errors import Unimplemented
+from triglot.protocols.rows import Kind
+from triglot.transports.call_task import CallTask
+from triglot.transports.http2.messages import (
+    PREFIX_BYTES,
+    Message,
+    MessageReader,
+    Packed,
+    unpacked,
+    window_bits_of,
+)
+from triglot.transports.http2.roles import OpenCall
+
+MOST_UNREAD_BYTES = 1024 * 1024
+"""Of requests of one stream that wait for its handler; beyond, the client's window stays closed."""
+
+
+SMALL_HELD_BYTES = 16 * 1024
+"""So much of one stream's requests is taken whatever others hold: they may wait for their handler."""
+MESSAGE_BYTES = 64
+"""What a message that waits takes beside its bytes."""
+
+
+class StreamGone(Exception):
+    """Nobody reads the answers any more."""
+
+
+class Body:
+    """What a client sends on one call, as it comes. On the loop."""
+
+    __slots__ = (
+        "_came",
+        "_held",
+        "_inbox",
+        "_listener",
+        "_owed",
+        "_reading",
+        "_rpc",
+        "_total",
+        "_unread",
+        "ended",
+        "reader",
+    )
+
+    def __init__(self, rpc: OpenCall) -> None:
+        server = rpc.protocol.server
+        self.reader = MessageReader(server.most_bytes, server.buffers.take)
+        self.ended = False
+        """Whether the client has sent everything."""
+        self._rpc = rpc
+        self._total = server.request_bytes
+        self._inbox: deque[Message] = deque()
+        self._held = self._unread = self._owed = self._came = 0
+        self._reading: asyncio.Future[None] | None = None
+        self._listener: Callable[[], None] | None = None
+
+    def feed(self, parts: Sequence[memoryview]) -> None:
+        """Parts of the body have come. Raises `ServingError`."""
+        count = 0
+        for part in parts:
+            self.reader.feed(part)
+            count += len(part)
+        self.came(count)
+
+    def came(self, count: int) -> None:
+        """So many bytes of the body are in the reader; they may come again when not too many wait.
+
+        Raises `QueueFull` when all calls together hold too many, `Unimplemented` for a request too many.
+        """
+        self._came += count
+        self._owed += count
+        for message in self.reader.messages:
+            self._inbox.append(message)
+            self._unread += MESSAGE_BYTES + len(message)
+            count += MESSAGE_BYTES - PREFIX_BYTES
+        self.reader.messages.clear()
+        self._held += count
+        self._total.add(count)
+        if self._rpc.kind is not Kind.BIDI_STREAM and len(self._inbox) > 1:
+            raise Unimplemented("the call takes one request, got several")
+        # A few small ones that wait are not the reason, and are not lost for one that comes after them.
+        if not self._inbox or self._held > SMALL_HELD_BYTES:
+            self._total.check()
+        self._grant()
+        self.wake()
+
+    def _grant(self) -> None:
+        if self._owed and self._unread <= MOST_UNREAD_BYTES:
+            self._rpc.protocol.connection.consumed(self._rpc.number, self._owed)
+            self._owed = 0
+
+    def take(self) -> Message | None:
+        """The next request, if it is there."""
+        if not self._inbox:
+            return None
+        message = self._inbox.popleft()
+        size = MESSAGE_BYTES + len(message)
+        self._unread -= size
+        self._held -= size
+        self._total.add(-size)
+        if self._owed:
+            self._grant()
+        return message
+
+    def requests(self) -> Requests | AsyncIterator[bytes | memoryview]:
+        """As `iterate`; those that need not be inflated may be had without waiting."""
+        return Requests(self, self._rpc) if self._rpc.head.encoding == "identity" else self.iterate()
+
+    def listen(self, came: Callable[[], None] | None) -> None:
+        """Have `came` called after each burst with something for `take`, or the end."""
+        self._listener = came
+        if came is not None and (self._inbox or self.ended):
+            came()
+
+    @property
+    def all_taken(self) -> bool:
+        """Whether the client has sent everything, and nothing of it waits."""
+        return self.ended and not self._inbox
+
+    async def iterate(self) -> AsyncIterator[bytes | memoryview]:
+        """The requests of a stream, until the client has sent all, or has left. Raises `ServingError`."""
+        server = self._rpc.protocol.server
+        while not self._rpc.over:  # Then the handler, which may read in another task, is cancelled, too.
+            message = self.take()
+            if message is not None:
+                self._rpc.protocol.wake()
+                # It may wait again, and be much larger than what was taken.
+                with self._total.reserve(MOST_UNREAD_BYTES) as reserved:
+                    if not isinstance(message, Packed):
+                        reserved.grow(len(message))
+                    yield await unpacked(message, self._rpc.head.encoding, server.most_bytes, reserved)
+            elif self.ended:
+                return
+            else:
+                self._reading = self._rpc.protocol.loop.create_future()
+                await self._reading
+
+    def all_came(self) -> None:
+        """The client has sent everything."""
+        self.ended = True
+        self.wake()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether as much has come as its head promised."""
+        length = self._rpc.head.length
+        return length is None or length == self._came
+
+    def drop(self) -> None:
+        """Nobody takes what waits."""
+        self._inbox.clear()
+        self._total.add(-self._held)
+        self._held = self._unread = 0
+        self.wake()
+
+    def wake(self) -> None:
+        """Let whoever waits for a request look again."""
+        if self._listener is not None:
+            self._rpc.protocol.burst.defer(self._listener)
+        elif self._reading is not None and not self._reading.done():
+            self._reading.set_result(None)
+
+
+class Requests(Duplex):
+    """A stream's requests, none of them compressed, and the way out for its answers."""
+
+    def __init__(self, body: Body, rpc: OpenCall) -> None:
+        self._body = body
+        self._rpc = rpc
+
+    @property
+    def ended(self) -> bool:
+        """See the base class."""
+        return self._body.all_taken
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """See the base class."""
+        return cast("AsyncIterator[bytes]", self._body.iterate())
+
+    def listen(self, came: Callable[[], None]) -> None:
+        """See the base class."""
+        self._body.listen(came)
+
+    def take(self) -> bytes | None:
+        """See the base class."""
+        message = self._body.take()
+        if type(message) is Packed:
+            window_bits_of("identity")  # Which they are all said to have.
+        return cast("bytes | None", message)
+
+    def offer(self, answers: deque[bytes]) -> None:
+        """See the base class."""
+        self._rpc.offer(answers)
+
+    def begin(
+        self, work: Coroutine[Any, Any, None], running: set[Running], ended: Callable[[Any], object]
+    ) -> None:
+        """See the base class."""
+        task = CallTask(work, self._rpc.protocol.loop, ended)
+        running.add(task)
+        task.start()
+
+    async def close(self) -> None:
+        """See the base class."""
+        self._body.listen(None)

@@ -1,0 +1,364 @@
+"""One HTTP/2 connection, seen from the server: bytes in, events and bytes out; no I/O (RFC 9113).
+
+Strategy: whoever owns the socket asks `get_buffer` where the next bytes are to go, says with `received` how many
+came, acts on the events, and writes what `data_to_send` gives. Much is read at once, into a buffer that many
+connections share: only the beginning of a frame is kept from one read to the next. What is still to come of a
+large DATA frame is received straight into the stream's `Sink`, if it has one. What breaks the rules ends its
+stream, or the whole connection: `ConnectionEnded` is the last event then, and what is to be sent ends with GOAWAY.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.control import Control
+from triglot.transports.http2.core.data_frames import DIRECT_BYTES, DataFrame
+from triglot.transports.http2.core.events import ConnectionEnded, DataReceived, Event
+from triglot.transports.http2.core.fields import Field
+from triglot.transports.http2.core.frames import ErrorCode, Setting
+from triglot.transports.http2.core.header_frames import HeaderFrames
+from triglot.transports.http2.core.limits import DEFAULTS, MOST_HEADER_BYTES, Limits
+from triglot.transports.http2.core.streams import Broken, Sink, Stream, Streams
+from triglot.transports.http2.core.whole_requests import WholeRequests
+
+T = TypeVar("T")
+
+MANY_RUNNING = 256
+"""With more handlers of streams that are over, little is read at a time, so that they get to their end."""
+FEW_BYTES = 1024
+READ_BYTES = 64 * 1024
+"""To be read from the socket at once, as requests that come together are acted on together."""
+BULK_BYTES = 512 * 1024
+"""The same after a read that was mostly bodies in small frames: it saves turns of the loop."""
+
+
+def read_buffer() -> memoryview:
+    """What connections read into; those that read one after the other may share it."""
+    return memoryview(bytearray(BULK_BYTES))
+
+
+class Connection(Generic[T]):
+    """The state of one connection. `read` makes of a request's fields what its event carries.
+
+    Not for more than one thread. `buffer`: see `read_buffer`; between `get_buffer` and the end of what is done
+    about the events, nobody else may use it.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[Field]], T],
+        limits: Limits = DEFAULTS,
+        clock: Callable[[], float] = time.monotonic,
+        buffer: memoryview | None = None,
+    ) -> None:
+        self.over = False
+        """Whether nothing more is read."""
+        self._limits = limits
+        self._streams = Streams(limits, clock)
+        self._headers = HeaderFrames(self._streams, read)
+        self._requests = WholeRequests(self._streams, self._headers.request)
+        self._control = Control(self._streams)
+        self.out = self._streams.out
+        self._view = read_buffer() if buffer is None else buffer
+        self._rest = b""
+        """The beginning of a frame, or of the preface."""
+        self._start = self._end = 0
+        """What has not been read of the buffer."""
+        self._bulk = False
+        """Whether what was received last was mostly bodies in small frames."""
+        self._direct: Sink | None = None
+        self._greeted = False
+        self._data = DataFrame(self._streams)
+        self._greet()
+
+    @property
+    def streams(self) -> Mapping[int, Stream]:
+        """The requests that are not over, by number."""
+        return self._streams.open
+
+    @property
+    def settled(self) -> bool:
+        """Whether the other side has said what it is."""
+        return self._control.settled
+
+    @property
+    def said_last(self) -> bool:
+        """Whether the other side has been told which stream is the last."""
+        return self._control.said_last
+
+    def _greet(self) -> None:
+        limits = self._limits
+        self.out.write(
+            frames.settings(
+                {
+                    Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
+                    Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
+                    Setting.MAX_FRAME_SIZE: limits.max_frame,
+                    Setting.MAX_HEADER_LIST_SIZE: MOST_HEADER_BYTES,
+                }
+            )
+        )
+        more = limits.connection_window - frames.DEFAULT_WINDOW
+        if more > 0:
+            self.out.write(frames.window_update(0, more))
+
+    # --- receiving ---
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes are to be received."""
+        self._direct = None
+        stream = self._data.stream
+        if self._data.left >= DIRECT_BYTES and stream is not None and stream.sink is not None:
+            room = stream.sink.room()
+            if room is not None and len(room):
+                self._direct = stream.sink
+                # With the next frame's head, where more of the message follows: it goes to where that belongs.
+                more = 0 if self._data.padding or self._data.ends else frames.HEAD_BYTES
+                return room[: self._data.left + more]
+        at = len(self._rest)
+        if self._streams.reset_running > MANY_RUNNING:
+            return self._view[at : at + FEW_BYTES]
+        return self._view[at : BULK_BYTES if self._bulk else READ_BYTES]
+
+    def received(self, count: int) -> list[Event[T]]:
+        """What came with the next `count` bytes."""
+        events: list[Event[T]] = []
+        if self.over:
+            return events
+        self._requests.clear()
+        self._streams.reset_now = 0
+        try:
+            if self._direct is not None:
+                self._placed(count, events)
+            else:
+                at = len(self._rest)
+                self._view[:at] = self._rest
+                self._start, self._end = 0, at + count
+            if self._start < self._end:
+                self._parse(events)
+            self._streams.passed(self._data.came)
+            self._bulk = 2 * self._data.small > count
+            self._rest = bytes(self._view[self._start : self._end]) if self._start < self._end else b""
+        except Broken as error:
+            self.close(error.code, str(error))
+            events.append(ConnectionEnded(error.code, str(error)))
+        self._data.clear()
+        return events
+
+    def feed(self, data: bytes | memoryview) -> list[Event[T]]:
+        """As `get_buffer` and `received`, for bytes that are there already."""
+        events: list[Event[T]] = []
+        data = memoryview(data)
+        while data and not self.over:
+            room = self.get_buffer()
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            data = data[count:]
+            for event in self.received(count):
+                if isinstance(event, DataReceived):  # The buffer is used again at once.
+                    event.parts = [memoryview(bytes(part)) for part in event.parts]
+                events.append(event)
+        return events
+
+    def _placed(self, count: int, events: list[Event[T]]) -> None:
+        data, sink = self._data, self._direct
+        stream = data.stream
+        self._direct = None
+        assert stream is not None
+        assert sink is not None
+        self._start = self._end = 0
+        if count > data.left:
+            room = sink.room()
+            assert room is not None
+            self._end = count - data.left
+            self._view[: self._end] = room[data.left : count]
+            count = data.left
+        sink.filled(count)
+        data.left -= count
+        data.came = count
+        data.busy = bool(data.left or data.padding)
+        if stream.id in self._streams.open:
+            data.placed(stream.id, count, events)
+            self._look_for_end(stream, events)
+
+    def _parse(self, events: list[Event[T]]) -> None:
+        if not self._greeted and not self._read_preface():
+            return
+        view = self._view
+        while True:
+            start, end = self._start, self._end
+            if self._data.busy:
+                if start == end:
+                    return
+                self._read_data(events)
+                continue
+            if end - start < frames.HEAD_BYTES:
+                return
+            word, flags, number = frames.HEAD.unpack_from(view, start)
+            length, kind = word >> 8, word & 0xFF
+            number &= frames.LARGEST_WINDOW
+            self._check(kind, number, length)
+            if kind == frames.HEADERS and flags == frames.END_HEADERS:
+                after = self._requests.head(view, start + frames.HEAD_BYTES, length, end, number, events)
+                if after:
+                    self._start = after
+                    continue
+            start += frames.HEAD_BYTES
+            if kind == frames.DATA:
+                if self._whole_data(number, flags, start, length, events):
+                    continue
+                if flags & frames.PADDED and length and start == end:
+                    return  # How much padding there is decides.
+                self._start = start
+                self._begin_data(number, length, flags, events)
+                if not self._data.left and not self._data.padding:
+                    self._read_data(events)
+                continue
+            if end - start < length:
+                return
+            self._start = start + length
+            payload = view[start : start + length]
+            self._read_frame(kind, flags, number, payload, events)
+
+    def _read_frame(self, kind: int, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
+        """A frame that is not DATA."""
+        if kind == frames.HEADERS:
+            self._headers.headers(flags, number, payload, events)
+        elif kind == frames.CONTINUATION:
+            self._headers.continuation(flags, number, payload, events)
+        else:
+            self._control.read(kind, flags, number, payload, events)
+
+    def _whole_data(self, number: int, flags: int, start: int, length: int, events: list[Event[T]]) -> bool:
+        """Whether all of the frame is there, maybe with more of the kind, and was simple enough to be read."""
+        view = self._view[: self._end]
+        after = self._requests.body(view, start, length, flags, number, events)
+        if not after and not flags:
+            after = self._data.run(number, start, length, view, events)
+        self._start = after or self._start
+        return after > 0
+
+    def _check(self, kind: int, number: int, length: int) -> None:
+        """Whether such a frame may come now."""
+        if length > self._limits.max_frame:
+            raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+        if length > self._limits.max_header_block and kind != frames.DATA:
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is not DATA")
+        expects = self._headers.expects
+        if expects and (kind != frames.CONTINUATION or number != expects):
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "expected CONTINUATION")
+        if kind != frames.SETTINGS and not self._control.settled:
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "expected SETTINGS first")
+
+    def _read_preface(self) -> bool:
+        count = min(self._end - self._start, len(frames.PREFACE))
+        if self._view[self._start : self._start + count] != frames.PREFACE[:count]:
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
+        self._greeted = count == len(frames.PREFACE)
+        if self._greeted:
+            self._start += count
+        return self._greeted
+
+    # --- data ---
+
+    def _begin_data(self, number: int, length: int, flags: int, events: list[Event[T]]) -> None:
+        """A DATA frame begins; the length of its padding, if it has one, is at the start of the buffer."""
+        padding = 0
+        if flags & frames.PADDED and length:
+            padding = self._view[self._start]
+            self._start += 1
+        self._data.begin(number, length, flags, padding, events)
+
+    def _read_data(self, events: list[Event[T]]) -> None:
+        """What the buffer has of the DATA frame that is being received."""
+        data = self._data
+        stream = data.stream
+        if stream is not None and stream.id not in self._streams.open:
+            stream = data.stream = None  # It was reset meanwhile.
+        count = min(self._end - self._start, data.left)
+        after = self._start + count
+        data.left -= count
+        if stream is None:
+            data.came += count
+        else:
+            if count:
+                data.take(stream, [self._view[self._start : after]], count, events)
+            self._look_for_end(stream, events)
+        if not data.left:
+            count = min(self._end - after, data.padding)
+            after += count
+            data.padding -= count
+        self._start = after
+        data.busy = bool(data.left or data.padding)
+
+    def _look_for_end(self, stream: Stream, events: list[Event[T]]) -> None:
+        """The body may end with what has been received of this frame; its padding says nothing."""
+        if self._data.ends and not self._data.left and not stream.ended:
+            self._data.end_body(stream, events)
+
+    # --- what the owner says ---
+
+    def receive_into(self, number: int, sink: Sink) -> None:
+        """Where a stream's data is to be received to."""
+        stream = self._streams.open.get(number)
+        if stream is not None:
+            stream.sink = sink
+
+    def consumed(self, number: int, count: int) -> None:
+        """So many bytes of a body are not needed any more: as many may come again.
+
+        And as many as its `Sink` has room for: a large message is not to wait for its windows.
+        """
+        stream = self._streams.open.get(number)
+        self._streams.consumed(stream, count)
+        if stream is None or stream.ended or stream.sink is None or (room := stream.sink.room()) is None:
+            return
+        on_the_way = stream.window.left + (self._data.left if stream is self._data.stream else 0)
+        if len(room) > on_the_way:
+            stream.window.ahead(len(room) - on_the_way)
+            self.out.write(frames.window_update(number, len(room) - on_the_way))
+
+    def runs_on(self) -> None:
+        """A call is over, and its handler has not ended: it counts until `has_ended`."""
+        self._streams.reset_running += 1
+
+    def has_ended(self) -> None:
+        """Such a handler has ended."""
+        self._streams.reset_running -= 1
+
+    def reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream before its time, if it is not over."""
+        self._streams.reset(number, code)
+
+    def reset_when_sent(self, number: int, code: ErrorCode) -> None:
+        """Our side has said all: a stream on which the other side has not is reset once that has left."""
+        self._streams.reset_when_sent(number, code)
+
+    def ping(self, data: bytes) -> None:
+        """Ask whether the other side is there; `data`: eight bytes."""
+        self.out.write(frames.ping(data))
+
+    def drain(self) -> None:
+        """Say that no new streams are wanted; those that are on their way are still taken (RFC 9113, 6.8)."""
+        self._control.drain()
+
+    def say_last(self) -> None:
+        """Take no new streams from here on."""
+        self._control.say_last()
+
+    def close(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
+        """Say that it is over; nothing is read any more."""
+        if not self.over:
+            self.over = True
+            last = min(self._streams.last, self._streams.refuse_after)  # What was refused may be sent again.
+            self.out.write(frames.goaway(last, code, text))
+
+    def release(self) -> None:
+        """The socket is closed: give back what holds memory."""
+        self.over = True
+        self._direct = self._data.stream = None
+        self._view = memoryview(b"")
+        self._rest = b""

@@ -1,0 +1,171 @@
+"""DATA: the one frame that may be acted on before all of it is there (RFC 9113, 6.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.events import DataPlaced, DataReceived
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.streams import Broken, Stream, Streams
+
+DIRECT_BYTES = 64 * 1024
+"""With so much of a DATA frame to come, one more read costs less than the copy from the buffer."""
+
+
+class DataFrame:
+    """The frame that is being received, and what became of those before.
+
+    Strategy: a stream's data is copied into its `Sink` at once, where that is ready for it, and else stays in the
+    buffer. In either case one event tells of all that came together, until `clear` is called.
+    """
+
+    __slots__ = ("_placed", "_received", "_streams", "busy", "came", "ends", "left", "padding", "small", "stream")
+
+    def __init__(self, streams: Streams) -> None:
+        self.stream: Stream | None = None
+        """None: nobody wants what it holds."""
+        self.left = self.padding = 0
+        """Bytes that have not come."""
+        self.ends = False
+        """Whether it is the last of its stream."""
+        self.busy = False
+        """Whether there is one."""
+        self.came = 0
+        """Bytes that have come together, of all streams."""
+        self.small = 0
+        """Those of them in frames that are never received in their place."""
+        self._streams = streams
+        self._placed: dict[int, DataPlaced] = {}
+        self._received: dict[int, DataReceived] = {}
+
+    def clear(self) -> None:
+        """What comes next does not come together with what came before."""
+        self.came = self.small = 0
+        self._placed.clear()
+        self._received.clear()
+
+    def begin(self, number: int, length: int, flags: int, padding: int, events: list[Any]) -> None:
+        """Its head, and the length of its padding, have come. Raises `Broken` when the connection cannot go on."""
+        streams = self._streams
+        if not number & 1 or number > streams.last:
+            raise Broken(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is idle")
+        if length > streams.window.left:
+            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
+        streams.window.left -= length
+        stream = self._taken(number, length, events)
+        if flags & frames.PADDED:
+            if not length:
+                raise Broken(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the padding's length")
+            length -= 1
+            if padding > length:
+                raise Broken(ErrorCode.PROTOCOL_ERROR, "more padding than the frame is long")
+            length -= padding
+            streams.passed(padding + 1)
+            streams.consumed(stream, padding + 1)
+        self.ends = bool(flags & frames.END_STREAM)
+        if not length and not self.ends:
+            streams.nuisance("empty DATA frames")
+        elif not length and stream is None:
+            streams.reaction("empty DATA frames on streams that are over")
+        self.stream = stream
+        self.left, self.padding = length, padding
+        self.busy = True
+
+    def run(self, number: int, start: int, length: int, buffer: memoryview, events: list[Any]) -> int:
+        """Where the next frame begins, after all whole frames in a row that are nothing but data of one stream.
+
+        0 where there is none, or one that is to be looked at more closely. `start`: of the first one's payload.
+        """
+        streams = self._streams
+        stream = streams.open.get(number)
+        if stream is None or stream.ended:
+            return 0
+        end, after, total = len(buffer), 0, 0
+        most = min(streams.window.left, stream.window.left)
+        parts = []
+        while 0 < length <= streams.limits.max_frame and start + length <= end and total + length <= most:
+            after = start + length
+            parts.append(buffer[start:after])
+            total += length
+            start = after + frames.HEAD_BYTES
+            if start > end:
+                break
+            word, flags, other = frames.HEAD.unpack_from(buffer, after)
+            if flags or other != number or word & 0xFF != frames.DATA:
+                break
+            length = word >> 8
+        if not after:
+            return 0
+        streams.window.left -= total
+        stream.window.left -= total
+        if total < len(parts) * DIRECT_BYTES:
+            self.small += total
+        self.take(stream, parts, total, events)
+        return after
+
+    def take(self, stream: Stream, parts: list[memoryview], size: int, events: list[Any]) -> None:
+        """So many bytes of a body have come, in these parts."""
+        self.came += size
+        number = stream.id
+        received = self._received.get(number)
+        if received is not None:
+            received.parts += parts
+            return
+        room = None if stream.sink is None else stream.sink.room()
+        if room is not None and stream.sink is not None:
+            count = min(size, len(room))
+            parts = _copy(parts, room)
+            stream.sink.filled(count)
+            self.placed(number, count, events)
+            if not parts:
+                return
+        received = self._received[number] = DataReceived(number, parts, ended=False)
+        events.append(received)
+
+    def placed(self, number: int, size: int, events: list[Any]) -> None:
+        """So many bytes of a body are in its sink."""
+        placed = self._placed.get(number)
+        if placed is None:
+            placed = self._placed[number] = DataPlaced(number, size, ended=False)
+            events.append(placed)
+        else:
+            placed.size += size
+
+    def end_body(self, stream: Stream, events: list[Any]) -> None:
+        """All of it has come."""
+        self._streams.end(stream)
+        number = stream.id
+        event = self._received.get(number) or self._placed.get(number)
+        if event is None:
+            event = DataReceived(number, [], ended=True)
+            events.append(event)
+        event.ended = True
+
+    def _taken(self, number: int, length: int, events: list[Any]) -> Stream | None:
+        """The stream that it is for, with its room for this; None: it is to be ignored."""
+        streams = self._streams
+        stream = streams.open.get(number)
+        if stream is None:
+            if number <= streams.refuse_after and not streams.was_reset(number):
+                streams.late(number)
+        elif stream.ended or length > stream.window.left:
+            code = ErrorCode.STREAM_CLOSED if stream.ended else ErrorCode.FLOW_CONTROL_ERROR
+            streams.wrong(number, code, events)
+            stream = None
+        else:
+            stream.window.left -= length
+        return stream
+
+
+def _copy(parts: list[memoryview], room: memoryview) -> list[memoryview]:
+    """Fill the room; what was too much for it."""
+    at, most = 0, len(room)
+    for number, part in enumerate(parts):
+        after = at + len(part)
+        if after > most:
+            room[at:] = part[: most - at]
+            return [part[most - at :], *parts[number + 1 :]]
+        room[at:after] = part
+        at = after
+    return []

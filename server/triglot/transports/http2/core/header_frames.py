@@ -1,0 +1,118 @@
+"""HEADERS and CONTINUATION: blocks put together, and what they begin or end (RFC 9113, 6.2, 6.10 and 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from triglot.transports.http2.core import frames
+from triglot.transports.http2.core.events import Event, RequestEnded, RequestReceived
+from triglot.transports.http2.core.fields import Field
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.headers import HeaderBlocks, MalformedRequest
+from triglot.transports.http2.core.hpack import FieldsTooLarge, HpackError
+from triglot.transports.http2.core.streams import Broken, Streams
+
+T = TypeVar("T")
+
+
+class HeaderFrames(Generic[T]):
+    """What a connection does about them. Everything raises `Broken` when the connection cannot go on."""
+
+    def __init__(self, streams: Streams, read: Callable[[Sequence[Field]], T]) -> None:
+        self.expects = 0
+        """The stream whose CONTINUATION, and nothing else, has to come next; 0: none."""
+        self._streams = streams
+        self._blocks = HeaderBlocks(read, streams.limits.max_header_block)
+        self._block = bytearray()
+        self._ends = False
+        self._continuations = 0
+
+    def headers(self, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
+        """A HEADERS frame."""
+        if not number & 1:
+            raise Broken(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {number}")
+        if flags & frames.PADDED:
+            padding = payload[0] if len(payload) else 0
+            if padding + 1 > len(payload):
+                raise Broken(ErrorCode.PROTOCOL_ERROR, "more padding than the frame is long")
+            payload = payload[1 : len(payload) - padding]
+        if flags & frames.WITH_PRIORITY:
+            if len(payload) < 5:
+                raise Broken(ErrorCode.FRAME_SIZE_ERROR, "a priority of less than five bytes")
+            payload = payload[5:]
+        ends = bool(flags & frames.END_STREAM)
+        if flags & frames.END_HEADERS:
+            self._received(number, bytes(payload), ends, events)
+        else:
+            self.expects, self._ends = number, ends
+            self._block, self._continuations = bytearray(payload), 0
+
+    def continuation(self, flags: int, number: int, payload: memoryview, events: list[Event[T]]) -> None:
+        """A CONTINUATION frame."""
+        if not self.expects:
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        limits = self._streams.limits
+        self._continuations += 1
+        self._block += payload
+        if len(self._block) > limits.max_header_block or self._continuations > limits.max_continuations:
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "a header block that is too large")
+        if flags & frames.END_HEADERS:
+            self.expects = 0
+            self._received(number, bytes(self._block), self._ends, events)
+
+    def request(self, block: bytes) -> T | None:
+        """What a request's whole block says; None: it is no request. Raises `Broken`."""
+        try:
+            return self._blocks.decode(block)
+        except MalformedRequest:
+            return None
+        except HpackError as error:
+            raise _broken(error) from None
+
+    def _received(self, number: int, block: bytes, ended: bool, events: list[Event[T]]) -> None:
+        streams = self._streams
+        if number in streams.open:
+            self._trailers(number, block, ended, events)
+            return
+        # Also of a stream that is refused: the table that later blocks refer to may change.
+        value = self.request(block)
+        if number <= streams.last:
+            if not streams.was_reset(number):
+                raise Broken(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {number}, which is closed")
+            streams.reaction("HEADERS on streams that were reset")
+            return
+        may_begin = streams.may_begin(number)
+        streams.last = number
+        if number > streams.refuse_after:
+            streams.nuisance("streams after the last")
+        elif value is None:
+            streams.wrong(number, ErrorCode.PROTOCOL_ERROR, events)
+        elif not may_begin:
+            streams.refuse(number)
+        else:
+            streams.begin(number, ended=ended)
+            events.append(RequestReceived(number, value, ended))
+
+    def _trailers(self, number: int, block: bytes, ended: bool, events: list[Event[T]]) -> None:
+        malformed = not ended
+        try:
+            self._blocks.check_trailers(block)
+        except MalformedRequest:
+            malformed = True
+        except HpackError as error:
+            raise _broken(error) from None
+        stream = self._streams.open[number]
+        if stream.ended:
+            self._streams.wrong(number, ErrorCode.STREAM_CLOSED, events)
+        elif malformed:
+            self._streams.wrong(number, ErrorCode.PROTOCOL_ERROR, events)
+        else:
+            self._streams.end(stream)
+            events.append(RequestEnded(number))
+
+
+def _broken(error: HpackError) -> Broken:
+    if isinstance(error, FieldsTooLarge):
+        return Broken(ErrorCode.ENHANCE_YOUR_CALM, "headers that are too large")
+    return Broken(ErrorCode.COMPRESSION_ERROR, f"a header block that cannot be decoded: {error}")

@@ -1,0 +1,277 @@
+"""HPACK (RFC 7541): header blocks to fields. The dynamic table holds fields, each of which was classified once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from triglot.transports.http2.core.fields import Field, Name
+
+TABLE_BYTES = 4096
+"""The largest dynamic table, as long as our SETTINGS say nothing else (RFC 9113, 6.5.2)."""
+MOST_INTEGER_BITS = 28
+EOS = 256
+MOST_PADDING_BITS = 7
+_STATIC_TABLE = """
+:authority
+:method GET
+:method POST
+:path /
+:path /index.html
+:scheme http
+:scheme https
+:status 200
+:status 204
+:status 206
+:status 304
+:status 400
+:status 404
+:status 500
+accept-charset
+accept-encoding gzip, deflate
+accept-language
+accept-ranges
+accept
+access-control-allow-origin
+age
+allow
+authorization
+cache-control
+content-disposition
+content-encoding
+content-language
+content-length
+content-location
+content-range
+content-type
+cookie
+date
+etag
+expect
+expires
+from
+host
+if-match
+if-modified-since
+if-none-match
+if-range
+if-unmodified-since
+last-modified
+link
+location
+max-forwards
+proxy-authenticate
+proxy-authorization
+range
+referer
+refresh
+retry-after
+server
+set-cookie
+strict-transport-security
+transfer-encoding
+user-agent
+vary
+via
+www-authenticate
+"""
+"""RFC 7541, appendix A."""
+_ENTRIES = [line.encode().partition(b" ") for line in _STATIC_TABLE.split("\n")[1:-1]]
+_STATIC = [Field(Name(name), value) for name, _, value in _ENTRIES]
+_STATIC_COUNT = len(_STATIC)
+
+
+class HpackError(Exception):
+    """A block that is not HPACK: no block that follows can be decoded either."""
+
+
+class FieldsTooLarge(HpackError):
+    """A block decodes to more bytes than are taken."""
+
+
+class Decoder:
+    """Decodes the blocks of one connection, in their order.
+
+    A block's fields may have `most_bytes` together, as HTTP/2 counts them (RFC 9113, 6.5.2). `changes` counts what
+    enters or leaves the table: as long as it stays, a block of indices means the same.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.changes = 0
+        self._most_bytes = most_bytes
+        self._table: list[Field] = []
+        """The newest last."""
+        self._bytes = 0
+        self._room = TABLE_BYTES
+
+    def decode(self, block: bytes) -> list[Field]:
+        """The fields of a block. Raises `HpackError`."""
+        try:
+            return self._decode(block)
+        except IndexError:
+            raise HpackError("a block that ends too early") from None
+
+    def _decode(self, block: bytes) -> list[Field]:
+        fields: list[Field] = []
+        at, end, room = 0, len(block), self._most_bytes
+        while at < end:
+            first = block[at]
+            if first & 0x80:  # Both the name and the value are in a table (6.1).
+                index, at = (first & 0x7F, at + 1) if first != 0xFF else _integer(block, at, 0x7F)
+                field = self._indexed(index) if index > _STATIC_COUNT or not index else _STATIC[index - 1]
+            elif first & 0xE0 == 0x20:
+                if fields:
+                    raise HpackError("a change of the table's size behind a field")
+                size, at = _integer(block, at, 0x1F)
+                self._resize(size)
+                continue
+            else:
+                is_added = first & 0x40  # Else the field enters no table, here or anywhere (6.2.2, 6.2.3).
+                mask = 0x3F if is_added else 0x0F
+                index, at = (first & mask, at + 1) if first & mask != mask else _integer(block, at, mask)
+                if index:
+                    name = self._indexed(index).name
+                else:
+                    text, at = _string(block, at)
+                    name = Name(text)
+                value, at = _string(block, at)
+                field = Field(name, value)
+                if is_added:
+                    self._add(field)
+            room -= field.size
+            if room < 0:
+                raise FieldsTooLarge(f"more than {self._most_bytes} bytes of fields")
+            fields.append(field)
+        return fields
+
+    def _indexed(self, index: int) -> Field:
+        if 0 < index <= _STATIC_COUNT:
+            return _STATIC[index - 1]
+        index -= _STATIC_COUNT
+        if not 0 < index <= len(self._table):
+            raise HpackError("an index beyond the tables")
+        return self._table[-index]
+
+    def _add(self, field: Field) -> None:
+        self._table.append(field)
+        self._bytes += field.size
+        self.changes += 1
+        if self._bytes > self._room:
+            self._evict()
+
+    def _resize(self, size: int) -> None:
+        if size > TABLE_BYTES:
+            raise HpackError(f"a table of {size} bytes, at most {TABLE_BYTES} are taken")
+        self._room = size
+        self.changes += 1
+        self._evict()
+
+    def _evict(self) -> None:
+        count = 0
+        while self._bytes > self._room:  # A field that is larger than the table leaves it empty (4.4).
+            self._bytes -= self._table[count].size
+            count += 1
+        del self._table[:count]
+
+
+def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
+    """A number whose first bits are those of `mask` at `at`, and where it ends (5.1)."""
+    value = block[at] & mask
+    at += 1
+    if value < mask:
+        return value, at
+    shift = 0
+    while True:
+        byte = block[at]
+        at += 1
+        value += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > MOST_INTEGER_BITS:
+            raise HpackError("an integer that is too large")
+
+
+def _string(block: bytes, at: int) -> tuple[bytes, int]:
+    """A string, and where it ends (5.2)."""
+    first = block[at]
+    is_coded = first & 0x80
+    length, at = (first & 0x7F, at + 1) if first & 0x7F != 0x7F else _integer(block, at, 0x7F)
+    end = at + length
+    if end > len(block):
+        raise IndexError
+    text = block[at:end]
+    return (decode_huffman(text) if is_coded else text), end
+
+
+# --- Huffman's code: a byte at a time, from one inner node of the code's tree to the next ---
+
+_CODE_LENGTHS = bytes.fromhex(
+    "0d171c1c1c1c1c1c1c181e1c1c1e1c1c1c1c1c1c1c1c1e1c1c1c1c1c1c1c1c1c"
+    "060a0a0c0d06080b0a0a080b080606060505050606060606060607080f060c0a"
+    "0d06070707070707070707070707070707070707070707070807080d130d0e06"
+    "0f05060506050606060507070606060506070605050607070707070f0b0e0d1c"
+    "1416141416161617161717171717181718181617181717171715161716171718"
+    "1615141616171715171616181516171715151615171617171416161617161617"
+    "1a1a1413161716191a1a1a1b1b1a181913151a1b1b1a1b1815151a1a1c1b1b1b"
+    "14181415161515171616191918181a171a1b1a1a1b1b1b1b1b1c1b1b1b1b1b1a"
+    "1e"
+)
+"""Bits of each symbol's code (RFC 7541, appendix B); the codes follow from them, as they are in order."""
+
+
+def _tree() -> list[list[int]]:
+    """The inner nodes, the root first: where a 0 and a 1 lead, to a node or, as -1 - symbol, to a symbol."""
+    nodes = [[0, 0]]
+    code = last_length = 0
+    for length, symbol in sorted((length, symbol) for symbol, length in enumerate(_CODE_LENGTHS)):
+        code <<= length - last_length
+        last_length, node = length, 0
+        for bit in range(length - 1, 0, -1):
+            branch = code >> bit & 1
+            if not nodes[node][branch]:
+                nodes[node][branch] = len(nodes)
+                nodes.append([0, 0])
+            node = nodes[node][branch]
+        nodes[node][code & 1] = -1 - symbol
+        code += 1
+    return nodes
+
+
+_TREE = _tree()
+
+
+def _ends() -> frozenset[int]:
+    """The nodes at which a text may end: behind a symbol, or in padding, which is the beginning of EOS (5.2)."""
+    ends = [0]
+    for _ in range(MOST_PADDING_BITS):
+        ends.append(_TREE[ends[-1]][1])
+    return frozenset(ends)
+
+
+_ENDS = _ends()
+
+
+@lru_cache(maxsize=8192)
+def _step(node: int, byte: int) -> tuple[int, bytes]:
+    """Where a byte of coded text leads, and the symbols that are complete with it."""
+    symbols = bytearray()
+    for bit in range(7, -1, -1):
+        node = _TREE[node][byte >> bit & 1]
+        if node < 0:
+            if node == -1 - EOS:
+                raise HpackError("the end of the text within it")
+            symbols.append(-1 - node)
+            node = 0
+    return node, bytes(symbols)
+
+
+def decode_huffman(text: bytes) -> bytes:
+    """A string that is coded by RFC 7541's own code. Raises `HpackError`."""
+    node = 0
+    parts = []
+    for byte in text:
+        node, symbols = _step(node, byte)
+        parts.append(symbols)
+    if node not in _ENDS:
+        raise HpackError("a text that ends within a symbol")
+    return b"".join(parts)

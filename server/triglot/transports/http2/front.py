@@ -1,0 +1,107 @@
+"""Which protocol a new connection speaks: HTTP/2 with gRPC, or HTTP/1.1 with REST, both on one port.
+
+Strategy: with TLS the two sides have agreed on it (ALPN). Without, the first bytes tell: HTTP/2's preface begins
+no request of HTTP/1.1. Whoever speaks that takes the connection over, with the bytes that have come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from triglot.transports.http2.core.frames import PREFACE
+from triglot.transports.http2.protocol import LAST_STREAM_SECONDS, H2Protocol
+from triglot.transports.http2.roles import Serving
+from triglot.transports.rest.server import HttpServer
+
+HTTP2, HTTP1 = "h2", "http/1.1"
+"""What ALPN calls them."""
+
+
+class Front(asyncio.Protocol):
+    """A connection whose protocol is not known yet."""
+
+    def __init__(self, server: Serving, rest: HttpServer | None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.lost = self.loop.create_future()
+        """Done when somebody else has the connection, or it is closed."""
+        self._server = server
+        self._rest = rest
+        self._first = b""
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See the base class."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
+        secured = transport.get_extra_info("ssl_object")
+        if secured is None and self._rest is not None:
+            self._server.fronts.add(self)
+            self._wait(LAST_STREAM_SECONDS if self._server.stopping else self._server.limits.greeting)
+        elif secured is None or secured.selected_alpn_protocol() == HTTP2:
+            self._hand(H2Protocol(self._server))
+        else:
+            # gRPC over TLS is for those who agree on HTTP/2; all others speak HTTP/1.1.
+            self._hand_to_rest()
+
+    def data_received(self, data: bytes) -> None:
+        """See the base class."""
+        self._first += data
+        count = min(len(self._first), len(PREFACE))
+        if self._first[:count] != PREFACE[:count]:
+            self._hand_to_rest()
+        elif count == len(PREFACE):
+            self._hand(H2Protocol(self._server))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See the base class."""
+        self._leave()
+
+    def hurry(self) -> None:
+        """The server stops: what has been sent already is still served."""
+        self._wait(LAST_STREAM_SECONDS)
+
+    def abort(self) -> None:
+        """Close the socket."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _wait(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self.abort)
+
+    def _leave(self) -> None:
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._server.fronts.discard(self)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def _hand_to_rest(self) -> None:
+        rest = None if self._rest is None else self._rest.protocol()
+        if rest is None:
+            self.abort()
+        else:
+            self._hand(rest)
+
+    def _hand(self, protocol: asyncio.Protocol | H2Protocol) -> None:
+        transport, first = self._transport, self._first
+        assert transport is not None
+        self._leave()
+        # uvloop chooses how it reads, into a buffer or not, when reading begins.
+        transport.pause_reading()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            while first and not transport.is_closing():
+                room = protocol.get_buffer(len(first))
+                count = min(len(room), len(first))
+                room[:count] = first[:count]
+                first = first[count:]
+                protocol.buffer_updated(count)
+        elif first:
+            protocol.data_received(first)
+        if not transport.is_closing():
+            transport.resume_reading()

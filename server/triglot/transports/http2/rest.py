@@ -1,0 +1,307 @@
+"""REST over HTTP/2: requests that are no gRPC calls.
+
+Strategy: browsers speak HTTP/2 over TLS, and serverless platforms speak it to the containers that offer it. Each
+of their REST calls is handed to the rows as one over HTTP/1.1 is, and its answer becomes frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+from triglot.core.errors import InvalidArgument, ServingError
+from triglot.core.scattered import Scattered
+from triglot.protocols.rows import Kind
+from triglot.transports.grpc_calls import Trailing
+from triglot.transports.http2.body import Body
+from triglot.transports.http2.core.events import RequestReceived
+from triglot.transports.http2.core.fields import FIRST_REGULAR
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.requests import RpcHead, block_of, http_error
+from triglot.transports.http2.roles import Connected
+from triglot.transports.http2.rpc import Rpc
+from triglot.transports.rest.calls import HttpCalls
+from triglot.transports.rest.exchange import Exchange, IncomingBody
+from triglot.transports.rest.fields import FRAMING, Fields
+
+CONTINUE, BAD_REQUEST, TOO_LARGE, UNAVAILABLE = 100, 400, 431, 503
+BODILESS = (204, 304)
+LONGEST_RUN = 16
+"""So many pieces of an answer in a row leave before others have their turn."""
+_METHOD = re.compile(rb"[A-Z]{1,32}")
+_TARGET = re.compile(rb"[/*][\x21-\x7e\x80-\xff]*")
+_NOT_HANDED_ON = {b"host", b"cookie", b"te"}
+
+
+class RestCall(Rpc):
+    """One request, and its answer. On the loop."""
+
+    __slots__ = ("_calls", "_pieces", "_transport")
+
+    def __init__(
+        self,
+        protocol: Connected,
+        number: int,
+        head: RpcHead,
+        calls: HttpCalls,
+        transport: asyncio.BaseTransport,
+        *,
+        ended: bool,
+    ) -> None:
+        """`transport`: the client's. `ended`: there is no body."""
+        super().__init__(protocol, number, head, Kind.BIDI_STREAM, None)
+        self.body = RestBody(self, 0 if ended else head.length)
+        self._calls = calls
+        self._transport = transport
+        self._pieces = 0
+
+    def begin(self) -> None:
+        """Have the request answered."""
+        pseudo = _pseudo(self.head)
+        if not _METHOD.fullmatch(pseudo[b":method"]) or not _TARGET.fullmatch(pseudo[b":path"]):
+            self._refuse(BAD_REQUEST)
+        else:
+            # With what has come together with the head.
+            self.protocol.burst.defer(self._start)
+
+    def _start(self) -> None:
+        if not self.over:
+            assert isinstance(self.body, RestBody)
+            exchange = RestExchange(self, self.body.incoming, self._transport)
+            self.task = self._calls.start(exchange, self._served)
+
+    def _served(self, _: object) -> None:
+        self.task = None
+
+    def send_head(self, status: int, fields: Fields, length: int | None, *, end: bool = False) -> None:
+        """The head of the answer, and with `end` all of it."""
+        named = [(name.lower(), value) for name, value in fields]
+        named = [field for field in named if field[0] not in FRAMING]
+        if length is not None and status not in BODILESS:
+            named.append(("content-length", str(length)))
+        named.append(("date", self._calls.clock.date()))
+        block = block_of(
+            status, ((name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in named)
+        )
+        self._begun = True
+        self.protocol.connection.out.headers(self.number, block, end=end)
+
+    def send_continue(self) -> None:
+        """Have a client that waits for it send the body."""
+        self.protocol.connection.out.headers(self.number, block_of(CONTINUE, ()))
+        self.protocol.wake()
+
+    async def send(self, piece: bytes) -> None:
+        """A part of the body. Raises `ConnectionError` when nobody takes it."""
+        self.protocol.connection.out.data(self.number, (piece,))
+        self.protocol.wake()
+        self._pieces += 1
+        if not self._pieces % LONGEST_RUN:
+            await asyncio.sleep(0)
+        while self._is_held_up():
+            self._writing = self.protocol.loop.create_future()
+            await self._writing
+        if self.over:
+            raise ConnectionResetError
+
+    def end(self) -> None:
+        """All has been said."""
+        if not self.over:
+            if self.protocol.connection.out.has(self.number):
+                self.protocol.connection.out.end(self.number)
+            self._close()
+
+    def close(self) -> None:
+        """The answer has been sent as a whole."""
+        self._close()
+
+    def break_off(self) -> None:
+        """There is no end of the answer."""
+        if not self.over:
+            self.protocol.connection.reset(self.number, ErrorCode.INTERNAL_ERROR)
+            self.gone()
+            self.protocol.wake()
+
+    def finish(self, code: int = 0, details: str = "", trailing: Trailing | None = None) -> None:
+        """The request has come to its end before it was understood."""
+        if not self.over:
+            self._refuse(BAD_REQUEST)
+
+    def end_grace(self) -> None:
+        """Nothing: `HttpCalls` ends its calls by itself, and says why."""
+
+    def fail(self, error: ServingError) -> None:
+        """What was received is wrong."""
+        self.finish()
+        self.cancel()
+
+    def _refuse(self, status: int) -> None:
+        if self._begun:
+            self.break_off()
+        else:
+            self.protocol.connection.out.headers(self.number, http_error(status), end=True)
+            self._close()
+
+
+class RestExchange(Exchange):
+    """The request as the rows know it."""
+
+    __slots__ = ("_call", "_transport")
+
+    def __init__(self, call: RestCall, body: IncomingBody, transport: asyncio.BaseTransport) -> None:
+        pseudo = _pseudo(call.head)
+        verb, target = pseudo[b":method"].decode(), pseudo[b":path"].decode("latin-1")
+        super().__init__(verb, target, rest_fields(call.head), body)
+        self._call = call
+        self._transport = transport
+
+    @property
+    def remote(self) -> str:
+        """See the base class."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0] if isinstance(peer, list | tuple) else peer or "")
+
+    def respond(self, status: int, fields: Fields, body: bytes | Scattered) -> None:
+        """See the base class."""
+        call, size = self._call, len(body)
+        if call.over:
+            return
+        self.begun = True
+        if not size or self.verb == "HEAD" or status in BODILESS:
+            call.send_head(status, fields, size, end=True)
+            call.close()
+            return
+        call.send_head(status, fields, size)
+        pieces = body.pieces if isinstance(body, Scattered) else (body,)
+        call.protocol.connection.out.data(call.number, pieces)
+        call.end()
+
+    async def begin(self, status: int, fields: Fields) -> None:
+        """See the base class."""
+        if self._call.over:
+            raise ConnectionResetError
+        self.begun = True
+        self._call.send_head(status, fields, None)
+        self._call.protocol.wake()
+
+    async def write(self, chunk: bytes) -> None:
+        """See the base class."""
+        if self.verb != "HEAD":
+            await self._call.send(chunk)
+
+    async def finish(self) -> None:
+        """See the base class."""
+        self._call.end()
+
+    def abort(self) -> None:
+        """See the base class."""
+        self._call.break_off()
+
+
+class RestBody(Body):
+    """The body of a request, handed on as it comes."""
+
+    __slots__ = ("_call", "incoming")
+
+    def __init__(self, call: RestCall, length: int | None) -> None:
+        super().__init__(call)
+        self._call = call
+        expected = length != 0 and any(field.name.value == b"expect" for field in call.head.fields)
+        self.incoming = _Incoming(self, length, expected=expected)
+
+    def feed(self, parts: Sequence[memoryview]) -> None:
+        """Parts of the body. Raises `InvalidArgument` for more than was promised."""
+        for part in parts:
+            self._hand_on(part)
+        self.open_window()
+
+    def _hand_on(self, data: memoryview) -> None:
+        self._came += len(data)
+        self._owed += len(data)
+        length = self._call.head.length
+        if length is not None and self._came > length:
+            raise InvalidArgument("the body is longer than its content-length")
+        self.incoming.expected = False
+        self.incoming.feed(bytes(data))
+
+    def all_came(self) -> None:
+        """The client has sent everything."""
+        super().all_came()
+        self.incoming.end()
+
+    def drop(self) -> None:
+        """Nobody takes the rest."""
+        super().drop()
+        self.incoming.fail("the call is over")
+
+    def send_continue(self) -> None:
+        """Have a client that waits for it send the body."""
+        self._call.send_continue()
+
+    def open_window(self) -> None:
+        """Have the client send as much as has come, unless too much of it waits."""
+        if self._owed and not self.incoming.paused and not self._call.over:
+            self._call.protocol.connection.consumed(self._call.number, self._owed)
+            self._owed = 0
+            self._call.protocol.wake()
+
+
+class _Incoming(IncomingBody):
+    """What is read of a `RestBody`."""
+
+    __slots__ = ("_body", "expected")
+
+    def __init__(self, body: RestBody, length: int | None, *, expected: bool) -> None:
+        super().__init__(length)
+        self.expected = expected
+        """Whether the client waits to be told that it may send it."""
+        self._body = body
+
+    def want(self, *, more: bool) -> None:
+        """See the base class."""
+        if more:
+            self._body.open_window()
+
+    async def read(self) -> bytes:
+        """See the base class."""
+        if self.expected and not self.ended:
+            self.expected = False
+            self._body.send_continue()
+        return await super().read()
+
+
+def begin_rest(
+    protocol: Connected, event: RequestReceived[RpcHead], transport: asyncio.BaseTransport | None
+) -> None:
+    """Have a request that is no gRPC call answered by REST, where that is served."""
+    head, number, connection, rest = event.headers, event.stream, protocol.connection, protocol.server.rest
+    refused = head.status if rest is None else TOO_LARGE if head.too_large else 0
+    if not refused and (transport is None or protocol.backlog() is not None):
+        refused = UNAVAILABLE
+    # Made for what is answered only: it costs more than a refusal.
+    if refused or rest is None or transport is None:
+        connection.out.headers(number, http_error(refused or UNAVAILABLE), end=True)
+        connection.reset_when_sent(number, ErrorCode.NO_ERROR)
+        return
+    call = RestCall(protocol, number, head, rest.calls, transport, ended=event.ended)
+    protocol.begun(call)
+    call.begin()
+    if event.ended:
+        protocol.ended(call)
+
+
+def _pseudo(head: RpcHead) -> dict[bytes, bytes]:
+    return {field.name.value: field.value for field in head.fields if field.kind < FIRST_REGULAR}
+
+
+def rest_fields(head: RpcHead) -> list[tuple[str, str]]:
+    """The header fields as HTTP/1.1 would have them."""
+    fields = [(field.name.value, field.value) for field in head.fields if field.kind >= FIRST_REGULAR]
+    hosts = [value for name, value in fields if name == b"host"]
+    cookies = [value for name, value in fields if name == b"cookie"]
+    named = [(b"host", _pseudo(head).get(b":authority", (hosts or [b""])[0]))]
+    named += [field for field in fields if field[0] not in _NOT_HANDED_ON]
+    if cookies:
+        named.append((b"cookie", b"; ".join(cookies)))
+    return [(name.decode("latin-1"), value.decode("utf-8", "surrogateescape")) for name, value in named]

@@ -1,0 +1,214 @@
+"""The rows over gRPC, on HTTP/2 spoken by ourselves."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from triglot.config.options import NO_PORT, Config
+from triglot.core.errors import Code
+from triglot.core.timer_wheel import TimerWheel
+from triglot.protocols.rows import Kind, Service
+from triglot.telemetry.store import Telemetry
+from triglot.transports.call_task import CallTask
+from triglot.transports.grpc_calls import Calls, Trailing, endpoint_of
+from triglot.transports.http2.body import StreamGone
+from triglot.transports.http2.buffers import BufferPool
+from triglot.transports.http2.busy_poll import BusyPoll
+from triglot.transports.http2.compressing import CompressingRpc
+from triglot.transports.http2.core.connection import read_buffer
+from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.front import HTTP1, HTTP2, Front
+from triglot.transports.http2.protocol import H2Protocol
+from triglot.transports.http2.rpc import Rpc
+from triglot.transports.listening import Listener, bind, bind_file, most_sockets, take_over
+from triglot.transports.request_bytes import RequestBytes
+from triglot.transports.rest.server import HttpServer
+from triglot.transports.tls import Tls
+
+REST_SECONDS = 10.0
+"""Without a large message, until the memory of such messages is given back."""
+LATE_SECONDS = 1.0
+"""For what is cancelled at the end of the grace period to say so."""
+UNBOUNDED = 2**63
+
+
+class H2Server:
+    """Serves rows on one port. `start` binds; `stop` ends streams, then waits for calls.
+
+    `limits`: in place of the configuration's. `request_bytes` is the count that it shares with the REST server,
+    `rest`, which takes the connections that speak HTTP/1.1 and knows REST's rows. `bound`: the port's sockets,
+    where somebody else has bound them. Raises `ConfigError` for a certificate that cannot be used.
+    """
+
+    def __init__(
+        self,
+        services: Iterable[Service],
+        config: Config,
+        telemetry: Telemetry,
+        limits: Limits | None = None,
+        request_bytes: RequestBytes | None = None,
+        *,
+        rest: HttpServer | None = None,
+        bound: Sequence[socket.socket] = (),
+    ) -> None:
+        self.limits = limits or _limits(config)
+        self.most_bytes = config.max_message_size
+        self.request_bytes = request_bytes or RequestBytes(config.total_queue_bytes(None))
+        """Those of requests that have not come as a whole, or wait for a stream's handler."""
+        self.buffers = BufferPool()
+        self.read_buffer = read_buffer()
+        """Of all connections: what one reads has been acted on before another one reads."""
+        self.timers = TimerWheel(asyncio.get_running_loop())
+        """Of calls whose deadlines nobody else sees to."""
+        self._releasing: asyncio.TimerHandle | None = None
+        self.open_calls = 0
+        self.open_bytes = 0
+        """Memory that open calls take, about, without their bodies."""
+        self.most_calls = config.max_connections or UNBOUNDED
+        """As many may be open."""
+        self.busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll)
+        self.stopping = False
+        self.connections: set[H2Protocol] = set()
+        self.fronts: set[Front] = set()
+        """Connections that have not said yet what they speak."""
+        self.tasks: set[asyncio.Task[Any] | CallTask] = set()
+        self._config = config
+        self.compression = config.grpc_compression
+        self.make_rpc = Rpc if self.compression == "none" else CompressingRpc
+        self._calls = calls = Calls(_abort, StreamGone, self.request_bytes, scatters=True)
+        makers: dict[Kind, Any] = {
+            Kind.UNARY: calls.unary,
+            Kind.SERVER_STREAM: calls.server_stream,
+            Kind.BIDI_STREAM: calls.bidi_stream,
+        }
+        self.rows: dict[str, tuple[Kind, Any]] = {
+            f"/{service.name}/{method.name}": (
+                method.kind,
+                makers[method.kind](method, endpoint_of(telemetry, service, method)),
+            )
+            for service in services
+            for method in service.methods
+        }
+        self.rest = rest
+        self._bound = bound
+        protocols = [HTTP2] if rest is None else [HTTP2, HTTP1]
+        self._tls = Tls(config, *protocols) if config.tls_certificate else None
+        self._listener: Listener | None = None
+        self._socket_file: tuple[Path, int] | None = None
+
+    def begun(self, size: int) -> None:
+        """A call is open from now on, and takes about so much memory."""
+        self.open_calls += 1
+        self.open_bytes += size
+        self.busy_poll.begun()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that wait for their clients."""
+        return sum(connection.unsent for connection in self.connections)
+
+    async def start(self) -> int:
+        """Bind and serve; the port, if there is one. Raises `OSError` when an address cannot be bound."""
+        config, port = self._config, 0
+        sockets: list[socket.socket] = []
+        if config.grpc_port != NO_PORT:
+            sockets += take_over(self._bound) or await bind(config.host, config.grpc_port)
+            port = sockets[0].getsockname()[1]
+        if config.grpc_socket:
+            path = Path(config.grpc_socket)
+            sockets.append(bind_file(path))
+            self._socket_file = path, path.stat().st_ino  # noqa: ASYNC240 - it is there, and local.
+        self._listener = Listener(
+            sockets,
+            lambda: Front(self, self.rest),
+            most=most_sockets(config),
+            tls=self._tls,
+            greeting=self.limits.greeting,
+        )
+        self._listener.start()
+        self._release_buffers()
+        return port
+
+    def _release_buffers(self) -> None:
+        """Every now and then, so that a burst of large messages does not take memory for ever."""
+        self.buffers.rest()
+        self._releasing = asyncio.get_running_loop().call_later(REST_SECONDS, self._release_buffers)
+
+    async def retire(self) -> None:
+        """Take no more connections, since another process does; calls, streams too, have the grace period."""
+        self.stopping = True
+        if self._listener is not None:
+            self._listener.stop()
+            await self._listener.settle(LATE_SECONDS)
+        for connection in self.connections:
+            connection.drain()
+        await self._lost(self._config.grace)
+
+    async def stop(self) -> None:
+        """Take no new connections, end streams with UNAVAILABLE, wait for other calls for the grace period."""
+        self.stopping = True
+        if self._releasing is not None:
+            self._releasing.cancel()
+        if self._listener is not None:
+            self._listener.stop()
+        self._remove_socket_file()
+        for front in self.fronts:
+            front.hurry()
+        for connection in self.connections:
+            connection.drain()
+        await self._calls.stop(asyncio.ensure_future(self._finish()))
+
+    def _remove_socket_file(self) -> None:
+        if self._socket_file is None:
+            return
+        path, number = self._socket_file
+        try:
+            if path.stat().st_ino == number:  # Not another server's, which has taken its place.
+                path.unlink()
+        except FileNotFoundError:
+            pass  # Somebody was quicker.
+
+    async def _finish(self) -> None:
+        if self._listener is not None:
+            await self._listener.settle(LATE_SECONDS)
+        await self._lost(self._config.grace)
+        for connection in self.connections:
+            connection.cancel_calls()
+        for task in list(self.tasks):
+            if not task.cancelling():
+                task.cancel()
+        await self._lost(LATE_SECONDS)
+        for connection in list(self.connections):
+            connection.close()
+        await self._lost(LATE_SECONDS)
+        for left in self._open():
+            left.abort()
+        await self._lost(LATE_SECONDS)
+
+    async def _lost(self, seconds: float) -> None:
+        """Wait until there is no connection any more, but no longer than that."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while (connections := self._open()) and (left := end - loop.time()) > 0:
+            await asyncio.wait([connection.lost for connection in connections], timeout=left)
+
+    def _open(self) -> list[H2Protocol | Front]:
+        return [*self.connections, *self.fronts]
+
+
+def _limits(config: Config) -> Limits:
+    return Limits(
+        idle=config.keepalive_time or math.inf,
+        answer_to_ping=config.keepalive_timeout,
+        max_age=config.max_connection_age or math.inf,
+        max_age_grace=config.max_connection_age_grace or math.inf,
+    )
+
+
+async def _abort(context: Rpc, code: Code, details: str, trailing: Trailing) -> None:
+    context.finish(int(code), details, trailing)

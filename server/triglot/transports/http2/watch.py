@@ -1,0 +1,125 @@
+"""Looks after one connection from time to time: who says nothing, or takes nothing, is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from triglot.transports.http2.core.frames import ErrorCode
+from triglot.transports.http2.core.limits import Limits
+from triglot.transports.http2.roles import Connected
+from triglot.transports.unsent import buffered
+
+log = logging.getLogger(__name__)
+
+LOOKS_PER_LIMIT = 4
+LONGEST_SECONDS = 5.0
+AGE_SPREAD = 0.1
+"""So that those who connected at the same time do not all come again at the same time."""
+_STILL_THERE = b"triglot2"
+
+
+class Watch:
+    """One timer per connection. `heard` is all that is done for what is received."""
+
+    def __init__(self, protocol: Connected, limits: Limits) -> None:
+        self._protocol = protocol
+        self._limits = limits
+        self._loop = protocol.loop
+        shortest = min(
+            limits.greeting,
+            limits.idle,
+            limits.answer_to_ping,
+            limits.stall,
+            limits.max_age,
+            limits.max_age_grace,
+        )
+        self._pause = min(LONGEST_SECONDS, shortest / LOOKS_PER_LIMIT)
+        self._made = self._heard = self._moved = self._waited = 0.0
+        self._age = limits.max_age * random.uniform(1 - AGE_SPREAD, 1 + AGE_SPREAD)
+        self._asked: float | None = None
+        self._seen = (0, 0)
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.Transport) -> None:
+        """The connection is made."""
+        self._transport = transport
+        self._made = self._heard = self._moved = self._loop.time()
+        self._timer = self._loop.call_later(self._pause, self._look)
+
+    def stop(self) -> None:
+        """The connection is lost."""
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def heard(self) -> None:
+        """Something was received."""
+        self._heard = self._loop.time()
+
+    def linger(self) -> None:
+        """The last word has been said; the socket is closed when it has had its time to arrive."""
+        self._waited = self._loop.time()
+        self._look_later(self._let_go, self._limits.linger / LOOKS_PER_LIMIT)
+
+    def _look_later(self, look: Callable[[], None], seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, look)
+
+    def _let_go(self) -> None:
+        transport, now = self._transport, self._loop.time()
+        assert transport is not None
+        # Who still takes his answers is given the time for it.
+        if buffered(transport):
+            self._waited = now
+        if self._stalls(now):
+            self._protocol.abort()
+        elif now - self._waited < self._limits.linger:
+            self._look_later(self._let_go, self._limits.linger / LOOKS_PER_LIMIT)
+        elif transport.is_closing():
+            self._protocol.abort()
+        else:
+            transport.close()  # TLS says goodbye, and would wait for long for the other side to say it, too.
+            self.linger()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        limits, protocol = self._limits, self._protocol
+        self._timer = self._loop.call_later(self._pause, self._look)
+        if protocol.reading_paused:
+            self._heard = now  # What it sends is not read: it cannot be asked whether it is there.
+        for stream in protocol.connection.out.stalled(now, limits.stall, limits.least_taken):
+            log.info("a stream ends: for %.0f s its client made no room for what waits for it", limits.stall)
+            protocol.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
+        if not protocol.connection.settled:
+            if now - self._made >= limits.greeting:
+                protocol.close(ErrorCode.SETTINGS_TIMEOUT, f"no SETTINGS in {limits.greeting:.0f} s")
+        elif now - self._made >= self._age + limits.max_age_grace:
+            protocol.close(text="the connection is old, and so are its calls")
+        elif self._stalls(now):
+            log.info("a connection ends: for %.0f s its client took nothing of what waits for it", limits.stall)
+            protocol.close(ErrorCode.ENHANCE_YOUR_CALM, f"nothing was taken for {limits.stall:.0f} s")
+        elif now - self._made >= self._age and not protocol.draining:
+            protocol.drain()
+        elif self._asked is not None and self._heard >= self._asked:  # uvloop's clock goes by milliseconds.
+            self._asked = None
+        elif self._asked is not None and now - self._asked >= limits.answer_to_ping:
+            log.info("a connection ends: its client does not answer a PING")
+            protocol.abort()
+        elif self._asked is None and now - self._heard >= limits.idle:
+            self._asked = now
+            protocol.connection.ping(_STILL_THERE)
+            protocol.wake()
+
+    def _stalls(self, now: float) -> bool:
+        """Whether something waits for the socket, and none of it has moved for long."""
+        assert self._transport is not None
+        out, waiting = self._protocol.connection.out, buffered(self._transport)
+        seen = (out.moved, waiting)
+        if seen != self._seen or not waiting:
+            self._seen, self._moved = seen, now
+        return now - self._moved >= self._limits.stall

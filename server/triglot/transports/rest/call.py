@@ -1,0 +1,185 @@
+"""One call over HTTP, from its request to its answer, whichever transport carries it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from triglot.core.call import Call
+from triglot.core.errors import Code, ServingError, Unavailable, outcome
+from triglot.core.http import HttpResponse, HttpStream
+from triglot.core.timer_wheel import TimerWheel
+from triglot.telemetry.observation import Observation
+from triglot.transports.call_task import CallTask
+from triglot.transports.rest.answers import (
+    check_fields,
+    compressed,
+    error_response,
+    failure_response,
+    fields_of,
+    send_stream,
+)
+from triglot.transports.rest.decoding import HttpDecoder
+from triglot.transports.rest.exchange import Exchange
+from triglot.transports.rest.fields import Fields
+from triglot.transports.rest.origins import Origins
+from triglot.transports.rest.routes import Found
+from triglot.transports.row_call import RowCall
+from triglot.transports.shutdown import SHUTTING_DOWN
+
+log = logging.getLogger(__name__)
+
+MODEL_VARIABLE = "model"
+"""What a route's path calls the name of the model, known before the request is understood."""
+LATE_SECONDS = 0.02
+"""After its deadline a call is ended that has not said by itself what was late."""
+STREAM_HEADERS = {"X-Accel-Buffering": "no"}
+"""A proxy that collects chunks would take from a stream what it is for."""
+
+
+class OpenCalls(Protocol):
+    """What calls share. See `HttpCalls`."""
+
+    loop: asyncio.AbstractEventLoop
+    timers: TimerWheel
+    timeout: float
+    origins: Origins
+    decoder: HttpDecoder
+    open: set[HttpCall]
+    grace_is_over: bool
+
+    def admit(self) -> None:
+        """Raises `Unavailable` when no call is taken."""
+
+    def discard(self, call: HttpCall) -> None:
+        """It has ended."""
+
+
+class HttpCall(RowCall):
+    """See the base class. `ended` is called once: the answer is sent, or the exchange aborted."""
+
+    __slots__ = ("_calls", "_ended", "_expires", "_found", "_is_late")
+
+    def __init__(self, calls: OpenCalls, found: Found, http: Exchange, ended: Callable[[Any], object]) -> None:
+        call = Call(read_metadata=http.headers.items)
+        if found.endpoint.inference:
+            call.model_name = found.variables.get(MODEL_VARIABLE, "")
+        super().__init__(found.route.inference, call, Observation(found.endpoint, call), http)
+        self._calls = calls
+        self._found = found
+        self._ended = ended
+        self._expires = 0
+        self._is_late = False
+
+    def start(self) -> None:
+        """Answer the request, or begin to."""
+        calls, found, call = self._calls, self._found, self.call
+        http: Exchange = self._out
+        if calls.timeout:
+            call.limit(calls.timeout, f"the server's rest_timeout of {calls.timeout:g} seconds")
+            assert call.deadline is not None
+            self._expires = calls.timers.add(self, call.deadline + LATE_SECONDS)
+        try:
+            calls.origins.check(found.route, http.headers)
+            calls.admit()
+            calls.open.add(self)
+            request = calls.decoder.small_request(found, http, call, self._observed)
+            if request is None:
+                self._run(self._decode_and_submit, http)
+            else:
+                self._submit(found.route.decode(request))
+        except Exception as error:
+            self._fail(error)
+
+    def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        task = self._running = CallTask(self._guarded(step, *arguments), self._calls.loop, self._run_ended)
+        task.start()
+
+    async def _decode_and_submit(self, http: Exchange) -> None:
+        self._submit(await self._calls.decoder.decode(self._found, http, self.call, self._observed))
+
+    async def _await_row(self, request: Any) -> Any:
+        assert self._found.route.call is not None  # Of a row without `inference`.
+        return await self._found.route.call(request, self.call)
+
+    def _answer_size(self, answer: Any) -> int:
+        return self._found.route.answer_size(answer)
+
+    def _encode(self, answer: Any) -> HttpResponse | HttpStream:
+        return self._found.route.encode(answer, self._request)
+
+    def _send(self, encoded: HttpResponse | HttpStream) -> None:
+        if isinstance(encoded, HttpStream):
+            self._run(self._stream, self._out, encoded)
+            return
+        worth = self._found.route.compress_from
+        if worth is not None and len(encoded.body) >= worth and "accept-encoding" in self._out.headers:
+            self._run(self._compress, self._out, encoded)
+        else:
+            self._send_whole(encoded)
+
+    async def _compress(self, http: Exchange, response: HttpResponse) -> None:
+        self._send_whole(await compressed(http, response))
+
+    async def _stream(self, http: Exchange, stream: HttpStream) -> None:
+        self._stop_timer()  # From here on a stream sees to its deadline, and says how it ends.
+        head = HttpResponse(b"", 200, stream.content_type, STREAM_HEADERS)
+        await send_stream(http, stream, self._fields(head, http), self.call, self._observed)
+        self._end(Code.OK)
+        self._ended(self)
+
+    def _send_whole(self, response: HttpResponse) -> None:
+        check_fields(response)
+        self._observed.encoded(len(response.body))
+        self._answer(Code.OK, response)
+
+    # --- ends ---
+
+    def _fail(self, error: Exception) -> None:
+        self._answer(outcome(error), error_response(self._found.route, error, self._observed))
+
+    def _leave(self) -> None:
+        if self._is_late:
+            self._tell(self.call.overdue("before there was an answer"))
+        elif self._calls.grace_is_over:
+            self._tell(Unavailable(SHUTTING_DOWN))
+        else:
+            self._end(Code.CANCELLED).abort()
+            self._ended(self)
+
+    def _tell(self, error: ServingError) -> None:
+        self._answer(error.code, failure_response(self._found.route, error, self._observed))
+
+    def _answer(self, code: Code, response: HttpResponse) -> None:
+        # Counted before the client hears of it, so that who asks next finds it.
+        http = self._end(code)
+        if not http.begun:  # Else it was a stream, whose end says no more.
+            try:
+                http.respond(response.status, self._fields(response, http), response.body)
+            except Exception:
+                log.exception("%s %s: an answer that cannot be sent", http.verb, http.target)
+                http.abort()
+        self._ended(self)
+
+    def _fields(self, response: HttpResponse, http: Exchange) -> Fields:
+        return fields_of(response, self._found.route.headers, self._calls.origins.allow(http.headers))
+
+    def _end(self, code: Code) -> Exchange:
+        """It is over and counted; see `_stop`."""
+        self._stop_timer()
+        self._calls.discard(self)
+        self._observed.end(code)
+        http: Exchange = self._stop()
+        return http
+
+    def _stop_timer(self) -> None:
+        if self._expires:
+            self._calls.timers.discard(self, self._expires)
+            self._expires = 0
+
+    def expire(self) -> None:
+        """Its deadline has passed, and nobody has said so."""
+        self._is_late = True
+        self.cancel()

@@ -1,0 +1,127 @@
+"""Calls over HTTP: each request becomes one call of its row."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from triglot.config.options import Config
+from triglot.core.errors import Unavailable
+from triglot.core.http import HttpResponse
+from triglot.core.running import Running
+from triglot.core.timer_wheel import TimerWheel
+from triglot.protocols.rows import Operation, Route
+from triglot.telemetry.store import Telemetry
+from triglot.transports.request_bytes import RequestBytes
+from triglot.transports.rest.answers import fields_of
+from triglot.transports.rest.call import HttpCall
+from triglot.transports.rest.decoding import HttpDecoder
+from triglot.transports.rest.exchange import Clock, Exchange
+from triglot.transports.rest.origins import Origins
+from triglot.transports.rest.routes import Refused, Router
+from triglot.transports.shutdown import SHUTTING_DOWN
+
+CLEAN_UP_SECONDS = 1.0
+"""What is left to write and close when the grace period is over."""
+RETRY_AFTER_SECONDS = 1.0
+"""Until a connection may be free."""
+NO_FIELDS: Mapping[str, str] = {}
+
+
+class HttpCalls:
+    """Rows, the calls of them that are open, and how new ones are taken. On the loop.
+
+    `request_bytes` counts their bodies until they are decoded, those of gRPC too.
+    """
+
+    def __init__(
+        self, routes: Iterable[Route], config: Config, telemetry: Telemetry, request_bytes: RequestBytes
+    ) -> None:
+        self._router = Router()
+        for route in routes:
+            is_inference = route.operation is Operation.INFER
+            endpoint = telemetry.endpoint(route.protocol, "REST", route.method, inference=is_inference)
+            self._router.add(route, endpoint)
+        self.loop = asyncio.get_running_loop()
+        self.clock = Clock()
+        self.timers = TimerWheel(self.loop)
+        self.timeout = config.rest_timeout
+        """Seconds that a call may take; 0: as long as it takes."""
+        self.origins = Origins(config)
+        self.decoder = HttpDecoder(config, request_bytes)
+        self.open: set[HttpCall] = set()
+        self._most = config.max_connections or math.inf
+        self._ended = asyncio.Event()
+        self._stopping = False
+        self.grace_is_over = False
+        """Whether what is cancelled is told that the server ends."""
+        self.draining = False
+        """Whether connections are to be closed with their next answers."""
+
+    def drain(self) -> None:
+        """Have each connection closed with its next answer."""
+        self.draining = True
+
+    def refuse(self) -> None:
+        """Take no more calls; connections are closed as after `drain`."""
+        self.draining = self._stopping = True
+
+    async def finish(self, grace: float) -> None:
+        """Wait for the open calls, so many seconds; answer the rest with 503."""
+        await self._all_ended(grace)
+        self.grace_is_over = True
+        for call in list(self.open):
+            call.cancel()
+        await self._all_ended(CLEAN_UP_SECONDS)
+
+    async def _all_ended(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while self.open:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            pass  # Some go on.
+
+    def start(self, http: Exchange, ended: Callable[[Any], object]) -> Running | None:
+        """Have a request answered; `ended` is called when that is done, maybe before this returns.
+
+        What runs the call; None where that is done.
+        """
+        if http.verb == "OPTIONS" and (preflight := self.origins.preflight(http.headers)) is not None:
+            self._answer(http, preflight, ended)
+            return None
+        try:
+            found = self._router.find(http.verb, http.target)
+            expected = http.headers.get("expect")
+            if expected is not None and not http.is_old and expected.lower() != "100-continue":
+                raise Refused(HTTPStatus.EXPECTATION_FAILED)
+        except Refused as refused:
+            self._answer(http, refused.answer, ended)
+            return None
+        call = HttpCall(self, found, http, ended)
+        call.start()
+        return None if call.done() else call
+
+    def _answer(self, http: Exchange, response: HttpResponse, ended: Callable[[Any], object]) -> None:
+        """Of a request that is no call."""
+        fields = fields_of(response, NO_FIELDS, self.origins.allow(http.headers))
+        http.respond(response.status, fields, response.body)
+        ended(None)
+
+    def admit(self) -> None:
+        """Raises `Unavailable` when no call is taken."""
+        if self._stopping:
+            raise Unavailable(SHUTTING_DOWN)
+        if len(self.open) >= self._most:
+            text = f"{self._most} calls are open, as many as max_connections allows"
+            raise Unavailable(text, retry_after=RETRY_AFTER_SECONDS)
+
+    def discard(self, call: HttpCall) -> None:
+        """It has ended."""
+        self.open.discard(call)
+        if self._stopping and not self.open:
+            self._ended.set()

@@ -1,0 +1,98 @@
+"""What browsers may do: a web page of another origin must not use the server in its reader's name.
+
+Strategy: a browser says by Host which server it believes to talk to, and by Sec-Fetch-Site and Origin which page
+makes it send a request. No page can change these headers, and other clients do not send the latter two. Whether a
+request needs its page's origin checked depends on the operation of its route, and not on its path.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from functools import lru_cache
+
+from triglot.config.options import Config
+from triglot.core.errors import PermissionDenied
+from triglot.core.http import HttpResponse
+from triglot.protocols.rows import Operation, Route
+
+CHECKED = (Operation.INFER, Operation.ADMINISTER)
+"""What a page of another origin may not do. What the others answer, no such page can read."""
+SAFE_VERBS = ("GET", "HEAD")
+BROWSER = "Mozilla/"
+"""How the User-Agent of every browser begins."""
+PREFLIGHT_SECONDS = "600"
+"""How long a browser may remember that it may send such requests."""
+MOST_HOSTS = 256
+"""Host headers that are remembered."""
+
+
+class Origins:
+    """Checks the headers of browsers, as the options allowed_hosts and allowed_origins say."""
+
+    def __init__(self, config: Config) -> None:
+        self._origins = frozenset(config.allowed_origin_list)
+        self._hosts = {"localhost", config.host.lower(), *config.allowed_host_list}
+        # A server that others may reach has names that it does not know.
+        self._any_host = "*" in self._hosts or not (config.on_loopback or config.allowed_host_list)
+        self._is_own = lru_cache(MOST_HOSTS)(self._has_own_name)
+
+    def check(self, route: Route, headers: Mapping[str, str]) -> None:
+        """Raises `PermissionDenied` for a request that a page of another origin may have sent."""
+        host = headers.get("host", "")
+        if host and not self._any_host and not self._is_own(host):
+            raise PermissionDenied(
+                f"Host {host[:MOST_HOSTS]!r} is not a name of this server; --allowed-hosts lists more names"
+            )
+        if route.operation not in CHECKED:
+            return
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        if route.operation is Operation.ADMINISTER and route.verb in SAFE_VERBS:
+            # An image may be enough to send it; without TLS, and away from loopback, only its User-Agent tells.
+            if site or origin or headers.get("user-agent", "").startswith(BROWSER):
+                raise PermissionDenied(f"a browser must not change the server by {route.verb}; send it as POST")
+            return
+        if origin is None and site is None:
+            return
+        if route.any_origin or (origin is not None and origin.lower() in self._origins):
+            return
+        if site is None:
+            # The scheme may be another behind a proxy that ends TLS.
+            same = origin is not None and origin.partition("://")[2].lower() == host.lower()
+        else:
+            same = site in ("same-origin", "none")
+        if not same:
+            raise PermissionDenied(
+                f"a web page of another origin ({(origin or site or '')[:MOST_HOSTS]!r}) must not use "
+                f"{route.method}; --allowed-origins lists the origins whose pages may"
+            )
+
+    def _has_own_name(self, host: str) -> bool:
+        name = host.lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
+        if name in self._hosts or name.endswith(".localhost"):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True  # The browser has connected to this very address, whatever names lead there.
+
+    def preflight(self, headers: Mapping[str, str]) -> HttpResponse | None:
+        """The answer to OPTIONS where a browser asks whether a page of an allowed origin may send a request."""
+        verb = headers.get("access-control-request-method")
+        if verb is None or not self._allows(headers):
+            return None
+        allowed = {"Access-Control-Allow-Methods": verb, "Access-Control-Max-Age": PREFLIGHT_SECONDS}
+        if asked := headers.get("access-control-request-headers"):
+            allowed["Access-Control-Allow-Headers"] = asked
+        return HttpResponse(b"", 204, content_type="", headers=allowed)
+
+    def allow(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Header fields of an answer that let a page of an allowed origin read it."""
+        if not self._origins or not self._allows(headers):
+            return {}
+        return {"Access-Control-Allow-Origin": headers["origin"], "Access-Control-Expose-Headers": "*"}
+
+    def _allows(self, headers: Mapping[str, str]) -> bool:
+        return headers.get("origin", "").lower() in self._origins

@@ -1,0 +1,135 @@
+"""Which row a request is for.
+
+Strategy: rows without variables are found by their path; of the others, those with the longest constant beginning
+come first. What has been found is remembered by the path as it was sent, since clients send few different ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from triglot.core.http import HttpResponse
+from triglot.protocols.rows import Route
+from triglot.telemetry.store import Endpoint
+from triglot.transports.rest.errors import error_body
+
+MOST_KNOWN = 1024
+LONGEST_KNOWN = 512
+"""Characters of a path that is remembered."""
+ANY_VERB = "*"
+_VARIABLE = re.compile(r"\{([_a-zA-Z][_a-zA-Z0-9]*)(?::(.+))?\}", re.DOTALL)
+_VARIABLES = re.compile(r"(\{[_a-zA-Z][^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
+_ANY_SEGMENT = "[^{}/]+"
+_ORIGIN = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*")
+_AFTER_PATH = re.compile(r"[?#]")
+_ESCAPES = re.compile(r"(?:%[0-9a-fA-F]{2})+")
+_KEPT = {"/": "%2F", "%": "%25"}
+"""Of what was escaped: a variable may hold it, and it separates nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row, what its calls are counted under, and the decoded variables of a path."""
+
+    route: Route
+    endpoint: Endpoint
+    variables: Mapping[str, str]
+
+
+class Refused(Exception):
+    """No row is called; `answer` says why."""
+
+    def __init__(self, status: HTTPStatus, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status.phrase)
+        self.answer = HttpResponse(error_body(status.phrase), status, headers=headers or {})
+
+
+Row = tuple[Route, Endpoint]
+
+
+class Router:
+    """Finds rows by verb and path."""
+
+    def __init__(self) -> None:
+        self._fixed: dict[str, list[Row]] = {}
+        self._patterns: dict[str, list[tuple[re.Pattern[str], Row]]] = {}
+        """By their constant beginning, up to the last slash in it."""
+        self._known: dict[tuple[str, str], Found] = {}
+
+    def add(self, route: Route, endpoint: Endpoint) -> None:
+        """A row; of those that fit a request equally well the first one is taken."""
+        constant, variable, _ = route.path.partition("{")
+        if not variable:
+            self._fixed.setdefault(decoded(route.path), []).append((route, endpoint))
+            return
+        begin = decoded(constant).rpartition("/")[0] or "/"
+        self._patterns.setdefault(begin, []).append((_pattern(route.path), (route, endpoint)))
+
+    def find(self, verb: str, target: str) -> Found:
+        """Raises `Refused`: there is no such path, or not with this verb."""
+        sent = _AFTER_PATH.split(target, maxsplit=1)[0] if "?" in target or "#" in target else target
+        found = self._known.get((verb, sent))
+        if found is None:
+            found = self._find(verb, decoded(_ORIGIN.sub("", sent, count=1) or "/"))
+            if len(sent) <= LONGEST_KNOWN:
+                if len(self._known) >= MOST_KNOWN:
+                    self._known.clear()
+                self._known[verb, sent] = found
+        return found
+
+    def _find(self, verb: str, path: str) -> Found:
+        allowed = set[str]()
+        for (route, endpoint), variables in self._fitting(path):
+            if route.verb in (verb, ANY_VERB):
+                return Found(route, endpoint, variables)
+            allowed.add(route.verb)
+        if allowed:
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": ",".join(sorted(allowed))})
+        raise Refused(HTTPStatus.NOT_FOUND)
+
+    def _fitting(self, path: str) -> Iterable[tuple[Row, Mapping[str, str]]]:
+        for row in self._fixed.get(path, ()):
+            yield row, {}
+        begin = path
+        while begin:
+            for pattern, row in self._patterns.get(begin, ()):
+                if (match := pattern.fullmatch(path)) is not None:
+                    yield row, {name: _completely(value) for name, value in match.groupdict().items()}
+            begin = "" if begin == "/" else begin.rpartition("/")[0] or "/"
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    pattern = ""
+    for part in _VARIABLES.split(path):
+        variable = _VARIABLE.fullmatch(part)
+        if variable is None:
+            pattern += re.escape(decoded(part))
+        else:
+            pattern += f"(?P<{variable[1]}>{variable[2] or _ANY_SEGMENT})"
+    return re.compile(pattern)
+
+
+def decoded(path: str) -> str:
+    """The path without its escapes, but for those of slashes and per cent signs, and of what is no UTF-8."""
+    return _ESCAPES.sub(_decoded, path) if "%" in path else path
+
+
+def _decoded(escapes: re.Match[str]) -> str:
+    raw = bytes.fromhex(escapes[0].replace("%", ""))
+    parts: list[str] = []
+    at = 0
+    for character in raw.decode("utf-8", "surrogateescape"):
+        size = 1 if "\udc80" <= character <= "\udcff" else len(character.encode())
+        if "\udc80" <= character <= "\udcff":
+            parts.append(escapes[0][3 * at : 3 * (at + size)])
+        else:
+            parts.append(_KEPT.get(character, character))
+        at += size
+    return "".join(parts)
+
+
+def _completely(value: str) -> str:
+    return value.replace("%2F", "/").replace("%25", "%") if "%" in value else value

@@ -1,0 +1,343 @@
+"""The command line as its user sees it: what it prints, and the exit status."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+import triglot
+from process import FREE_PORTS, IDENTITY, SECONDS, Rest, Triglot, grpc_channel, infer, run_triglot, write_model
+from triglot.cli import triton_flags
+from triglot.config.options import OPTIONS, Config
+
+SECONDS_TEXT = r"\d+\.\d\d s"
+WITHOUT_ONNXRUNTIME = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "onnxruntime":
+            raise {error}
+
+sys.meta_path.insert(0, Missing())
+"""
+NOT_INSTALLED = WITHOUT_ONNXRUNTIME.format(error='ModuleNotFoundError("No module named onnxruntime", name=name)')
+BROKEN_INSTALL = WITHOUT_ONNXRUNTIME.format(error='ImportError("libonnx.so: undefined symbol", name=name)')
+DEMO = Path(triglot.__file__).parent / "demo"
+
+
+def assert_one_line(text: str) -> str:
+    (line,) = text.splitlines()
+    assert line.startswith("triglot: ")
+    return line
+
+
+# --- help and usage ---
+
+
+def test_version() -> None:
+    ended = run_triglot("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"triglot {triglot.__version__}\n")
+
+
+ENDING = """
+import atexit, sys, threading, time
+from triglot.__main__ import run
+atexit.register(print, "at exit")
+atexit.register(print, end="half a line")
+main_thread = threading.main_thread()
+threading.Thread(target=lambda: (main_thread.join(), print("thread"))).start()
+sys.argv = ["triglot", "serve", "no/such/folder"]
+run()
+"""
+
+
+def test_the_end_waits_for_threads_and_runs_what_is_registered() -> None:
+    """Python lets threads end first, then what is registered, the last one first; all that is printed is there."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "thread\nhalf a lineat exit\n")
+    assert "no/such/folder" in done.stderr
+
+
+def test_the_command_ends_so_too() -> None:
+    """It is what an installation makes of pyproject.toml."""
+    command = Path(sys.executable).parent / "triglot"
+    done = subprocess.run(
+        [command, "serve", "no/such/folder"], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 1
+    assert "no/such/folder" in done.stderr
+    assert "from triglot.__main__ import run" in command.read_text()
+
+
+def test_help_lists_every_option_with_its_default() -> None:
+    ended = run_triglot("serve", "--help", environment={"COLUMNS": "1000"})
+    assert ended.returncode == 0
+    for name, option in OPTIONS.items():
+        flag = "--" + name.replace("_", "-")
+        both = rf", --no-{flag.removeprefix('--')}" if isinstance(option.default, bool) else " VALUE"
+        pattern = rf"^ +{flag}{both}\s+\S.*\(default: {re.escape(str(option.default))}\)$"
+        assert re.search(pattern, ended.stdout, re.MULTILINE), flag
+
+
+def test_help_says_what_there_is_to_run() -> None:
+    ended = run_triglot("--help")
+    assert ended.returncode == 0
+    assert re.search(r"^ +serve +\S", ended.stdout, re.MULTILINE)
+    assert re.search(r"^ +tfserving +\S", ended.stdout, re.MULTILINE)
+    assert re.search(r"^ +grps +\S", ended.stdout, re.MULTILINE)
+    assert run_triglot().returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--grpc-prot", "1"], "unknown option '--grpc-prot', did you mean '--grpc-port'?"),
+        (["--rest-prot=1"], "unknown option '--rest-prot', did you mean '--rest-port'?"),
+        (
+            ["--no-exit-on-load-eror"],
+            "unknown option '--no-exit-on-load-eror', did you mean '--no-exit-on-load-error'?",
+        ),
+        (["--zzz"], "unknown option '--zzz'\n"),
+        # A beginning of a flag is not the flag: a later version may have two that begin so.
+        (["--grpc", "1"], "unknown option '--grpc'"),
+        (
+            ["--model-repository=/models"],
+            "'--model-repository' of Triton's; here: the repository is an argument: triglot",
+        ),
+        (["--http-port", "8000"], "unknown option '--http-port' of Triton's; here: --rest-port\n"),
+        (["--grpc-port", "many"], "argument --grpc-port: invalid int value: 'many'"),
+        (["--grace", "long"], "argument --grace: invalid float value: 'long'"),
+        (["--grpc-port"], "argument --grpc-port: expected one argument"),
+        (["--exit-on-load-error=yes"], "argument --exit-on-load-error/--no-exit-on-load-error: ignored"),
+    ],
+)
+def test_wrong_flags(arguments: list[str], text: str) -> None:
+    ended = run_triglot("serve", *arguments)
+    assert ended.returncode == 2
+    assert text in ended.stderr
+    assert_one_line(ended.stderr)
+    assert not ended.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"]])
+def test_commands_are_named(arguments: list[str]) -> None:
+    ended = run_triglot(*arguments)
+    assert ended.returncode == 2
+    assert all(name in assert_one_line(ended.stderr) for name in ("serve", "tfserving", "grps"))
+
+
+def test_wrong_values_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "triglot.toml"
+    file.write_text('grpc_port = "many"')
+    ended = run_triglot("serve", "--config", file)
+    assert ended.returncode == 2
+    assert assert_one_line(ended.stderr) == f"triglot: {file}: grpc_port: expected int, got 'many'"
+    ended = run_triglot("serve", environment={"TRIGLOT_GRPC_PROT": "1"})
+    assert ended.returncode == 2
+    assert "'TRIGLOT_GRPC_PROT', did you mean 'TRIGLOT_GRPC_PORT'?" in assert_one_line(ended.stderr)
+
+
+def test_paths_may_stand_on_both_sides_of_the_options(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_model(tmp_path / name)
+    with Triglot(tmp_path / "a", *FREE_PORTS, tmp_path / "b") as server:
+        assert Rest(server.ports()[1]).get("/v2/models") == (200, {"models": ["a", "b"]})
+
+
+def test_sources_of_options_meet_in_the_process(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    file = tmp_path / "triglot.toml"
+    file.write_text('server_name = "file"\ngrpc_port = 1\nrest_port = 1\nexit_on_load_error = false')
+    environment = {"TRIGLOT_SERVER_NAME": "environment", "TRIGLOT_REST_PORT": "0"}
+    with Triglot(tmp_path, "--config", file, "--grpc-port", "0", environment=environment) as server:
+        status, metadata = Rest(server.ports()[1]).get("/v2")
+    assert (status, metadata["name"]) == (200, "environment")
+
+
+# --- what a start says ---
+
+
+def test_the_log_of_a_start_and_the_sample_calls(tmp_path: Path) -> None:
+    write_model(tmp_path / "one")
+    for version in ("2", "10"):
+        write_model(tmp_path / "two" / version)
+    with Triglot(tmp_path, *FREE_PORTS) as server:
+        grpc_port, rest_port = server.ports()
+        server.stdout.wait_for("grpcurl .*\n")
+    expected = [
+        r"loading one version 1 \(python\)",
+        rf"loaded one version 1 \(python\) in {SECONDS_TEXT}",
+        r"loading two version 10 \(python\)",
+        rf"loaded two version 10 \(python\) in {SECONDS_TEXT}",
+        r"loading two version 2 \(python\)",
+        rf"loaded two version 2 \(python\) in {SECONDS_TEXT}",
+        rf"3 versions loaded in {SECONDS_TEXT}",
+        rf"gRPC on 127\.0\.0\.1:{grpc_port} and REST on 127\.0\.0\.1:{rest_port} in {SECONDS_TEXT}",
+        rf"the monitor page is at http://127\.0\.0\.1:{rest_port}/",
+    ]
+    lines = server.stderr.text().splitlines()
+    assert len(lines) == len(expected), lines
+    for line, pattern in zip(lines, expected, strict=True):
+        assert re.fullmatch(r"\d\d:\d\d:\d\d I " + pattern, line)
+    curl, curl_tfserving, curl_grps, here, _, request, end, grpcurl = server.stdout.text().splitlines()
+    assert curl.startswith(f"curl -s http://127.0.0.1:{rest_port}/v2/models/one/infer ")
+    assert curl_tfserving.startswith(f"curl -s http://127.0.0.1:{rest_port}/v1/models/one:predict ")
+    assert curl_grps.startswith(f"curl -s http://127.0.0.1:{rest_port}/grps/v1/infer/predict ")
+    assert (here, end) == ("python3 <<'END'", "END")
+    assert f"http://127.0.0.1:{rest_port}/v2/models/one/infer" in request
+    assert grpcurl.startswith("grpcurl -plaintext ")
+    assert grpcurl.endswith(f" 127.0.0.1:{grpc_port} inference.GRPCInferenceService/ModelInfer")
+
+
+def test_the_sample_calls_are_for_a_model_that_serves(tmp_path: Path) -> None:
+    write_model(tmp_path / "a_broken", "1 +")
+    write_model(tmp_path / "b_large", IDENTITY.replace("[1]", "[1000]"))
+    write_model(tmp_path / "c_half", IDENTITY.replace("INT32", "FP16"))
+    write_model(tmp_path / "d_stream", IDENTITY.replace("return", "yield"))
+    write_model(tmp_path / "e_good")
+    with Triglot(tmp_path, *FREE_PORTS, "--no-exit-on-load-error") as server:
+        server.stdout.wait_for("grpcurl .*\n")
+    assert "/v2/models/e_good/infer" in server.stdout.text().splitlines()[0]
+
+
+@pytest.mark.parametrize(("old", "new"), [("[1]", "[1000]"), ("INT32", "BF16"), ("return", "yield")])
+def test_no_sample_call_is_printed_that_cannot_work(tmp_path: Path, old: str, new: str) -> None:
+    write_model(tmp_path / "model", IDENTITY.replace(old, new))
+    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0") as server:
+        server.ports()
+        server.stop()
+    assert not server.stdout.text()
+
+
+def test_an_ipv6_address(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    write_model(tmp_path / "model")
+    with Triglot(tmp_path, *FREE_PORTS, "--host", "::1") as server:
+        port = server.stdout.wait_for(r"curl -s http://\[::1\]:(\d+)/v2/models/model/infer ")[1]
+        address = server.stdout.wait_for(r"grpcurl .* (\[::1\]:\d+) inference.GRPCInferenceService/ModelInfer")[1]
+        assert Rest(int(port), "[::1]").get("/v2/health/ready")[0] == 200
+        with grpc.insecure_channel(address) as channel:
+            assert infer(channel, "model") == 7
+
+
+# --- the demo, and libraries that are not there ---
+
+
+def test_without_a_path_the_demo_is_served() -> None:
+    pytest.importorskip("onnxruntime")
+    with Triglot(*FREE_PORTS) as server:
+        rest = Rest(server.ports()[1])
+        status, listed = rest.get("/v2/models")
+        assert (status, sorted(listed["models"])) == (200, sorted(p.name for p in DEMO.iterdir() if p.is_dir()))
+        assert rest.get("/v2/health/ready")[0] == 200
+
+
+def test_the_demo_does_without_onnxruntime() -> None:
+    with Triglot(*FREE_PORTS, before=NOT_INSTALLED) as server:
+        grpc_port, rest_port = server.ports()
+        rest = Rest(rest_port)
+        assert rest.get("/v2/health/ready") == (200, {"ready": True, "live": True})
+        assert "image_classifier" not in rest.get("/v2/models")[1]["models"]
+        assert rest.get("/v2/models/image_classifier")[0] == 404
+        with grpc_channel(grpc_port) as channel:
+            assert infer(channel, "identity_int32", shape=(1, 1)) == 7
+    (warning,) = [line for line in server.stderr.text().splitlines() if " W " in line]
+    assert "image_classifier version 1 is left out" in warning
+    assert "pip install 'triglot[onnx]'" in warning
+
+
+def test_a_model_that_was_asked_for_needs_its_library() -> None:
+    ended = run_triglot("serve", DEMO / "image_classifier", *FREE_PORTS, before=NOT_INSTALLED)
+    assert ended.returncode == 1
+    text = f"{DEMO / 'image_classifier/1/model.onnx'}: the onnx backend needs onnxruntime, which is not installed"
+    assert text in ended.stderr
+    assert "run: pip install 'triglot[onnx]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_library_that_cannot_be_imported_is_an_error_of_its_models() -> None:
+    ended = run_triglot("serve", DEMO / "image_classifier", *FREE_PORTS, before=BROKEN_INSTALL)
+    assert ended.returncode == 1
+    line = ended.stderr.splitlines()[-2]
+    assert str(DEMO / "image_classifier/1/model.onnx") in line
+    assert "libonnx.so: undefined symbol" in line
+    assert "Traceback" not in ended.stderr
+
+
+# --- flags that add up ---
+
+
+def test_models_to_load_add_up(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        write_model(tmp_path / name)
+    flags = ("--model-control-mode=explicit", "--load-model=a", "--load-model", "c,b")
+    with Triglot(tmp_path, *FREE_PORTS, *flags) as server:
+        rest = Rest(server.ports()[1])
+        assert [rest.get(f"/v2/models/{name}/ready")[0] for name in ("a", "b", "c", "d")] == [200, 200, 200, 404]
+
+
+# --- models that cannot be loaded ---
+
+FAILURES = {
+    "syntax": ("class", "SyntaxError: invalid syntax"),
+    "no class": ("import triglot", "no class here derives from triglot.Model and has an infer()"),
+    "import": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    "load": (IDENTITY + "    def load(self, folder):\n        raise OSError('no disk')\n", "OSError: no disk"),
+    "exit": ("raise SystemExit(0)", "SystemExit"),
+    "own error": (
+        IDENTITY + "    def load(self, folder):\n        raise Odd\n"
+        "class Odd(triglot.ModelLoadError):\n    def __init__(self): pass\n",
+        "model.py: Odd: ",
+    ),
+    "inputs": (IDENTITY.replace('triglot.TensorSpec("x", "INT32", [1])', '"x"'), "inputs"),
+}
+
+
+OWN_CODE = ("import", "load", "exit")
+"""What the model's code raised while it ran."""
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path, case: str) -> None:
+    text, reason = FAILURES[case]
+    write_model(tmp_path / "a_good")
+    file = write_model(tmp_path / "b_broken", text)
+    ended = run_triglot("serve", tmp_path, *FREE_PORTS)
+    assert ended.returncode == 1
+    *lines, last = ended.stderr.splitlines()
+    assert last == "triglot: 1 of the models could not be loaded"
+    (line,) = [line for line in lines if " E " in line]
+    assert "E b_broken version 1 could not be loaded: " in line
+    assert str(file) in line
+    assert reason in line
+    assert [*re.findall('Traceback .*\n *File "(.*?)"', ended.stderr)] == [str(file)] * (case in OWN_CODE)
+    assert "gRPC on" not in ended.stderr
+    assert not ended.stdout
+
+
+def test_defaults() -> None:
+    """What is promised to everybody who types no more than `triglot serve`."""
+    config = Config()
+    assert (config.host, config.grpc_port, config.rest_port) == ("127.0.0.1", 8001, 8000)
+    assert (config.drain_delay, config.grace) == (5, 20)
+    # Orchestrators kill after 30 s.
+    assert config.drain_delay + config.grace < 30
+
+
+def test_what_stands_in_place_of_tritons_flags_is_there() -> None:
+    offered = run_triglot("serve", "--help").stdout
+    for named in re.findall(r"--[a-z-]+", " ".join(triton_flags.OURS.values())):
+        assert re.search(rf" {named}[ ,]", offered), named
+    assert not [flag for flag in triton_flags.OURS if re.search(rf" {flag}[ ,]", offered)]

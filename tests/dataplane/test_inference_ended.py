@@ -1,0 +1,45 @@
+"""A request that is over: whatever its model does then, it ended as it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from served_models import Arrays, Function, ints, serving
+from triglot import Call
+from triglot.core.errors import Code
+from triglot.core.timer_wheel import TICKS
+from triglot.model.scheduling import DynamicBatching
+from waiting import until
+
+LATE = 0.05
+"""Seconds until the deadline."""
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "answers"])
+async def test_a_model_that_goes_on_past_the_deadline(fails: bool) -> None:
+    begun, go_on, ended = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def infer(inputs: Arrays) -> Arrays:
+        begun.set()
+        await go_on.wait()
+        ended.append(1)
+        if fails:
+            raise RuntimeError("too late")
+        return {"y": inputs["x"]}
+
+    async with serving({"m": Function(infer, dynamic_batching=DynamicBatching())}) as served:
+        deadline = time.monotonic() + LATE
+        call = Call(deadline)
+        asked = asyncio.create_task(served.error("m", ints(1), call))
+        await begun.wait()
+        # The deadline passes in the turn of the loop in which the model is let go on: it ends in the next one,
+        # before whoever has asked.
+        asyncio.get_running_loop().call_soon(go_on.set)
+        while time.monotonic() <= deadline + 1 / TICKS:
+            pass
+        assert (await asked).code is Code.DEADLINE_EXCEEDED
+        await until(lambda: bool(ended))
+        await served.is_idle()

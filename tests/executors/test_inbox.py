@@ -1,0 +1,165 @@
+"""From an instance's thread to the loop: whatever one result does there, the next ones arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from scripted_models import Scripted, number, servable
+
+from triglot.core.call import Call
+from triglot.executors.doorbell import Doorbell
+from triglot.executors.inbox import LoopInbox
+from triglot.executors.instance import Instance
+from triglot.executors.work import AwaitedExecution, Work, explained
+from triglot.scheduling.queue import WorkQueue
+from triglot.scheduling.servable import Servable
+
+SECONDS = 30.0
+
+
+async def test_what_fails_to_be_received_holds_up_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    received: list[int] = []
+    all_received = asyncio.Event()
+
+    def receive(item: int) -> None:
+        if item % 3 == 0:
+            raise ValueError(f"no {item}")
+        received.append(item)
+        if item == 8:
+            all_received.set()
+
+    inbox = LoopInbox[int](asyncio.get_running_loop(), receive)
+
+    # The loop does not run meanwhile: all of them wait for one wake-up.
+    def put_all() -> None:
+        for item in range(9):
+            inbox.put(item)
+
+    putting = threading.Thread(target=put_all)
+    putting.start()
+    putting.join()
+    await asyncio.wait_for(all_received.wait(), SECONDS)
+    assert received == [1, 2, 4, 5, 7, 8]
+    assert [f"no {item}" in caplog.text for item in (0, 3, 6)] == [True] * 3
+
+
+async def test_what_is_put_while_the_bell_is_answered_does_not_silence_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = Doorbell.wait
+    received: asyncio.Queue[int] = asyncio.Queue()
+    inbox = LoopInbox[int](asyncio.get_running_loop(), received.put_nowait)
+
+    def put(item: int) -> None:
+        putting = threading.Thread(target=inbox.put, args=(item,))
+        putting.start()
+        putting.join()
+
+    for before in (True, False):
+
+        def answers(bell: Doorbell, before: bool = before) -> None:
+            monkeypatch.setattr(Doorbell, "wait", answer)
+            if before:
+                put(2)
+            answer(bell)
+            if not before:
+                put(2)
+
+        monkeypatch.setattr(Doorbell, "wait", answers)
+        for item in (1, 3):
+            put(item)
+            assert await asyncio.wait_for(received.get(), SECONDS) == item
+            if item == 1:
+                assert await asyncio.wait_for(received.get(), SECONDS) == 2
+    inbox.close()
+
+
+async def test_what_was_put_just_before_the_end_arrives() -> None:
+    received: asyncio.Queue[int] = asyncio.Queue()
+    inbox = LoopInbox[int](asyncio.get_running_loop(), received.put_nowait)
+
+    def end() -> None:
+        inbox.put(1)
+        inbox.close()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    ending.join()
+    assert await asyncio.wait_for(received.get(), SECONDS) == 1
+
+
+async def test_nothing_is_left_of_servables() -> None:
+    def files() -> int:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def serve() -> Servable:
+        one = servable(Scripted(instances=3))
+        await asyncio.gather(*(one.infer(number(value), Call()) for value in range(9)))
+        await one.close()
+        return one
+
+    await serve()
+    at_first = files()
+    closed = [await serve() for _ in range(10)]
+    assert files() <= at_first
+    assert len(closed) == 10
+
+
+@pytest.mark.parametrize("of", ["eventfd", "pipe"])
+def test_a_bell_is_heard_before_and_after_somebody_waits(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if of == "pipe":
+        monkeypatch.delattr(os, "eventfd")
+    there, back = Doorbell(), Doorbell()
+    heard: list[int] = []
+
+    def answer() -> None:
+        for count in range(100):
+            there.wait()
+            heard.append(count)
+            back.ring()
+
+    there.ring()
+    answering = threading.Thread(target=answer)
+    answering.start()
+    for count in range(1, 100):
+        back.wait()
+        assert len(heard) == count
+        there.ring()
+    answering.join(SECONDS)
+    assert not answering.is_alive()
+
+
+class FailsAtFirst(WorkQueue[Work]):
+    """A schedule whose first looks for work fail."""
+
+    failures = 3
+
+    def take(self, _: int = 0) -> Work | None:
+        if self.failures:
+            self.failures -= 1
+            raise MemoryError("no room to look")
+        return super().take()
+
+
+def run_at_once(function: Callable[[], None]) -> None:
+    function()
+
+
+async def test_a_schedule_that_fails_does_not_end_the_instance(caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.get_running_loop()
+    schedule = FailsAtFirst(10, run_at_once)
+    finished = LoopInbox[Work](loop, lambda work: work.deliver())
+    instance = Instance("m", 0, schedule, lambda inputs, _: inputs, lambda error: explained("m", error), finished)
+    execution = AwaitedExecution({}, Call(), loop.create_future())
+    schedule.put(execution)
+    assert await asyncio.wait_for(execution.future, SECONDS) == {}
+    assert "no room to look" in caplog.text
+    schedule.close()
+    instance.join()

@@ -1,0 +1,303 @@
+"""`async def` models in processes: many calls at once; and what every process does before its first call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from ast import literal_eval
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from told_models import ON_LOOP, PLAIN, SECONDS, STREAM_ON_LOOP, code, told
+
+from triglot import Call, ModelLoadError, ServingError, Unavailable
+from triglot.core.call import ModelCall, ModelTask
+from triglot.core.errors import Code, QueueFull
+from triglot.executors.process.channel import Channel
+from triglot.executors.process.frames import Kind
+from triglot.executors.process.remote_model import RemoteModel
+from triglot.repository.manager.warm_up import warm_up
+from waiting import until
+
+# --- many calls of `async def` code ---
+
+
+async def test_async_code_runs_many_calls_at_once(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
+        waits = "while len(list(folder.glob('in-*'))) < 50: await asyncio.sleep(0.005)\nreturn os.getpid()"
+        pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(50)))
+        assert len(set(pids)) == 1
+
+
+async def test_streams_run_at_once_and_a_slow_reader_holds_nobody_up(tmp_path: Path) -> None:
+    async with told(tmp_path, STREAM_ON_LOOP) as one:
+        slow = one.servable.stream(code("np.zeros(50_000)[0]", count=1000), Call())
+        assert int((await anext(slow))["number"]) == 0
+        others = [one.servable.stream(code("1", count=20), Call()) for _ in range(20)]
+        firsts = await asyncio.gather(*(anext(other) for other in others))
+        assert {int(answer["number"]) for answer in firsts} == {0}
+
+        async def rest(answers: AsyncIterator[Any]) -> list[int]:
+            return [int(answer["number"]) async for answer in answers]
+
+        async with asyncio.timeout(SECONDS):
+            assert await asyncio.gather(*map(rest, others)) == [list(range(1, 20))] * 20
+            assert await rest(slow) == list(range(1, 1000))
+
+
+async def test_calls_go_to_the_process_that_has_the_fewest(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP, more="\nTold.instances = 3\n") as one:
+        arrives = "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
+        waits = "while len(list(folder.glob('in-*'))) < 9: await asyncio.sleep(0.005)\nreturn os.getpid()"
+        pids = await asyncio.gather(*(one.say(arrives + waits, n=number) for number in range(9)))
+        assert sorted(pids.count(pid) for pid in set(pids)) == [3, 3, 3]
+
+
+async def test_a_call_that_ends_its_process_before_the_server_knows_it_as_sent_runs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Channel.send
+
+    def returns_when_all_is_over(self: Channel, kind: Kind, **more: Any) -> None:
+        # Some that read may be over by the time that this is sent.
+        readers = [one for one in threading.enumerate() if one.name == "told reads"]
+        send(self, kind, **more)
+        if kind is Kind.CALL:
+            readers[0].join()
+
+    async with told(tmp_path, ON_LOOP, more="\nTold.instances = 2\n") as one:
+        monkeypatch.setattr(Channel, "send", returns_when_all_is_over)
+        with pytest.raises(Unavailable, match="the process that ran the request ended with exit status 7"):
+            await one.run("os._exit(7)")
+        assert one.readings()["processes_lost ended"] == 1
+
+
+async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        waits = "(folder / f'in-{int(inputs[\"n\"])}').touch()\nawait asyncio.sleep(600)"
+        running = [asyncio.ensure_future(one.say(waits, n=number)) for number in range(5)]
+        await one.entered("in", 5)
+        with pytest.raises(Unavailable, match="ended with exit status 7"):
+            await one.run("os._exit(7)")
+        for call in await asyncio.gather(*running, return_exceptions=True):
+            assert isinstance(call, Unavailable)
+        assert await one.say("return 'next'") == "next"
+        assert one.readings() == {"processes": 1, "processes_lost ended": 1, "processes_lost hung": 0}
+
+
+async def test_a_call_that_leaves_leaves_the_others(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        text = (
+            "(folder / f'in-{int(inputs[\"n\"])}').touch()\n"
+            "while not (folder / 'go').exists(): await asyncio.sleep(0.005)\n"
+            "return 'went'"
+        )
+        running = [asyncio.ensure_future(one.say(text, n=number)) for number in range(3)]
+        await one.entered("in", 3)
+        running[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running[1]
+        await one.entered("ended")
+        (tmp_path / "go").touch()
+        assert [await running[0], await running[2]] == ["went", "went"]
+
+
+async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call = Call()
+        call.limit(2.0, "the test")
+        with pytest.raises(ServingError) as caught:
+            await one.say("await asyncio.sleep(600)", call)
+        assert caught.value.code is Code.DEADLINE_EXCEEDED
+        await one.entered("ended")
+        assert await one.say("return 'next'") == "next"
+
+
+async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP, more="\n    max_queue_size = 3\n") as one:
+        while one.model.given_up < 3:  # One that is too late before it is sent goes on nowhere.
+            call = Call()
+            call.limit(0.05, "the test")
+            with pytest.raises(ServingError) as caught:
+                await one.say("while not (folder / 'go').exists(): time.sleep(0.005)", call)
+            assert caught.value.code is Code.DEADLINE_EXCEEDED
+        with one.servable, pytest.raises(QueueFull, match="3 requests run, as many as max_queue_size allows"):
+            await one.say("return 'next'")
+        (tmp_path / "go").touch()
+        await until(lambda: one.model.given_up == 0)
+        assert await one.say("return 'next'") == "next"
+
+
+async def test_async_code_that_blocks_holds_no_caller_beyond_its_deadline(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call = Call()
+        call.limit(2.0, "the test")
+        text = "while not (folder / 'go').exists(): time.sleep(0.005)\nreturn 'went'"
+        with pytest.raises(ServingError) as caught:
+            await one.say(text, call)
+        assert caught.value.code is Code.DEADLINE_EXCEEDED
+        (tmp_path / "go").touch()
+        assert await one.say("return 'next'") == "next"
+        assert one.readings() == {"processes": 1, "processes_lost ended": 0, "processes_lost hung": 0}
+
+
+class Other:
+    """Another model: answers when it is told to; its stream tells when it is closed.
+
+    What waits in it leaves a file in `folder`, "answer" or "stream".
+    """
+
+    def __init__(self, count: int, folder: Path) -> None:
+        self.folder = folder
+        self.together = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.asked: list[ModelCall | ModelTask] = []
+        self.count = count
+
+    def __call__(self, call: Call, asked: ModelCall | ModelTask) -> Any:
+        self.asked.append(asked)
+        if len(self.asked) == self.count:
+            self.together.set()
+        if isinstance(asked, ModelCall) and asked.stream:
+            return self.stream()
+        return self.answer()
+
+    async def answer(self) -> Any:
+        try:
+            (self.folder / "answer").touch()
+            await self.together.wait()
+            return {"y": np.array(len(self.asked))}
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def stream(self) -> AsyncIterator[Any]:
+        try:
+            yield {"y": np.array(0)}
+            (self.folder / "stream").touch()
+            await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+
+async def test_one_call_asks_several_models_at_once(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call, other = Call(), Other(5, tmp_path)
+        call.reach = other
+        asks = "answers = await asyncio.gather(*(call.infer('other', {'x': np.zeros(9_000)}) for _ in range(5)))\n"
+        assert await one.say(f"{asks}return [int(answer['y']) for answer in answers]", call) == "[5, 5, 5, 5, 5]"
+
+
+async def test_what_async_code_does_not_wait_for_is_cancelled(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call, other = Call(), Other(100, tmp_path)
+        call.reach = other
+        text = """
+async def leave(asked, where):
+    task = asyncio.ensure_future(asked)
+    while not (folder / where).exists():
+        await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.wait([task])
+await leave(call.infer('other', {}), 'answer')
+answers = call.infer_stream('other', {})
+first = await anext(answers)
+await leave(anext(answers), 'stream')
+return int(first['y'])"""
+        assert await one.say(text, call) == "0"
+        async with asyncio.timeout(SECONDS):
+            await other.cancelled.wait()
+            await other.closed.wait()
+
+
+async def test_threads_of_async_code_reach_others_too(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call, other = Call(), Other(3, tmp_path)
+        call.reach = other
+        text = """
+def ask():
+    return int(call.infer('other', {})['y']), int(next(call.infer_stream('other', {}))['y'])
+return await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))"""
+        said = literal_eval(await one.say(text, call))
+        # The streams of those that are answered first may be open by then.
+        assert all(count >= 3 and first == 0 for count, first in said)
+        assert len(said) == 3
+        await until(other.closed.is_set)
+
+
+async def test_threads_of_plain_code_ask_at_the_same_time(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        call, other = Call(), Other(3, tmp_path)
+        call.reach = other
+        text = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(3) as threads:
+    asked = [threads.submit(call.infer, "other", {}) for _ in range(3)]
+    answer = [int(one.result()["y"]) for one in asked]"""
+        assert await one.say(text, call) == "[3, 3, 3]"
+
+
+async def test_a_warm_up_reaches_every_process(tmp_path: Path) -> None:
+    more = """
+Told.instances = 3
+Told.any_tensors = False
+Told.inputs = [triglot.TensorSpec("code", "BYTES", [1])]
+Told.outputs = [triglot.TensorSpec("said", "BYTES", [1])]
+Told.example = {"code": np.array([b"(folder / f'warm-{os.getpid()}').touch()\\nreturn os.getpid()"], object)}
+"""
+    async with told(tmp_path, ON_LOOP, more=more) as one:
+        await warm_up(one.servable)
+        assert len(one.files("warm")) == 3
+        with pytest.raises(Unavailable):
+            await one.run("os._exit(0)", code=np.array([b"os._exit(0)"], object))
+        await until(lambda: one.readings()["processes"] == 3)
+        assert len(one.files("warm")) == 4
+
+
+# --- instances that are started ---
+
+STARTS = """
+def start_instance(self, call):
+    {does}
+    (self.folder / f"started-{{os.getpid()}}-{{call.model_name}}").touch()
+Told.start_instance = start_instance
+"""
+
+
+def start(model: RemoteModel, reach: Callable[[Call, Any], Any]) -> None:
+    call = Call()
+    call.reach, call.model_name, call.model_version = reach, "told", 1
+    model.start_instance(call)
+
+
+@pytest.mark.parametrize("infer", [PLAIN, ON_LOOP])
+async def test_every_process_is_started_and_so_is_who_takes_its_place(tmp_path: Path, infer: str) -> None:
+    async def reach(_: Call, asked: ModelCall | ModelTask) -> Any:
+        return True if isinstance(asked, ModelTask) else {"y": np.array(3)}
+
+    does = (
+        "self.apart = call.apart()\n"
+        "    assert int(call.infer('other', {})['y']) == int(self.apart.infer('other', {})['y']) == 3\n"
+        "    assert call.reach(call, triglot.core.call.ModelTask('ready', 'other')) is True"
+    )
+    more = "\nTold.instances = 2\n" + STARTS.format(does=does)
+    async with told(tmp_path, infer, more=more) as one:
+        await asyncio.to_thread(start, one.model, reach)
+        assert [name.rpartition("-")[2] for name in one.files("started")] == ["told", "told"]
+        with pytest.raises(Unavailable):
+            await one.run("os._exit(0)")
+        await until(lambda: one.readings()["processes"] == 2)
+        assert len(one.files("started")) == 3
+
+
+async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
+    for infer in (PLAIN, ON_LOOP):
+        folder = tmp_path / str(infer == PLAIN)
+        async with told(folder, infer, more=STARTS.format(does="raise KeyError('no weights')")) as one:
+            with pytest.raises(ModelLoadError, match=r"model\.py: KeyError: 'no weights'"):
+                await asyncio.to_thread(start, one.model, lambda *_: None)

@@ -1,0 +1,281 @@
+"""Instances as processes: the same answers, errors and circumstances of a call as on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from told_models import ON_LOOP, SECONDS, STREAM, STREAM_ON_LOOP, children, code, told
+
+from triglot import Call, NotFound, ServingError
+from triglot.core.call import BatchCall, ModelCall
+from triglot.core.errors import Code, Internal
+from triglot.core.request_scheduling import Scheduling
+from triglot.model.config import ModelConfig
+from waiting import until
+
+TWO = ModelConfig(parameters={"greeting": "hello"})
+TWO_INSTANCES = "\nTold.instances = 2\n"
+
+
+async def test_each_instance_is_a_process_of_its_own(tmp_path: Path) -> None:
+    async with told(tmp_path, more=TWO_INSTANCES) as one:
+        gate = (
+            "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
+        )
+        said = await asyncio.gather(*(one.say(f"{gate}\nanswer = os.getpid()") for _ in range(2)))
+        assert len({*said, str(os.getpid())}) == 3
+        assert sorted(said) == sorted(children())
+        assert one.servable.alive
+        assert one.readings()["processes"] == 2
+    assert one.files("closed") == sorted(f"closed-{pid}" for pid in said)
+    assert children() == []
+
+
+async def test_the_server_neither_makes_nor_loads_the_model(tmp_path: Path) -> None:
+    seen = """
+Told.__init__ = lambda self: (Path(__file__).parent / f"made-{os.getpid()}").touch()
+"""
+    async with told(tmp_path, more=seen) as one:
+        assert one.files("made") == [f"made-{await one.pid()}"]
+
+
+async def test_the_configuration_arrives(tmp_path: Path) -> None:
+    async with told(tmp_path, config=TWO) as one:
+        assert await one.say("self.model_config.parameters['greeting']") == "hello"
+
+
+# --- errors ---
+
+
+async def test_a_serving_error_arrives_as_it_is(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        with pytest.raises(NotFound, match="no such tune") as caught:
+            await one.run(
+                "raise triglot.ServingError('no such tune', code=triglot.NotFound.code, retry_after=2.5)\n"
+            )
+        assert (caught.value.code, caught.value.retry_after) == (Code.NOT_FOUND, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "trace"),
+    [
+        ("{}['x']", "KeyError: 'x'"),
+        ("exit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt\n", "KeyboardInterrupt"),
+        ("raise asyncio.CancelledError\n", "CancelledError"),
+        ("(lambda again: again(again))(lambda again: again(again))", "RecursionError"),
+    ],
+)
+async def test_any_other_exception_is_internal_and_the_process_goes_on(
+    tmp_path: Path, text: str, trace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with told(tmp_path) as one:
+        pid = await one.pid()
+        with pytest.raises(Internal, match=r"told version 1 failed, error \w+; the server's log has the details"):
+            await one.run(text)
+        assert trace in caplog.text
+        assert "model.py" in caplog.text
+        assert await one.pid() == pid
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "type(self).answer = lambda self, value: 3\n",
+            r"'told' returned int, expected a dict of outputs by name",
+        ),
+        ("{'day': np.array('2026-01-01', 'M8[D]')}", r"'told' returned output 'day': numpy dtype datetime64\[D\]"),
+    ],
+)
+async def test_answers_that_are_none(tmp_path: Path, text: str, error: str) -> None:
+    async with told(tmp_path) as one:
+        with pytest.raises(Internal, match=error):
+            await one.run(text)
+
+
+# --- the call ---
+
+
+async def test_what_a_model_may_ask_of_its_call(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        call = Call(time.monotonic() + SECONDS, lambda: [("A", "b"), ("C-bin", b"\xff")])
+        call.request_id, call.signature_name, call.parameters = "seven", "other", {"a": 1, "b": "ü", "c": 0.5}
+        call.scheduling = Scheduling(priority=3, sequence_id="s", sequence_start=True)
+        call.model_name, call.model_version = "told", 4
+        parts = "call.request_id, call.signature_name, call.parameters, call.scheduling, call.model_version"
+        expected = ("seven", "other", {"a": 1, "b": "ü", "c": 0.5}, call.scheduling, 4)
+        assert await one.say(f"({parts})", call) == str(expected)
+        assert await one.say("str(call.metadata)", call) == str({"a": "b", "c-bin": b"\xff"})
+        assert float(await one.say("call.deadline", call)) == call.deadline
+        assert 0 < float(await one.say("call.remaining", call)) < SECONDS
+        assert await one.say("(call.deadline, call.expired, call.cancelled, len(call.members))") == str(
+            (None, False, False, 1)
+        )
+
+
+async def test_members_of_a_batch(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        members = [Call(time.monotonic() + SECONDS), Call()]
+        for number, member in enumerate(members):
+            member.request_id = f"r{number}"
+        text = "[(member.request_id, member.deadline is None) for member in call.members]"
+        assert await one.say(text, BatchCall(members)) == str([("r0", False), ("r1", True)])
+
+
+async def test_a_model_sees_that_its_call_is_cancelled(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        call = Call()
+        seen = "(folder / 'in').touch()\nwhile not call.cancelled: time.sleep(0.005)\nanswer = 'seen'"
+        running = asyncio.ensure_future(one.say(seen, call))
+        await one.entered("in")
+        call.cancel()
+        assert await running == "seen"
+        assert await one.say("call.cancelled") == "False"
+
+
+async def test_async_code_is_cancelled_with_its_call(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        assert await one.say("await asyncio.sleep(0)\nreturn 'slept'") == "slept"
+        call = Call()
+        running = asyncio.ensure_future(one.say("(folder / 'in').touch()\nawait asyncio.sleep(600)", call))
+        await one.entered("in")
+        (tmp_path / "ended").unlink()
+        call.cancel()
+        with pytest.raises(ServingError, match="cancelled while the model ran") as caught:
+            await running
+        assert caught.value.code is Code.CANCELLED
+        assert (tmp_path / "ended").exists()
+        assert await one.say("return 'next'") == "next"
+
+
+class Other:
+    """Another model, as the server lets a call reach it: doubles `x`, or refuses; streams count down from it."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def __call__(self, call: Call, wanted: ModelCall) -> Any:
+        return self.counted(wanted.inputs["x"]) if wanted.stream else self.answer(call, wanted)
+
+    async def answer(self, call: Call, wanted: ModelCall) -> Any:
+        if wanted.model != "double":
+            raise ServingError(f"no model {wanted.model}", code=Code.NOT_FOUND)
+        assert (wanted.version, wanted.parameters, call.request_id) == ("3", {"a": 1}, "outer")
+        return {"y": wanted.inputs["x"] * 2}
+
+    async def counted(self, x: Any) -> AsyncIterator[Any]:
+        try:
+            for value in range(int(x), 0, -1):
+                yield {"y": np.array(value)}
+        finally:
+            self.closed = True
+
+
+CALLS = "call.infer('double', {'x': inputs['x']}, version='3', parameters={'a': 1})"
+TAKES = "call.infer_stream('double', {'x': inputs['x']})"
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+async def test_a_model_calls_another(tmp_path: Path, size: int) -> None:
+    async with told(tmp_path) as one:
+        call, x = Call(), np.arange(size, dtype=np.float32)
+        call.reach, call.request_id = Other(), "outer"
+        for _ in range(3):
+            assert ((await one.run(CALLS, call, x=x))["y"] == 2 * x).all()
+        with pytest.raises(ServingError, match="no model triple") as caught:
+            await one.run("call.infer('triple', inputs)", call, x=x)
+        assert caught.value.code is Code.NOT_FOUND
+
+
+async def test_a_model_reads_anothers_stream(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        call, other = Call(), Other()
+        call.reach = other
+        assert await one.say(f"[int(one['y']) for one in {TAKES}]", call, x=4) == "[4, 3, 2, 1]"
+        other.closed = False
+        assert await one.say(f"int(next({TAKES})['y'])", call, x=4) == "4"
+        await until(lambda: other.closed)
+        both = f"[(int(one['y']), int(other['y'])) for one, other in zip({TAKES}, {TAKES})]"
+        assert await one.say(both, call, x=2) == "[(2, 2), (1, 1)]"
+
+
+async def test_async_code_calls_others(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        call = Call()
+        call.reach, call.request_id = Other(), "outer"
+        assert await one.say(f"return int((await {CALLS})['y'])", call, x=4) == "8"
+        assert await one.say(f"return [int(one['y']) async for one in {TAKES}]", call, x=3) == "[3, 2, 1]"
+        with pytest.raises(ServingError, match="no model triple"):
+            await one.run("return await call.infer('triple', inputs)", call, x=4)
+
+
+# --- streams ---
+
+
+async def read(one: Any, text: str, call: Call | None = None, count: int = 3) -> list[int]:
+    answers = one.servable.stream(code(text, count=count), call or Call())
+    return [int(answer["number"]) async for answer in answers]
+
+
+@pytest.mark.parametrize("infer", [STREAM, STREAM_ON_LOOP])
+async def test_a_stream(tmp_path: Path, infer: str) -> None:
+    async with told(tmp_path, infer) as one:
+        assert one.servable.decoupled
+        assert await read(one, "1", count=100) == list(range(100))
+        assert await read(one, "1", count=0) == []
+        with pytest.raises(ServingError, match="three"):
+            await read(one, "answer = 1 if 'number' not in self.state else None\nraise triglot.NotFound('three')")
+        assert await read(one, "1") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("infer", [STREAM, STREAM_ON_LOOP])
+async def test_closing_a_stream_closes_the_models_generator(tmp_path: Path, infer: str) -> None:
+    async with told(tmp_path, infer) as one:
+        answers = one.servable.stream(code("np.zeros(50_000)[0]", count=10**9), Call())
+        assert int((await anext(answers))["number"]) == 0
+        assert not (tmp_path / "ended").exists()
+        await answers.aclose()
+        await one.entered("ended")
+        assert await read(one, "1") == [0, 1, 2]
+
+
+async def test_a_slow_reader_holds_the_model_up(tmp_path: Path) -> None:
+    async with told(tmp_path, STREAM) as one:
+        answers = one.servable.stream(code("1", count=10_000), Call())
+        await anext(answers)
+        await one.entered("made-30")
+        # Nobody reads: what is on its way is bounded, whatever time it has.
+        made = -1
+        while made != (now := len(one.files("made"))):
+            made = now
+            await asyncio.sleep(0.3)
+        assert made < 50
+        await answers.aclose()
+
+
+async def test_a_plain_function_pushes_its_answers(tmp_path: Path) -> None:
+    pushes = """
+def push():
+    self.state["sent"] = [call.respond({"number": np.array(number)}) for number in range(40)]
+thread = threading.Thread(target=push)
+thread.start()
+thread.join()
+call.finish()
+self.state["late"] = call.respond({"number": np.array(99)})
+answer = None"""
+    async with told(tmp_path) as one:
+        assert await read(one, pushes) == list(range(40))
+        assert await one.say("(all(self.state['sent']), self.state['late'])") == str((True, False))
+
+
+async def test_nobody_listens_to_what_is_pushed_in_a_call_for_one_answer(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        assert await one.say("[call.respond({'number': 1}) for _ in range(3)]") == str([False] * 3)

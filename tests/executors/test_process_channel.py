@@ -1,0 +1,142 @@
+"""How a process waits for the next frame: awake, where that is likely to come soon."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from told_models import ON_LOOP, PLAIN, told
+
+from triglot.executors.process import channel, child
+from triglot.executors.process.channel import Channel, Gone
+from triglot.executors.process.frames import Kind
+from triglot.platform.cpus import usable_cpus
+
+LONG = 60.0
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    one, other = (Channel(end) for end in socket.socketpair())
+    one.wakeful = True
+    yield one, other
+    one.close()
+    other.close()
+
+
+class Yields:
+    """Does something when the waiting side first looks for others that want its core."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, soon: float) -> None:
+        self.count = 0
+        self.then: Callable[[], object] = lambda: None
+        monkeypatch.setattr(channel, "SOON", soon)
+        monkeypatch.setattr(os, "sched_yield", self)
+
+    def __call__(self) -> None:
+        self.count += 1
+        then, self.then = self.then, lambda: None
+        then()
+
+
+class Looks:
+    """How often the waiting side looks, awake, whether something has come."""
+
+    def __init__(self, one: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._look = one._poll.poll
+        monkeypatch.setattr(one, "_poll", self)
+
+    def poll(self, timeout: float) -> list[tuple[int, int]]:
+        self.count += 1
+        return self._look(timeout)
+
+
+def ask(one: Channel, other: Channel, number: int) -> None:
+    other.send(Kind.CALL, call=number)
+    assert one.receive().call == number
+
+
+def test_what_came_soon_is_waited_for_awake(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = ends
+    yields = Yields(monkeypatch, LONG)
+    ask(one, other, 1)
+    assert yields.count == 0, "nothing is known yet, and the frame is there"
+    yields.then = lambda: other.send(Kind.CALL, call=2)
+    assert one.receive().call == 2
+    assert yields.count == 1
+    ask(one, other, 3)
+    assert yields.count == 1, "the frame is there"
+
+
+def test_what_took_long_is_not(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = ends
+    Yields(monkeypatch, 0.0)
+    ask(one, other, 1)
+    monkeypatch.setattr(channel, "SOON", LONG)
+    looks = Looks(one, monkeypatch)
+    ask(one, other, 2)
+    assert looks.count == 0
+    ask(one, other, 3)
+    assert looks.count == 1, "the last one came soon"
+
+
+def test_the_server_sleeps(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = ends
+    one.wakeful = False
+    Yields(monkeypatch, LONG)
+    looks = Looks(one, monkeypatch)
+    for number in (1, 2, 3):
+        ask(one, other, number)
+    assert looks.count == 0
+
+
+def test_the_other_side_goes_while_it_is_waited_for(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = ends
+    yields = Yields(monkeypatch, LONG)
+    ask(one, other, 1)
+    yields.then = other.close
+    with pytest.raises(Gone, match="closed"):
+        one.receive()
+    assert yields.count == 1
+
+
+# --- which processes do so ---
+
+SEES = """
+from triglot.executors.process.channel import Channel
+receive, wakeful = Channel.receive, []
+
+def sees(self):
+    wakeful.append(self.wakeful)
+    return receive(self)
+
+Channel.receive = sees
+"""
+
+
+@pytest.mark.parametrize(
+    ("infer", "code", "wakeful"), [(PLAIN, "wakeful[-1]", True), (ON_LOOP, "return wakeful[-1]", False)]
+)
+async def test_a_process_that_runs_calls_one_by_one_does(
+    tmp_path: Path, infer: str, code: str, wakeful: bool
+) -> None:
+    async with told(tmp_path, infer, more=SEES) as one:
+        assert await one.say(code) == str(wakeful and len(usable_cpus()) > 1)
+
+
+@pytest.mark.parametrize(
+    ("own", "servers", "beside"), [({0}, {0}, False), ({1}, {0}, True), ({1}, {0, 1}, True), (set(), set(), False)]
+)
+def test_where_there_is_a_core_for_each(
+    own: set[int], servers: set[int], beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "usable_cpus", lambda process=0: servers if process == os.getppid() else own)
+    assert child._runs_beside_server() is beside

@@ -1,0 +1,315 @@
+"""Processes that end, hang, or are ended, at every point of a call: its error, the next call, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from told_models import SECONDS, STREAM, Told, children, code, told, write_told
+
+from triglot import Call, Unavailable
+from triglot.core.call import BatchCall
+from triglot.core.errors import Code, DeadlineExceeded, ServingError
+from triglot.executors.process.monitor import RestartPolicy
+from triglot.executors.stream import STREAM_BUFFER
+from waiting import until
+
+TWO_INSTANCES = "\nTold.instances = 2\n"
+WAIT = "(folder / f'in-{os.getpid()}').touch()\ntime.sleep(600)"
+LOAD = "\nplain = Told.load\ndef load(self, folder):\n    plain(self, folder)\n    {}\nTold.load = load\n"
+SLOW = LOAD.format("while len(list(folder.glob('in-*'))) and not (folder / 'open').exists(): time.sleep(0.005)")
+"""Loads at once, and again only when the test says so."""
+HELD = "ctypes.PyDLL(None).sleep(600)"
+"""Holds the interpreter's lock, and does nothing."""
+
+
+async def goes_on(one: Told, *pids: int) -> None:
+    """Another process runs the next call."""
+    assert await one.pid() not in pids
+    await until(lambda: one.readings()["processes"] == one.model.instances)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("os._exit(3)", "ended with exit status 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"was ended by SIGKILL \(is there too little memory\?\)"),
+        ("os.abort()", "was ended by SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", r"gave no sign of life for 0\.\d s and was killed"),
+        (HELD, r"gave no sign of life for 0\.\d s and was killed"),
+        ("os.close(int(sys.argv[1]))", r"ended with exit status 1|closed its connection"),
+    ],
+)
+async def test_a_process_is_lost_in_a_call(tmp_path: Path, text: str, why: str) -> None:
+    async with told(tmp_path) as one:
+        pid = await one.pid()
+        with pytest.raises(Unavailable, match=f"^told: the process that ran the request ({why})$"):
+            await one.run(text)
+        await goes_on(one, pid)
+        readings = one.readings()
+        assert readings["processes_lost hung"] == ("sign of life" in why)
+        assert readings["processes_lost ended"] == ("sign of life" not in why)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+async def test_a_process_is_lost_while_nobody_calls(tmp_path: Path, number: signal.Signals) -> None:
+    async with told(tmp_path) as one:
+        pid = await one.pid()
+        os.kill(pid, number)
+        await until(lambda: sum(one.readings().values()) == 2 and one.model.alive)
+        await goes_on(one, pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_is_lost_in_a_batch(tmp_path: Path, number: signal.Signals) -> None:
+    async with told(tmp_path) as one:
+        pid = await one.pid()
+        running = asyncio.ensure_future(one.run(WAIT, BatchCall([Call(), Call()])))
+        await one.entered("in-")
+        os.kill(pid, number)
+        with pytest.raises(Unavailable, match="the process that ran the request"):
+            await running
+        await goes_on(one, pid)
+
+
+async def read_all(answers: AsyncIterator[object]) -> None:
+    async for _ in answers:
+        pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_is_lost_in_a_stream(tmp_path: Path, number: signal.Signals) -> None:
+    async with told(tmp_path, STREAM) as one:
+        answers = one.servable.stream(code("os.getpid()", count=10**9), Call())
+        first = await anext(answers)
+        os.kill(int(first["said"].item()), number)
+        with pytest.raises(Unavailable, match="the process that ran the request"):
+            await asyncio.wait_for(read_all(answers), SECONDS)
+        again = one.servable.stream(code("os.getpid()", count=3), Call())
+        pids = [int(answer["said"].item()) async for answer in again]
+        assert len(pids) == 3
+        assert int(first["said"].item()) not in pids
+
+
+async def test_a_process_is_lost_while_another_model_answers(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        call = Call()
+
+        async def reach(*_: object) -> object:
+            os.kill(pid, signal.SIGKILL)
+            return {"y": "late"}
+
+        call.reach = reach
+        pid = await one.pid()
+        with pytest.raises(Unavailable, match="SIGKILL"):
+            await one.run("call.infer('other', {})", call)
+        await goes_on(one, pid)
+
+
+async def test_a_process_of_its_own_keeps_the_connection_open(tmp_path: Path) -> None:
+    fork = "pid = os.fork()\nif not pid: time.sleep(600)\nself.state['pid'] = pid\nanswer = pid"
+    async with told(tmp_path) as one:
+        grandchild = int(await one.say(fork))
+        pid = await one.pid()
+        try:
+            running = asyncio.ensure_future(one.run(WAIT))
+            await one.entered("in-")
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(Unavailable, match="SIGKILL"):
+                await running
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+        await goes_on(one, pid)
+
+
+async def test_code_that_computes_is_not_taken_for_hung(tmp_path: Path) -> None:
+    async with told(tmp_path, more="\nTold.hang_seconds = 0.3\n") as one:
+        pid = await one.pid()
+        # One operation that holds the interpreter's lock all the while.
+        assert await one.say("3 ** 8_000_000 > 0") == "True"
+        assert await one.pid() == pid
+
+
+async def test_no_limit_on_silence(tmp_path: Path) -> None:
+    async with told(tmp_path, more="\nTold.hang_seconds = 0\n") as one:
+        assert await one.say("ctypes.PyDLL(None).sleep(2)") == "0"
+
+
+LONGEST = "\nTold.longest_run = 0.3\n"
+TOO_LONG = r"^told: the process that ran the request ran it longer than longest_run \(0\.3 s\) and was killed$"
+
+
+@contextmanager
+def unlimited(one: Told) -> Iterator[None]:
+    """Meanwhile no call runs for too long, however busy the machine is."""
+    pool = one.model._pool
+    limit, pool.longest_run = pool.longest_run, 0.0
+    try:
+        yield
+    finally:
+        pool.longest_run = limit
+
+
+@pytest.mark.parametrize("text", ["while True: pass", "threading.Event().wait()"])
+async def test_a_call_that_runs_for_too_long(tmp_path: Path, text: str) -> None:
+    async with told(tmp_path, more=LONGEST) as one:
+        with unlimited(one):
+            pid = await one.pid()
+        with pytest.raises(Unavailable, match=TOO_LONG):
+            await one.run(text)
+        with unlimited(one):
+            await goes_on(one, pid)
+        assert one.readings()["processes_lost hung"] == 1
+
+
+async def test_a_stream_runs_for_too_long_only_while_its_reader_waits(tmp_path: Path) -> None:
+    async with told(tmp_path, STREAM, more=LONGEST) as one:
+        text = "os.getpid() if not (folder / 'hang').exists() else time.sleep(600)"
+        answers = one.servable.stream(code(text, count=10**9), Call())
+        process = one.model._pool._slots[0].process
+        assert process is not None
+        with unlimited(one):
+            pid = (await anext(answers))["said"].item()
+            await until(lambda: one.files(f"made-{STREAM_BUFFER + 1}") and process.run_seconds == 0)
+        # As long as nobody takes its answers.
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(one.changes.get(), 0.6)
+        with unlimited(one):
+            assert (await anext(answers))["said"].item() == pid
+        (tmp_path / "hang").touch()
+        with pytest.raises(Unavailable, match=TOO_LONG):
+            await asyncio.wait_for(read_all(answers), SECONDS)
+
+
+async def test_many_short_calls_are_not_a_long_one(tmp_path: Path) -> None:
+    async with told(tmp_path, more="\nTold.longest_run = 2\n") as one:
+        end = time.monotonic() + 2.2
+        while time.monotonic() < end:
+            await one.pid()
+        assert one.readings()["processes_lost hung"] == 0
+
+
+# --- who runs what waits ---
+
+
+async def test_the_other_processes_go_on(tmp_path: Path) -> None:
+    async with told(tmp_path, more=TWO_INSTANCES + SLOW) as one:
+        lost = asyncio.ensure_future(one.run(WAIT))
+        await one.entered("in-")
+        pid = int(one.files("in-")[0].removeprefix("in-"))
+        other = await one.pid()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            await lost
+        assert {await one.pid() for _ in range(20)} == {other}
+        assert one.servable.alive
+        assert one.changes.empty()
+        (tmp_path / "open").touch()
+        await goes_on(one, pid)
+
+
+async def test_a_waiting_call_is_run_by_the_replacement(tmp_path: Path) -> None:
+    async with told(tmp_path, more=SLOW) as one:
+        lost = asyncio.ensure_future(one.run(f"(folder / 'in-').touch()\n{HELD}"))
+        await one.entered("in-")
+        waiting = [asyncio.ensure_future(one.say("'run'")) for _ in range(3)]
+        with pytest.raises(Unavailable):
+            await lost
+        assert not one.servable.alive
+        assert await one.changes.get() is False
+        (tmp_path / "open").touch()
+        assert await asyncio.gather(*waiting) == ["run"] * 3
+        assert await one.changes.get() is True
+        assert one.servable.alive
+
+
+async def test_a_waiting_call_ends_at_its_deadline_or_when_nobody_waits(tmp_path: Path) -> None:
+    async with told(tmp_path, more=SLOW) as one:
+        with pytest.raises(Unavailable):
+            await one.run("(folder / 'in-').touch()\nos._exit(0)")
+        with pytest.raises(DeadlineExceeded):
+            await one.run("1", Call(time.monotonic() + 0.05))
+        call = Call()
+        gone = asyncio.ensure_future(one.run("1", call))
+        behind = asyncio.ensure_future(one.say("'run'"))
+        call.cancel()
+        with pytest.raises(ServingError) as caught:
+            await gone
+        assert caught.value.code is Code.CANCELLED
+        (tmp_path / "open").touch()
+        assert await behind == "run"
+
+
+async def test_what_cannot_be_replaced_is_unavailable_at_once_and_heals(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with told(tmp_path) as one:
+        whole = (tmp_path / "model.py").read_text()
+        write_told(tmp_path, more=LOAD.format("raise RuntimeError('no weights')"))
+        with pytest.raises(Unavailable, match="exit status 0"):
+            await one.run("os._exit(0)")
+        text = r"^told: its process was lost and could not be replaced: .*model.py:\d+: RuntimeError: no weights$"
+        for _ in range(3):
+            with pytest.raises(Unavailable, match=text) as caught:
+                await one.run("1")
+        assert (caught.value.retry_after or 0) >= 1
+        await until(lambda: "could not be replaced, the next try is in" in caplog.text)
+        (tmp_path / "model.py").write_text(whole)
+        await until(lambda: one.model.alive)
+        assert await one.say("'healed'") == "healed"
+
+
+async def test_each_replacement_waits_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with told(tmp_path, policy=RestartPolicy(first_delay=0.05, longest_delay=0.3)) as one:
+        for _ in range(5):
+            with pytest.raises(Unavailable):
+                await one.run("os._exit(0)")
+        delays = re.findall(r"ended with exit status 0; it is replaced in (\S+) s", caplog.text)
+        assert [float(delay) for delay in delays] == pytest.approx([0.05, 0.1, 0.2, 0.3, 0.3], abs=0.06)
+    steady = RestartPolicy(first_delay=0.05, longest_delay=0.3, steady=0.0)
+    caplog.clear()
+    async with told(tmp_path, policy=steady) as one:
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await one.run("os._exit(0)")
+        assert len(set(re.findall(r"it is replaced in (\S+) s", caplog.text))) == 1
+
+
+# --- the end ---
+
+
+async def test_a_call_that_does_not_end_is_ended_with_its_process(tmp_path: Path) -> None:
+    async with told(tmp_path, more=TWO_INSTANCES) as one:
+        running = asyncio.ensure_future(one.run(WAIT))
+        await one.entered("in-")
+        await one.servable.close(at_once=True)
+        with pytest.raises(Unavailable, match="ran a call that did not end in time"):
+            await running
+        await until(lambda: not children())
+        # The other one could close its model.
+        await one.entered("closed-")
+        assert len(one.files("closed-")) == 1
+
+
+async def test_a_model_that_does_not_close_is_ended(tmp_path: Path) -> None:
+    never = "\ndef close(self):\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(600)\n"
+    policy = RestartPolicy(end_timeout=0.1, kill_timeout=0.1)
+    async with told(tmp_path, policy=policy, more=never + "Told.close = close\n") as one:
+        assert await one.pid()
+    assert children() == []
+
+
+async def test_a_model_whose_close_fails_ends_all_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with told(tmp_path, more="\nTold.close = lambda self: 1 / 0\n") as one:
+        assert await one.pid()
+    assert children() == []
+    assert "ZeroDivisionError" in capfd.readouterr().err

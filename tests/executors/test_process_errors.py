@@ -1,0 +1,238 @@
+"""Whatever a model raises in its process: its call is answered as on a thread, and the process goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from told_models import ON_LOOP, PLAIN, SECONDS, STREAM, STREAM_ON_LOOP, Told, code, load, told, write_told
+
+from triglot import Call, Internal, ModelLoadError, ServingError, Unavailable
+from triglot.core.errors import Code
+
+CLASSES = """
+import dataclasses
+from triglot.core.errors import Code
+
+class AsksForTwo(triglot.ServingError):
+    code = Code.FAILED_PRECONDITION
+    def __new__(cls, _, __):
+        return super().__new__(cls)
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+
+class WithoutText(triglot.ServingError):
+    def __init__(self):
+        Exception.__init__(self)
+
+class FailingText(triglot.ServingError):
+    message = property(lambda self: self.args[1])
+    def __init__(self):
+        Exception.__init__(self)
+
+class Undescribed(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+class Own(BaseException):
+    pass
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    text: str = "frozen"
+
+def hinting(hint):
+    error = triglot.ServingError("odd", code=Code.NOT_FOUND)
+    error.retry_after = hint
+    return error
+
+def circle():
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    return one
+"""
+ODD = {
+    "AsksForTwo('two', 'words')": Code.FAILED_PRECONDITION,
+    "WithoutText()": Code.INTERNAL,
+    "FailingText()": Code.INTERNAL,
+    "Undescribed()": Code.INTERNAL,
+    "Frozen()": Code.INTERNAL,
+    "circle()": Code.INTERNAL,
+    "triglot.ServingError('odd', code=Code.OK)": Code.INTERNAL,
+    "triglot.ServingError('odd', code=99)": Code.INTERNAL,
+    "hinting('soon')": Code.INTERNAL,
+    "hinting(2.5)": Code.NOT_FOUND,
+    "SystemExit(3)": Code.INTERNAL,
+    "KeyboardInterrupt()": Code.INTERNAL,
+    "GeneratorExit()": Code.INTERNAL,
+    "StopIteration()": Code.INTERNAL,
+    "StopAsyncIteration()": Code.INTERNAL,
+    "Own()": Code.INTERNAL,
+    "asyncio.CancelledError()": Code.INTERNAL,
+}
+
+
+async def outcome(one: Told, text: str) -> Code:
+    with pytest.raises(ServingError) as caught:
+        await (asyncio.wait_for(read(one, text), SECONDS) if one.servable.decoupled else one.run(text))
+    return caught.value.code
+
+
+async def read(one: Told, text: str) -> None:
+    async for _ in one.servable.stream(code(text, count=2), Call()):
+        pass
+
+
+@pytest.mark.parametrize("infer", [PLAIN, ON_LOOP, STREAM, STREAM_ON_LOOP])
+async def test_an_odd_error_fails_its_call_and_nothing_else(tmp_path: Path, infer: str) -> None:
+    async with told(tmp_path, infer, more=CLASSES) as one:
+        assert {error: await outcome(one, f"raise {error}\n") for error in ODD} == ODD
+        assert one.readings() == {"processes": 1, "processes_lost ended": 0, "processes_lost hung": 0}
+
+
+async def test_an_error_without_a_description_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with told(tmp_path, more=CLASSES) as one:
+        await outcome(one, "raise Undescribed()\n")
+    assert "Undescribed: <its __str__ has raised RuntimeError>" in caplog.text
+    assert "model.py" in caplog.text
+
+
+async def test_a_load_error_of_the_models_own_without_a_code(tmp_path: Path) -> None:
+    own = "class Own(triglot.ModelLoadError):\n    def __init__(self): self.__cause__ = self\nraise Own()\n"
+    with pytest.raises(ModelLoadError) as caught:
+        await asyncio.to_thread(load, write_told(tmp_path, more=own))
+    assert caught.value.code is Code.UNKNOWN
+
+
+# --- the loop of `async def` code ---
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "asyncio.get_running_loop().call_soon(exit, 3)",
+        "one = asyncio.create_task(asyncio.to_thread(exit, 3))\nawait asyncio.wait([one])",
+        "asyncio.get_running_loop().stop()",
+    ],
+)
+async def test_the_loop_survives_what_ends_loops(tmp_path: Path, text: str) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        said = f"{text}\nawait asyncio.sleep(0)\nreturn os.getpid()"
+        assert await one.say(said) == await one.say("return os.getpid()")
+
+
+async def test_a_loop_that_cannot_go_on_is_lost_with_its_process(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        with pytest.raises(Unavailable, match="ended with exit status 1"):
+            await one.run("asyncio.get_running_loop()._selector.close()\nawait asyncio.sleep(600)")
+        assert await one.say("return 'next'") == "next"
+
+
+async def test_a_task_factory_that_fails(tmp_path: Path) -> None:
+    async with told(tmp_path, ON_LOOP) as one:
+        await one.run("asyncio.get_running_loop().set_task_factory(lambda *_, **__: 1 / 0)\nreturn 'set'")
+        assert await outcome(one, "return 'never'") is Code.INTERNAL
+
+
+# --- who may answer ---
+
+
+async def test_a_fork_of_the_process_answers_nothing(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        forks = "pid = os.fork()\nanswer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else 'fork'"
+        pid = await one.pid()
+        assert await one.say(forks) == "1"
+        assert await one.pid() == pid
+
+
+async def test_an_answer_to_another_call_is_nobodys(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        other = "frames.pack(frames.Frame(frames.Kind.DONE, 10**6, places=()))"
+        text = (
+            f"from triglot.executors.process import frames\nos.write(int(sys.argv[1]), {other})\ntime.sleep(600)"
+        )
+        with pytest.raises(Unavailable, match="answered another call and was killed"):
+            await one.run(text)
+        assert await one.say("'next'") == "next"
+
+
+# --- what no frame can carry ---
+
+TOO_MUCH = ["{'y' * 70_000: np.ones(1)}", "{str(number): np.ones(1) for number in range(70_000)}"]
+
+
+@pytest.mark.parametrize("text", TOO_MUCH)
+async def test_answers_that_no_frame_can_carry(tmp_path: Path, text: str) -> None:
+    async with told(tmp_path) as one:
+        pid = await one.pid()
+        with pytest.raises(Internal, match="model 'told' returned outputs that cannot be handed over: "):
+            await one.run(text, x=np.zeros(50_000))
+        assert await one.pid() == pid
+    async with told(tmp_path / "stream", STREAM) as one:
+        assert await outcome(one, text) is Code.INTERNAL
+        assert one.readings()["processes"] == 1
+
+
+HUGE = ["np.broadcast_to(np.int8(1), (2**40,))", "np.broadcast_to(np.array('x', object), (2**40,))"]
+
+
+@pytest.mark.parametrize("text", HUGE)
+async def test_tensors_larger_than_memory(tmp_path: Path, text: str) -> None:
+    async with told(tmp_path) as one:
+        pid = await one.pid()
+        # The server's log says what was too large.
+        with pytest.raises(Internal):
+            await one.run("{'y': " + text + "}")
+        assert await one.pid() == pid
+        with pytest.raises(Internal):
+            await one.run("1", x=eval(text, {"np": np}))
+        call = Call()
+
+        async def reach(*_: object) -> Any:
+            return {"y": eval(text, {"np": np})}
+
+        call.reach = reach
+        with pytest.raises(Internal, match="too large to be handed over, there is room for"):
+            await one.run("call.infer('other', {})", call)
+        with pytest.raises(Internal):
+            await one.run("call.infer('other', {'x': " + text + "})", call)
+        assert await one.pid() == pid
+        assert one.readings()["processes_lost ended"] == 0
+
+
+async def test_another_models_answer_that_no_frame_can_carry(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        call = Call()
+
+        async def reach(*_: object) -> Any:
+            return {"y" * 70_000: np.ones(1)}
+
+        call.reach = reach
+        pid = await one.pid()
+        with pytest.raises(Internal, match="the answer cannot be handed over: "):
+            await one.run("call.infer('other', {})", call)
+        assert await one.pid() == pid
+
+
+async def test_another_models_odd_error(tmp_path: Path) -> None:
+    class Undescribed(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    async with told(tmp_path) as one:
+        call = Call()
+        pid = await one.pid()
+        for error in (Undescribed(), ServingError("odd", code=99)):  # type: ignore[arg-type]
+
+            async def reach(*_: object, error: Exception = error) -> Any:
+                raise error
+
+            call.reach = reach
+            with pytest.raises(Internal, match=type(error).__name__):
+                await one.run("call.infer('other', {})", call)
+        assert await one.pid() == pid

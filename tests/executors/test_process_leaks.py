@@ -1,0 +1,55 @@
+"""A hundred processes that crash leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from pathlib import Path
+
+import pytest
+from told_models import children, told
+
+from triglot import Unavailable
+from triglot.executors.process.monitor import RestartPolicy
+from waiting import until
+
+INSTANCES = 4
+ROUNDS = 25
+SLACK = 3 * INSTANCES
+"""What processes that are there have or have not mapped yet: its page, and a region for each direction."""
+
+
+def left() -> dict[str, int]:
+    gc.collect()
+    return {
+        "file descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "shared memory": Path("/proc/self/maps").read_text().count("memfd:triglot"),
+        "processes": len(children()),
+        "threads": sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate()),
+    }
+
+
+async def test_nothing_is_left_of_a_hundred_processes(tmp_path: Path) -> None:
+    at_first = left()
+    policy = RestartPolicy(first_delay=0.0, longest_delay=0.0)
+    async with told(tmp_path, policy=policy, more=f"\nTold.instances = {INSTANCES}\n") as one:
+
+        async def crash() -> None:
+            with pytest.raises(Unavailable):
+                await one.run("os._exit(0)", x=[0.0] * 50_000)
+
+        async def all_crash() -> None:
+            await asyncio.gather(*(crash() for _ in range(INSTANCES)))
+            await until(lambda: one.readings()["processes"] == INSTANCES)
+            runs = (one.run("{'x': inputs['x']}", x=[1.0] * 50_000) for _ in range(INSTANCES))
+            assert [answer["x"].sum() for answer in await asyncio.gather(*runs)] == [50_000] * INSTANCES
+
+        await all_crash()
+        before = left()
+        for _ in range(ROUNDS - 1):
+            await all_crash()
+        await until(lambda: all(now <= before[what] + SLACK for what, now in left().items()))
+        await until(lambda: len(children()) == INSTANCES)
+        assert one.readings()["processes_lost ended"] == INSTANCES * ROUNDS
+    await until(lambda: all(now <= at_first[what] for what, now in left().items()))

@@ -1,0 +1,209 @@
+"""Instances as processes: what is loaded where, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from told_models import PLAIN, SECONDS, children, load, told, write_told
+
+from triglot import Model, ModelLoadError, TensorSpec, backends
+from triglot.core.errors import MissingDependency
+from triglot.executors.process.loading import Loading
+from triglot.model.config import ModelConfig
+from triglot.repository.manager.loader import Loader
+from triglot.repository.scan.source import ModelFiles
+from waiting import until
+
+TWO_INSTANCES = "\nTold.instances = 2\n"
+
+# --- loading ---
+
+LOAD = "\ndef load(self, folder):\n    {}\nTold.load = load\n"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "import no_such_module\n",
+        "import tensorrt_of_nobody.parts\n",
+        "1 / 0\n",
+        "def (\n",
+        LOAD.format("raise RuntimeError('no weights')"),
+        LOAD.format("raise triglot.ModelLoadError('no weights here')"),
+        LOAD.format("exit(3)"),
+        "Told.infer = lambda self: 3\n",
+        "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no text')\nraise Odd()\n",
+        "Told.hang_seconds = 'x'\n",
+        "Told.hang_seconds = float('nan')\n",
+        "Told.longest_run = '60'\n",
+        "Told.cpus = 5\n",
+        "class Told2(Told): pass\n",
+    ],
+)
+async def test_load_errors_read_as_those_of_a_thread(tmp_path: Path, more: str) -> None:
+    file = write_told(tmp_path, more=more)
+    before = file.read_text()
+    file.write_text(before.replace('execution = "process"', 'execution = "thread"'))
+    wanted = await failure_on_a_thread(file)
+    file.write_text(before)
+    configured = ModelConfig(execution="process")
+    with pytest.raises(ModelLoadError) as caught:
+        await asyncio.to_thread(load, file, configured)
+    assert (str(caught.value), caught.value.code) == (str(wanted), wanted.code)
+    assert isinstance(caught.value, MissingDependency) is isinstance(wanted, MissingDependency)
+    assert children() == []
+
+
+async def nothing_more(_: object) -> None:
+    """What it needs besides itself."""
+
+
+async def failure_on_a_thread(file: Path) -> ModelLoadError:
+    """As the server words it."""
+
+    with pytest.raises(ModelLoadError) as caught:
+        await Loader(backends.load, None, 10).open(ModelFiles("told", 1, "python", file), nothing_more)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("does", "text"),
+    [
+        ("os._exit(4)", "ended with exit status 4"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"was ended by SIGKILL \(is there too little memory\?\)"),
+        ("os.abort()", "was ended by SIGABRT"),
+    ],
+)
+async def test_a_process_that_ends_while_it_loads(tmp_path: Path, does: str, text: str) -> None:
+    file = write_told(tmp_path, more=LOAD.format(does))
+    with pytest.raises(ModelLoadError, match=rf"model.py: its process {text} while it loaded the model"):
+        await asyncio.to_thread(load, file)
+    assert children() == []
+
+
+@pytest.mark.parametrize("instance", [0, 1])
+async def test_a_load_that_is_given_up_ends_at_once(tmp_path: Path, instance: int) -> None:
+    waits = f"600 * (len(list(folder.glob('in-*'))) > {instance})"
+    does = f"(folder / f'in-{{os.getpid()}}').touch(); time.sleep({waits})"
+    file = write_told(tmp_path, more=LOAD.format(does) + TWO_INSTANCES)
+    loading = Loading(backends.load)
+
+    def run() -> None:
+        model = loading("told", "python", file, ModelConfig())
+        try:
+            model.start()
+        finally:
+            model.close()
+
+    running = asyncio.ensure_future(asyncio.to_thread(run))
+    await until(lambda: len(list(tmp_path.glob("in-*"))) > instance)
+    async with asyncio.timeout(SECONDS):
+        loading.give_up()
+        with pytest.raises(ModelLoadError, match="was given up"):
+            await running
+    assert children() == []
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ("Told.takes_messages = True\n", "expected 'thread' for a model that takes whole messages"),
+        ("Told.example = {'x': object()}\n", "example: a value of object cannot be handed over"),
+    ],
+)
+async def test_what_a_process_cannot_do(tmp_path: Path, more: str, text: str) -> None:
+    with pytest.raises(ModelLoadError, match=text):
+        await asyncio.to_thread(load, write_told(tmp_path, more=more))
+
+
+async def test_what_is_loaded_by_a_function_without_a_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"execution: expected 'thread' for what .* loads"):
+        Loading(lambda *_: None)("told", "python", tmp_path / "model.py", ModelConfig())  # type: ignore[arg-type]
+
+
+# --- where it runs ---
+
+
+async def test_processes_run_on_their_cpus(tmp_path: Path) -> None:
+    there = sorted(os.sched_getaffinity(0))
+    cpus = [there[-1], there[0]]
+    async with told(tmp_path, config=ModelConfig(cpus=cpus), more=TWO_INSTANCES) as one:
+        gate = (
+            "(folder / f'in-{os.getpid()}').touch()\nwhile len(list(folder.glob('in-*'))) < 2: time.sleep(0.005)"
+        )
+        said = await asyncio.gather(*(one.say(f"{gate}\nanswer = os.sched_getaffinity(0)") for _ in range(2)))
+        assert sorted(said) == sorted(str({cpu}) for cpu in cpus)
+
+
+@pytest.mark.parametrize("by", ["class", "configuration"])
+async def test_cpus_that_are_not_there(tmp_path: Path, by: str) -> None:
+    file = write_told(tmp_path, more="Told.cpus = [4095]\n" if by == "class" else "")
+    config = ModelConfig() if by == "class" else ModelConfig(cpus=[4095])
+    with pytest.raises(
+        ModelLoadError, match=r"cpus: expected some of \[.*\], which this server may use, got 4095"
+    ):
+        await asyncio.to_thread(load, file, config)
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+async def test_a_process_logs_as_the_server(
+    to_file: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Etc/GMT-3")
+    file = tmp_path / "log"
+    handler = logging.FileHandler(file) if to_file else logging.StreamHandler()
+    formatter = logging.Formatter("%(asctime)s %(levelname)s here: %(message)s", "%z")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    before = root.level
+    root.setLevel("INFO")
+    try:
+        async with told(tmp_path, PLAIN) as one:
+            await one.run(
+                "import logging\nlogging.info('noted')\nprint('printed')\nprint('wrong', file=sys.stderr)"
+            )
+        logging.info("gone on")
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert {"printed", "wrong"} <= set(err.splitlines())
+    lines = (file.read_text() if to_file else err).splitlines()
+    assert {"+0000 INFO here: noted", "+0000 INFO here: gone on"} <= set(lines)
+
+
+@pytest.mark.parametrize("by", ["class", "configuration"])
+async def test_a_model_that_is_given_as_an_object_stays_here(by: str) -> None:
+    class Given(Model):
+        inputs = outputs = [TensorSpec("x", "FP32", [1])]
+        execution = "process" if by == "class" else "thread"
+
+        def infer(self, inputs: Any) -> Any:
+            return inputs
+
+    config = ModelConfig(execution="process" if by == "configuration" else "")
+    files = ModelFiles("given", 1, "python", Path("given.py"), make=Given, config=config)
+    with pytest.raises(
+        ModelLoadError,
+        match="given version 1: execution: expected 'thread' for a model that is given as an object",
+    ):
+        await Loader(backends.load, None, 10).open(files, nothing_more)
+
+
+async def test_the_configuration_has_the_last_word(tmp_path: Path) -> None:
+    file = write_told(tmp_path)
+    files = ModelFiles("told", 1, "python", file, config=ModelConfig(execution="thread"))
+    servable = await Loader(backends.load, None, 10).open(files, nothing_more)
+    assert servable.model.execution == "thread"
+    assert children() == []
+    await servable.close()

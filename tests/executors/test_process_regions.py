@@ -1,0 +1,281 @@
+"""Tensors in shared memory: any arrives as it was, and no region is written while somebody reads it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_process_frames import TEXTS, arrays, raw
+
+from triglot.core.buffers import Buffers
+from triglot.executors.joining import join
+from triglot.executors.process.arena import Arena, packed
+from triglot.executors.process.channel import Channel, Gone
+from triglot.executors.process.frames import Frame, FrameError, Kind, Place, pack
+from triglot.executors.process.mirror import Mirror
+from triglot.executors.process.views import COPIED, MOST_HELD
+
+
+@pytest.fixture(name="ends")
+def two_ends() -> Iterator[tuple[Channel, Channel]]:
+    one, other = (Channel(end) for end in socket.socketpair())
+    yield one, other
+    one.close()
+    other.close()
+
+
+@settings(max_examples=200)
+@given(st.lists(st.dictionaries(TEXTS, arrays(), max_size=3), min_size=1, max_size=4))
+def test_any_tensors_arrive(messages: list[dict[str, np.ndarray[Any, Any]]]) -> None:
+    one, other = (Channel(end) for end in socket.socketpair())
+    kept = []
+    for tensors in messages:
+        one.send(Kind.CALL, placed=one.place(tensors))
+        kept.append(other.receive().tensors)
+        other.send(Kind.GO_ON)
+        one.receive()
+    for tensors, arrived in zip(messages, kept, strict=True):
+        assert arrived is not None
+        assert {name: raw(array) for name, array in arrived.items()} == {
+            name: raw(array) for name, array in tensors.items()
+        }
+        assert not any(array.flags.writeable for array in arrived.values())
+    one.close()
+    other.close()
+
+
+@given(arrays().filter(lambda array: array.ndim > 0 and len(array) > 0), st.integers(1, 3), st.integers(0, 2))
+def test_what_is_joined_on_its_way_arrives_as_if_it_had_been_before(
+    array: np.ndarray[Any, Any], count: int, padding: int
+) -> None:
+    members = [{"x": array[: at + 1]} for at in range(count)]
+    rows = sum(len(one["x"]) for one in members) + padding
+    one, other = (Channel(end) for end in socket.socketpair())
+    one.send(Kind.CALL, placed=one.place(join(members, rows, None)))
+    arrived = other.receive().tensors
+    assert arrived is not None
+    assert raw(arrived["x"]) == raw(join(members, rows, Buffers())["x"])
+    one.close()
+    other.close()
+
+
+def echo(ends: tuple[Channel, Channel], value: float, size: int = COPIED) -> np.ndarray[Any, Any]:
+    """Send a tensor of more bytes than are copied out, and let the other side say something."""
+    ends[0].send(Kind.CALL, placed=ends[0].place({"x": np.full(size, value, np.float32)}))
+    tensors = ends[1].receive().tensors
+    assert tensors is not None
+    return tensors["x"]
+
+
+def acknowledge(ends: tuple[Channel, Channel]) -> None:
+    ends[1].send(Kind.GO_ON)
+    ends[0].receive()
+
+
+def regions(channel: Channel) -> int:
+    return len(channel.arena._regions)
+
+
+def test_a_region_is_written_again_when_nobody_reads_it(ends: tuple[Channel, Channel]) -> None:
+    for value in range(20):
+        x = echo(ends, value)
+        assert x[-1] == value
+        del x
+        acknowledge(ends)
+    assert regions(ends[0]) == 1
+
+
+def test_what_somebody_still_reads_is_not_written(ends: tuple[Channel, Channel]) -> None:
+    kept = []
+    for value in range(5):
+        kept.append(echo(ends, value)[1:].reshape(-1, 3)[::2])
+        acknowledge(ends)
+    assert [one[0, 0] for one in kept] == [0, 1, 2, 3, 4]
+    assert all((one == value).all() for value, one in enumerate(kept))
+    del kept[:]
+    acknowledge(ends)
+    echo(ends, 6)
+    assert regions(ends[0]) == 5
+
+
+def test_however_many_are_kept_the_regions_are_few(ends: tuple[Channel, Channel]) -> None:
+    kept = []
+    for value in range(3 * MOST_HELD):
+        kept.append(echo(ends, value))
+        acknowledge(ends)
+    assert all((one == value).all() for value, one in enumerate(kept))
+    assert regions(ends[0]) == MOST_HELD + 1
+    del kept[:]
+    for value in range(3):
+        echo(ends, value)
+        acknowledge(ends)
+    assert regions(ends[0]) == MOST_HELD + 1
+    assert sum(not region.busy for region in ends[0].arena._regions.values()) >= MOST_HELD
+
+
+def test_a_memoryview_keeps_the_region_too(ends: tuple[Channel, Channel]) -> None:
+    kept = memoryview(echo(ends, 1).data)
+    acknowledge(ends)
+    echo(ends, 2)
+    assert kept[0] == 1
+
+
+def test_small_tensors_keep_no_region(ends: tuple[Channel, Channel]) -> None:
+    kept = []
+    for value in range(50):
+        kept.append(echo(ends, value, 10))
+        acknowledge(ends)
+    assert [one[0] for one in kept] == list(range(50))
+    assert regions(ends[0]) == 1
+
+
+def test_a_larger_tensor_gets_a_larger_region_and_the_memory_is_given_back(ends: tuple[Channel, Channel]) -> None:
+    for size in (10, 100_000, 10_000_000):
+        assert echo(ends, 3, size).shape == (size,)
+        acknowledge(ends)
+    arena = ends[0].arena
+    arena.trim(0.0)
+    assert arena.held > 40_000_000
+    arena.trim(float("inf"))
+    assert arena.held == 0
+    assert echo(ends, 4, 10_000_000)[-1] == 4
+    assert regions(ends[0]) == 3
+
+
+def test_without_memfd_a_file_without_a_name_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    arena, mirror = Arena(), Mirror()
+    placed = arena.place(packed({"x": np.arange(100_000)}))
+    assert placed.descriptor is not None
+    assert list(tmp_path.iterdir()) == []
+    mirror.adopt(placed.region, placed.region_size, placed.descriptor)
+    [(_, x)] = mirror.tensors(placed.region, placed.places)
+    assert (x == np.arange(100_000)).all()
+    arena.release([placed.region])
+    arena.trim(float("inf"))
+    assert arena.held == 0
+
+
+@pytest.mark.parametrize(
+    ("places", "text"),
+    [
+        ([Place("x", "FP32", (100_000,), 0, 400_000)], "do not lie in a region"),
+        ([Place("x", "FP32", (3,), 0, 8)], "has 8 bytes"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(places: list[Place], text: str) -> None:
+    arena, mirror = Arena(), Mirror()
+    placed = arena.place(packed({"x": np.zeros(10)}))
+    assert placed.descriptor is not None
+    mirror.adopt(placed.region, placed.region_size, placed.descriptor)
+    with pytest.raises(FrameError, match=text):
+        mirror.tensors(placed.region, places)
+    with pytest.raises(FrameError, match="no region 7"):
+        mirror.tensors(7, places)
+
+
+# --- what goes back as it came ---
+
+
+def back(ends: tuple[Channel, Channel], **tensors: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """What the first end gets when the second sends these."""
+    ends[1].send(Kind.DONE, placed=ends[1].place(tensors))
+    message = ends[0].receive()
+    assert message.tensors is not None
+    return message.tensors
+
+
+def test_what_goes_back_as_it_came_is_not_copied(ends: tuple[Channel, Channel]) -> None:
+    x = np.arange(60_000.0).reshape(200, 300)
+    ends[0].send(Kind.CALL, placed=ends[0].place({"x": x}))
+    came = ends[1].receive().tensors
+    assert came is not None
+    got = back(ends, same=came["x"], part=came["x"][7:9], none=came["x"][:0])
+    del came
+    assert (got["same"] == x).all()
+    assert (got["part"] == x[7:9]).all()
+    assert got["none"].shape == (0, 300)
+    assert regions(ends[1]) == 0
+    assert not got["same"].flags.writeable
+    acknowledge(ends)
+    # As long as it is read here, nothing else is written there.
+    part = got["part"][0]
+    del got
+    assert echo(ends, 5.0, 60_000)[-1] == 5.0
+    assert (part == x[7]).all()
+    assert regions(ends[0]) == 2
+    del part
+    acknowledge(ends)
+    for value in range(5):
+        came = {"x": echo(ends, value, 60_000)}
+        got = back(ends, **came)
+        del came
+        assert (got.pop("x") == value).all()
+        acknowledge(ends)
+    assert regions(ends[0]) == 2
+    assert regions(ends[1]) == 0
+
+
+def test_what_lies_elsewhere_or_otherwise_is_copied(ends: tuple[Channel, Channel]) -> None:
+    one, two = echo(ends, 1.0), echo(ends, 2.0)
+    for sent in (
+        {"one": one, "two": two},
+        {"one": one, "new": np.ones(3)},
+        {"part": one[::2]},
+        {"turned": one.reshape(2, -1).T},
+        {"text": np.array([b"a" * 20_000], object), "one": one},
+    ):
+        got = back(ends, **sent)
+        assert {name: raw(array) for name, array in got.items()} == {
+            name: raw(array) for name, array in sent.items()
+        }
+        del got
+        acknowledge(ends[::-1])
+    assert regions(ends[0]) == 2
+    assert regions(ends[1]) == 1
+    # As another type it is still the same bytes.
+    assert raw(back(ends, one=one.view(np.uint8))["one"]) == raw(one.view(np.uint8))
+    assert regions(ends[1]) == 1
+    assert not ends[1].arena._regions[1].busy
+
+
+def test_many_that_went_back_are_copied_out(ends: tuple[Channel, Channel]) -> None:
+    kept = []
+    for value in range(3 * MOST_HELD):
+        kept.append(back(ends, x=echo(ends, value))["x"])
+        acknowledge(ends)
+    assert all((one == value).all() for value, one in enumerate(kept))
+    assert MOST_HELD <= regions(ends[0]) <= MOST_HELD + 2
+
+
+def test_only_what_is_being_read_goes_back(ends: tuple[Channel, Channel]) -> None:
+    frame = Frame(Kind.DONE, places=(Place("x", "FP32", (3,), 0, 12),), region=1, returned=True)
+    ends[1].socket.sendall(pack(frame))
+    with pytest.raises(Gone, match="region 1 is not read"):
+        ends[0].receive()
+    echo(ends, 1.0)
+    acknowledge(ends)
+    ends[1].socket.sendall(pack(frame))
+    with pytest.raises(Gone, match="region 1 is not read"):
+        ends[0].receive()
+
+
+def test_what_is_no_frame_ends_the_conversation(ends: tuple[Channel, Channel]) -> None:
+    ends[0].socket.sendall(b"\x05\x00\x00\x00hello")
+    with pytest.raises(Gone):
+        ends[1].receive()
+
+
+def test_a_dtype_without_a_name_is_refused_and_nothing_is_lost(ends: tuple[Channel, Channel]) -> None:
+    with pytest.raises(TypeError, match="'day': numpy dtype datetime64"):
+        ends[0].place({"x": np.zeros(100_000), "day": np.array("2026-01-01", "M8[D]")})
+    assert regions(ends[0]) == 0

@@ -1,0 +1,135 @@
+"""Processes behind a batcher and behind sequences, and what warms up those that come later."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from told_models import Told, code, told
+
+from triglot import Call, Unavailable
+from triglot.core.buffers import Buffers
+from triglot.core.request_scheduling import Scheduling
+from triglot.repository.manager.warm_up import warm_up
+from waiting import until
+
+DECLARED = """
+Told.any_tensors = False
+Told.inputs = [triglot.TensorSpec("x", "INT64", [-1, 1])]
+Told.outputs = [triglot.TensorSpec("y", "INT64", [-1, 1])]
+Told.max_batch_size = 8
+"""
+BATCHED = f"""{DECLARED}
+Told.dynamic_batching = triglot.DynamicBatching()
+"""
+SUMS = """def infer(self, inputs{call}):
+        x = inputs["x"]
+        if (x == -1).any():
+            os._exit(1)
+        if (x == -2).any():
+            (self.folder / "in").touch()
+            while not (self.folder / "open").exists():
+                time.sleep(0.005)
+        (self.folder / f"ran-{{os.getpid()}}-{{len(x)}}-{{time.monotonic_ns()}}").touch()
+        return {{"y": x * 10}}"""
+
+
+async def ask(one: Told, value: int, call: Call | None = None) -> int:
+    answer = await one.servable.infer({"x": np.array([[value]])}, call or Call())
+    result: np.ndarray[tuple[int, ...], np.dtype[np.int64]] = answer["y"]
+    assert result.shape == (1, 1)
+    return int(result[0, 0])
+
+
+@pytest.mark.parametrize("call", ["", ", call"])
+async def test_requests_are_joined_for_a_process(tmp_path: Path, call: str) -> None:
+    async with told(tmp_path, SUMS.format(call=call), more=BATCHED) as one:
+        first = asyncio.ensure_future(ask(one, -2))
+        await one.entered("in")
+        calls = [Call() for _ in range(6)]
+        for number, each in enumerate(calls):
+            each.parameters = {"number": number}
+        others = [asyncio.ensure_future(ask(one, value, calls[value])) for value in range(6)]
+        await until(lambda: one.servable.queue_depth == 6)
+        (tmp_path / "open").touch()
+        assert await asyncio.gather(*others) == [0, 10, 20, 30, 40, 50]
+        assert await first == -20
+        sizes = sorted(int(name.split("-")[2]) for name in one.files("ran-"))
+        # Who is told of the parameters may answer by them.
+        assert sizes == ([1, 6] if not call else [1] * 7)
+
+
+@pytest.mark.parametrize("keyword", ["", "async "])
+async def test_a_batch_is_joined_where_its_process_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyword: str
+) -> None:
+    def no_buffer(*_: object) -> None:
+        raise AssertionError("the batch was joined in the server")
+
+    monkeypatch.setattr(Buffers, "empty", no_buffer)
+    async with told(tmp_path, keyword + SUMS.format(call=""), more=BATCHED) as one:
+        first = asyncio.ensure_future(ask(one, -2))
+        await one.entered("in")
+        others = [asyncio.ensure_future(ask(one, value)) for value in range(6)]
+        await until(lambda: one.servable.queue_depth == 6)
+        (tmp_path / "open").touch()
+        assert await asyncio.gather(*others) == [0, 10, 20, 30, 40, 50]
+        assert await first == -20
+        assert sorted(int(name.split("-")[2]) for name in one.files("ran-")) == [1, 6]
+
+
+async def test_all_members_of_a_batch_are_unavailable_when_its_process_is_lost(tmp_path: Path) -> None:
+    async with told(tmp_path, SUMS.format(call=""), more=BATCHED) as one:
+        first = asyncio.ensure_future(ask(one, -2))
+        await one.entered("in")
+        others = [asyncio.ensure_future(ask(one, value)) for value in (1, -1, 3)]
+        await until(lambda: one.servable.queue_depth == 3)
+        (tmp_path / "open").touch()
+        assert await first == -20
+        outcomes = await asyncio.gather(*others, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3
+        assert await ask(one, 4) == 40
+
+
+async def test_a_sequence_stays_with_its_process(tmp_path: Path) -> None:
+    sequences = """
+Told.instances = 2
+Told.sequence_batching = triglot.SequenceBatching(max_idle=3600)
+"""
+    pids = """def infer(self, inputs):
+        return {"y": np.full_like(inputs["x"], os.getpid())}"""
+    async with told(tmp_path, pids, more=DECLARED + sequences) as one:
+        seen: dict[int, set[int]] = {}
+        for turn in range(10):
+            for number in (1, 2, 3, 4):
+                call = Call()
+                call.scheduling = Scheduling(sequence_id=number, sequence_start=turn == 0, sequence_end=turn == 9)
+                seen.setdefault(number, set()).add(await ask(one, 0, call))
+        assert all(len(pids_of_one) == 1 for pids_of_one in seen.values())
+
+
+WARMED = """
+Told.any_tensors = False
+Told.inputs = [triglot.TensorSpec("code", "BYTES", [])]
+Told.outputs = [triglot.TensorSpec("said", "BYTES", [1])]
+Told.example = {"code": "(folder / f'warm-{os.getpid()}').touch()\\nanswer = 1 / (not (folder / 'stop').exists())"}
+"""
+
+
+async def test_a_replacement_is_warmed_up_before_it_is_called(tmp_path: Path) -> None:
+    async with told(tmp_path, more=WARMED) as one:
+        await warm_up(one.servable)
+        assert one.files("warm-") == [f"warm-{await one.pid()}"]
+        with pytest.raises(Unavailable):
+            await one.run("os._exit(0)")
+        assert f"warm-{await one.pid()}" in one.files("warm-")
+        (tmp_path / "stop").touch()
+        with pytest.raises(Unavailable):
+            await one.run("os._exit(0)")
+        with pytest.raises(Unavailable, match="could not be replaced: division by zero"):
+            await one.run("1")
+        (tmp_path / "stop").unlink()
+        await until(lambda: one.model.alive)
+        assert (await one.servable.infer(code("'warm again'"), Call()))["said"].item() == b"warm again"

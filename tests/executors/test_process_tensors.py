@@ -1,0 +1,105 @@
+"""Tensors through a process: any there and back, and nobody's are overwritten."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_process_frames import arrays, raw
+from told_models import load, told, write_told
+
+from triglot import Call
+from triglot.executors.process.channel import Channel
+from triglot.executors.process.frames import FrameError, Kind
+from triglot.executors.process.views import COPIED
+
+# --- tensors ---
+
+
+@pytest.fixture(name="echo", scope="module")
+def echoing(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("echo")
+    body = """def infer(self, inputs, call):
+        return {name: value for name, value in inputs.items() if name != "code"}"""
+    model = load(write_told(folder, body))
+    yield model
+    model.close()
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.dictionaries(st.text(max_size=5), arrays(), max_size=3))
+def test_any_tensors_go_there_and_back(echo: Any, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+    tensors.pop("code", None)
+    answer = echo.infer(tensors, Call())
+    assert {name: raw(array) for name, array in answer.items()} == {
+        name: raw(array) for name, array in tensors.items()
+    }
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_answers_stay_as_they_are_while_others_come(echo: Any, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.sampled_from([0, 1, 4095, 4097, 100_000]), min_size=1, max_size=8))
+    kept = [echo.infer({"x": np.full(size, number, np.float64)}, Call())["x"] for number, size in enumerate(sizes)]
+    for number, (size, array) in enumerate(zip(sizes, kept, strict=True)):
+        assert array.shape == (size,)
+        assert (array == number).all()
+
+
+@given(hnp.arrays(np.uint8, 10))
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_large_tensors(echo: Any, seed: np.ndarray[Any, Any]) -> None:
+    large = np.resize(seed, 20_000_001)
+    assert (echo.infer({"x": large}, Call())["x"] == large).all()
+
+
+async def test_what_a_model_keeps_of_its_inputs_stays(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        for value in range(5):
+            await one.run("self.state[len(self.state)] = inputs['x']", x=np.full(50_000, value))
+        same = "all((self.state[number] == number).all() for number in range(5))"
+        assert await one.say(same) == "True"
+
+
+async def test_outputs_of_any_layout_and_kind(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        x = np.arange(60_000).reshape(200, 300)
+        parts = (
+            "{'t': inputs['x'].T, 's': inputs['x'][::2, ::3], 'same': inputs['x'], 'list': [[1.5, 2.5]], 'u': 'ü'}"
+        )
+        answer = await one.run(parts, x=x)
+        assert (answer["t"] == x.T).all()
+        assert (answer["s"] == x[::2, ::3]).all()
+        assert (answer["same"] == x).all()
+        assert answer["list"].tolist() == [[1.5, 2.5]]
+        assert answer["u"].item() == "ü".encode()
+
+
+async def test_inputs_are_read_only(tmp_path: Path) -> None:
+    async with told(tmp_path) as one:
+        for size in (10, 100_000):
+            assert await one.say("inputs['x'].flags.writeable", x=np.zeros(size)) == "False"
+
+
+def test_a_frame_that_is_too_long_says_later_what_it_was_to_say() -> None:
+    one, other = (Channel(end) for end in socket.socketpair())
+    sizes = []
+    for _ in range(5):
+        one.send(Kind.CALL, placed=one.place({"x": np.zeros(COPIED)}))
+        assert other.receive().tensors is not None
+        with pytest.raises(FrameError, match="70000 bytes"):
+            other.send(Kind.DONE, placed=other.place({"y" * 70_000: np.zeros(COPIED)}))
+        other.send(Kind.FAILED)
+        one.receive()
+        sizes.append((one.arena.held, other.arena.held))
+    # The same region again and again, and none of what was not sent.
+    assert len(set(sizes)) == 1
+    assert sizes[0][1] == 0
+    one.close()
+    other.close()

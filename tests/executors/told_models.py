@@ -1,0 +1,176 @@
+"""Models in processes of their own that do what the test says: their input is Python code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from triglot import Call, backends
+from triglot.executors.process.loading import Loading
+from triglot.executors.process.monitor import RestartPolicy
+from triglot.executors.process.remote_model import RemoteModel
+from triglot.model.config import NO_CONFIG, ModelConfig
+from triglot.model.configure import configure
+from triglot.scheduling.servable import Servable
+from waiting import until
+
+SECONDS = 60
+"""How long anything may take; only a test that fails waits so long."""
+QUICK = RestartPolicy(first_delay=0.01, end_timeout=SECONDS)
+TOLD = """
+import asyncio, ctypes, os, signal, sys, threading, time
+from pathlib import Path
+import numpy as np
+import triglot
+
+class Told(triglot.Model):
+    any_tensors = True
+    execution = "process"
+
+    def load(self, folder):
+        self.folder = folder
+        self.state = {{}}
+
+    {infer}
+
+    def told(self, inputs, call):
+        names = {{**globals(), "self": self, "inputs": inputs, "call": call, "folder": self.folder}}
+        code = inputs["code"].item().decode()
+        try:
+            program = compile(code, "told", "eval")
+        except SyntaxError:
+            exec(code, names)
+            return self.answer(names.get("answer"))
+        return self.answer(eval(program, names))
+
+    def answer(self, value):
+        return value if isinstance(value, dict) or value is None else {{"said": np.array([str(value)])}}
+
+    def close(self):
+        (self.folder / f"closed-{{os.getpid()}}").touch()
+"""
+PLAIN = """def infer(self, inputs, call):
+        return self.told(inputs, call)"""
+STREAM = """def infer(self, inputs, call):
+        try:
+            for number in range(int(inputs["count"])):
+                (self.folder / f"made-{number}").touch()
+                yield {**self.told(inputs, call), "number": np.array(number)}
+        finally:
+            (self.folder / "ended").touch()"""
+ON_LOOP = """async def infer(self, inputs, call):
+        try:
+            names = {**globals(), "inputs": inputs, "call": call, "folder": self.folder}
+            exec("async def run():\\n " + inputs["code"].item().decode().replace("\\n", "\\n "), names)
+            return self.answer(await names["run"]())
+        finally:
+            (self.folder / "ended").touch()"""
+STREAM_ON_LOOP = """async def infer(self, inputs, call):
+        try:
+            for number in range(int(inputs["count"])):
+                await asyncio.sleep(0)
+                yield {**self.told(inputs, call), "number": np.array(number)}
+        finally:
+            (self.folder / "ended").touch()"""
+
+
+def write_told(folder: Path, infer: str = PLAIN, more: str = "") -> Path:
+    """The file of such a model; `more` is for the end of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "model.py"
+    file.write_text(TOLD.format(infer=infer) + more)
+    return file
+
+
+def load(file: Path, config: ModelConfig = NO_CONFIG, policy: RestartPolicy = QUICK) -> RemoteModel:
+    """The model of this file in its processes. Raises `ModelLoadError`."""
+    model = Loading(backends.load, policy)("told", "python", file, config)
+    try:
+        configure(model, config)
+        model.start()
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def code(text: str, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Inputs that have the model run this."""
+    arrays = {name: np.asarray(value) for name, value in inputs.items()}
+    return {"code": np.array([text.encode()], object).reshape(()), **arrays}
+
+
+class Told:
+    """One version of such a model, on the loop."""
+
+    def __init__(self, model: RemoteModel, folder: Path) -> None:
+        self.model = model
+        self.folder = folder
+        self.changes: asyncio.Queue[bool] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        model.loop = loop
+        model.on_change = lambda: loop.call_soon_threadsafe(self.changes.put_nowait, model.alive)
+        self.servable = Servable("told", 1, model, max_queue_size=1000)
+
+    async def run(self, text: str, call: Call | None = None, **inputs: Any) -> Any:
+        """What the model answers: a dict of arrays."""
+        return await asyncio.wait_for(self.servable.infer(code(text, **inputs), call or Call()), SECONDS)
+
+    async def say(self, text: str, call: Call | None = None, **inputs: Any) -> str:
+        """What the model answers, as text."""
+        said: bytes = (await self.run(text, call, **inputs))["said"].item()
+        return said.decode()
+
+    async def pid(self) -> int:
+        """Of a process."""
+        return int(await self.say("os.getpid()"))
+
+    async def entered(self, name: str, times: int = 1) -> None:
+        """Until the model has left this file in its folder, or so many whose names begin so."""
+        await until(lambda: len(self.files(name)) >= times)
+
+    def files(self, name: str) -> list[str]:
+        """The names of the files in its folder that begin with `name`."""
+        return sorted(path.name for path in self.folder.glob(f"{name}*"))
+
+    def readings(self) -> Mapping[str, float]:
+        """What the model counts."""
+        return {" ".join([one.name, *one.labels.values()]): one.value for one in self.model.readings()}
+
+
+@asynccontextmanager
+async def told(
+    folder: Path,
+    infer: str = PLAIN,
+    config: ModelConfig = NO_CONFIG,
+    policy: RestartPolicy = QUICK,
+    more: str = "",
+) -> AsyncIterator[Told]:
+    """A loaded model; it is closed in the end, and then none of its processes is left."""
+    model = await asyncio.to_thread(load, write_told(folder, infer, more), config, policy)
+    one = Told(model, folder)
+    try:
+        yield one
+    finally:
+        await one.servable.close()
+        await until(lambda: not one.servable._instances and not model._pool._slots)
+
+
+def children() -> list[str]:
+    """The instances that this process has started and not ended, zombies too; not what other tests started."""
+    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return [pid for file in found for pid in file.read_text().split() if _is_instance(pid)]
+
+
+def _is_instance(pid: str) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False  # It has ended just now.
+    return not command or b"triglot.executors.process" in command  # A zombie has none.

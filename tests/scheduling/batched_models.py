@@ -1,0 +1,132 @@
+"""Models that join requests, driven from outside, and what is seen of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triglot import Call, Model, TensorSpec
+from triglot.core.request_scheduling import PLAIN, Scheduling
+from triglot.model.scheduling import DynamicBatching
+from triglot.scheduling.servable import Servable
+
+Array = NDArray[Any]
+Inputs = Mapping[str, Array]
+FOREVER = 3600.0
+
+
+def rows(*values: float, width: int = 1, dtype: str = "f4") -> dict[str, Array]:
+    """An input with a row for each value."""
+    return {"x": np.repeat(np.array(values, dtype)[:, None], width, axis=1)}
+
+
+class Joining(Model):
+    """A model whose requests are joined; `batches` are the first values of each row of each execution."""
+
+    inputs = [TensorSpec("x", "FP32", [-1, -1])]
+    outputs = [TensorSpec("y", "FP32", [-1, -1])]
+
+    def __init__(
+        self, batching: DynamicBatching | None = None, *, max_batch_size: int = 8, instances: int = 1
+    ) -> None:
+        self.dynamic_batching = batching or DynamicBatching()
+        self.max_batch_size = max_batch_size
+        self.instances = instances
+        self.batches: list[list[float]] = []
+
+
+class Batched(Joining):
+    """Blocks in `infer` until the test opens `gate`, and then answers with `answer(inputs)`."""
+
+    def __init__(
+        self,
+        batching: DynamicBatching | None = None,
+        *,
+        open_gate: bool = True,
+        answer: Callable[[Inputs], Any] = lambda inputs: {"y": inputs["x"] * 2},
+        **limits: int,
+    ) -> None:
+        super().__init__(batching, **limits)
+        self.gate = threading.Event()
+        if open_gate:
+            self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self.calls: list[Call] = []
+        self.seen: list[Array] = []
+        self.answer = answer
+
+    def infer(self, inputs: Inputs, call: Call) -> Any:
+        self.batches.append(inputs["x"][:, 0].tolist())
+        self.calls.append(call)
+        self.seen.append(inputs["x"])
+        self.entered.release()
+        assert self.gate.wait(30)
+        return self.answer(inputs)
+
+    async def wait_until_entered(self, times: int = 1) -> None:
+        """Wait until `infer` has begun `times` more times."""
+        for _ in range(times):
+            assert await asyncio.to_thread(self.entered.acquire, timeout=30)
+
+
+def call(scheduling: Scheduling = PLAIN, **parameters: Any) -> Call:
+    """A call that says this."""
+    made = Call()
+    made.scheduling = scheduling
+    made.parameters = parameters
+    return made
+
+
+class Site:
+    """One servable of a model, and requests to it."""
+
+    def __init__(self, model: Model, max_queue_size: int = 1000) -> None:
+        self.servable = Servable("batched", 1, model, max_queue_size=max_queue_size)
+
+    def ask(self, inputs: Mapping[str, Any], own: Call | None = None) -> asyncio.Task[Any]:
+        """A request that goes on by itself."""
+        return asyncio.ensure_future(self.servable.infer(inputs, own or Call()))
+
+    async def ask_and_wait(self, *inputs: Mapping[str, Any]) -> list[asyncio.Task[Any]]:
+        """Requests that wait by now: every instance is busy."""
+        await asyncio.sleep(0)  # What was asked before waits by then.
+        before = self.servable.queue_depth
+        tasks = [self.ask(one) for one in inputs]
+        await self.until(before + len(tasks))
+        return tasks
+
+    async def until(self, waiting: int) -> None:
+        """Wait until so many requests wait."""
+        async with asyncio.timeout(30):
+            while self.servable.queue_depth != waiting:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+
+    async def busy(self, model: Batched, own: Call | None = None) -> asyncio.Task[Any]:
+        """Have the only instance, which is idle, run something, which the gate ends."""
+        while model.entered.acquire(blocking=False):
+            pass  # By what has been answered.
+        task = self.ask(rows(0), own)
+        await model.wait_until_entered()
+        return task
+
+    def closed(self) -> dict[str, float]:
+        """Batches by why they were closed."""
+        return {
+            one.labels["reason"]: one.value for one in self.servable.readings() if one.name == "batches_closed"
+        }
+
+    def reading(self, name: str) -> float:
+        """The one value of a metric."""
+        (value,) = [one.value for one in self.servable.readings() if one.name == name]
+        return value
+
+
+def first_values(answer: Mapping[str, Array]) -> list[float]:
+    """Of each row of the output."""
+    values: list[float] = answer["y"][:, 0].tolist()
+    return values

@@ -1,0 +1,239 @@
+"""Sequences that wait for a slot, are idle, or are left by who called: when they are over. No threads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from scripted_models import Inputs
+from sequence_models import DIRECT, Driver, Summing, error_of, rows_of, sequence_call, started, value_of
+
+from triglot import Call
+from triglot.core.errors import Cancelled, Code, DeadlineExceeded, InvalidArgument, Unavailable
+from triglot.executors.work import AwaitedExecution
+
+# --- the backlog ---
+
+
+def full(**said: Any) -> tuple[Driver, AwaitedExecution]:
+    """One slot, which sequence 1 has."""
+    driver = Driver(Summing(DIRECT, rows=1, **said))
+    return driver, driver.send(1, 1, start=True)
+
+
+async def test_the_backlog_is_in_order() -> None:
+    driver, _ = full()
+    sent = [driver.send(number, number, start=at == 0, end=at == 1) for at in range(2) for number in (2, 3, 4)]
+    assert driver.run()
+    assert not driver.run()
+    driver.send(1, 1, end=True)
+    order = []
+    while (batch := driver.take()) is not None:
+        order += rows_of(batch)
+        driver.finish(batch)
+    assert order == [1, 2, 2, 3, 3, 4, 4]
+    assert [value_of(one) for one in sent] == [2, 3, 4, 4, 6, 8]
+    assert (driver.lease.held, driver.timers) == (0, 0)
+
+
+async def test_a_sequence_of_the_same_id_queues_up_behind_the_others() -> None:
+    driver, _ = full()
+    driver.send(1, 1, end=True)
+    again = driver.send(5, 1, start=True, end=True)
+    driver.send(1, 2, start=True, end=True)
+    order = []
+    while (batch := driver.take()) is not None:
+        order += rows_of(batch)
+        driver.finish(batch)
+    assert order == [1, 1, 2, 1]
+    assert value_of(again) == 5
+
+
+async def test_a_timeout_in_the_backlog_ends_the_whole_sequence() -> None:
+    driver, _ = full()
+    sent = [
+        driver.send(1, 2, start=True, timeout=9),
+        driver.send(1, 2, timeout=5),
+        driver.send(1, 3, start=True),
+        driver.send(1, 2),
+    ]
+    driver.wait(4.9)
+    assert not any(one.future.done() for one in sent)
+    driver.wait(0.2)
+    assert [one.future.done() for one in sent] == [True, True, False, True]
+    for one in (sent[0], sent[1], sent[3]):
+        error = error_of(one)
+        assert isinstance(error, Unavailable)
+        assert error.message == "timeout of the corresponding sequence has been expired"
+    with pytest.raises(InvalidArgument, match="must specify the START flag"):
+        driver.send(1, 2)
+    assert driver.reading("sequences_ended", reason="timeout") == 1
+    assert len(driver.schedule) == 2
+
+
+async def test_a_timeout_is_for_the_backlog_only() -> None:
+    driver, first = full()
+    second = driver.send(2, 2, start=True, timeout=5)
+    ending = driver.send(1, 1, end=True, timeout=5)
+    driver.wait(4)
+    assert [driver.run() for _ in range(2)] == [True, True]
+    driver.wait(4)
+    assert driver.run()
+    assert [value_of(one) for one in (first, ending, second)] == [1, 2, 2]
+
+
+# --- idle ---
+
+
+async def test_a_sequence_is_idle_when_nothing_of_it_waits_or_runs() -> None:
+    driver, _ = full()
+    driver.wait(150)
+    batch = driver.take()
+    assert batch is not None
+    driver.wait(150)
+    driver.finish(batch)
+    driver.wait(99)
+    assert driver.schedule.holds(1)
+    later = driver.send(1, 1)
+    driver.wait(50)
+    assert driver.run()
+    assert value_of(later) == 2
+    driver.wait(101)
+    assert not driver.schedule.holds(1)
+    assert (driver.lease.held, driver.timers, driver.reading("sequence_slots_used")) == (0, 0, 0)
+
+
+async def test_who_waits_gets_the_slot_of_an_idle_sequence() -> None:
+    driver, _ = full()
+    assert driver.run()
+    waiting = driver.send(5, 2, start=True)
+    driver.wait(99)
+    assert driver.take() is None
+    driver.wait(2)
+    assert driver.run()
+    assert value_of(waiting) == 5
+    assert driver.reading("sequences_ended", reason="idle") == 1
+
+
+async def test_timers_are_not_set_for_every_request() -> None:
+    driver, _ = full()
+    for _ in range(1000):
+        driver.run()
+        driver.send(1, 1)
+        driver.wait(0.01)
+    assert driver.timers_fired + driver.timers < 5
+
+
+# --- who leaves ---
+
+
+def leave(driver: Driver, execution: AwaitedExecution) -> None:
+    """As a call does that is cancelled."""
+    execution.call.cancel()
+    assert driver.schedule.discard(execution)
+    execution.future.cancel()
+    driver.turn()
+
+
+async def test_a_request_that_was_cancelled_is_left_out() -> None:
+    driver, first = full()
+    second, third = driver.send(10, 1), driver.send(3, 1, end=True)
+    leave(driver, second)
+    while driver.run():
+        pass
+    assert [value_of(one) for one in (first, third)] == [1, 4]
+
+
+async def test_a_start_that_was_cancelled_takes_with_it_what_follows() -> None:
+    driver, first = full()
+    followers = [driver.send(1, 1), driver.send(1, 1, end=True)]
+    again = driver.send(5, 1, start=True)
+    leave(driver, first)
+    for one in followers:
+        assert isinstance(error_of(one), InvalidArgument)
+        assert "must specify the START flag" in error_of(one).message
+    while driver.run():
+        pass
+    assert value_of(again) == 5
+    assert driver.reading("sequences_ended", reason="cancelled") == 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_an_end_that_was_cancelled_still_ends(*, waits: bool) -> None:
+    driver, first = full()
+    if not waits:
+        driver.run()
+    ending = driver.send(1, 1, end=True)
+    other = driver.send(7, 2, start=True)
+    leave(driver, ending)
+    while driver.run():
+        pass
+    assert [value_of(one) for one in (first, other)] == [1, 7]
+    assert not driver.schedule.holds(1)
+    assert driver.reading("sequences_ended", reason="cancelled") == 1
+
+
+async def test_a_running_request_cannot_be_taken_back() -> None:
+    driver, first = full()
+    batch = driver.take()
+    assert batch is not None
+    assert not driver.schedule.discard(first)
+
+    def infer(inputs: Inputs, call: Call) -> dict[str, Any]:
+        first.call.cancel()
+        return {"y": inputs["x"], "after": inputs["x"]}
+
+    driver.finish(batch, infer)
+    assert value_of(first) == 1
+    later = driver.send(1, 1)
+    assert driver.run()
+    assert value_of(later) == 2
+
+
+async def test_a_request_that_was_taken_and_is_cancelled_before_it_runs_is_left_out() -> None:
+    driver, first = full()
+    follower = driver.send(1, 1)
+    batch = driver.take()
+    assert batch is not None
+    first.call.cancel()
+    driver.finish(batch)
+    assert isinstance(error_of(first), Cancelled)
+    assert "must specify the START flag" in error_of(follower).message
+    assert (driver.schedule.holds(1), driver.lease.held, len(driver.schedule)) == (False, 0, 0)
+
+
+async def test_a_deadline_that_passed_is_found_when_it_is_its_turn() -> None:
+    driver = started(DIRECT, 2)
+    call = Call(deadline=-math.inf)
+    call.model_name, call.scheduling = "summing", sequence_call(1).scheduling
+    late, other = driver.put(100, call), driver.send(3, 2)
+    assert driver.run()
+    assert isinstance(error_of(late), DeadlineExceeded)
+    assert value_of(other) == 3
+    again = driver.send(4, 1)
+    assert driver.run()
+    assert value_of(again) == 4
+
+
+async def test_a_cancelled_call_that_nobody_took_back() -> None:
+    driver, first = full()
+    first.call.cancel()
+    assert driver.run()
+    assert error_of(first).code is Code.CANCELLED
+    assert isinstance(error_of(first), Cancelled)
+    assert (driver.lease.held, len(driver.schedule), driver.timers) == (0, 0, 0)
+
+
+# --- elsewhere ---
+
+
+async def test_a_sequence_that_begins_elsewhere_is_over() -> None:
+    driver, first = full()
+    driver.schedule.end(1)
+    assert not driver.schedule.holds(1)
+    driver.schedule.end(1)
+    driver.schedule.end("unknown")
+    assert driver.run()
+    assert value_of(first) == 1
+    assert (driver.lease.held, driver.reading("sequences_ended", reason="replaced")) == (0, 1)

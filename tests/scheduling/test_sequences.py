@@ -1,0 +1,303 @@
+"""Sequences on an instance's threads: state, controls, errors, and what becomes of what nobody goes on with."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_models import Inputs, servable
+from sequence_models import CONTROLS, HOUR, LONG, SUM, Summing, reading, refusal, send, sequence_call
+
+from triglot import Call, InvalidArgument, Model
+from triglot.core.errors import Code, Internal, Unavailable
+from triglot.model.scheduling import OldestStrategy, SequenceBatching
+from triglot.repository.manager.warm_up import warm_up
+from triglot.scheduling.servable import Servable
+from waiting import until
+
+# --- one after the other ---
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+@pytest.mark.parametrize("instances", [1, 3])
+async def test_each_sequence_has_its_own_state(rows: int, instances: int) -> None:
+    model = Summing(LONG, rows=rows, instances=instances)
+    one = servable(model)
+    ids = [*range(1, 20)]
+
+    async def run(sequence_id: int) -> list[float]:
+        return [await send(one, sequence_id + at, sequence_id, start=at == 0, end=at == 4) for at in range(5)]
+
+    sums = await asyncio.gather(*map(run, ids))
+    assert sums == [np.cumsum(np.arange(number, number + 5)).tolist() for number in ids]
+    assert (reading(one, "sequences_ended", reason="end"), one.leases, one.queue_depth) == (19, 0, 0)
+    await one.close()
+
+
+async def test_requests_need_not_wait_for_each_other() -> None:
+    one = servable(Summing(LONG))
+    requests = [send(one, 1, number, start=at == 0, end=at == 9) for at in range(10) for number in (1, 2, 3)]
+    assert await asyncio.gather(*requests) == [at + 1 for at in range(10) for _ in range(3)]
+    await one.close()
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+async def test_a_sequence_stays_on_its_instance(rows: int) -> None:
+    threads: dict[int, set[int]] = {1: set(), 2: set(), 3: set()}
+
+    class Noting(Summing):
+        def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
+            for number, ready in zip(inputs["id"].ravel(), inputs["ready"].ravel(), strict=True):
+                if ready:
+                    threads[int(number)].add(threading.get_ident())
+            return super().infer(inputs, call)
+
+    one = servable(Noting(LONG, rows=rows, instances=3))
+    for at in range(4):
+        await asyncio.gather(*[send(one, 1, number, start=at == 0) for number in threads])
+    used = [number for numbers in threads.values() for number in numbers]
+    assert len(used) == len(set(used)) == 3
+    await one.close()
+
+
+async def test_ids_of_both_kinds_are_different_sequences() -> None:
+    one = servable(Summing(SequenceBatching(max_idle=HOUR, controls=CONTROLS[:3], states=[SUM])))
+    assert await send(one, 1, 1, start=True) == 1
+    assert await send(one, 10, "1", start=True) == 10
+    assert await send(one, 1, 1) == 2
+    assert await send(one, 1, "1") == 11
+    assert await send(one, 1, 2**64 - 1, start=True, end=True) == 1
+    await one.close()
+
+
+async def test_all_instances_are_there_for_those_who_need_them() -> None:
+    inside = threading.Barrier(3)
+
+    class Meeting(Summing):
+        def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
+            inside.wait(30)
+            return super().infer(inputs, call)
+
+    one = servable(Meeting(LONG, rows=1, instances=3))
+    assert await asyncio.gather(*[send(one, 1, number, start=True, end=True) for number in (1, 2, 3)]) == [1, 1, 1]
+    await one.close()
+
+
+# --- what is refused ---
+
+
+async def test_what_is_no_request_of_a_sequence_is_refused() -> None:
+    one = servable(Summing(LONG))
+    for no_id in (0, ""):
+        error = await refusal(one, no_id, start=True)
+        assert error.message == (
+            "inference request to model 'summing' must specify a non-zero or non-empty correlation ID"
+        )
+    for unknown in (7, 2**63):
+        error = await refusal(one, unknown)
+        assert error.message == (
+            f"inference request for sequence {unknown} to model 'summing' must specify the START flag on the "
+            "first request of the sequence"
+        )
+    with pytest.raises(InvalidArgument, match="must specify batch-size 1 due to requirements of sequence batcher"):
+        await one.infer({"x": np.ones((2, 1), np.float32)}, sequence_call(1, start=True))
+    assert (reading(one, "sequences"), one.leases) == (0, 0)
+    await one.close()
+
+
+async def test_a_sequence_that_has_ended_is_not_known() -> None:
+    one = servable(Summing(LONG))
+    assert await send(one, 1, 5, start=True) == 1
+    assert await send(one, 1, 5, end=True) == 2
+    assert (await refusal(one, 5)).code is Code.INVALID_ARGUMENT
+    assert await send(one, 4, 5, start=True, end=True) == 4
+    await one.close()
+
+
+async def test_a_full_queue_refuses_and_the_sequence_goes_on() -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    class Held(Summing):
+        def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
+            entered.set()
+            assert gate.wait(30)
+            return super().infer(inputs, call)
+
+    one = servable(Held(LONG), max_queue_size=1)
+    calls = [asyncio.ensure_future(send(one, 1, 5, start=True))]
+    assert await asyncio.to_thread(entered.wait, 30)
+    calls.append(asyncio.ensure_future(send(one, 1, 5)))
+    await until(lambda: one.queue_depth == 1)
+    refused = await refusal(one, 5, end=True)
+    assert (refused.code, refused.retry_after) == (Code.RESOURCE_EXHAUSTED, 1.0)
+    gate.set()
+    assert await asyncio.gather(*calls) == [1, 2]
+    assert await send(one, 1, 5, end=True) == 3
+    await one.close()
+
+
+def model_of(**said: Any) -> Model:
+    model = Summing()
+    vars(model).update(said)
+    return model
+
+
+def _yielding(inputs: Inputs) -> Iterator[Any]:
+    yield inputs
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"takes_messages": True}, "sequence_batching: expected a model of tensors, got one that takes messages"),
+        ({"infer": _yielding}, "sequence_batching.states: expected none of a model that yields its answers"),
+    ],
+)
+async def test_what_a_model_cannot_have(said: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        servable(model_of(**said))
+
+
+# --- a sequence begins again ---
+
+
+async def test_a_start_of_a_live_sequence_begins_it_anew(caplog: pytest.LogCaptureFixture) -> None:
+    one = servable(Summing(LONG))
+    assert await send(one, 1, 5, start=True) == 1
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        assert await send(one, 10, 5, start=True) == 10
+    assert "sequence 5 of model 'summing' starts again and has not ended" in caplog.text
+    assert await send(one, 1, 5, end=True) == 11
+    ended = {reason: reading(one, "sequences_ended", reason=reason) for reason in ("replaced", "end")}
+    assert (ended, reading(one, "sequences_started")) == ({"replaced": 1, "end": 1}, 2)
+    await one.close()
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize("strategy", [None, OldestStrategy()])
+async def test_an_error_is_its_batch_members_own_and_their_sequences_live_on(strategy: Any) -> None:
+    class Failing(Summing):
+        def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
+            if inputs["x"].max() == 13:
+                raise InvalidArgument("13")
+            return super().infer(inputs, call)
+
+    one = servable(Failing(LONG if strategy is None else replace(LONG, strategy=strategy)))
+    await asyncio.gather(*[send(one, number, number, start=True) for number in (1, 2, 3)])
+    failed = await asyncio.gather(*[send(one, 13, number) for number in (1, 2, 3)], return_exceptions=True)
+    assert [str(error) for error in failed] == ["13"] * 3
+    assert len({id(error) for error in failed}) == 3
+    sums = await asyncio.gather(*[send(one, 1, number, end=True) for number in (1, 2, 3)])
+    assert sums == [2, 3, 4]
+    await one.close()
+
+
+async def test_an_answer_with_other_rows_is_the_models_error(caplog: pytest.LogCaptureFixture) -> None:
+    class Short(Summing):
+        def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
+            return {"y": inputs["x"][:1], "after": inputs["x"]}
+
+    one = servable(Short(LONG))
+    failed = await asyncio.gather(*[send(one, 1, number, start=True) for number in (1, 2)], return_exceptions=True)
+    assert [type(error) for error in failed] == [Internal] * 2
+    assert "the model returned output 'y' with shape [1,1] for a batch of 2 rows" in caplog.text
+    await one.close()
+
+
+# --- before, and after ---
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+async def test_a_warm_up_is_a_sequence_on_every_instance(rows: int) -> None:
+    model = Summing(LONG, rows=rows, instances=3)
+    model.example = {"x": np.ones((2, 1) if rows else (1,), np.float32)}
+    one = servable(model)
+    await warm_up(one)
+    count, shape = (2, (2, 1)) if rows else (1, (1,))
+    assert len(model.seen) == 3
+    for seen in model.seen:
+        assert {name: array.shape for name, array in seen.items()} == dict.fromkeys(
+            ["x", "before", "start", "ready", "end", "id"], shape
+        )
+        assert [seen[name].ravel().tolist() for name in ("start", "ready", "end", "before")] == [
+            [1] * count,
+            [True] * count,
+            [1] * count,
+            [0] * count,
+        ]
+    assert (reading(one, "sequences_started"), one.leases) == (0, 0)
+    await one.close()
+
+
+async def test_an_idle_sequence_is_over() -> None:
+    one = servable(Summing(replace(LONG, max_idle=0.02)))
+    assert await send(one, 1, 5, start=True) == 1
+    with one:
+        drained = asyncio.ensure_future(one.drained())
+        await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await drained
+    assert (await refusal(one, 5)).code is Code.INVALID_ARGUMENT
+    assert reading(one, "sequences_ended", reason="idle") == 1
+    await one.close()
+
+
+async def test_a_live_sequence_holds_the_version() -> None:
+    one = servable(Summing(LONG))
+    await send(one, 1, 5, start=True)
+    await send(one, 1, 6, start=True)
+    drained = asyncio.ensure_future(one.drained())
+    await send(one, 1, 5, end=True)
+    assert (one.leases, drained.done()) == (1, False)
+    assert await send(one, 1, 6, end=True) == 2
+    async with asyncio.timeout(30):
+        await drained
+    await one.close()
+
+
+async def test_closing_ends_the_sequences_and_runs_what_waits() -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    class Held(Summing):
+        def infer(self, inputs: Inputs, call: Call) -> dict[str, Any]:
+            entered.set()
+            assert gate.wait(30)
+            return super().infer(inputs, call)
+
+    one = Servable("closing", 1, Held(LONG, rows=1), max_queue_size=10)
+    calls = [asyncio.ensure_future(send(one, 1, number, start=at == 0)) for number in (1, 2, 3) for at in range(2)]
+    assert await asyncio.to_thread(entered.wait, 30)
+    closing = asyncio.ensure_future(one.close())
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="the model was unloaded"):
+        await send(one, 1, 1)
+    gate.set()
+    # Those in the backlog, too.
+    assert await asyncio.gather(*calls) == [1, 2] * 3
+    await closing
+    assert (one.leases, reading(one, "sequences_ended", reason="unloaded")) == (0, 3)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("closing/1#")]
+
+
+async def test_nothing_is_left_of_a_version_that_is_closed() -> None:
+    one = servable(Summing(LONG))
+    await send(one, 1, 5, start=True)
+    await one.close()
+    left = weakref.ref(one)
+    gc.disable()
+    try:
+        del one
+        await until(lambda: left() is None)  # The thread that closed it has to end, too.
+    finally:
+        gc.enable()

@@ -1,0 +1,243 @@
+"""The store of what happened: what it keeps, and how little a client can make it keep."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from triglot.core.call import Call
+from triglot.core.errors import Code
+from triglot.protocols.tfserving.metrics import print_metrics
+from triglot.telemetry import kinds
+from triglot.telemetry.kinds import LONGEST_NAME, MAX_MODEL_NAMES
+from triglot.telemetry.monitor import Monitor
+from triglot.telemetry.stats import RECENT_CALLS, RECENT_SECONDS
+from triglot.telemetry.store import Endpoint, Telemetry
+
+
+def call_of(model: str, version: int = 0, batch: int = 0, queue: float = 0.0, compute: float = 0.0) -> Call:
+    call = Call()
+    call.model_name, call.model_version = model, version
+    call.batch_size, call.queue_seconds, call.compute_seconds = batch, queue, compute
+    return call
+
+
+def predict(telemetry: Telemetry) -> Endpoint:
+    return telemetry.endpoint("tfserving", "GRPC", "Predict", inference=True)
+
+
+def test_an_endpoint_is_made_once() -> None:
+    telemetry = Telemetry()
+    assert predict(telemetry) is predict(telemetry)
+    assert predict(telemetry) is not telemetry.endpoint("tfserving", "REST", "Predict", inference=True)
+    assert len(telemetry.endpoints()) == 2
+
+
+def test_what_is_kept_of_calls() -> None:
+    telemetry = Telemetry()
+    endpoint = predict(telemetry)
+    endpoint.record(call_of("m", 3, batch=4, queue=0.5, compute=0.25), Code.OK, 1.0, 0.125, 100, 10)
+    endpoint.record(call_of("m", 3, batch=4, queue=0.5, compute=0.25), Code.OK, 2.0, 0.125, 200, 20)
+    endpoint.record(call_of("m", 3), Code.INVALID_ARGUMENT, 0.5, 0.0, 7, 0)
+    (_, ok, done), (_, bad, failed) = telemetry.calls()
+    assert ok == ("m", 3, Code.OK)
+    assert bad == ("m", 3, Code.INVALID_ARGUMENT)
+    assert (done.latency.count, done.latency.sum) == (2, 3e6)
+    assert (done.bytes_in, done.bytes_out) == (300, 30)
+    assert done.batches == {4: 2}
+    assert done.queue is not None
+    assert done.compute is not None
+    assert done.codec is not None
+    assert (done.queue.sum, done.compute.sum, done.codec.sum) == (1e6, 5e5, 2.5e5)
+    # It was never executed.
+    assert (failed.latency.count, failed.queue, failed.compute, failed.batches) == (1, None, None, {})
+    model = telemetry.models()["m", 3]
+    assert model.sums() == (3, 1, 2, 0.5)
+    assert model.mean_batch_size == 4
+    assert model.recent_latencies() == [0.5, 1.0, 2.0]
+
+
+def test_calls_that_run_no_model_are_no_traffic() -> None:
+    telemetry = Telemetry()
+    endpoint = telemetry.endpoint("kserve", "REST", "ready", inference=False)
+    endpoint.record(call_of("m", 1), Code.OK, 1.0, 0.0, 0, 2)
+    endpoint.in_flight += 1
+    assert telemetry.in_flight == 0
+    assert telemetry.traffic() == {}
+    assert [(kind.model, stats.codec, stats.bytes_out) for _, kind, stats in telemetry.calls()] == [("m", None, 2)]
+
+
+def test_recent_calls_are_few() -> None:
+    now = 0.0
+    telemetry = Telemetry(clock=lambda: now)
+    endpoint = predict(telemetry)
+    for _ in range(RECENT_CALLS + 1):
+        endpoint.record(call_of("m", 1), Code.OK, 9.0, 0.0, 0, 0)
+    model = telemetry.models()["m", 1]
+    assert len(model.recent_latencies()) == RECENT_CALLS
+    for second in range(1, RECENT_SECONDS + 1):
+        now = float(second)
+        telemetry.tick(now)
+    assert model.request_rate == (RECENT_CALLS + 1) / RECENT_SECONDS
+    endpoint.record(call_of("m", 1), Code.OK, 0.5, 0.0, 0, 0)
+    telemetry.tick(RECENT_SECONDS + 1.0)
+    assert model.request_rate == 1 / RECENT_SECONDS
+    assert model.recent_latencies() == [0.5]
+
+
+def test_made_up_names_are_bounded() -> None:
+    telemetry = Telemetry()
+    endpoint = predict(telemetry)
+    endpoint.record(call_of("x" * (LONGEST_NAME + 1)), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
+    for number in range(MAX_MODEL_NAMES + 100):
+        endpoint.record(call_of(f"made-up-{number}"), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
+    names = {kind.model for _, kind, _ in telemetry.calls()}
+    assert len(names) <= MAX_MODEL_NAMES + 1
+    assert max(map(len, names)) <= LONGEST_NAME
+    assert sum(stats.latency.count for _, _, stats in telemetry.calls()) == MAX_MODEL_NAMES + 101
+    # A version that was found is no invention.
+    endpoint.record(call_of("real", 1), Code.OK, 1.0, 0.0, 0, 0)
+    assert "real" in {kind.model for _, kind, _ in telemetry.calls()}
+
+
+def test_what_is_long_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "MAX_KINDS", 100)
+    telemetry = Telemetry()
+    endpoint, other = predict(telemetry), telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True)
+    other.record(call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)
+    for version in range(1, 301):
+        endpoint.record(call_of("m", version), Code.OK, 1.0, 0.0, 0, 0)
+        other.record(call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)
+    kept = [kind for _, kind, _ in telemetry.calls()]
+    assert telemetry.kinds == len(kept) <= 100
+    assert ("m", 300, Code.OK) in kept
+    assert ("m", 1, Code.OK) not in kept
+    assert set(telemetry.models()) == {(kind.model, kind.version) for kind in kept}
+    assert telemetry.models()["steady", 1].requests == 301
+    assert telemetry.traffic()["tfserving"].requests == 300
+
+
+def test_tensorflow_servings_metrics() -> None:
+    telemetry = Telemetry()
+    endpoint = predict(telemetry)
+    # Whichever version answers, they are one model's.
+    endpoint.record(call_of("m", 1), Code.OK, 5e-6, 0.0, 0, 0)
+    endpoint.record(call_of("m", 2), Code.OK, 15e-6, 0.0, 0, 0)
+    endpoint.record(call_of("m"), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
+    # None of these is counted by TensorFlow Serving.
+    telemetry.endpoint("tfserving", "GRPC", "GetModelStatus", inference=False).record(
+        call_of("m"), Code.OK, 1.0, 0.0, 0, 0
+    )
+    telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).record(
+        call_of("m"), Code.OK, 1.0, 0.0, 0, 0
+    )
+    lines = print_metrics(telemetry).splitlines()
+    labels = 'model_name="m",API="Predict",entrypoint="GRPC"'
+    for line in (
+        "# TYPE :tensorflow:serving:request_count counter",
+        ':tensorflow:serving:request_count{model_name="m",status="OK"} 2',
+        ':tensorflow:serving:request_count{model_name="m",status="NOT_FOUND"} 1',
+        "# TYPE :tensorflow:serving:request_latency histogram",
+        f':tensorflow:serving:request_latency_bucket{{{labels},le="10"}} 1',
+        f':tensorflow:serving:request_latency_bucket{{{labels},le="18"}} 2',
+        f':tensorflow:serving:request_latency_bucket{{{labels},le="+Inf"}} 2',
+        f":tensorflow:serving:request_latency_sum{{{labels}}} 20",
+        f":tensorflow:serving:request_latency_count{{{labels}}} 2",
+    ):
+        assert line in lines
+    # The two kinds of count, a histogram of 34 buckets, sum and count; and two lines of types.
+    assert len(lines) == 2 + 34 + 2 + 2
+
+
+def test_sums_keep_their_last_microsecond() -> None:
+    telemetry = Telemetry()
+    predict(telemetry).record(call_of("m", 1), Code.OK, 123456.789012, 0.0, 0, 0)
+    assert 'entrypoint="GRPC"} 123456789012\n' in print_metrics(telemetry)
+
+
+def test_rest_calls_that_run_no_model_have_no_api() -> None:
+    telemetry = Telemetry()
+    endpoint = telemetry.endpoint("tfserving", "REST", "models", inference=False)
+    endpoint.record(call_of('a"b\\c\nd'), Code.NOT_FOUND, 1.0, 0.0, 0, 0)
+    endpoint.record(call_of("m"), Code.OK, 1.0, 0.0, 0, 0)
+    text = print_metrics(telemetry)
+    assert '{model_name="a\\"b\\\\c\\nd",status="NOT_FOUND"} 1' in text
+    assert ':request_latency_count{model_name="m",API="",entrypoint="REST"} 1' in text
+
+
+def test_models_measure_on_any_thread() -> None:
+    now = 0.0
+    telemetry = Telemetry(Monitor(), lambda: now)
+
+    def measure() -> None:
+        for _ in range(100):
+            telemetry.monitor.add("mine", "inc", 1)
+
+    threads = [threading.Thread(target=measure) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    seen = 0.0
+    while any(thread.is_alive() for thread in threads):
+        now += 1
+        telemetry.tick(now)
+        seen += value_of(telemetry, "mine")
+    now += 1
+    telemetry.tick(now)
+    assert seen + value_of(telemetry, "mine") == 800
+
+
+def value_of(telemetry: Telemetry, name: str) -> float:
+    metric = telemetry.metric(name)
+    return 0.0 if metric is None else metric.value or 0.0
+
+
+async def run_seconds(telemetry: Telemetry, count: int, *, fail: bool = False) -> None:
+    """Let its task finish so many seconds, and what it does after all but the last of them."""
+    finished: asyncio.Queue[int] = asyncio.Queue()
+
+    def waiting() -> int:
+        finished.put_nowait(1)
+        if fail:
+            raise RuntimeError("no queue")
+        return 0
+
+    telemetry.queue_depth = waiting
+    running = asyncio.create_task(telemetry.run())
+    async with asyncio.timeout(30):
+        for _ in range(count):
+            await finished.get()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def quick_clock() -> float:
+    return time.monotonic() * 20
+
+
+async def test_the_task_measures_the_loop_and_writes_the_log(tmp_path: Path) -> None:
+    telemetry = Telemetry(clock=quick_clock)
+    telemetry.log_file = tmp_path / "grps_monitor.log"
+    await run_seconds(telemetry, 2)
+    lines = telemetry.log_file.read_text().splitlines()
+    assert lines[0] == "*qps : 0.00"
+    assert "*latency_cdf(ms)_9999 : 0.00" in lines
+    assert telemetry.loop_lag.count > 0
+    assert telemetry.history[-1].loop_lag is not None
+
+
+async def test_a_source_that_fails_does_not_stop_the_clock(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = Telemetry(clock=quick_clock)
+    await run_seconds(telemetry, 2, fail=True)
+    assert telemetry.seconds >= 2
+    assert caplog.records[0].getMessage() == "telemetry: a second is lost"
+
+
+async def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = Telemetry(clock=quick_clock)
+    telemetry.log_file = tmp_path / "nowhere" / "grps_monitor.log"
+    await run_seconds(telemetry, 3)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
