@@ -42,7 +42,7 @@ def test_a_project_as_it_is(tmp_path: Path) -> None:
         server.stop()
     server_log = (logs / "grps_server.log").read_text()
     assert re.search(r"^\d{8} \d\d:\d\d:\d\d\.\d{3} .* INFO\] read 4 characters$", server_log, re.MULTILINE)
-    assert re.search(r" MainThread app\.py:\d+ INFO\] 2 versions loaded in ", server_log)
+    assert re.search(r" MainThread server\.py:\d+ INFO\] 2 versions loaded in ", server_log)
     assert (logs / "grps_usr.log").read_text().endswith("INFO] asked for !\n")
 
 
