@@ -111,7 +111,7 @@ def group_of(node_id: str) -> str:
     return TOGETHER.get(file, file)
 
 
-class Turns:
+class LoadLock:
     """The two locks: who waits for the second one holds the first, so that nobody overtakes."""
 
     def __init__(self, folder: Path) -> None:
@@ -141,17 +141,17 @@ class Worker:
     """In each worker: its tests take their turns."""
 
     def __init__(self, folder: Path) -> None:
-        self._turns = Turns(folder)
+        self._load_lock = LoadLock(folder)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """One test, with the fixtures that are made for it and ended after it."""
-        with self._turns.turn(alone=item.get_closest_marker("alone") is not None):
+        with self._load_lock.turn(alone=item.get_closest_marker("alone") is not None):
             return (yield)
 
     def pytest_unconfigure(self) -> None:
         """The end."""
-        self._turns.close()
+        self._load_lock.close()
 
 
 class Controller:

@@ -10,7 +10,7 @@ import pytest
 
 import environments
 import parallel
-from parallel import AGAIN, LONGEST, ONCE, TOGETHER, Turns, group_of
+from parallel import AGAIN, LONGEST, ONCE, TOGETHER, LoadLock, group_of
 
 WORKERS, TURNS = 4, 50
 
@@ -20,7 +20,7 @@ def test_who_is_alone_is_alone_and_the_others_are_not(tmp_path: Path) -> None:
     inside: list[bool] = []
 
     def work(number: int) -> None:
-        turns = Turns(tmp_path)
+        turns = LoadLock(tmp_path)
         try:
             with turns.turn(alone=False):
                 together.wait(30)  # All of them are in at the same time.

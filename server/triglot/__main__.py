@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 
-def run(seat: str = "") -> NoReturn:
-    """Run the command line, and end as Python does, but for taking itself apart. `seat`: see `main`.
+def run(spec: str = "") -> NoReturn:
+    """Run the command line, and end as Python does, but for taking itself apart. `spec`: see `main`.
 
     A native thread that asks for the interpreter's lock meanwhile, gRPC's or a model's, would abort the process.
     """
@@ -20,7 +20,7 @@ def run(seat: str = "") -> NoReturn:
     from triglot.cli.serve import main  # noqa: PLC0415
 
     gc.enable()
-    status = main(seat=seat)
+    status = main(spec=spec)
     threading._shutdown()  # type: ignore[attr-defined]  # Waits for threads, executors' too; there is no other way.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

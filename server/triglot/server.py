@@ -188,7 +188,7 @@ class Server:
                 self.config.workers,
             )
         if self._cache.most_bytes and servable.model.response_cache:
-            servable.keep_answers(self._cache)
+            servable.enable_response_cache(self._cache)
         elif servable.model.response_cache:
             log.warning("%s: response_cache: without effect, as response_cache_bytes is 0", files)
 
@@ -216,7 +216,7 @@ class Server:
         self._ticking = asyncio.create_task(self.telemetry.run())
         if self.config.malloc == "keep":
             self._resting = asyncio.create_task(give_back_at_rest())
-        doors = []
+        listeners = []
         # gRPC's port may take REST calls, too.
         calls = HttpCalls(routes, self.config, self.telemetry, self._request_bytes)
         http = self._http = _http_server(self.config)(
@@ -228,21 +228,21 @@ class Server:
                 services, self.telemetry, self._request_bytes, http
             )
             self.grpc_port = await self._grpc.start()
-            doors += [f"gRPC on {name}" for name in self._grpc_names()]
+            listeners += [f"gRPC on {name}" for name in self._grpc_names()]
         if self.config.rest_with_grpc:
             self.rest_port = self.grpc_port
-            doors.append("REST on the same port")
+            listeners.append("REST on the same port")
         elif self.config.rest_port != NO_PORT:
             self.rest_port = await http.start()
-            doors.append(f"REST on {self.config.address(self.rest_port)}")
-        log.info("%s in %.2f s", " and ".join(doors), time.monotonic() - started)
+            listeners.append(f"REST on {self.config.address(self.rest_port)}")
+        log.info("%s in %.2f s", " and ".join(listeners), time.monotonic() - started)
         if self.rest_port and any(route.path == "/" for route in routes):
             scheme = "https" if self.config.tls_certificate else "http"
             log.info("the monitor page is at %s://%s/", scheme, self.config.address(self.rest_port))
         if self.config.first_protocol == "grps" and not self.config.grps_online:
             log.info("grps' health is not ready before a call of Online; --online makes it ready from the start")
         if not self.config.on_loopback and not self.config.tls_client_ca:
-            log.warning("whoever reaches %s can call the models: there is no authentication", self.config.host)
+            log.warning("listening on %s without authentication", self.config.host)
 
     def _grpc_names(self) -> list[str]:
         port = [self.config.address(self.grpc_port)] if self.config.grpc_port != NO_PORT else []
@@ -261,10 +261,10 @@ class Server:
 
     async def retire(self) -> None:
         """Take no more connections, since another process does; those that are open end with their calls."""
-        doors = [] if self._grpc is None else [self._grpc.retire()]
+        listeners = [] if self._grpc is None else [self._grpc.retire()]
         if self._http is not None:
-            doors.append(self._http.retire(self.config.drain_delay))
-        await asyncio.gather(*doors)
+            listeners.append(self._http.retire(self.config.drain_delay))
+        await asyncio.gather(*listeners)
 
     async def stop(self) -> None:
         """Close the ports, let running calls finish within the grace period, unload the models."""

@@ -266,7 +266,7 @@ def test_whatever_is_told_arrives(operations: Any, told_from: int) -> None:
     here, there = ModelMetrics(), ModelMetrics()
     for number, (kind, name, labels, operation, value) in enumerate(operations):
         if number == told_from:
-            here.tell_to(lambda told: there.apply(json.loads(json.dumps(told))))
+            here.report_to(lambda told: there.apply(json.loads(json.dumps(told))))
         family = here.family(f"{kind}_{name}", "about", kind)
         metric = here.metric(family, labels, [1.0, 10.0] if kind == "histogram" else [])
         here.do(family, metric, "observe" if kind == "histogram" else operation, value)

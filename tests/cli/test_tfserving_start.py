@@ -111,7 +111,7 @@ def test_everybody_may_call_unless_told_otherwise(tmp_path: Path) -> None:
     folder = base_path(tmp_path / "m", 1)
     with Triglot(f"--model_base_path={folder}", f"--port={grpc_port}", command="tfserving") as server:
         server.stderr.wait_for(rf"gRPC on 0\.0\.0\.0:{grpc_port} in ")
-        server.stderr.wait_for(r" W whoever reaches 0\.0\.0\.0 can call the models")
+        server.stderr.wait_for(r" W listening on 0\.0\.0\.0 without authentication")
 
 
 def test_warnings_of_flags_come_first(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class House:
         endpoint = self.doors[door].endpoint
         counts: Counter[str] = Counter()
         for one, kind, stats in self.server.telemetry.calls():
-            if (one.protocol, one.door, one.method) == endpoint:
+            if (one.protocol, one.entrypoint, one.method) == endpoint:
                 counts[kind.code.name] += stats.latency.count
         return counts
 

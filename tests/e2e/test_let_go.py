@@ -26,7 +26,7 @@ from waiting import ever_later, until
 LARGE = 1 << 20
 
 
-class Turns:
+class LoadLock:
     """Runs a request when it is its turn, and keeps nothing of it; the input says how it ends."""
 
     FAILS = 7
@@ -52,19 +52,19 @@ def held() -> int:
     return sum(type(one) is Call for one in gc.get_objects())
 
 
-async def ends_well(server: Live, model: Turns) -> None:
+async def ends_well(server: Live, model: LoadLock) -> None:
     model.gate.release()
     await kserve_grpc(server, 1)
     await model.until_entered()
 
 
-async def fails(server: Live, model: Turns) -> None:
+async def fails(server: Live, model: LoadLock) -> None:
     model.gate.release()
-    await kserve_grpc(server, Turns.FAILS)
+    await kserve_grpc(server, LoadLock.FAILS)
     await model.until_entered()
 
 
-async def is_late(server: Live, model: Turns) -> None:
+async def is_late(server: Live, model: LoadLock) -> None:
     for later in ever_later(SOON):
         told = await kserve_grpc(server, 1, {"timeout": int(later * 10**6)})
         if "passed while the model ran" in told.text:
@@ -73,7 +73,7 @@ async def is_late(server: Live, model: Turns) -> None:
     model.gate.release()
 
 
-async def leaves(server: Live, model: Turns) -> None:
+async def leaves(server: Live, model: LoadLock) -> None:
     task = asyncio.ensure_future(kserve_grpc(server, 1))
     await model.until_entered()
     task.cancel()
@@ -81,7 +81,7 @@ async def leaves(server: Live, model: Turns) -> None:
     model.gate.release()
 
 
-async def behind_another(server: Live, model: Turns, end: Callable[[], Awaitable[None]]) -> None:
+async def behind_another(server: Live, model: LoadLock, end: Callable[[], Awaitable[None]]) -> None:
     running = asyncio.ensure_future(kserve_grpc(server, 1))
     await model.until_entered()
     await end()
@@ -89,14 +89,14 @@ async def behind_another(server: Live, model: Turns, end: Callable[[], Awaitable
     await running
 
 
-async def is_late_in_the_queue(server: Live, model: Turns) -> None:
+async def is_late_in_the_queue(server: Live, model: LoadLock) -> None:
     async def late() -> None:
         await kserve_grpc(server, 1, {"timeout": 50_000})
 
     await behind_another(server, model, late)
 
 
-async def leaves_the_queue(server: Live, model: Turns) -> None:
+async def leaves_the_queue(server: Live, model: LoadLock) -> None:
     async def left() -> None:
         task = asyncio.ensure_future(kserve_grpc(server, 1))
         await until(lambda: server.leases() == 2)
@@ -110,8 +110,8 @@ ENDS = [ends_well, fails, is_late, leaves, is_late_in_the_queue, leaves_the_queu
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-async def test_a_request_that(end: Callable[[Live, Turns], Awaitable[None]]) -> None:
-    model = Turns()
+async def test_a_request_that(end: Callable[[Live, LoadLock], Awaitable[None]]) -> None:
+    model = LoadLock()
     before = held()
     async with live({MODEL: Plain(model.infer)}) as server:
         for _ in range(10):

@@ -119,7 +119,7 @@ async def test_a_call_ends_at_its_deadline_wherever_it_is(tmp_path: Path) -> Non
 
 async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) -> None:
     async with told(tmp_path, ON_LOOP, more="\n    max_queue_size = 3\n") as one:
-        while one.model.given_up < 3:  # One that is too late before it is sent goes on nowhere.
+        while one.model.orphaned < 3:  # One that is too late before it is sent goes on nowhere.
             call = Call()
             call.limit(0.05, "the test")
             with pytest.raises(ServingError) as caught:
@@ -128,7 +128,7 @@ async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) 
         with one.servable, pytest.raises(QueueFull, match="3 requests run, as many as max_queue_size allows"):
             await one.say("return 'next'")
         (tmp_path / "go").touch()
-        await until(lambda: one.model.given_up == 0)
+        await until(lambda: one.model.orphaned == 0)
         assert await one.say("return 'next'") == "next"
 
 

@@ -13,7 +13,7 @@ from tensor_places import PREFIX, SIZE, Memory, Wishes, X, ask, filled, memory, 
 
 from triglot.core.errors import Code
 from triglot.core.types import OutputWish, RegionSlice
-from triglot.protocols.kserve.regions import Loan, Region
+from triglot.protocols.kserve.regions import Checkout, Region
 
 BEFORE, AFTER = 3, 5
 PLACED: Wishes = {"y": OutputWish(region=RegionSlice("into", 0, SIZE))}
@@ -105,7 +105,7 @@ async def test_a_model_in_a_process(door: str, tmp_path: Path, monkeypatch: pyte
     """It has a copy, which is made once: from the region into what it shares with its process."""
     lent, original = [], Region.lend
 
-    def lend(*arguments: Any) -> Loan | None:
+    def lend(*arguments: Any) -> Checkout | None:
         lent.append(original(*arguments))
         return lent[-1]
 

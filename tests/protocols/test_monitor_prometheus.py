@@ -16,7 +16,7 @@ from triglot.protocols.monitor.prometheus import BATCH_LIMITS, PrometheusText
 from triglot.telemetry.store import Telemetry
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
-PREDICT = {"protocol": "kserve", "door": "GRPC", "method": "ModelInfer", "model": "m", "version": "2"}
+PREDICT = {"protocol": "kserve", "entrypoint": "GRPC", "method": "ModelInfer", "model": "m", "version": "2"}
 MODEL = {"model": "m", "version": "2"}
 FORMS = {
     "classic": ("text/plain", classic),
@@ -86,13 +86,15 @@ def test_every_number_is_there(telemetry: Telemetry, form: str) -> None:
     assert value(samples, "triglot_request_seconds_count", **PREDICT) == 7
     assert value(samples, "triglot_request_seconds_sum", **PREDICT) == pytest.approx(0.064)
     assert value(samples, "triglot_request_seconds_bucket", **PREDICT, le="+Inf") == 7
-    assert value(samples, "triglot_codec_seconds_sum", protocol="kserve", door="GRPC", method="ModelInfer") > 0
+    assert (
+        value(samples, "triglot_codec_seconds_sum", protocol="kserve", entrypoint="GRPC", method="ModelInfer") > 0
+    )
     assert value(samples, "triglot_request_bytes_total", **PREDICT) == 340
     assert value(samples, "triglot_response_bytes_total", **PREDICT) == 150
     assert value(samples, "triglot_queue_seconds_count", **MODEL) == 3
     assert value(samples, "triglot_executions_total", **MODEL) == round(1 + 1 / 3 + 1 / 1000, 3)
     assert value(samples, "triglot_compute_seconds_sum", **MODEL) == pytest.approx(0.03)
-    in_flight = {"protocol": "kserve", "door": "GRPC", "method": "ModelInfer"}
+    in_flight = {"protocol": "kserve", "entrypoint": "GRPC", "method": "ModelInfer"}
     assert value(samples, "triglot_in_flight", **in_flight) == 5
     assert value(samples, "triglot_event_loop_lag_seconds_count") == 1
     assert value(samples, "triglot_user_metric", name="tp(token/s)", aggregation="avg") == 4

@@ -84,7 +84,7 @@ async def test_metrics_count_the_calls(server: Live) -> None:
     assert reply.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     families = text_string_to_metric_families(reply.body.decode())
     samples = [sample for family in families for sample in family.samples]
-    names = ("protocol", "door", "model", "version", "code")
+    names = ("protocol", "entrypoint", "model", "version", "code")
     requests = {
         tuple(one.labels[name] for name in names): one.value
         for one in samples

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from triglot.repository.scan.once_logger import OnceLogger
+from triglot.repository.scan.scanner import Scan, Scanner
 from triglot.repository.scan.source import ModelFiles, Root
-from triglot.repository.scan.told import Told
-from triglot.repository.scan.watch import Look, Watch
 
 
 def put(file: Path, text: str = "") -> Path:
@@ -40,24 +40,24 @@ class Looking:
     def __init__(
         self, *roots: Root, settle_seconds: float = 0.0, on_load: Callable[[ModelFiles], object] = lambda _: None
     ) -> None:
-        self.watch = Watch(settle_seconds)
+        self.watch = Scanner(settle_seconds)
         self.roots = roots
         self.on_load = on_load
         self.loads: list[str] = []
         self.broken: set[str] = set()
         """Those that cannot be loaded."""
         self._tried: set[ModelFiles] = set()
-        self.told = Told()
+        self.told = OnceLogger()
         self.last = self.watch.look(roots, {}, [], lambda _: True)
-        self.told.tell(self.last, lambda _: True)
+        self.told.log(self.last, lambda _: True)
         self._load()
 
-    def look(self, loaded: Collection[ModelFiles] | None = None, *, busy: Collection[str] = ()) -> Look:
+    def look(self, loaded: Collection[ModelFiles] | None = None, *, busy: Collection[str] = ()) -> Scan:
         """One look; `loaded` are those that serve, all by default. The models that are `busy` load to its end."""
         held = [files for versions in self.last.wanted.values() for files in versions.values()]
         serving = [files for files in held if str(files) not in self.broken]
         self.last = self.watch.look(self.roots, self.last.wanted, serving if loaded is None else loaded, busy=busy)
-        self.told.tell(self.last, lambda _: False)
+        self.told.log(self.last, lambda _: False)
         self._load()
         return self.last
 

@@ -9,8 +9,8 @@ import pytest
 from links_on_disk import link, put
 
 from triglot.repository.config.settings import ModelSettings
+from triglot.repository.scan.scanner import Scanner
 from triglot.repository.scan.source import Found, Root, find_models
-from triglot.repository.scan.watch import Watch
 
 LABELS = 'output { name: "y" data_type: TYPE_INT32 dims: 1 label_filename: "labels.txt" }'
 WARM_UP = """
@@ -256,7 +256,7 @@ def test_a_link_that_turns_away_keeps_what_served(tmp_path: Path) -> None:
     root, outside = tmp_path / "models", tmp_path / "outside"
     put(root / "m" / "first" / "model.py", outside / "model.py")
     link(root / "m" / "1", "first")
-    watch = Watch(0.0)
+    watch = Scanner(0.0)
     first = watch.look([root], {}, [], lambda _: True)
     held = first.wanted["m"][1]
     (root / "m" / "1").unlink()

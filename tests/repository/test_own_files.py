@@ -15,9 +15,9 @@ from scripted_loads import put as put_version
 
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
-from triglot.repository.scan.sights import PATIENCE
+from triglot.repository.scan.file_snapshots import PATIENCE
+from triglot.repository.scan.scanner import Scanner
 from triglot.repository.scan.source import ModelFiles
-from triglot.repository.scan.watch import Watch
 from waiting import until
 
 LOOKS = 10
@@ -238,7 +238,7 @@ def test_what_is_forgotten(tmp_path: Path) -> None:
     """A model that goes and comes back is a new one."""
     put(tmp_path / "m" / "1" / "model.py")
     put(tmp_path / "other" / "1" / "model.py")
-    watch = Watch(0.0)
+    watch = Scanner(0.0)
     first = watch.look([tmp_path], {}, [], lambda _: True)
     (tmp_path / "m").rename(tmp_path / ".m")
     gone = watch.look([tmp_path], first.wanted, [])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from triglot.model.config import ALL, LATEST, VersionPolicy
 from triglot.pb.kserve import model_config_pb2 as pb
 from triglot.repository.config.settings import ModelSettings
+from triglot.repository.scan.scanner import Scanner
 from triglot.repository.scan.source import Found, ModelFiles, NothingFound, Override, find_models
-from triglot.repository.scan.watch import Watch
 
 
 def put(file: Path, text: str = "") -> Path:
@@ -41,7 +41,7 @@ def warnings_of(there: Found) -> list[str]:
 
 def served(*roots: Path) -> dict[str, list[int]]:
     """The versions that a server takes at its start."""
-    look = Watch(0.0).look(roots, {}, [], lambda _: True)
+    look = Scanner(0.0).look(roots, {}, [], lambda _: True)
     return {name: list(versions) for name, versions in look.wanted.items()}
 
 
@@ -192,7 +192,7 @@ def test_the_version_policy(tmp_path: Path, config: str, policy: VersionPolicy, 
     assert find_models([tmp_path]).policies == {"m": policy}
     assert served(tmp_path) == {"m": wanted, "plain": [1, 2, 10]}
     # What a list of models says counts for its models, and a config.pbtxt there does not.
-    look = Watch(0.0).look([ModelSettings("m", tmp_path / "m", VersionPolicy(latest=2))], {}, [], lambda _: True)
+    look = Scanner(0.0).look([ModelSettings("m", tmp_path / "m", VersionPolicy(latest=2))], {}, [], lambda _: True)
     assert list(look.wanted["m"]) == [2, 10]
 
 

@@ -1,4 +1,4 @@
-"""Turns: one at a time, and nobody waits for ever."""
+"""LoadLock: one at a time, and nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 from scripted_loads import SECONDS
 
-from triglot.repository.manager.turns import Turns
+from triglot.repository.manager.load_lock import LoadLock
 from waiting import until
 
 LONG = 3600.0
@@ -15,12 +15,12 @@ LONG = 3600.0
 class Holder:
     """Takes its turn, and keeps it until it is told to end."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: LoadLock) -> None:
         self.has_it = asyncio.Event()
         self.end = asyncio.Event()
         self.task = asyncio.create_task(self._hold(turns))
 
-    async def _hold(self, turns: Turns) -> None:
+    async def _hold(self, turns: LoadLock) -> None:
         async with turns.take():
             self.has_it.set()
             await self.end.wait()
@@ -31,7 +31,7 @@ class Holder:
 
 
 async def test_one_at_a_time_in_the_order_that_they_came() -> None:
-    turns = Turns(LONG)
+    turns = LoadLock(LONG)
     holders = [Holder(turns) for _ in range(3)]
     for number, holder in enumerate(holders):
         await asyncio.wait_for(holder.has_it.wait(), SECONDS)
@@ -40,7 +40,7 @@ async def test_one_at_a_time_in_the_order_that_they_came() -> None:
 
 
 async def test_one_that_takes_long_lets_the_next_in() -> None:
-    turns = Turns(0.01)
+    turns = LoadLock(0.01)
     slow, next_one = Holder(turns), Holder(turns)
     await asyncio.wait_for(next_one.has_it.wait(), SECONDS)
     assert not slow.task.done()
@@ -50,7 +50,7 @@ async def test_one_that_takes_long_lets_the_next_in() -> None:
 
 
 async def test_the_end_of_a_slow_one_does_not_end_the_turn_of_another() -> None:
-    turns = Turns(0.01)
+    turns = LoadLock(0.01)
     slow, other = Holder(turns), Holder(turns)
     await asyncio.wait_for(other.has_it.wait(), SECONDS)
     turns.patience = LONG
@@ -68,7 +68,7 @@ async def test_the_end_of_a_slow_one_does_not_end_the_turn_of_another() -> None:
 
 
 async def test_who_leaves_gives_it_back() -> None:
-    turns = Turns(LONG)
+    turns = LoadLock(LONG)
     holder, waiting, last = Holder(turns), Holder(turns), Holder(turns)
     await asyncio.wait_for(holder.has_it.wait(), SECONDS)
     waiting.task.cancel()

@@ -226,10 +226,10 @@ class OnLoop(Run):
 
     def settle(self) -> None:
         """Let the loop do what there is to do."""
-        self.loop.run_until_complete(self._turns())
+        self.loop.run_until_complete(self._load_lock())
 
     @staticmethod
-    async def _turns() -> None:
+    async def _load_lock() -> None:
         for _ in range(6):
             await asyncio.sleep(0)
 

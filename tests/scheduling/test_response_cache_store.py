@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from triglot import Call
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import InferenceRequest, OutputTensor
-from triglot.scheduling.response_cache import ENTRY_BYTES, OFF_LOOP_BYTES, Key, ResponseCache, Shelf, digest
+from triglot.scheduling.response_cache import ENTRY_BYTES, OFF_LOOP_BYTES, Key, ModelCache, ResponseCache, digest
 
 
 def asked(
@@ -25,8 +25,8 @@ def asked(
     return call
 
 
-def key_of(shelf: Shelf, inputs: dict[str, Array], call: Call | None = None, **more: Any) -> Key:
-    return shelf.key(inputs, call or asked(), InferenceRequest("m", **more))
+def key_of(model_cache: ModelCache, inputs: dict[str, Array], call: Call | None = None, **more: Any) -> Key:
+    return model_cache.key(inputs, call or asked(), InferenceRequest("m", **more))
 
 
 def floats(*values: float, dtype: str = "f4") -> Array:
@@ -69,24 +69,24 @@ UNLIKE: list[tuple[dict[str, Array], dict[str, Any]]] = [
 
 async def test_requests_that_differ_anywhere_differ() -> None:
     cache = ResponseCache(1)
-    shelf = cache.shelf()
-    keys = [key_of(shelf, inputs, **more) for inputs, more in UNLIKE]
+    model_cache = cache.for_model()
+    keys = [key_of(model_cache, inputs, **more) for inputs, more in UNLIKE]
     assert len(set(keys)) == len(UNLIKE)
-    assert key_of(cache.shelf(), {"x": floats(1, 2)}) != keys[0]
+    assert key_of(cache.for_model(), {"x": floats(1, 2)}) != keys[0]
 
 
 @pytest.mark.parametrize("parameters", [{"priority": 3}, {"timeout": 10}, {"priority": 0, "timeout": 1}])
 async def test_when_a_request_is_executed_makes_no_difference(parameters: dict[str, Any]) -> None:
-    shelf = ResponseCache(1).shelf()
+    model_cache = ResponseCache(1).for_model()
     inputs = {"x": floats(1)}
-    assert key_of(shelf, inputs, asked(parameters)) == key_of(shelf, inputs)
+    assert key_of(model_cache, inputs, asked(parameters)) == key_of(model_cache, inputs)
 
 
 async def test_the_order_of_inputs_counts_only_where_it_has_a_meaning() -> None:
     one, other = {"x": floats(1), "y": floats(2)}, {"y": floats(2), "x": floats(1)}
     cache = ResponseCache(1)
-    shelf, ordered = cache.shelf(), cache.shelf(ordered=True)
-    assert key_of(shelf, one) == key_of(shelf, other)
+    model_cache, ordered = cache.for_model(), cache.for_model(ordered=True)
+    assert key_of(model_cache, one) == key_of(model_cache, other)
     assert key_of(ordered, one) != key_of(ordered, other)
 
 
@@ -111,14 +111,14 @@ def test_digests_are_equal_when_the_tensors_are(one: dict[str, Array], other: di
 
 
 async def test_unaligned_and_large_tensors_are_digested_alike() -> None:
-    shelf = ResponseCache(1).shelf()
+    model_cache = ResponseCache(1).for_model()
     large = np.arange(OFF_LOOP_BYTES, dtype="<f8")
     unaligned = np.ndarray(large.shape, "<f8", b"x" + large.tobytes(), 1)
     assert not unaligned.flags.aligned
-    key = key_of(shelf, {"x": large})
-    assert key_of(shelf, {"x": unaligned}) == key
-    assert key_of(shelf, {"x": np.concatenate([large, large])[::2]}) != key
-    assert key_of(shelf, {"x": np.repeat(large, 2)[::2]}) == key
+    key = key_of(model_cache, {"x": large})
+    assert key_of(model_cache, {"x": unaligned}) == key
+    assert key_of(model_cache, {"x": np.concatenate([large, large])[::2]}) != key
+    assert key_of(model_cache, {"x": np.repeat(large, 2)[::2]}) == key
 
 
 # --- what is kept ---
@@ -128,52 +128,52 @@ def outputs(array: Array) -> list[OutputTensor]:
     return [OutputTensor("y", "FP32", array)]
 
 
-def keep(shelf: Shelf, name: str, array: Array) -> Key:
-    key = key_of(shelf, {name: floats(1)})
-    shelf.keep(key, outputs(array))
+def keep(model_cache: ModelCache, name: str, array: Array) -> Key:
+    key = key_of(model_cache, {name: floats(1)})
+    model_cache.keep(key, outputs(array))
     return key
 
 
 @pytest.mark.parametrize("count", [3, OFF_LOOP_BYTES])
 async def test_what_is_kept_is_a_copy_that_nobody_can_change(count: int) -> None:
-    shelf = ResponseCache(1 << 24).shelf()
+    model_cache = ResponseCache(1 << 24).for_model()
     array = np.zeros(count, np.float32)
-    key = keep(shelf, "x", array)
+    key = keep(model_cache, "x", array)
     array[:] = 1
-    found = shelf.find(key)
+    found = model_cache.find(key)
     assert found is not None
     assert found[0].array.tolist() == [0] * count
     with pytest.raises(ValueError, match="read-only"):
         found[0].array[0] = 2
     found.clear()
-    assert len(shelf.find(key) or ()) == 1
+    assert len(model_cache.find(key) or ()) == 1
 
 
-def counted(shelf: Shelf) -> dict[str, float]:
-    return {one.name.removeprefix("response_cache_"): one.value for one in shelf.readings()}
+def counted(model_cache: ModelCache) -> dict[str, float]:
+    return {one.name.removeprefix("response_cache_"): one.value for one in model_cache.readings()}
 
 
 async def test_the_answer_that_was_asked_for_longest_ago_goes() -> None:
     size = 1000 + ENTRY_BYTES
     cache = ResponseCache(3 * size)
-    shelf, other = cache.shelf(), cache.shelf()
+    model_cache, other = cache.for_model(), cache.for_model()
     array = np.zeros(250, np.float32)
-    keys = [keep(shelf, name, array) for name in "abc"]
-    assert shelf.find(keys[0]) is not None
+    keys = [keep(model_cache, name, array) for name in "abc"]
+    assert model_cache.find(keys[0]) is not None
     keep(other, "d", array)
-    assert [shelf.find(key) is not None for key in keys] == [True, False, True]
+    assert [model_cache.find(key) is not None for key in keys] == [True, False, True]
     assert cache.bytes == 3 * size
-    assert counted(shelf) == {"hits": 3, "misses": 1, "evictions": 1, "bytes": 2 * size}
+    assert counted(model_cache) == {"hits": 3, "misses": 1, "evictions": 1, "bytes": 2 * size}
     assert counted(other) == {"hits": 0, "misses": 0, "evictions": 0, "bytes": size}
 
 
 async def test_the_same_answer_twice_is_kept_once() -> None:
     cache = ResponseCache(1 << 20)
-    shelf = cache.shelf()
+    model_cache = cache.for_model()
     for _ in range(2):
-        keep(shelf, "x", np.zeros(250, np.float32))
+        keep(model_cache, "x", np.zeros(250, np.float32))
     assert cache.bytes == 1000 + ENTRY_BYTES
-    assert counted(shelf)["evictions"] == 0
+    assert counted(model_cache)["evictions"] == 0
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ async def test_the_same_answer_twice_is_kept_once() -> None:
 )
 async def test_what_is_too_large_or_may_change_is_not_kept(array: Array) -> None:
     cache = ResponseCache(4000)
-    shelf = cache.shelf()
-    kept = keep(shelf, "a", np.zeros(1, np.float32))
-    key = keep(shelf, "x", array)
-    assert shelf.find(key) is None
-    assert shelf.find(kept) is not None
-    assert counted(shelf)["evictions"] == 0
+    model_cache = cache.for_model()
+    kept = keep(model_cache, "a", np.zeros(1, np.float32))
+    key = keep(model_cache, "x", array)
+    assert model_cache.find(key) is None
+    assert model_cache.find(kept) is not None
+    assert counted(model_cache)["evictions"] == 0
 
 
 class Uncopyable(np.ndarray[Any, Any]):
@@ -203,29 +203,29 @@ class Uncopyable(np.ndarray[Any, Any]):
 
 
 async def test_an_answer_is_not_kept_when_there_is_no_memory_for_it() -> None:
-    shelf = ResponseCache(1 << 20).shelf()
-    key = keep(shelf, "x", floats(1).view(Uncopyable))
-    assert shelf.find(key) is None
+    model_cache = ResponseCache(1 << 20).for_model()
+    key = keep(model_cache, "x", floats(1).view(Uncopyable))
+    assert model_cache.find(key) is None
 
 
 async def test_texts_are_counted_by_their_content() -> None:
     cache = ResponseCache(1 << 20)
-    shelf = cache.shelf()
-    key = keep(shelf, "x", object_array([b"x" * 1000] * 2, (2,)))
-    assert shelf.find(key) is not None
+    model_cache = cache.for_model()
+    key = keep(model_cache, "x", object_array([b"x" * 1000] * 2, (2,)))
+    assert model_cache.find(key) is not None
     assert cache.bytes > 2000 + ENTRY_BYTES
 
 
 async def test_a_closed_versions_answers_go_and_none_come() -> None:
     cache = ResponseCache(1 << 20)
-    shelf, other = cache.shelf(), cache.shelf()
+    model_cache, other = cache.for_model(), cache.for_model()
     array = np.zeros(10, np.float32)
     for name in "ab":
-        keep(shelf, name, array)
+        keep(model_cache, name, array)
     kept = keep(other, "a", array)
-    shelf.close()
-    keep(shelf, "c", array)
-    assert counted(shelf)["bytes"] == 0
+    model_cache.close()
+    keep(model_cache, "c", array)
+    assert counted(model_cache)["bytes"] == 0
     assert cache.bytes == counted(other)["bytes"]
     assert other.find(kept) is not None
 
@@ -233,9 +233,9 @@ async def test_a_closed_versions_answers_go_and_none_come() -> None:
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 200)), max_size=40))
 async def test_the_cache_is_never_larger_than_it_may_be(steps: list[tuple[str, int]]) -> None:
     cache = ResponseCache(3 * ENTRY_BYTES)
-    shelves = [cache.shelf(), cache.shelf()]
+    model_caches = [cache.for_model(), cache.for_model()]
     for name, size in steps:
-        shelf = shelves[size % 2]
-        keep(shelf, name, np.zeros(size, np.uint8))
+        model_cache = model_caches[size % 2]
+        keep(model_cache, name, np.zeros(size, np.uint8))
         assert cache.bytes <= cache.most_bytes
-        assert cache.bytes == sum(one.bytes for one in shelves)
+        assert cache.bytes == sum(one.bytes for one in model_caches)

@@ -98,7 +98,14 @@ class Server:
         """What was counted of inference calls, once none is in flight; the model may still be at work."""
         await until(lambda: not self.telemetry.in_flight)
         return {
-            (endpoint.protocol, endpoint.door, endpoint.method, kind.model, kind.version, kind.code.name): stats
+            (
+                endpoint.protocol,
+                endpoint.entrypoint,
+                endpoint.method,
+                kind.model,
+                kind.version,
+                kind.code.name,
+            ): stats
             for endpoint, kind, stats in self.telemetry.calls()
             if endpoint.inference
         }

@@ -185,6 +185,8 @@ async def test_bytes_are_counted_as_they_are_sent(door: Live) -> None:
     (sent,) = [
         line
         for line in lines
-        if line.startswith("triglot_response_bytes_total{") and 'method="infer"' in line and 'door="REST"' in line
+        if line.startswith("triglot_response_bytes_total{")
+        and 'method="infer"' in line
+        and 'entrypoint="REST"' in line
     ]
     assert float(sent.rpartition(" ")[2]) == len(body)

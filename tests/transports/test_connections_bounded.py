@@ -175,7 +175,7 @@ async def test_ages_are_spread() -> None:
         clients = [await greeted(here) for _ in range(20)]
         for client in clients:
             assert await is_served(client)
-        ages = [connection._watch._age for connection in here.server.connections]
+        ages = [connection._timers._age for connection in here.server.connections]
         assert len(set(ages)) == len(clients)
         assert 900 <= min(ages) < max(ages) <= 1100
         for client in clients:

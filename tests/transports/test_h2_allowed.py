@@ -247,7 +247,7 @@ def test_the_largest_frame_that_may_come_has_room(kind: int) -> None:
 
 
 def test_who_has_had_some_of_an_answer_may_leave() -> None:
-    one = connection(patience=10.0, patience_per_second=0.0, most_earned=0)
+    one = connection(abuse_budget=10.0, abuse_budget_per_second=0.0, most_earned=0)
     one.feed(greeting())
     for number in range(1, 401, 2):
         one.feed(request(number, b"1"))
@@ -259,7 +259,7 @@ def test_who_has_had_some_of_an_answer_may_leave() -> None:
 
 
 def test_streams_that_are_reset_together_with_their_requests_are_refused_first() -> None:
-    one = connection(max_reset_running=10, patience=21.0, patience_per_second=0.0)
+    one = connection(max_reset_running=10, abuse_budget=21.0, abuse_budget_per_second=0.0)
     one.feed(greeting())
     rapid = [request(at, b"1") + frames.rst_stream(at, ErrorCode.CANCEL) for at in range(1, 81, 2)]
     one.out.take()
@@ -269,7 +269,7 @@ def test_streams_that_are_reset_together_with_their_requests_are_refused_first()
     # By the next bytes the owner has acted on them.
     assert len(one.feed(b"".join(rapid[30:]))) == 20
     assert not one.over
-    one = connection(max_reset_running=10, patience=20.0, patience_per_second=0.0)
+    one = connection(max_reset_running=10, abuse_budget=20.0, abuse_budget_per_second=0.0)
     (*_, ended) = one.feed(greeting() + b"".join(rapid[:30]))
     assert isinstance(ended, ConnectionEnded)
     assert ended.code is ErrorCode.ENHANCE_YOUR_CALM
@@ -301,7 +301,7 @@ def test_little_is_read_at_a_time_while_many_handlers_run_on() -> None:
 
 
 def test_a_stream_explains_its_windows_and_what_comes_late() -> None:
-    one = connection(patience=1.0, patience_per_second=0.0)
+    one = connection(abuse_budget=1.0, abuse_budget_per_second=0.0)
     one.feed(greeting())
     for number in range(1, 2001, 2):
         one.feed(request(number, b"1") + frames.window_update(number, 5) * 2)

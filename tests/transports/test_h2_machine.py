@@ -56,7 +56,7 @@ class Pair(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.client = client()
-        limits = Limits(stream_window=70_000, connection_window=150_000, max_streams=1000, patience=1e9)
+        limits = Limits(stream_window=70_000, connection_window=150_000, max_streams=1000, abuse_budget=1e9)
         self.server = Connection(fields, limits)
         self.to_server, self.to_client = bytearray(), bytearray()
         self.streams: dict[int, Exchange] = {}

@@ -164,7 +164,7 @@ async def test_fields_of_rest_are_bounded() -> None:
 
 async def test_who_reads_nothing_is_not_read_from() -> None:
     """And gets everything once it reads."""
-    limits = Limits(max_unread=10_000, patience=1e9)  # Many of its streams are refused, too.
+    limits = Limits(max_unread=10_000, abuse_budget=1e9)  # Many of its streams are refused, too.
     async with served(limits) as here:
         client = await greeted(here)
         await client.is_heard()

@@ -143,7 +143,7 @@ async def test_who_does_not_say_what_it_speaks_is_let_go(said: bytes) -> None:
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(said)
     assert await until_closed(reader) == b""
-    assert not here.fronts
+    assert not here.sniffers
     writer.close()
     await here.stop()
 

@@ -29,7 +29,7 @@ async def unary(door: Live) -> None:
 
 
 async def server_stream(door: Live) -> None:
-    async for _ in door.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\xff"):
+    async for _ in door.channel.unary_stream("/grpc.health.v1.Health/ConnectionTimers")(b"\xff"):
         pass
 
 

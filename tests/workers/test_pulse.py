@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from process import SECONDS
-from triglot.workers.pulse import BEAT_SECONDS, stands_still
+from triglot.workers.heartbeat import BEAT_SECONDS, stands_still
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from process import SECONDS, infer, rpc
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until
 
-LABELS = '{code="OK",door="GRPC",method="ModelInfer",model="who",protocol="kserve",version="1"}'
+LABELS = '{code="OK",entrypoint="GRPC",method="ModelInfer",model="who",protocol="kserve",version="1"}'
 REQUESTS = f"triglot_requests_total{LABELS}"
 
 

@@ -110,7 +110,7 @@ class ForeignModel(Model):
         try:
             return await self.answer(inputs, call)
         except Exception as error:
-            raise worded(error) from error
+            raise map_error(error) from error
 
     @abstractmethod
     async def answer(self, inputs: Inputs, call: Call) -> Any:
@@ -140,7 +140,7 @@ async def _next(answers: AsyncIterator[Any]) -> Any:
     try:
         return await anext(answers, None)
     except Exception as error:
-        raise worded(error) from error
+        raise map_error(error) from error
 
 
 async def _closed(answers: Any) -> None:
@@ -148,7 +148,7 @@ async def _closed(answers: Any) -> None:
         await answers.aclose()
 
 
-def worded(error: Exception) -> Exception:
+def map_error(error: Exception) -> Exception:
     """What a client is told: the text of an error that says it is the client's; any other one is as it was."""
     status = getattr(error, "status_code", None)
     text = str(getattr(error, "detail", None) or error)

@@ -25,8 +25,8 @@ from triglot.repository.scan.source import ModelFiles
 from triglot.telemetry.store import Telemetry
 from triglot.transports.listening import raise_file_limit
 from triglot.workers.link import RETIRE, Link, Wanted
-from triglot.workers.seat import Seat
 from triglot.workers.supervisor import supervise
+from triglot.workers.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from triglot.server import Server
@@ -48,7 +48,7 @@ def _nothing() -> None:
     pass
 
 
-def tell(text: str) -> None:
+def print_error(text: str) -> None:
     """For whoever has typed the command."""
     print(f"triglot: {text}", file=sys.stderr)
 
@@ -57,7 +57,7 @@ def tell(text: str) -> None:
 class Start:
     """What a command line asks for: models at paths, or `models`, and the file to follow that names them.
 
-    `batching` has the models batched. `around` is what all of it happens in, by the number of the worker.
+    `batching` has the models batched. `surroundings` is what all of it happens in, by the number of the worker.
     `prepare` is called before anything else, `test` is run in place of serving, and `fails` is told why there is
     no server. See `Server` for `telemetry` and `about`.
     """
@@ -72,10 +72,10 @@ class Start:
     warnings: Sequence[str] = ()
     telemetry: Telemetry | None = None
     about: str = ""
-    around: Callable[[int], AbstractContextManager[object]] = nullcontext
+    surroundings: Callable[[int], AbstractContextManager[object]] = nullcontext
     prepare: Callable[[], object] = _nothing
     test: Callable[[], bool] | None = None
-    fails: Callable[[str], object] = tell
+    fails: Callable[[str], object] = print_error
 
 
 def supervised(start: Start, arguments: Sequence[str]) -> int:
@@ -87,8 +87,8 @@ def supervised(start: Start, arguments: Sequence[str]) -> int:
         return FAILED
 
 
-def run(start: Start, handler: logging.Handler, seat: Seat | None) -> int:
-    """One server, or the worker of `seat`; the exit status. Raises `ConfigError`."""
+def run(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
+    """One server, or the worker of `spec`; the exit status. Raises `ConfigError`."""
     loop_factory = _loop_factory(start.config)
     for warning in start.warnings:
         log.warning("%s", warning)
@@ -101,7 +101,7 @@ def run(start: Start, handler: logging.Handler, seat: Seat | None) -> int:
             keep_memory(os.environ)
         sys.setswitchinterval(SWITCH_SECONDS)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_serve(start, handler, seat))
+            return runner.run(_serve(start, handler, spec))
     except (ModelLoadError, OSError) as error:
         start.fails(str(error))
         return FAILED
@@ -118,7 +118,7 @@ def _loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop] | N
     return uvloop.new_event_loop
 
 
-async def _serve(start: Start, handler: logging.Handler, seat: Seat | None) -> int:
+async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None) -> int:
     # Here, so that a wrong flag or --help answers at once.
     from triglot.server import Server  # noqa: PLC0415
 
@@ -128,9 +128,9 @@ async def _serve(start: Start, handler: logging.Handler, seat: Seat | None) -> i
     signals = _listen_for_signals()
     folders = folders_of(start.models or ())
     link = None
-    if seat is not None:
-        link = await Link.open(seat, signals, strict=start.config.exit_on_load_error)
-        start = _seated(start, seat, await link.catch_up())
+    if spec is not None:
+        link = await Link.open(spec, signals, strict=start.config.exit_on_load_error)
+        start = _configured(start, spec, await link.catch_up())
     config = start.config
     server = Server(
         start.paths,
@@ -170,9 +170,9 @@ async def _serve(start: Start, handler: logging.Handler, seat: Seat | None) -> i
     return 0
 
 
-def _seated(start: Start, seat: Seat, wanted: Wanted) -> Start:
+def _configured(start: Start, spec: WorkerSpec, wanted: Wanted) -> Start:
     """What one worker is to do of it, and as things are by now."""
-    config = seat.configured(start.config)
+    config = spec.configured(start.config)
     if wanted.models_fail:
         config = replace(config, exit_on_load_error=False)
     models = start.models if wanted.models is None else list(map(settings_of, wanted.models))

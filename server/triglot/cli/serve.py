@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from triglot.cli import grps as grps_cli
 from triglot.cli import tfserving as tfserving_cli
-from triglot.cli.run import FAILED, Start, run, supervised, tell
+from triglot.cli.run import FAILED, Start, print_error, run, supervised
 from triglot.cli.triton_flags import in_place_of
 from triglot.config.options import OPTIONS, Config, ConfigError, flag_of, option_type, unknown
 from triglot.config.sources import load_config, vertex_model
@@ -22,7 +22,7 @@ from triglot.telemetry.log_handlers import log_handler
 from triglot.telemetry.log_settings import formatter
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
-from triglot.workers.seat import Seat
+from triglot.workers.worker_spec import WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +104,8 @@ def _flags() -> list[str]:
     return ["--config", "--help", *watching, *map(flag_of, OPTIONS), *negated]
 
 
-def main(arguments: Sequence[str] | None = None, *, seat: str = "") -> int:
-    """Run the command, or be the worker of it that a `Seat`'s text tells of; the process's exit status."""
+def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
+    """Run the command, or be the worker of it that a `WorkerSpec`'s text tells of; the process's exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     known, others = parser.parse_known_args(arguments)
@@ -118,17 +118,17 @@ def main(arguments: Sequence[str] | None = None, *, seat: str = "") -> int:
             parser.error(f"unknown option {flag!r}{ours}" if ours else unknown(flag, _FLAGS[command]()))
     try:
         start = _STARTS[command](flags, others, os.environ)
-        seated = Seat.read(seat) if seat else None
-        handler = _set_up_logging(start.config, "" if seated is None else seated.source)
-        if start.config.workers > 1 and seated is None and start.test is None:
+        spec_read = WorkerSpec.read(spec) if spec else None
+        handler = _set_up_logging(start.config, "" if spec_read is None else spec_read.source)
+        if start.config.workers > 1 and spec_read is None and start.test is None:
             return supervised(start, arguments)
-        with start.around(1 if seated is None else seated.number):
-            return run(start, handler, seated)
+        with start.surroundings(1 if spec_read is None else spec_read.number):
+            return run(start, handler, spec_read)
     except ConfigError as error:
-        tell(str(error))
+        print_error(str(error))
         return WRONG_USE
     except ModelLoadError as error:
-        tell(str(error))
+        print_error(str(error))
         return FAILED
 
 
@@ -171,7 +171,7 @@ def _start_grps(flags: Mapping[str, Any], others: Iterable[str], environment: Ma
         warnings=settings.warnings,
         telemetry=telemetry,
         about=grps_cli.metadata(settings),
-        around=partial(grps_cli.surroundings, settings, logs_in, telemetry),
+        surroundings=partial(grps_cli.surroundings, settings, logs_in, telemetry),
         prepare=partial(grps_cli.load, project),
         test=partial(grps_cli.passes, settings, flags["unittest"]) if "unittest" in flags else None,
         # The project's log has it as well (grps 5.2).

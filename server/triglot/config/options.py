@@ -164,7 +164,7 @@ class Config:
     keepalive_time: float = _option(
         120.0, "seconds without a word, after which a gRPC client is asked whether it is still there; 0: never"
     )
-    keepalive_timeout: float = _option(20.0, "seconds that it may take to answer")
+    keepalive_timeout: float = _option(20.0, "seconds to wait for a keepalive reply")
     rest_timeout: float = _option(0.0, "seconds that a REST call may take; 0 sets no limit")
     default_timeout: float = _option(
         0.0, "seconds that a request for a model may take when its client sets no deadline; 0 sets no limit"
@@ -300,7 +300,7 @@ class Config:
             if not is_of(value, expected):
                 raise ConfigError(f"{name}: expected {expected.__name__}, got {value!r}")
             check_option(name, value, name)
-        self._check_doors()
+        self._check_ports()
         self._check_browsers()
         for name, value, mode in (
             ("poll_interval", self.poll_interval != POLL_SECONDS, "poll"),
@@ -332,7 +332,7 @@ class Config:
             if not _HOST_NAME.fullmatch(host):
                 raise ConfigError(f"allowed_hosts: expected names like app.example, without a port, got {host!r}")
 
-    def _check_doors(self) -> None:
+    def _check_ports(self) -> None:
         if self.workers > 1 and self.grpc_socket:
             raise ConfigError(f"grpc_socket: needs workers 1, as it cannot be shared, got {self.workers}")
         if self.workers > 1 and not sys.platform.startswith("linux"):

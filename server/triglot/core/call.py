@@ -67,8 +67,8 @@ def no_models(_: Call, __: object) -> Any:
 class Call:
     """One call's own circumstances, as a model may ask for them.
 
-    `deadline` is a `time.monotonic()` instant, or None. `size`: bytes of the request as it came; 0: it came by no
-    door of the server, as a warm-up, or a model's own call. `borrows`: inputs are memory that somebody else may
+    `deadline` is a `time.monotonic()` instant, or None. `size`: bytes of the request as it came; 0: it came over
+    no protocol, as a warm-up, or a model's own call. `borrows`: inputs are memory that somebody else may
     still change. `signature_name` is the one of the model's signatures that is called. `parameters` are the
     request's, and `input_parameters` those of its inputs that mean nothing to the server. `read_metadata` gives
     gRPC metadata or HTTP headers; few calls look at them, so they are read when asked for.

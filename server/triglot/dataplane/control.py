@@ -56,15 +56,15 @@ class Control:
 
     def __init__(self) -> None:
         self.actions: dict[str, Action] = {}
-        self.told: dict[str, Report] = {}
+        self.report_of: dict[str, Report] = {}
 
-    def does(self, name: str, action: Action) -> None:
+    def register_action(self, name: str, action: Action) -> None:
         """From now on `action` is what the change of this name is, in this process."""
         self.actions[name] = action
 
-    def tells(self, name: str, report: Report) -> None:
+    def register_report(self, name: str, report: Report) -> None:
         """From now on `report` is what this process says when it is asked for this."""
-        self.told[name] = report
+        self.report_of[name] = report
 
     async def act(self, name: str, arguments: Arguments) -> None:
         """Have the change made everywhere; raises what it raises."""
@@ -72,7 +72,7 @@ class Control:
 
     async def reports(self, name: str, arguments: Arguments) -> Reports:
         """What every worker, this one among them, says of this."""
-        return Reports([(self.number, await self.told[name](arguments))])
+        return Reports([(self.number, await self.report_of[name](arguments))])
 
     async def loaded(self) -> None:
         """The models are loaded, and the ports not open yet: the time to catch up with what others have done."""

@@ -25,7 +25,7 @@ from triglot.repository.config.settings import ModelSettings, settings_fields, s
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.plan import Version
 from triglot.repository.manager.sequences import SequenceRoutes
-from triglot.scheduling.response_cache import OFF_LOOP_BYTES, Key, Shelf
+from triglot.scheduling.response_cache import OFF_LOOP_BYTES, Key, ModelCache
 from triglot.scheduling.servable import Servable
 from triglot.telemetry.tracing import Tracer
 
@@ -59,9 +59,9 @@ class DataPlane:
         self._stopped = asyncio.Event()
         self._changed = asyncio.Event()
         manager.on_change = self._announce
-        self.control.does(LOAD_MODEL, self._load)
-        self.control.does(UNLOAD_MODEL, self._unload)
-        self.control.does(RELOAD, self._reload)
+        self.control.register_action(LOAD_MODEL, self._load)
+        self.control.register_action(UNLOAD_MODEL, self._unload)
+        self.control.register_action(RELOAD, self._reload)
 
     def servable(self, name: str, version: str = "", label: str = "") -> Servable:
         """The version that a request goes to; a `with` block is a lease of it.
@@ -156,10 +156,10 @@ class DataPlane:
                 began = perf_counter()
                 inference.inputs = await self._bound(servable, inference.signature, request, inference.call)
                 inference.call.input_seconds += perf_counter() - began
-            if (shelf := servable.answers) is not None:
+            if (cache := servable.answers) is not None:
                 began = perf_counter()
-                key = await asyncio.to_thread(shelf.key, inference.inputs, inference.call, request)
-                if self._is_kept(inference, shelf, request, key, began):
+                key = await asyncio.to_thread(cache.key, inference.inputs, inference.call, request)
+                if self._is_kept(inference, cache, request, key, began):
                     return
         except asyncio.CancelledError:
             return  # Raised, the task would keep it; its frames hold the inference, which has the task.
@@ -172,7 +172,7 @@ class DataPlane:
     def _is_kept(
         self,
         inference: Inference,
-        shelf: Shelf,
+        cache: ModelCache,
         request: InferenceRequest,
         key: Key | None = None,
         began: float = 0.0,
@@ -180,8 +180,8 @@ class DataPlane:
         """Whether the response cache has the answer, which then is the outcome; else it is to keep the new one."""
         call = inference.call
         began = began or perf_counter()
-        inference.cache_key = key = key or shelf.key(inference.inputs, call, request)
-        kept = shelf.find(key)
+        inference.cache_key = key = key or cache.key(inference.inputs, call, request)
+        kept = cache.find(key)
         call.cache_hit, call.cache_seconds = kept is not None, perf_counter() - began
         if kept is None:
             return False

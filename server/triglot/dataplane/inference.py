@@ -75,13 +75,13 @@ class Inference(Submission):
                 check_shapes(self.signature, self.request)
             except ServingError as error:
                 self.error = without_frames(error)
-        key, shelf = self.cache_key, self.servable.answers
-        if key is not None and shelf is not None and self.error is None and not self.answer.parameters:
-            if shelf.takes_long(self.answer.outputs):
+        key, cache = self.cache_key, self.servable.answers
+        if key is not None and cache is not None and self.error is None and not self.answer.parameters:
+            if cache.takes_long(self.answer.outputs):
                 self.task = asyncio.get_running_loop().create_task(self._keep())
                 return
             began = perf_counter()
-            shelf.keep(key, self.answer.outputs)
+            cache.keep(key, self.answer.outputs)
             self.call.cache_seconds += perf_counter() - began
         self.conclude()
 
@@ -95,13 +95,13 @@ class Inference(Submission):
 
     async def _keep(self) -> None:
         """Copy a large answer on a thread: once it has left, the model may write into it."""
-        key, shelf = self.cache_key, self.servable.answers
+        key, cache = self.cache_key, self.servable.answers
         assert key is not None
-        assert shelf is not None
+        assert cache is not None
         began = perf_counter()
         with suppress(asyncio.CancelledError), self.servable:
-            copied = await asyncio.to_thread(shelf.copied, self.answer.outputs)
-            shelf.store(key, copied)
+            copied = await asyncio.to_thread(cache.copied, self.answer.outputs)
+            cache.store(key, copied)
         self.call.cache_seconds += perf_counter() - began
         self.conclude()
 

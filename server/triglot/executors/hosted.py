@@ -46,7 +46,7 @@ class HostedModel(Model):
         """Whether something is there to run the next request."""
 
     @property
-    def given_up(self) -> int:
+    def orphaned(self) -> int:
         """Calls that go on in it though nobody waits for them any more. On the loop."""
         return 0
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from triglot.executors.inbox import LoopInbox
 from triglot.executors.instance import Instance
 from triglot.executors.schedule import Schedule
-from triglot.executors.work import Around, Execution, Explain, Function, Inputs, InstanceExecution, Work
+from triglot.executors.work import Execution, Explain, Function, Hook, Inputs, InstanceExecution, Work
 
 
 class Instances:
@@ -53,8 +53,8 @@ class Instances:
         """Whether one of them runs."""
         return any(instance.alive for instance in self._threads)
 
-    async def run_on_every(self, inputs: Inputs, around: Around, explain: Explain) -> None:
-        """Have `around` call the model once on each thread, on all of them at the same time.
+    async def run_on_every(self, inputs: Inputs, hook: Hook, explain: Explain) -> None:
+        """Have `hook` call the model once on each thread, on all of them at the same time.
 
         All are started for it; the schedule's limit does not hold. Raises the first error, as `explain` says it;
         then, and when this is cancelled, what still runs sees that its call is cancelled.
@@ -63,7 +63,7 @@ class Instances:
         self.add(self._count)
         together = threading.Barrier(len(self._threads))
         executions = [
-            InstanceExecution(inputs, self._loop.create_future(), together, around, explain) for _ in self._threads
+            InstanceExecution(inputs, self._loop.create_future(), together, hook, explain) for _ in self._threads
         ]
         try:
             _put_beyond_limit(self._schedule, executions)

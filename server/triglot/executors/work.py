@@ -24,7 +24,7 @@ Function = Callable[[Inputs, Call], Any]
 """A model's `infer`."""
 Explain = Callable[[BaseException], ServingError]
 """What the client is told of an exception of the model's."""
-Around = Callable[[Function, Inputs, Call], Any]
+Hook = Callable[[Function, Inputs, Call], Any]
 """Calls a model's `infer` and sees to what it answers."""
 
 
@@ -154,19 +154,19 @@ class InstanceExecution(AwaitedExecution):
     aborted when they are given up.
     """
 
-    __slots__ = ("_around", "_explain", "_together")
+    __slots__ = ("_explain", "_hook", "_together")
 
     def __init__(
         self,
         inputs: Inputs,
         future: asyncio.Future[Any],
         together: threading.Barrier,
-        around: Around,
+        hook: Hook,
         explain: Explain,
     ) -> None:
         super().__init__(inputs, Call(), future)
         self._together = together
-        self._around = around
+        self._hook = hook
         self._explain = explain
 
     def run(self, function: Function, explain: Explain) -> None:
@@ -176,4 +176,4 @@ class InstanceExecution(AwaitedExecution):
         except threading.BrokenBarrierError:
             self.failure = Cancelled("given up before every instance was there")
             return
-        super().run(partial(self._around, function), self._explain)
+        super().run(partial(self._hook, function), self._explain)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 Kind = Literal["counter", "gauge", "histogram"]
 Operation = Literal["increment", "set", "observe"]
 Labels = tuple[tuple[str, str], ...]
-Tell = Callable[[Mapping[str, Any]], object]
+ReportChange = Callable[[Mapping[str, Any]], object]
 """Hands what was done on to where it is collected, see `ModelMetrics.apply`."""
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
@@ -52,7 +52,7 @@ class ModelMetrics:
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
         self._lock = threading.Lock()
-        self._tell: Tell | None = None
+        self._report: ReportChange | None = None
 
     def family(self, name: str, description: str, kind: Kind) -> Family:
         """A new one, or the one of this name. Raises `ValueError` for a name that cannot be, or another kind."""
@@ -102,13 +102,13 @@ class ModelMetrics:
             self._say(family, metric, operation, value)
 
     def _say(self, family: Family, metric: Metric, operation: str = "", value: float = 0.0) -> None:
-        if self._tell is not None:
-            self._tell(_told(family, metric) | {"operation": operation, "value": value})
+        if self._report is not None:
+            self._report(_told(family, metric) | {"operation": operation, "value": value})
 
-    def tell_to(self, tell: Tell) -> None:
+    def report_to(self, report: ReportChange) -> None:
         """Have it told what is done from now on, and what there is; raises nothing."""
         with self._lock:
-            self._tell = tell
+            self._report = report
             for family in self._families.values():
                 for metric in family.metrics.values():
                     self._say(family, metric, "state", metric.value)

@@ -32,7 +32,7 @@ class Kind(enum.Enum):
 
 
 class Operation(enum.Enum):
-    """What a call is for; authorisation belongs to this, not to the door that the call came by."""
+    """What a call is for; authorisation belongs to this, not to the route that the call came by."""
 
     HEALTH = "health"
     INSPECT = "inspect"
@@ -73,7 +73,7 @@ class Method:
     `answer_size` tells how many bytes `encode` has to work through one by one, about: it may run off the loop.
     `decode_size` tells the same of `decode`, and is asked for large requests only. `scatter` does what `encode`
     does, without a copy of large arrays, for transports that can send pieces. `details` makes of an error's
-    text what the client is told. `told` makes an answer of an error, where a protocol tells it in its messages.
+    text what the client sees. `encode_error` makes an answer of an error, where a protocol has them in its messages.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Method:
     decode_size: Callable[[bytes], int] = no_work
     scatter: Callable[[Any], bytes | Scattered] | None = None
     details: Callable[[str], str] = str
-    told: Callable[[ServingError], bytes | None] = _status_only
+    encode_error: Callable[[ServingError], bytes | None] = _status_only
     inference: Inferring | None = None
 
 

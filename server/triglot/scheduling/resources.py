@@ -20,7 +20,7 @@ from triglot.executors.instances import Instances
 from triglot.executors.loop_guard import guard_of, guarded_function
 from triglot.executors.schedule import Schedule
 from triglot.executors.unloading import unload
-from triglot.executors.work import Around, Explain, Inputs, Work, explained
+from triglot.executors.work import Explain, Hook, Inputs, Work, explained
 from triglot.model.declared_signatures import signatures_of
 from triglot.model.ensemble import Ensemble
 from triglot.model.model import Model, is_async, is_decoupled
@@ -29,7 +29,7 @@ from triglot.scheduling.admission import Admission, Gate, refusals
 from triglot.scheduling.leases import Leases
 from triglot.scheduling.loop_batcher import LoopBatcher
 from triglot.scheduling.queue import queue_full
-from triglot.scheduling.response_cache import ResponseCache, Shelf
+from triglot.scheduling.response_cache import ModelCache, ResponseCache
 from triglot.scheduling.schedules import schedule_for
 from triglot.scheduling.sequences import SequenceSchedule
 
@@ -90,7 +90,7 @@ class Resources(Leases):
         """What is counted from its load on."""
         self.load_seconds = 0.0
         self._gate: Gate | None = None
-        self.answers: Shelf | None = None
+        self.answers: ModelCache | None = None
         self.labels: Mapping[str, Sequence[bytes]] = {}
         """The names of classes, of each output that has some."""
         self._queue_full = 0
@@ -128,16 +128,16 @@ class Resources(Leases):
         """Count the requests that come from now on, and refuse those that are too many."""
         self._gate = Gate(admission)
 
-    def keep_answers(self, cache: ResponseCache) -> None:
+    def enable_response_cache(self, cache: ResponseCache) -> None:
         """From now on; equal requests get them. Nothing of a stream, or of a sequence, is kept."""
         if self.decoupled or self.model.sequence_batching is not None:
             log.warning("%s: response_cache: no effect on a decoupled model, or on sequences", self)
         else:
-            self.answers = cache.shelf(ordered=self.model.any_tensors)
+            self.answers = cache.for_model(ordered=self.model.any_tensors)
 
-    async def on_every_instance(self, inputs: Inputs, around: Around, explain: Explain) -> None:
-        """Have `around` call blocking code once on each instance: see `Instances.run_on_every`."""
-        await self._instances.run_on_every(inputs, around, explain)
+    async def on_every_instance(self, inputs: Inputs, hook: Hook, explain: Explain) -> None:
+        """Have `hook` call blocking code once on each instance: see `Instances.run_on_every`."""
+        await self._instances.run_on_every(inputs, hook, explain)
 
     def _enter(self, call: Call) -> Gate | None:
         if self._gate is not None:
@@ -157,7 +157,7 @@ class Resources(Leases):
         """Raises `QueueFull`: calls of code on the loop do not wait; the bound is on how many run."""
         running = self._calls_on_loop
         if self._hosted is not None:
-            running += self._hosted.given_up  # A process goes on with these though their callers left.
+            running += self._hosted.orphaned  # A process goes on with these though their callers left.
         if running >= self._limit:
             self._queue_full += 1
             raise queue_full(f"{self._limit} requests run, as many as max_queue_size allows")

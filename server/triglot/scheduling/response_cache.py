@@ -1,6 +1,6 @@
 """Answers that are kept for equal requests (spec 5.4): one store for all models, bounded by bytes.
 
-Strategy: a model version has a shelf of its own, so another version, or the same one loaded again, never finds its
+Strategy: a model version has a cache of its own, so another version, or the same one loaded again, never finds its
 answers. What is kept is a read-only copy: a model may go on writing into what it gave. Of equal requests that run
 at the same time each is executed, since none depends on the end of another's call then. Everything but copying and
 digesting belongs to the loop.
@@ -37,7 +37,7 @@ Copies = tuple[list[OutputTensor], int]
 class _Entry:
     outputs: Sequence[OutputTensor]
     size: int
-    shelf: Shelf
+    owner: ModelCache
 
 
 class ResponseCache:
@@ -49,9 +49,9 @@ class ResponseCache:
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._numbers = itertools.count()
 
-    def shelf(self, *, ordered: bool = False) -> Shelf:
+    def for_model(self, *, ordered: bool = False) -> ModelCache:
         """A place for the answers of one loaded version of a model; `ordered`: the order of its inputs counts."""
-        return Shelf(self, next(self._numbers), ordered)
+        return ModelCache(self, next(self._numbers), ordered)
 
     def get(self, key: Key) -> _Entry | None:
         """What is kept, and was asked for last now."""
@@ -66,22 +66,22 @@ class ResponseCache:
             self.drop(key)  # Two equal requests ran at the same time.
         self._entries[key] = entry
         self.bytes += entry.size
-        entry.shelf.bytes += entry.size
-        entry.shelf.keys.add(key)
+        entry.owner.bytes += entry.size
+        entry.owner.keys.add(key)
         while self.bytes > self.most_bytes:
             oldest = next(iter(self._entries))
-            self._entries[oldest].shelf.evictions += 1
+            self._entries[oldest].owner.evictions += 1
             self.drop(oldest)
 
     def drop(self, key: Key) -> None:
         """Keep it no longer."""
         entry = self._entries.pop(key)
         self.bytes -= entry.size
-        entry.shelf.bytes -= entry.size
-        entry.shelf.keys.discard(key)
+        entry.owner.bytes -= entry.size
+        entry.owner.keys.discard(key)
 
 
-class Shelf:
+class ModelCache:
     """The kept answers of one loaded version of a model."""
 
     def __init__(self, cache: ResponseCache, number: int, ordered: bool) -> None:

@@ -26,7 +26,7 @@ from triglot.scheduling.resources import Resources, is_left
 from triglot.scheduling.submission import AwaitedSubmission, Submission
 
 
-def _as_it_is(answer: Any) -> Any:
+def _identity(answer: Any) -> Any:
     return answer
 
 
@@ -125,7 +125,7 @@ class Servable(Resources):
             call.statistics.executed_alone(call, inputs, seconds)
 
     def stream(
-        self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _as_it_is
+        self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _identity
     ) -> AsyncGenerator[Any, None]:
         """The answers of a decoupled model as it yields them, or the one answer of another model, converted.
 

@@ -41,11 +41,11 @@ class Level(Lane):
     late: deque[Waiting] = field(default_factory=deque)
     known: bool = False
     came: int = 0
-    given_up: int = 0
+    discarded: int = 0
     left: int = 0
 
     def __len__(self) -> int:
-        return self.came - self.given_up - self.left
+        return self.came - self.discarded - self.left
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class WaitingRoom:
         self._arrivals: deque[tuple[Level, Waiting]] = deque()
         self._there: dict[Work, tuple[Level, Waiting]] = {}
         self._places_of_gone = 0
-        self._rows_came = self._rows_given_up = self._rows_left = 0
+        self._rows_came = self._rows_discarded = self._rows_left = 0
         self._counts = BatchCounts()
         self._timeouts = self._timeouts_on_loop = 0
 
@@ -89,7 +89,7 @@ class WaitingRoom:
     @property
     def batches(self) -> int:
         """How many there would be if all requests that can be joined were alike."""
-        return -(-(self._rows_came - self._rows_given_up - self._rows_left) // self._rules.max_rows)
+        return -(-(self._rows_came - self._rows_discarded - self._rows_left) // self._rules.max_rows)
 
     @property
     def arrived(self) -> bool:
@@ -150,7 +150,7 @@ class WaitingRoom:
             of = f" of priority level {level.level}" if level.level else ""
             raise queue_full(f"{most} requests{of} wait")
         most = self._batching.max_waiting_batches
-        waiting = self._rows_came - self._rows_given_up - self._rows_left
+        waiting = self._rows_came - self._rows_discarded - self._rows_left
         if most and self._there and waiting + rows > most * self._rules.max_rows:
             raise Unavailable(
                 "The batch scheduling queue to which this task was submitted is full; currently "
@@ -166,8 +166,8 @@ class WaitingRoom:
         level, one = found
         one.gone = True
         one.work = None  # Its place is kept, its data is not.
-        level.given_up += 1
-        self._rows_given_up += self._room_of(one)
+        level.discarded += 1
+        self._rows_discarded += self._room_of(one)
         self._places_of_gone += 1
         return True
 

@@ -20,12 +20,14 @@ class AccessLog:
     def __init__(self) -> None:
         self.on = False
 
-    def line(self, protocol: str, door: str, method: str, call: Call, code: Code, seconds: float) -> None:
+    def line(self, protocol: str, entrypoint: str, method: str, call: Call, code: Code, seconds: float) -> None:
         """A call has ended: who was asked, what came of it, and how many milliseconds it took."""
         model = f" model={_printable(call.model_name)}" if call.model_name else ""
         if call.model_version:
             model += f" version={call.model_version}"
-        log.info("%s %s %s%s code=%s ms=%.3f", protocol or "-", door, method, model, code.name, seconds * 1e3)
+        log.info(
+            "%s %s %s%s code=%s ms=%.3f", protocol or "-", entrypoint, method, model, code.name, seconds * 1e3
+        )
 
 
 def _printable(name: str) -> str:

@@ -71,4 +71,4 @@ class Observation:
         endpoint.in_flight -= 1
         endpoint.record(call, code, seconds, self._codec_seconds, self._bytes_in, self._bytes_out)
         if endpoint.access_log.on and not endpoint.internal:
-            endpoint.access_log.line(endpoint.protocol, endpoint.door, endpoint.method, call, code, seconds)
+            endpoint.access_log.line(endpoint.protocol, endpoint.entrypoint, endpoint.method, call, code, seconds)

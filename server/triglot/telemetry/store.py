@@ -50,7 +50,7 @@ class Endpoint:
         "_latencies",
         "_traffic",
         "access_log",
-        "door",
+        "entrypoint",
         "in_flight",
         "inference",
         "internal",
@@ -62,7 +62,7 @@ class Endpoint:
         self,
         kinds: Kinds,
         protocol: str,
-        door: str,
+        entrypoint: str,
         method: str,
         traffic: Traffic | None,
         latencies: deque[float],
@@ -71,7 +71,7 @@ class Endpoint:
         internal: bool = False,
     ) -> None:
         self.protocol = protocol
-        self.door = door
+        self.entrypoint = entrypoint
         self.method = method
         self.inference = traffic is not None
         self.internal = internal
@@ -184,14 +184,14 @@ class Telemetry:
         self._kinds = Kinds(self._endpoints)
 
     def endpoint(
-        self, protocol: str, door: str, method: str, *, inference: bool, internal: bool = False
+        self, protocol: str, entrypoint: str, method: str, *, inference: bool, internal: bool = False
     ) -> Endpoint:
-        """The endpoint for `method` of `protocol` ("kserve", ...) at `door` ("GRPC" or "REST").
+        """The endpoint for `method` of `protocol` ("kserve", ...) at `entrypoint` ("GRPC" or "REST").
 
         `inference`: calls of it run a model. `internal`: one model calls another by it; that counts with the
         called model, and in no sum of what clients ask for.
         """
-        key = protocol, door, method
+        key = protocol, entrypoint, method
         endpoint = self._endpoints.get(key)
         if endpoint is None:
             traffic, latencies = None, self._latencies
@@ -201,7 +201,7 @@ class Telemetry:
                 traffic = self._traffic.setdefault(protocol, Traffic())
                 self._ends.setdefault(protocol, traffic.sums())
             endpoint = self._endpoints[key] = Endpoint(
-                self._kinds, protocol, door, method, traffic, latencies, self.access_log, internal=internal
+                self._kinds, protocol, entrypoint, method, traffic, latencies, self.access_log, internal=internal
             )
         return endpoint
 

@@ -207,7 +207,7 @@ class Calls:
     ) -> None:
         """As `_tell`, for a stream, whose last answer it is."""
         failure = as_serving_error(error, method.name)
-        if (told := method.told(failure)) is None or isinstance(error, SlowReader):
+        if (told := method.encode_error(failure)) is None or isinstance(error, SlowReader):
             await self.end(context, failure, method.details)
             return
         if observed is not None:
@@ -315,7 +315,7 @@ class UnaryCall(RowCall):
     def _fail(self, error: Exception) -> None:
         method = self._handler.method
         failure = as_serving_error(error, method.name)
-        encoded = method.told(failure)
+        encoded = method.encode_error(failure)
         self._observed.sent(len(encoded or b""))
         self._observed.end(failure.code)
         if encoded is None:

@@ -24,7 +24,7 @@ from triglot.transports.listening import Bound
 from triglot.workers.changes import models_changed
 from triglot.workers.channel import Channel, Gone
 from triglot.workers.record import Change
-from triglot.workers.seat import Seat
+from triglot.workers.worker_spec import WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +50,10 @@ class Link(Control):
 
     alone = False
 
-    def __init__(self, seat: Seat, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> None:
+    def __init__(self, spec: WorkerSpec, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> None:
         super().__init__()
-        self.number = seat.number
-        self.source = seat.source
+        self.number = spec.number
+        self.source = spec.source
         self.bound: Bound
         self._signals = signals
         self._strict = strict
@@ -63,10 +63,10 @@ class Link(Control):
         self._running: asyncio.Task[None]
 
     @classmethod
-    async def open(cls, seat: Seat, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> Link:
+    async def open(cls, spec: WorkerSpec, signals: asyncio.Queue[signal.Signals], *, strict: bool) -> Link:
         """Over what the worker has inherited."""
-        link = cls(seat, signals, strict=strict)
-        end, link.bound = seat.take()
+        link = cls(spec, signals, strict=strict)
+        end, link.bound = spec.take()
         link._channel = await Channel.open(end, link._answer)
         link._running = asyncio.create_task(link._run())
         return link
@@ -82,7 +82,7 @@ class Link(Control):
             return await self.actions[name](arguments)
         if what == "report":
             name, arguments = argument
-            return await self.told[name](arguments)
+            return await self.report_of[name](arguments)
         if what == "alive":
             return None
         # The time for it has come: a signal of its own.
@@ -157,7 +157,7 @@ class Link(Control):
 
     async def closing(self) -> None:
         """See the base class."""
-        last = {name: await self.told[name]({}) for name in LAST_WORDS if name in self.told}
+        last = {name: await self.report_of[name]({}) for name in LAST_WORDS if name in self.report_of}
         with suppress(Gone):
             await self._channel.ask("last words", last)
 

@@ -15,16 +15,16 @@ from triglot.transports.listening import Bound
 from triglot.workers.channel import Answer, Channel, Gone
 from triglot.workers.counts import KEPT, Snapshots
 from triglot.workers.ports import Ports
-from triglot.workers.seat import Seat
+from triglot.workers.worker_spec import WorkerSpec
 
 log = logging.getLogger(__name__)
 
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}
-seat, sys.argv[:] = sys.argv[1], ["triglot", *sys.argv[2:]]
+spec, sys.argv[:] = sys.argv[1], ["triglot", *sys.argv[2:]]
 from triglot.__main__ import run
-run(seat)
+run(spec)
 """
 REPORT_SECONDS = 5.0
 """For a worker to say what it has counted."""
@@ -72,7 +72,7 @@ class Worker:
                 sys.executable,
                 "-c",
                 program,
-                Seat.of(number, run, ports, theirs, sockets).text(),
+                WorkerSpec.of(number, run, ports, theirs, sockets).text(),
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), *(one.fileno() for one in (*sockets.grpc, *sockets.rest))],
@@ -133,7 +133,7 @@ class Worker:
         return f"was ended by {name}{' (is there too little memory?)' if by_others else ''}"
 
 
-async def tell(worker: Worker, what: str) -> bool:
+async def notify(worker: Worker, what: str) -> bool:
     """Tell it something that it answers at once, or is gone; whether it does not stand still."""
     try:
         async with asyncio.timeout(HEARD_SECONDS):

@@ -15,9 +15,9 @@ from triglot.transports.listening import Bound
 from triglot.workers.changes import Changes
 from triglot.workers.channel import Gone
 from triglot.workers.counts import Past
+from triglot.workers.heartbeat import stands_still
 from triglot.workers.ports import Ports, reserve
-from triglot.workers.process import Worker, tell
-from triglot.workers.pulse import stands_still
+from triglot.workers.process import Worker, notify
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Supervisor:
         self._said = False
         self._rolling = False
         self._signals = 0
-        self._told = "leave"
+        self._notice = "leave"
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ports: Ports
 
@@ -248,8 +248,8 @@ class Supervisor:
             old.retiring = True
             # From now on it is no part of what there is, but for its calls.
             self._changes.leave(old)
-            heard = await tell(old, "retire")
-            await self._ended([old], self._patience(self._config.drain_delay, heard))
+            heard = await notify(old, "retire")
+            await self._ended([old], self._timeout(self._config.drain_delay, heard))
         return True
 
     # --- the end ---
@@ -263,23 +263,23 @@ class Supervisor:
                 worker.kill()
             return
         log.info("stopping; a second signal stops at once")
-        self._told = "stop" if number is signal.SIGTERM else "leave"
+        self._notice = "stop" if number is signal.SIGTERM else "leave"
         self._over.set()
 
     def _finish(self, status: int) -> None:
         self._status = self._status or status
-        self._told = "leave"
+        self._notice = "leave"
         self._over.set()
 
     async def _end_all(self) -> None:
         await asyncio.gather(*map(self._end, list(self._workers)))
 
     async def _end(self, worker: Worker) -> None:
-        delay = self._config.drain_delay if self._told == "stop" else 0.0
-        heard = worker.retiring or await tell(worker, self._told)
-        await self._ended([worker], self._patience(delay, heard))
+        delay = self._config.drain_delay if self._notice == "stop" else 0.0
+        heard = worker.retiring or await notify(worker, self._notice)
+        await self._ended([worker], self._timeout(delay, heard))
 
-    def _patience(self, delay: float, heard: bool) -> float:
+    def _timeout(self, delay: float, heard: bool) -> float:
         """For the end of a worker that goes on serving for `delay`; seconds."""
         # Who has not heard it may be busy with a call, and does nothing more when it stands still.
         return delay + 2 * self._config.grace + SPARE_SECONDS if heard else self._config.grace

@@ -132,7 +132,7 @@ class Child:
             self._session.send(Kind.UNLOADABLE, text=dumps(load_failure_fields(error, file)))
             return None
         if model.own_metrics is not None:
-            model.own_metrics.tell_to(self._notices.put)
+            model.own_metrics.report_to(self._notices.put)
         self._session.send(Kind.LOADED, text=declared)
         return model, file
 

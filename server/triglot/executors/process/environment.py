@@ -46,7 +46,7 @@ class Environment:
         self._unpacked: Unpacked | None = None
         self._folder: Path | None = None
         self._lent: dict[str, str] = {}
-        self._given_up = False
+        self._cancelled = False
 
     def open(self) -> None:
         """Have it ready. Blocks. Raises `ModelLoadError`, which names the path, for what is none."""
@@ -56,7 +56,7 @@ class Environment:
             if self._path.is_dir():
                 self._folder = self._path
             else:
-                self._unpacked = Unpacked.of(self._path, self._mend, lambda: self._given_up)
+                self._unpacked = Unpacked.of(self._path, self._mend, lambda: self._cancelled)
                 self._folder = self._unpacked.folder
             self._look(self._folder)
         except BaseException as error:
@@ -69,7 +69,7 @@ class Environment:
 
     def give_up(self) -> None:
         """On any thread: nobody waits for it any more."""
-        self._given_up = True
+        self._cancelled = True
 
     def _mend(self, folder: Path) -> None:
         """conda's files know where they are; this tells them anew."""
@@ -113,7 +113,7 @@ class Environment:
             )
             try:
                 while program.poll() is None:
-                    if self._given_up:
+                    if self._cancelled:
                         raise GivenUp
                     with suppress(subprocess.TimeoutExpired):
                         program.wait(_SECONDS)

@@ -172,7 +172,7 @@ class LoopModel(RemoteModel):
     run, run_list, stream = RemoteModel.run_async, RemoteModel.run_list_async, RemoteModel.stream_async
 
     @property
-    def given_up(self) -> int:
+    def orphaned(self) -> int:
         """See `HostedModel`."""
         return sum(process.calls.orphaned for process in self._pool.there() if process.calls is not None)
 

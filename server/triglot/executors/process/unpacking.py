@@ -39,7 +39,7 @@ class Unpacked:
         self._lock = lock
 
     @classmethod
-    def of(cls, archive: Path, finish: Callable[[Path], object], given_up: Callable[[], bool]) -> Unpacked:
+    def of(cls, archive: Path, finish: Callable[[Path], object], cancelled: Callable[[], bool]) -> Unpacked:
         """Unpack it unless that was done before; `finish` completes a new folder.
 
         Blocks. Raises `GivenUp`, `OSError`, `tarfile.TarError`, and what `finish` raises.
@@ -50,17 +50,17 @@ class Unpacked:
         place.mkdir(exist_ok=True)
         lock = (place / LOCK).open("a+")  # Read and write, as NFS asks for.
         try:
-            _wait_for(lock, fcntl.LOCK_SH, given_up)
+            _wait_for(lock, fcntl.LOCK_SH, cancelled)
             while not (place / WHOLE).exists():
                 fcntl.flock(lock, fcntl.LOCK_UN)
-                _wait_for(lock, fcntl.LOCK_EX, given_up)
+                _wait_for(lock, fcntl.LOCK_EX, cancelled)
                 if not (place / WHOLE).exists():
                     _sweep(home)
-                    _unpack(archive, place / FOLDER, finish, given_up)
+                    _unpack(archive, place / FOLDER, finish, cancelled)
                     (place / WHOLE).write_text(source)
                 # In between somebody may find that the archive has changed.
                 fcntl.flock(lock, fcntl.LOCK_UN)
-                _wait_for(lock, fcntl.LOCK_SH, given_up)
+                _wait_for(lock, fcntl.LOCK_SH, cancelled)
         except BaseException:
             lock.close()
             raise
@@ -100,9 +100,9 @@ def _own(folder: Path) -> Path:
     return folder
 
 
-def _wait_for(lock: IO[str], kind: int, given_up: Callable[[], bool]) -> None:
+def _wait_for(lock: IO[str], kind: int, cancelled: Callable[[], bool]) -> None:
     while True:
-        if given_up():
+        if cancelled():
             raise GivenUp
         with suppress(BlockingIOError):
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
@@ -110,9 +110,9 @@ def _wait_for(lock: IO[str], kind: int, given_up: Callable[[], bool]) -> None:
         time.sleep(_LOOK_SECONDS)  # A lock that is waited for cannot be given up.
 
 
-def _unpack(archive: Path, folder: Path, finish: Callable[[Path], object], given_up: Callable[[], bool]) -> None:
+def _unpack(archive: Path, folder: Path, finish: Callable[[Path], object], cancelled: Callable[[], bool]) -> None:
     def plain(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        if given_up():
+        if cancelled():
             raise GivenUp
         # Root would give files to whoever has their owner's number here.
         return tarfile.tar_filter(member, path).replace(

@@ -73,7 +73,7 @@ class Grps:
         self._server_text = server_text
         self.online = online
         self._decode = RequestDecoder(self._decoded)
-        dataplane.control.does(ONLINE, self._turn)
+        dataplane.control.register_action(ONLINE, self._turn)
 
     # --- health and metadata ---
 
@@ -229,7 +229,7 @@ class Grps:
                     answer_size,
                     decoding_size,
                     scatter_answer,
-                    told=_told,
+                    encode_error=_encode_error,
                     inference=GrpsInference(self, encoded_answer),
                 ),
                 Method(
@@ -242,7 +242,7 @@ class Grps:
                     answer_size,
                     decoding_size,
                     scatter_item,
-                    told=_told,
+                    encode_error=_encode_error,
                 ),
                 _control("Online", Operation.ADMINISTER, self.set_online, _encode_status),
                 _control("Offline", Operation.ADMINISTER, self.set_offline, _encode_status),
@@ -279,7 +279,7 @@ class GrpsInference:
 
 
 def _control(name: str, operation: Operation, call: Any, encode: Callable[[Any], bytes]) -> Method:
-    return Method(name, Kind.UNARY, operation, _parse, call, encode, told=_told)
+    return Method(name, Kind.UNARY, operation, _parse, call, encode, encode_error=_encode_error)
 
 
 def _parse(data: bytes) -> pb.GrpsMessage:
@@ -321,7 +321,7 @@ def _message_for(servable: Servable, request: Request) -> Message:
     return request.message
 
 
-def _told(error: ServingError) -> bytes | None:
+def _encode_error(error: ServingError) -> bytes | None:
     """An error as the message that tells it."""
     return None if isinstance(error, Undecodable) else encode_message(Message(status=failure_of(error)))
 

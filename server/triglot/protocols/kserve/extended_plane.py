@@ -22,7 +22,7 @@ from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor,
 from triglot.dataplane.dataplane import DataPlane
 from triglot.platform.cpus import usable_cpus
 from triglot.protocols.kserve.classification import classify
-from triglot.protocols.kserve.regions import Loan, Region, Regions
+from triglot.protocols.kserve.regions import Checkout, Region, Regions
 from triglot.scheduling.servable import Servable
 
 OFF_LOOP_BYTES = 2 * 1024 * 1024
@@ -59,10 +59,10 @@ class ExtendedPlane:
         call.model_name = request.model_name
         with self._dataplane.servable_of(request) as servable:
             targets = self._targets(request)
-            loans = await self._read(servable, request, call, targets if _may_borrow(servable) else None)
-            with _returned(loans):
+            checkouts = await self._read(servable, request, call, targets if _may_borrow(servable) else None)
+            with _returned(checkouts):
                 response = await self._dataplane.infer_on(servable, request, call)
-                return await self._finished(servable, targets, response, loans)
+                return await self._finished(servable, targets, response, checkouts)
 
     async def infer_stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[InferenceResponse, None]:
         """As `DataPlane.infer_stream`; in a region, every answer takes the place of the one before."""
@@ -84,39 +84,39 @@ class ExtendedPlane:
 
     async def _read(
         self, servable: Servable, request: InferenceRequest, call: Call, beside: Targets | None = None
-    ) -> Sequence[Loan]:
+    ) -> Sequence[Checkout]:
         """Fill the inputs that are in regions; with `beside`, they may be lent where no target is."""
         assert request.options is not None  # Else it would not be here.
         sources = [(at, self._regions.find(place), place) for at, place in request.options.inputs.items()]
         size = sum(place.size for _, _, place in sources)
         self._regions.check_total(size)
         call.size += size
-        reads, loans = [], []
+        reads, checkouts = [], []
         written = {one.region.file for one in (beside or {}).values() if one.region is not None}
         for at, region, place in sources:
             if not _can_fit(request.inputs[at], place.size):
                 request.inputs[at].data = np.broadcast_to(np.uint8(0), place.size).data
                 continue  # Whoever checks it says what is wrong; nothing is copied for that.
             lends = beside is not None and request.inputs[at].datatype in _LENT and region.file not in written
-            if lends and (loan := region.lend(place.offset, place.size)) is not None:
-                request.inputs[at].data = loan.data
-                loans.append(loan)
+            if lends and (checkout := region.lend(place.offset, place.size)) is not None:
+                request.inputs[at].data = checkout.data
+                checkouts.append(checkout)
                 call.borrows = True
                 continue
             memory = self._regions.memory(place.size)
             request.inputs[at].data = memory
             reads.append(partial(region.read, memory, place.offset))
         # Requests of a sequence must not overtake each other on a thread.
-        work = sum(place.size for _, _, place in sources) - sum(len(loan.data) for loan in loans)
+        work = sum(place.size for _, _, place in sources) - sum(len(checkout.data) for checkout in checkouts)
         await self._run(work if servable.sequences is None else 0, partial(_all, reads))
-        return loans
+        return checkouts
 
     async def _finished(
-        self, servable: Servable, targets: Targets, response: InferenceResponse, loans: Sequence[Loan] = ()
+        self, servable: Servable, targets: Targets, response: InferenceResponse, checkouts: Sequence[Checkout] = ()
     ) -> InferenceResponse:
         """The answer, its outputs where they are wanted and as they are wanted."""
-        work = sum(_work(output, targets.get(output.name), loans) for output in response.outputs)
-        await self._run(work, partial(_finish, servable, targets, response, loans))
+        work = sum(_work(output, targets.get(output.name), checkouts) for output in response.outputs)
+        await self._run(work, partial(_finish, servable, targets, response, checkouts))
         return response
 
     async def _run(self, work: int, function: Callable[[], None]) -> None:
@@ -132,18 +132,18 @@ def _may_borrow(servable: Servable) -> bool:
 
 
 @contextmanager
-def _returned(loans: Iterable[Loan]) -> Iterator[None]:
-    """Raises as `Loan.check` where a part was gone meanwhile, whatever came of that."""
+def _returned(checkouts: Iterable[Checkout]) -> Iterator[None]:
+    """Raises as `Checkout.check` where a part was gone meanwhile, whatever came of that."""
     try:
         yield
     except ServingError:
-        _all(loan.check for loan in loans)
+        _all(checkout.check for checkout in checkouts)
         raise
-    _all(loan.check for loan in loans)
+    _all(checkout.check for checkout in checkouts)
 
 
-def _is_lent(array: Array, loans: Iterable[Loan]) -> bool:
-    return any(np.may_share_memory(np.frombuffer(loan.data, np.uint8), array) for loan in loans)
+def _is_lent(array: Array, checkouts: Iterable[Checkout]) -> bool:
+    return any(np.may_share_memory(np.frombuffer(checkout.data, np.uint8), array) for checkout in checkouts)
 
 
 def _can_fit(tensor: InputTensor, size: int) -> bool:
@@ -159,21 +159,23 @@ def _all(functions: Iterable[Callable[[], None]]) -> None:
         function()
 
 
-def _work(output: OutputTensor, target: _Target | None, loans: Iterable[Loan]) -> int:
+def _work(output: OutputTensor, target: _Target | None, checkouts: Iterable[Checkout]) -> int:
     """What there is to do with an output, in bytes to copy, about."""
     if target is None:
-        return output.array.nbytes if _is_lent(output.array, loans) else 0
+        return output.array.nbytes if _is_lent(output.array, checkouts) else 0
     by_element = target.region is None or output.datatype == "BYTES"
     return output.array.size * ELEMENT_WORK if by_element else output.array.nbytes
 
 
-def _finish(servable: Servable, targets: Targets, response: InferenceResponse, loans: Sequence[Loan]) -> None:
+def _finish(
+    servable: Servable, targets: Targets, response: InferenceResponse, checkouts: Sequence[Checkout]
+) -> None:
     """Raises `Internal` for an output that is larger than its place, before any is written (spec 2.6)."""
     writes = []
     # The outputs themselves may be in the response cache.
     for at, output in enumerate(response.outputs):
         target = targets.get(output.name)
-        if (target is None or target.region is None) and _is_lent(output.array, loans):
+        if (target is None or target.region is None) and _is_lent(output.array, checkouts):
             # Whoever prints, sorts or sends it needs what stays as it is.
             output.array = output.array.copy()
         if target is None:

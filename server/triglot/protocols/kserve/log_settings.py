@@ -31,7 +31,7 @@ class LogSetting:
     def __init__(self, logs: LogSettings, control: Control) -> None:
         self._logs = logs
         self._control = control
-        control.does(LOG_SETTINGS, self._change)
+        control.register_action(LOG_SETTINGS, self._change)
 
     async def change(self, changes: Changes, _: Call) -> dict[str, Value]:
         """All settings as they are then (spec 3.11). Raises as `LogSettings.update`."""

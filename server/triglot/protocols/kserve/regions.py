@@ -42,7 +42,7 @@ _FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "
 
 
 @dataclass(slots=True)
-class Loan:
+class Checkout:
     """A part of a region, which its owner may still change.
 
     `check` raises `InvalidArgument` when it is, or was, not there any more.
@@ -93,14 +93,14 @@ class Region:
                 f"got {size} at offset {offset}"
             )
 
-    def lend(self, offset: int, size: int) -> Loan | None:
+    def lend(self, offset: int, size: int) -> Checkout | None:
         """What is at `offset`, which was checked, as it lies there; None where it is to be read."""
         memory = self._quick(size) if self._lends else None
         if memory is None or not memory.usable:
             return None
-        return Loan(memory.view(self.offset + offset, size), partial(self._check_loan, memory, offset + size))
+        return Checkout(memory.view(self.offset + offset, size), partial(self._check_range, memory, offset + size))
 
-    def _check_loan(self, memory: GuardedMemory, end: int) -> None:
+    def _check_range(self, memory: GuardedMemory, end: int) -> None:
         if self.offset + end > os.fstat(self._descriptor).st_size:
             raise self._has_shrunk(end)
         if memory.lost:

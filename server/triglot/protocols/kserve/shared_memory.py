@@ -42,8 +42,8 @@ class SystemSharedMemory:
     def __init__(self, regions: Regions, control: Control) -> None:
         self._regions = regions
         self._control = control
-        control.does(REGISTER, self._register)
-        control.does(UNREGISTER, self._unregister)
+        control.register_action(REGISTER, self._register)
+        control.register_action(UNREGISTER, self._unregister)
         self.names: Sequence[str] = ("system_shared_memory",) if regions.prefix else ()
 
     async def status(self, name: str, _: Call) -> list[Region]:

@@ -20,9 +20,9 @@ def small_answer(response: InferenceResponse, *, final: bool | None = None) -> b
 
     None for one with parameters of its own, with BYTES, without tensors, or of more bytes.
     """
-    if (around := _around_of(response, final)) is None:
+    if (framing := _framing_of(response, final)) is None:
         return None
-    size, head, before = around
+    size, head, before = framing
     raw = [output.array.tobytes() for output in response.outputs]
     if response.id:
         request_id = response.id.encode()
@@ -33,8 +33,8 @@ def small_answer(response: InferenceResponse, *, final: bool | None = None) -> b
     return head + b"".join([piece for pair in zip(before, raw, strict=True) for piece in pair])
 
 
-def _around_of(response: InferenceResponse, final: bool | None) -> tuple[int, bytes, tuple[bytes, ...]] | None:
-    """See `_around`; None for what is no small answer."""
+def _framing_of(response: InferenceResponse, final: bool | None) -> tuple[int, bytes, tuple[bytes, ...]] | None:
+    """See `_framing`; None for what is no small answer."""
     if response.parameters or response.placed:
         return None
     layout = []
@@ -44,12 +44,12 @@ def _around_of(response: InferenceResponse, final: bool | None) -> tuple[int, by
         if array.nbytes > SMALL_BYTES or dtype.kind in "OSUT" or not dtype.isnative:
             return None
         layout.append((output.name, output.datatype, array.shape))
-    around = _around(response.model_name, response.model_version, final, tuple(layout))
-    return around if 0 < around[0] <= SMALL_BYTES else None
+    framing = _framing(response.model_name, response.model_version, final, tuple(layout))
+    return framing if 0 < framing[0] <= SMALL_BYTES else None
 
 
 @lru_cache(maxsize=256)
-def _around(
+def _framing(
     model_name: str, model_version: str, final: bool | None, layout: Layout
 ) -> tuple[int, bytes, tuple[bytes, ...]]:
     """The size of the ModelInferResponse, what stands before it, and before the data of each output.

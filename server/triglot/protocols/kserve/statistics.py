@@ -34,7 +34,7 @@ class ModelStatistics:
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
-        dataplane.control.tells(STATISTICS, self._report)
+        dataplane.control.register_report(STATISTICS, self._report)
 
     async def statistics(self, request: pb.ModelStatisticsRequest, _: Call) -> pb.ModelStatisticsResponse:
         """Of one version, or without a version of all, or without a name of all models.

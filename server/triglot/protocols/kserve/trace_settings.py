@@ -43,7 +43,7 @@ class TraceSetting:
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
-        dataplane.control.does(TRACE_SETTINGS, self._change)
+        dataplane.control.register_action(TRACE_SETTINGS, self._change)
 
     async def change(self, change: TraceChange, _: Call) -> Settings:
         """All settings as they are then (spec 3.11).

@@ -29,7 +29,7 @@ BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 OPEN_METRICS = "application/openmetrics-text"
 KIND_BYTES = 2048
 """What one kind of call adds to the page, about."""
-BY_METHOD = ("protocol", "door", "method", "model", "version")
+BY_METHOD = ("protocol", "entrypoint", "method", "model", "version")
 BY_MODEL = ("model", "version")
 QUANTILES = {"0.5": 5000, "0.9": 9000, "0.99": 9900}
 _SECONDS = [f"{limit / 1e6:.6g}" for limit in LATENCY_LIMITS[1::2]] + ["+Inf"]
@@ -146,10 +146,10 @@ class _Everything(CollectorRegistry):
 
     def _in_flight(self) -> Metric:
         family = GaugeMetricFamily(
-            "triglot_in_flight", "Calls that run at the moment.", labels=("protocol", "door", "method")
+            "triglot_in_flight", "Calls that run at the moment.", labels=("protocol", "entrypoint", "method")
         )
         for endpoint in self._telemetry.endpoints():
-            family.add_metric((endpoint.protocol, endpoint.door, endpoint.method), endpoint.in_flight)
+            family.add_metric((endpoint.protocol, endpoint.entrypoint, endpoint.method), endpoint.in_flight)
         return family
 
     def _models(self) -> Iterator[Metric]:
@@ -209,7 +209,7 @@ def _requests(calls: Sequence[tuple[Endpoint, Kind, CallStats]]) -> Iterator[Met
     bytes_in: dict[Labels, int] = {}
     bytes_out: dict[Labels, int] = {}
     for endpoint, kind, stats in calls:
-        labels = (endpoint.protocol, endpoint.door, endpoint.method, *_model(kind))
+        labels = (endpoint.protocol, endpoint.entrypoint, endpoint.method, *_model(kind))
         _merge(codec, labels[:3], stats.codec)
         if kind.version == ENDED:
             continue  # They were read under the versions that they belonged to.

@@ -174,7 +174,7 @@ def _tell(telemetry: Telemetry, dataplane: DataPlane, text: PrometheusText) -> N
         (SERIES_REPORT, series),
         (NAMES, names),
     ):
-        control.tells(name, report)
+        control.register_report(name, report)
 
 
 @dataclass(frozen=True, slots=True)

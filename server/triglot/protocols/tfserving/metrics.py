@@ -23,7 +23,7 @@ API_OF = {
     "GRPC": {name: name for name in ("Predict", "Classify", "Regress")},
     "REST": {**{name: name for name in ("predict", "classify", "regress")}, REST_MODELS: ""},
 }
-"""The methods that TensorFlow Serving counts, by door, and what it calls them."""
+"""The methods that TensorFlow Serving counts, by entrypoint, and what it calls them."""
 KIND_BYTES = 2048
 """What one kind of call takes on the page, about."""
 
@@ -34,7 +34,7 @@ def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
     async def report(_: Arguments) -> str:
         return print_metrics(telemetry)
 
-    control.tells(TFSERVING_METRICS, report)
+    control.register_report(TFSERVING_METRICS, report)
 
     async def read(http: HttpRequest, _: Call) -> Reports | None:
         if control.alone or http.target != path:
@@ -65,7 +65,7 @@ def _text(text: str, status: int) -> HttpResponse:
 
 def _counted(telemetry: Telemetry) -> Iterator[tuple[Endpoint, Kind, CallStats]]:
     for endpoint, kind, stats in telemetry.calls():
-        if endpoint.protocol == "tfserving" and endpoint.method in API_OF[endpoint.door]:
+        if endpoint.protocol == "tfserving" and endpoint.method in API_OF[endpoint.entrypoint]:
             yield endpoint, kind, stats
 
 
@@ -77,14 +77,14 @@ def print_metrics(telemetry: Telemetry) -> str:
         by_status = kind.model, kind.code.name
         counts[by_status] = counts.get(by_status, 0) + stats.latency.count
         if kind.code is Code.OK:
-            by_api = kind.model, API_OF[endpoint.door][endpoint.method], endpoint.door
+            by_api = kind.model, API_OF[endpoint.entrypoint][endpoint.method], endpoint.entrypoint
             latencies.setdefault(by_api, Histogram()).merge(stats.latency)
     lines = [f"# TYPE {REQUEST_COUNT} counter"]
     for (model, status), count in counts.items():
         lines.append(f"{REQUEST_COUNT}{_labels({'model_name': model, 'status': status})} {count}")
     lines.append(f"# TYPE {REQUEST_LATENCY} histogram")
-    for (model, api, door), latency in latencies.items():
-        lines += _histogram(REQUEST_LATENCY, {"model_name": model, "API": api, "entrypoint": door}, latency)
+    for (model, api, entrypoint), latency in latencies.items():
+        lines += _histogram(REQUEST_LATENCY, {"model_name": model, "API": api, "entrypoint": entrypoint}, latency)
     return "\n".join(lines) + "\n"
 
 

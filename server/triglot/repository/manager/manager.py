@@ -31,11 +31,11 @@ from triglot.repository.manager.plan import State, Version
 from triglot.repository.manager.reconciler import DRAIN_SECONDS
 from triglot.repository.manager.thread import in_thread
 from triglot.repository.scan.layout import listed
+from triglot.repository.scan.load_errors import by_name, why_not, wrong_roots
 from triglot.repository.scan.looks import Looks
 from triglot.repository.scan.paths import is_below
-from triglot.repository.scan.problems import by_name, why_not, wrong_roots
+from triglot.repository.scan.scanner import AtOnce, Scan
 from triglot.repository.scan.source import ModelFiles, Override, Root
-from triglot.repository.scan.watch import AtOnce, Look
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Manager(Looks):
             wanted, problems = self._at_start(look)
             raised = wrong_roots(look, self._roots, may_be_empty=self._more_may_come)
             elsewhere = " ".join(map(str, [*raised, *problems]))
-            self._told.tell(look, self._at_first, others=False, elsewhere=elsewhere)
+            self._once_logger.log(look, self._at_first, others=False, elsewhere=elsewhere)
             raised += problems if all_or_nothing and not models else []
             for problem in raised[1:]:
                 log.error("%s", problem)
@@ -184,7 +184,7 @@ class Manager(Looks):
                 self.label(models)
                 if changes := _changes(self._roots, models):
                     log.info("the list of models is replaced: %s", changes)
-                self._told.tell(look, at_once)
+                self._once_logger.log(look, at_once)
                 self._roots = tuple(models)
                 new = look.wanted.keys() - self.names()
                 self.want(look.wanted)
@@ -205,7 +205,7 @@ class Manager(Looks):
                 "one whose list of models can be replaced"
             )
 
-    def _failure(self, name: str, look: Look) -> str:
+    def _failure(self, name: str, look: Scan) -> str:
         if (problem := look.problems.get(name)) is not None:
             return f"{{name: {name}}} due to error: NOT_FOUND: {problem}"
         failed = [version for _, version in sorted(self._versions[name].items()) if version.error is not None]
@@ -227,7 +227,7 @@ class Manager(Looks):
         """Look at the disk again, and start what follows from it; whether something is still being written."""
         async with self._looking:
             look = await self._look(self._roots, lambda _: False)
-            self._told.tell(look, lambda _: False)
+            self._once_logger.log(look, lambda _: False)
             self.want(self._wanted_of(look))
             self._note(look)
             return look.unsettled
@@ -261,7 +261,7 @@ class Manager(Looks):
             others = {key: versions for key, versions in self._wanted.items() if key != name}
             asked = name.__eq__
             look = await self._look(self._roots, asked, others, overrides)
-            self._told.tell(look, asked, others=False)
+            self._once_logger.log(look, asked, others=False)
             self._note(look, asked)
             if why := why_not(name, look, self._roots):
                 # What the caller has sent counts as the caller's mistake, and a file as the server's.

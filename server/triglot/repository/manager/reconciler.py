@@ -20,12 +20,12 @@ from triglot.core.errors import Code, MissingDependency, ModelLoadError, Serving
 from triglot.model.model import Model
 from triglot.repository.manager.dependents import Actions, Dependents
 from triglot.repository.manager.garbage import Garbage
+from triglot.repository.manager.load_lock import LoadLock
 from triglot.repository.manager.loader import Adapt, Load, Loader, Warm, forget_frames, own_error
 from triglot.repository.manager.plan import Plan, State, Version, plan
 from triglot.repository.manager.registry import Registry
-from triglot.repository.manager.turns import Turns
+from triglot.repository.scan.scanner import Wanted
 from triglot.repository.scan.source import ModelFiles
-from triglot.repository.scan.watch import Wanted
 from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Reconciler(Registry):
         self._drains: defaultdict[str, set[asyncio.Task[object]]] = defaultdict(set)
         self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._closing = asyncio.Event()
-        self._turns = Turns(load_patience)
+        self._load_lock = LoadLock(load_patience)
         self._garbage = Garbage()
         self._dependents = Dependents(
             self,
@@ -144,7 +144,7 @@ class Reconciler(Registry):
                     self._news[name].clear()
                     await self._news[name].wait()
                     continue
-                async with self._turns.take() as pass_on:
+                async with self._load_lock.take() as pass_on:
                     # What is wanted may have changed while it waited for its turn.
                     step = self._next(name)
                     if step.load is not None and not step.wait:
@@ -224,7 +224,7 @@ class Reconciler(Registry):
                 began = time.monotonic()  # What it waits for has a limit of its own.
             limits = [self.load_timeout] if self.load_timeout else []
             if not self._is_wanted(files):
-                limits.append(self._turns.patience)
+                limits.append(self._load_lock.patience)
             left = min(limits) - (time.monotonic() - began) if limits else None
             if left is not None and left <= 0:
                 return

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.manager.plan import State, Version, needs_load
+from triglot.repository.scan.scanner import Wanted
 from triglot.repository.scan.source import version_of
-from triglot.repository.scan.watch import Wanted
 from triglot.scheduling.servable import Servable
 
 ENDED_KEPT = 100

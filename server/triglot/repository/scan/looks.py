@@ -16,10 +16,10 @@ from triglot.repository.manager.loader import Load, Warm
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import Reconciler
 from triglot.repository.manager.thread import in_thread
-from triglot.repository.scan.problems import broken_names, by_name, why_not, wrong_models
+from triglot.repository.scan.load_errors import broken_names, by_name, why_not, wrong_models
+from triglot.repository.scan.once_logger import OnceLogger
+from triglot.repository.scan.scanner import AtOnce, Scan, Scanner, Wanted
 from triglot.repository.scan.source import ModelFiles, Overrides, Root
-from triglot.repository.scan.told import Told
-from triglot.repository.scan.watch import AtOnce, Look, Wanted, Watch
 from triglot.scheduling.servable import Servable
 
 NO_OVERRIDES: Overrides = MappingProxyType({})
@@ -29,7 +29,7 @@ EVERY_MODEL = "*"
 class Looks(Reconciler):
     """Looks at the `roots`; `Manager` says when.
 
-    `settle_seconds`, `allow_symlinks`: see `Watch`. `more_looks`: it looks again and again. `explicit`: see
+    `settle_seconds`, `allow_symlinks`: see `Scanner`. `more_looks`: it looks again and again. `explicit`: see
     `Manager`. `options` are those of `Reconciler`.
     """
 
@@ -52,8 +52,8 @@ class Looks(Reconciler):
         self._explicit = explicit
         self._not_at_start = left_out
         self._settle_seconds = settle_seconds
-        self._watch = Watch(settle_seconds, allow_symlinks=allow_symlinks)
-        self._told = Told()
+        self._scanner = Scanner(settle_seconds, allow_symlinks=allow_symlinks)
+        self._once_logger = OnceLogger()
         self._problems: dict[str, ServingError | None] = {}
         self._looking = asyncio.Lock()
         self._asked: set[str] = set()
@@ -69,7 +69,7 @@ class Looks(Reconciler):
         """Whether the model of this name is loaded at the start."""
         return self._explicit is None or EVERY_MODEL in self._explicit or name in self._explicit
 
-    def _at_start(self, look: Look) -> tuple[Wanted, list[ModelLoadError]]:
+    def _at_start(self, look: Scan) -> tuple[Wanted, list[ModelLoadError]]:
         """What is wanted at the start, and what is wrong with models of it."""
         if self._explicit is None or EVERY_MODEL in self._explicit:
             problems = wrong_models(look, self._roots, may_be_empty=self._more_may_come)
@@ -79,7 +79,7 @@ class Looks(Reconciler):
         wanted = {name: look.wanted[name] for name, text in why.items() if not text}
         return wanted, [ModelLoadError(text) for text in why.values() if text]
 
-    def _wanted_of(self, look: Look) -> Wanted:
+    def _wanted_of(self, look: Scan) -> Wanted:
         """All that was found. A model that cannot be understood is known, and has no version."""
         broken = [] if self._explicit is not None else broken_names(look.problems, look.wanted, self._roots)
         return dict(look.wanted) | {name: {} for name in broken}
@@ -104,7 +104,7 @@ class Looks(Reconciler):
         policies = (root.policy for root in self._roots if isinstance(root, ModelSettings) and root.name == name)
         return Loaded(servable, latest, LATEST if files.config.text else next(policies, ALL))
 
-    def _note(self, look: Look, asked: AtOnce = lambda _: True) -> None:
+    def _note(self, look: Scan, asked: AtOnce = lambda _: True) -> None:
         """Have what is wrong with the models readable, or with those that are `asked` for."""
         found = by_name(look.problems, self._wanted, self._roots)
         errors = {name: ServingError(str(problem), code=problem.code) for name, problem in found.items()}
@@ -126,7 +126,7 @@ class Looks(Reconciler):
         at_once: AtOnce,
         held: Wanted | None = None,
         overrides: Overrides = NO_OVERRIDES,
-    ) -> Look:
+    ) -> Scan:
         """`held`: what stays wanted where it cannot be read; without it, all that is wanted now."""
         held = self._wanted if held is None else held
         loaded = [
@@ -136,13 +136,13 @@ class Looks(Reconciler):
             if version.state in (State.LOADING, State.READY)
         ]
         busy = set(self._workers)
-        return await in_thread(partial(self._watch.look, roots, held, loaded, at_once, overrides, busy))
+        return await in_thread(partial(self._scanner.look, roots, held, loaded, at_once, overrides, busy))
 
     async def never_loaded(self) -> list[str]:
         """The models that could be loaded, and never were; none unless models are controlled explicitly."""
         if self._explicit is None:
             return []
-        found = await in_thread(partial(self._watch.find, self._roots))
+        found = await in_thread(partial(self._scanner.find, self._roots))
         names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
         return [name for name in names if name not in self._wanted]
 
@@ -184,7 +184,7 @@ class Looks(Reconciler):
         async with self._looking:
             others = {key: versions for key, versions in self._wanted.items() if key not in missing}
             look = await self._look(self._roots, missing.__contains__, others)
-            self._told.tell(look, missing.__contains__, others=False)
+            self._once_logger.log(look, missing.__contains__, others=False)
             found = [part for part in missing if not why_not(part, look, self._roots)]
             for part in found:
                 self.retry(part)

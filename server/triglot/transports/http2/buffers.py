@@ -34,7 +34,7 @@ class _Block:
         self.address: int = memory.ctypes.data
 
 
-class _Loan(weakref.ref[Bytes]):
+class _Checkout(weakref.ref[Bytes]):
     """The view that is lent, and the block that it is of."""
 
     __slots__ = ("block",)
@@ -51,14 +51,14 @@ class BufferPool:
         self._taken = False
         self._free: dict[int, list[_Block]] = {}
         """By size; the size that was asked for last is the last one."""
-        self._loans: dict[int, _Loan] = {}
+        self._checkouts: dict[int, _Checkout] = {}
         # The one that runs `_returned` may be in here already: the garbage collector comes by anywhere.
         self._lock = threading.RLock()
 
     @property
     def lent(self) -> int:
         """Blocks that somebody refers to."""
-        return len(self._loans)
+        return len(self._checkouts)
 
     def take(self, size: int, whole: int) -> tuple[memoryview, memoryview]:
         """Room for the first `size` of `whole` bytes, of whatever values, and the same to keep, for reading only.
@@ -71,9 +71,9 @@ class BufferPool:
         room = block.memory[start : start + size]
         # An array over another array refers to what that one is a view of, unless that is no array.
         view = np.frombuffer(room.toreadonly(), np.uint8)
-        loan = _Loan(view, self._returned)
-        loan.block = block
-        self._loans[id(loan)] = loan
+        checkout = _Checkout(view, self._returned)
+        checkout.block = block
+        self._checkouts[id(checkout)] = checkout
         return room, view.data
 
     def _take(self, size: int) -> _Block:
@@ -88,9 +88,9 @@ class BufferPool:
                 return block
         return _Block(size)
 
-    def _returned(self, loan: Any) -> None:
-        del self._loans[id(loan)]
-        block: _Block = loan.block
+    def _returned(self, checkout: Any) -> None:
+        del self._checkouts[id(checkout)]
+        block: _Block = checkout.block
         if block.size > self._most_kept:
             return
         with self._lock:

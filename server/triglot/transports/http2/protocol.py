@@ -13,6 +13,7 @@ from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import RETRY_AFTER_SECONDS
 from triglot.transports.http2.body import Body
 from triglot.transports.http2.burst import Burst
+from triglot.transports.http2.connection_timers import ConnectionTimers
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import (
     ConnectionEnded,
@@ -32,7 +33,6 @@ from triglot.transports.http2.rest import begin_rest
 from triglot.transports.http2.roles import Serving
 from triglot.transports.http2.rpc import Rpc
 from triglot.transports.http2.running import run_stream, run_unary
-from triglot.transports.http2.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         self.server = server
         self.lost = self.loop.create_future()
         """Done when the socket is closed."""
-        self._watch = Watch(self, server.limits)
+        self._timers = ConnectionTimers(self, server.limits)
         self._transport: asyncio.Transport | None = None
         self._awake = False
         self._unwritten = 0
@@ -79,7 +79,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         """See the base class."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
         self.server.connections.add(self)
-        self._watch.start(self._transport)
+        self._timers.start(self._transport)
         if self.server.stopping:
             self.drain()
         self._flush()
@@ -90,7 +90,7 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See the base class."""
-        self._watch.heard()
+        self._timers.received()
         with self.burst:
             for event in self.connection.received(nbytes):
                 if type(event) is WholeRequest:
@@ -117,7 +117,7 @@ class H2Protocol(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """See the base class."""
         self._transport = None
-        self._watch.stop()
+        self._timers.stop()
         self.server.connections.discard(self)
         self._stop_calls()
         self.connection.release()
@@ -178,14 +178,14 @@ class H2Protocol(asyncio.BufferedProtocol):
     def _end(self, transport: asyncio.Transport) -> None:
         # Closed at once, with bytes that nobody read, the socket would take our last word with it.
         if not transport.can_write_eof():
-            self._watch.linger()  # TLS has no end in one direction: the other side knows from our last word.
+            self._timers.linger()  # TLS has no end in one direction: the other side knows from our last word.
             return
         try:
             transport.write_eof()
         except OSError:
             transport.abort()  # The other side has left already.
         else:
-            self._watch.linger()
+            self._timers.linger()
 
     def drain(self) -> None:
         """Take no new calls, and close when the running ones have ended."""

@@ -37,7 +37,7 @@ class Serving(Protocol):
     busy_poll: BusyPoll
     stopping: bool
     connections: set[Any]
-    fronts: set[Any]
+    sniffers: set[Any]
     tasks: set[Any]
     compression: str
     make_rpc: Any

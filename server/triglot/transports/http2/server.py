@@ -22,8 +22,8 @@ from triglot.transports.http2.busy_poll import BusyPoll
 from triglot.transports.http2.compressing import CompressingRpc
 from triglot.transports.http2.core.connection import read_buffer
 from triglot.transports.http2.core.limits import Limits
-from triglot.transports.http2.front import HTTP1, HTTP2, Front
 from triglot.transports.http2.protocol import H2Protocol
+from triglot.transports.http2.protocol_sniffer import HTTP1, HTTP2, ProtocolSniffer
 from triglot.transports.http2.rpc import Rpc
 from triglot.transports.listening import Listener, bind, bind_file, most_sockets, take_over
 from triglot.transports.request_bytes import RequestBytes
@@ -74,7 +74,7 @@ class H2Server:
         self.busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll)
         self.stopping = False
         self.connections: set[H2Protocol] = set()
-        self.fronts: set[Front] = set()
+        self.sniffers: set[ProtocolSniffer] = set()
         """Connections that have not said yet what they speak."""
         self.tasks: set[asyncio.Task[Any] | CallTask] = set()
         self._config = config
@@ -125,7 +125,7 @@ class H2Server:
             self._socket_file = path, path.stat().st_ino  # noqa: ASYNC240 - it is there, and local.
         self._listener = Listener(
             sockets,
-            lambda: Front(self, self.rest),
+            lambda: ProtocolSniffer(self, self.rest),
             most=most_sockets(config),
             tls=self._tls,
             greeting=self.limits.greeting,
@@ -157,8 +157,8 @@ class H2Server:
         if self._listener is not None:
             self._listener.stop()
         self._remove_socket_file()
-        for front in self.fronts:
-            front.hurry()
+        for sniffer in self.sniffers:
+            sniffer.hurry()
         for connection in self.connections:
             connection.drain()
         await self._calls.stop(asyncio.ensure_future(self._finish()))
@@ -197,8 +197,8 @@ class H2Server:
         while (connections := self._open()) and (left := end - loop.time()) > 0:
             await asyncio.wait([connection.lost for connection in connections], timeout=left)
 
-    def _open(self) -> list[H2Protocol | Front]:
-        return [*self.connections, *self.fronts]
+    def _open(self) -> list[H2Protocol | ProtocolSniffer]:
+        return [*self.connections, *self.sniffers]
 
 
 def _limits(config: Config) -> Limits:

@@ -47,9 +47,9 @@ class Limits:
 
     Twice `max_streams`: who resets all streams may at once reset as many more, which it opens in their place.
     """
-    patience: float = 1000.0
-    """Frames that cost it nothing and us something, and that its streams do not explain; see `Patience`."""
-    patience_per_second: float = 100.0
+    abuse_budget: float = 1000.0
+    """Frames that cost it nothing and us something, and that its streams do not explain; see `AbuseBudget`."""
+    abuse_budget_per_second: float = 100.0
     most_earned: int = 16 * 1024
     """Frames that its streams and our answers explain and that it has not sent so far."""
     greeting: float = 10.0

@@ -20,7 +20,7 @@ from triglot.transports.http2.core.events import StreamReset
 from triglot.transports.http2.core.frames import ErrorCode
 from triglot.transports.http2.core.limits import Limits
 from triglot.transports.http2.core.sending import Sender
-from triglot.transports.http2.core.windows import Patience, ReceiveWindow
+from triglot.transports.http2.core.windows import AbuseBudget, ReceiveWindow
 
 MOST_RESET_REMEMBERED = 1024
 STREAM_EARNS = 5
@@ -61,7 +61,7 @@ class Broken(Exception):
 
 
 class Streams:
-    """Those that are open, by number. `window` and `patience` are the whole connection's."""
+    """Those that are open, by number. `window` and `abuse_budget` are the whole connection's."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits = limits
@@ -70,8 +70,10 @@ class Streams:
         """The highest number that was used."""
         self.refuse_after = frames.LARGEST_WINDOW
         self.window = ReceiveWindow(max(limits.connection_window, frames.DEFAULT_WINDOW))
-        self._patience = Patience(limits.patience, limits.patience_per_second, clock, limits.most_earned)
-        self._earn = self._patience.earn
+        self._abuse_budget = AbuseBudget(
+            limits.abuse_budget, limits.abuse_budget_per_second, clock, limits.most_earned
+        )
+        self._earn = self._abuse_budget.earn
         self.out = Sender(self._answered, self._earn)
         self.reset_now = 0
         """Streams reset by what was read last, which the owner has not acted on."""
@@ -84,12 +86,12 @@ class Streams:
 
     def nuisance(self, what: str) -> None:
         """A frame that nothing explains. Raises `Broken` when there were too many."""
-        if not self._patience.spend():
+        if not self._abuse_budget.spend():
             raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
 
     def reaction(self, what: str) -> None:
         """A frame that streams and answers explain, a few each. Raises `Broken` when there were too many."""
-        if not self._patience.spend_earned():
+        if not self._abuse_budget.spend_earned():
             raise Broken(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
 
     def may_begin(self, number: int) -> bool:

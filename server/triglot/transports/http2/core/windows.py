@@ -30,7 +30,7 @@ class ReceiveWindow:
         return opened
 
 
-class Patience:
+class AbuseBudget:
     """How many frames the other side may send that cost it nothing and us something: pings, empty frames, faults.
 
     Two budgets. One refills with time, up to `most`. The other, of at most `most_earned`, is earned by the streams

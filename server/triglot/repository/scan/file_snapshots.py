@@ -59,7 +59,7 @@ class _Taken:
         return grown
 
 
-class Sights:
+class FileSnapshots:
     """`settle_seconds`: how long, and for two looks at least, things have to stay as they are."""
 
     def __init__(self, settle_seconds: float) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from triglot.core.errors import ModelLoadError
 from triglot.repository.config.settings import NAME
+from triglot.repository.scan.scanner import Scan, Wanted
 from triglot.repository.scan.source import ModelFiles, NothingFound, Root
-from triglot.repository.scan.watch import Look, Wanted
 
-Problems = Mapping[str, ModelLoadError]
+LoadErrors = Mapping[str, ModelLoadError]
 """What is wrong, by the model's name or the path."""
 
 
@@ -20,26 +20,26 @@ def places_of(roots: Iterable[Root]) -> set[str]:
     return {os.path.normpath(root.absolute()) for root in roots if isinstance(root, Path)}
 
 
-def wrong_roots(look: Look, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
+def wrong_roots(look: Scan, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
     """What is wrong with roots that are paths; `may_be_empty`: a folder that holds no model is fine."""
     places = places_of(roots)
     return [look.problems[key] for key in _keys(look.problems, may_be_empty=may_be_empty) if key in places]
 
 
-def wrong_models(look: Look, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
+def wrong_models(look: Scan, roots: Iterable[Root], *, may_be_empty: bool) -> list[ModelLoadError]:
     """What is wrong with models; see `wrong_roots`."""
     places = places_of(roots)
     return [look.problems[key] for key in _keys(look.problems, may_be_empty=may_be_empty) if key not in places]
 
 
-def broken_names(problems: Problems, known: Container[str], roots: Iterable[Root]) -> list[str]:
+def broken_names(problems: LoadErrors, known: Container[str], roots: Iterable[Root]) -> list[str]:
     """The models that are there and cannot be understood; not those that are `known`."""
     places = places_of(roots)
     names = [Path(key).name for key in _keys(problems, may_be_empty=True) if key not in places]
     return [name for name in names if name not in known and NAME.fullmatch(name)]
 
 
-def _keys(problems: Problems, *, may_be_empty: bool) -> list[str]:
+def _keys(problems: LoadErrors, *, may_be_empty: bool) -> list[str]:
     """What problems are called; that of a model in a list of models is called as the model."""
     return [
         key
@@ -48,7 +48,7 @@ def _keys(problems: Problems, *, may_be_empty: bool) -> list[str]:
     ]
 
 
-def by_name(problems: Problems, wanted: Wanted, roots: Iterable[Root]) -> dict[str, ModelLoadError]:
+def by_name(problems: LoadErrors, wanted: Wanted, roots: Iterable[Root]) -> dict[str, ModelLoadError]:
     """What is wrong with each model; not what is wrong with a repository that it lies in."""
     places = places_of(roots)
     named: dict[str, ModelLoadError] = {}
@@ -69,7 +69,7 @@ def _is_at(path: Path, files: ModelFiles) -> bool:
     return path in (files.file, files.folder) or (path.name == files.name and files.file.is_relative_to(path))
 
 
-def why_not(name: str, look: Look, roots: Iterable[Root]) -> str:
+def why_not(name: str, look: Scan, roots: Iterable[Root]) -> str:
     """Why the model of this name cannot be loaded; "" when it can be (spec 3.9)."""
     places = sorted(places_of(roots))
     why = [str(problem) for key, problem in look.problems.items() if key not in places and Path(key).name == name]

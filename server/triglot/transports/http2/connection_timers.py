@@ -21,8 +21,8 @@ AGE_SPREAD = 0.1
 _STILL_THERE = b"triglot2"
 
 
-class Watch:
-    """One timer per connection. `heard` is all that is done for what is received."""
+class ConnectionTimers:
+    """One timer per connection. `received` is all that is done for what is received."""
 
     def __init__(self, protocol: Connected, limits: Limits) -> None:
         self._protocol = protocol
@@ -56,7 +56,7 @@ class Watch:
         if self._timer is not None:
             self._timer.cancel()
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """Something was received."""
         self._heard = self._loop.time()
 

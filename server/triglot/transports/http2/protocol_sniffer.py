@@ -18,7 +18,7 @@ HTTP2, HTTP1 = "h2", "http/1.1"
 """What ALPN calls them."""
 
 
-class Front(asyncio.Protocol):
+class ProtocolSniffer(asyncio.Protocol):
     """A connection whose protocol is not known yet."""
 
     def __init__(self, server: Serving, rest: HttpServer | None) -> None:
@@ -36,7 +36,7 @@ class Front(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class.
         secured = transport.get_extra_info("ssl_object")
         if secured is None and self._rest is not None:
-            self._server.fronts.add(self)
+            self._server.sniffers.add(self)
             self._wait(LAST_STREAM_SECONDS if self._server.stopping else self._server.limits.greeting)
         elif secured is None or secured.selected_alpn_protocol() == HTTP2:
             self._hand(H2Protocol(self._server))
@@ -75,7 +75,7 @@ class Front(asyncio.Protocol):
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
-        self._server.fronts.discard(self)
+        self._server.sniffers.discard(self)
         if not self.lost.done():
             self.lost.set_result(None)
 

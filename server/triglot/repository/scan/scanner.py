@@ -3,7 +3,7 @@
 Strategy: what appears while the server runs may still be written. A version exists for us when two looks, some
 time apart, find the same names, sizes and times in its folder; a new model, when that is so of all in its folder.
 What somebody asks for by name is taken at once. The same goes for a version that serves, when its files change
-(see `sights`), and for a model's configuration: until then the model keeps what it had. TensorFlow Serving's
+(see `file_snapshots`), and for a model's configuration: until then the model keeps what it had. TF Serving's
 versions never change, and are not looked into again. What cannot be read keeps what it had, too: a mount that went
 away is no reason to stop serving, and no reason to forget the other models.
 """
@@ -21,7 +21,7 @@ from triglot.model.config import ALL, VersionPolicy
 from triglot.repository.config.model_config import CONFIG_FILE
 from triglot.repository.config.settings import ModelSettings
 from triglot.repository.scan.contents import folder_contents, sign_of, stamp_of
-from triglot.repository.scan.sights import Sights
+from triglot.repository.scan.file_snapshots import FileSnapshots
 from triglot.repository.scan.source import Found, ModelFiles, NothingFound, Overrides, Root, find_models
 
 Wanted = Mapping[str, Mapping[int, ModelFiles]]
@@ -31,7 +31,7 @@ AtOnce = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Scan:
     """What is wanted now; what is wrong and what is odd, by the model's name or the path.
 
     `unsettled`: something is being written.
@@ -61,7 +61,7 @@ class _Model:
     at_once: bool
 
 
-class Watch:
+class Scanner:
     """Remembers what it saw; its looks block.
 
     `settle_seconds`: how long the files of a version have to stay as they are. `allow_symlinks`: links may lead
@@ -69,7 +69,7 @@ class Watch:
     """
 
     def __init__(self, settle_seconds: float, *, allow_symlinks: bool = False) -> None:
-        self._sights = Sights(settle_seconds)
+        self._snapshots = FileSnapshots(settle_seconds)
         self._allow_symlinks = allow_symlinks
         self._policies: dict[str, VersionPolicy] = {}
         self._looking = threading.Lock()
@@ -86,7 +86,7 @@ class Watch:
         at_once: AtOnce = lambda _: False,
         overrides: Overrides = MappingProxyType({}),
         busy: Collection[str] = (),
-    ) -> Look:
+    ) -> Scan:
         """Look at the roots.
 
         `held`: what was wanted so far. `loaded`: the versions that serve or load. `busy`: the models of which one
@@ -97,7 +97,7 @@ class Watch:
             given = {root.name for root in roots if isinstance(root, ModelFiles)}
             policies = {root.name: root.policy for root in roots if isinstance(root, ModelSettings)}
             used = {(files.name, files.version): files for files in loaded}
-            self._sights.keep([*_all_of(held), *loaded, *_all_of(found.models)])
+            self._snapshots.keep([*_all_of(held), *loaded, *_all_of(found.models)])
             wanted: dict[str, Mapping[int, ModelFiles]] = {name: {} for name in policies}
             unsettled = False
             for name, versions in found.models.items():
@@ -127,14 +127,14 @@ class Watch:
             for key, problem in found.problems.items():
                 if not isinstance(problem, NothingFound):
                     wanted |= _kept(key, held, wanted)
-            return Look(wanted, found.problems, found.warnings, unsettled)
+            return Scan(wanted, found.problems, found.warnings, unsettled)
 
     def _chosen(self, model: _Model) -> tuple[Mapping[int, ModelFiles], bool]:
         """The wanted versions of a model, and whether everything that may be wanted has settled."""
         there = {files.version: files for files in model.versions}
         held = {number: files for number, files in model.held.items() if number in there}
         if not self._has_settled(model):
-            self._sights.note(model.versions)
+            self._snapshots.note(model.versions)
             return held, False
         at_once = model.at_once or (model.folder is not None and not model.held)
         unsettled = False
@@ -144,7 +144,7 @@ class Watch:
             files, used, before = there.pop(number), model.used.get(number), model.held.get(number)
             if used is not None and used.file == files.file and model.settings_policy is not None:
                 return used
-            settled = self._sights.whole(
+            settled = self._snapshots.whole(
                 files, before, serving=used is not None, loading=model.busy, at_once=at_once
             )
             unsettled = unsettled or settled is None
@@ -152,7 +152,7 @@ class Watch:
 
         chosen = _choose(there, model.settings_policy or model.policy, whole)
         # These may be wanted next, and have settled then.
-        self._sights.note(there.values())
+        self._snapshots.note(there.values())
         if unsettled and model.settings_policy is None:
             chosen = chosen or held  # What is to take their place is not whole.
         return chosen, not unsettled
@@ -163,9 +163,9 @@ class Watch:
             return True
         name, config = model.versions[0].name, model.versions[0].config
         if not model.held:
-            return self._sights.settled(name, "folder", stamp_of(folder_contents(model.folder)))
+            return self._snapshots.settled(name, "folder", stamp_of(folder_contents(model.folder)))
         value = config, model.policy, sign_of(model.folder / CONFIG_FILE)
-        settled = self._sights.settled(name, "configuration", value)
+        settled = self._snapshots.settled(name, "configuration", value)
         same = self._policies.get(name) == model.policy
         return settled or (same and all(files.config == config for files in model.held.values()))
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class LoadLock:
     """A lock that lets the next one in when its holder takes longer than `patience` seconds."""
 
     def __init__(self, patience: float) -> None:

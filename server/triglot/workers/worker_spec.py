@@ -14,7 +14,7 @@ from triglot.workers.ports import Ports
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WorkerSpec:
     """Which worker it is, and the file descriptors that it has. `run` counts the starts of all workers."""
 
     number: int
@@ -31,7 +31,7 @@ class Seat:
         return f"worker {self.number}: "
 
     @classmethod
-    def of(cls, number: int, run: int, ports: Ports, channel: socket.socket, sockets: Bound) -> Seat:
+    def of(cls, number: int, run: int, ports: Ports, channel: socket.socket, sockets: Bound) -> WorkerSpec:
         """For a worker that inherits these."""
         grpc, rest = ([one.fileno() for one in some] for some in (sockets.grpc, sockets.rest))
         return cls(number, run, ports.grpc, ports.rest, channel.fileno(), grpc, rest)
@@ -41,8 +41,8 @@ class Seat:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> Seat:
-        """The seat of `text`."""
+    def read(cls, text: str) -> WorkerSpec:
+        """The spec of `text`."""
         return cls(**json.loads(text))
 
     def take(self) -> tuple[socket.socket, Bound]:
