@@ -73,7 +73,7 @@ class Method:
     `answer_size` tells how many bytes `encode` has to work through one by one, about: it may run off the loop.
     `decode_size` tells the same of `decode`, and is asked for large requests only. `scatter` does what `encode`
     does, without a copy of large arrays, for transports that can send pieces. `details` makes of an error's
-    text what the client sees. `encode_error` makes an answer of an error, where a protocol has them in its messages.
+    text what the client sees. `encode_error` makes an answer of an error, where messages of a protocol have them.
     """
 
     name: str

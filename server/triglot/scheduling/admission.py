@@ -1,4 +1,4 @@
-"""What a model, and all models together, may hold at a time: requests that came over a protocol, waiting or running.
+"""What a model, and all models together, may hold at a time: requests of protocols, waiting or running.
 
 Strategy: everything here belongs to the loop, so counting is an addition and needs no lock. A request is counted
 by the bytes that it came in, since its tensors lie over them. Who holds nothing takes any request: a bound that is

@@ -111,7 +111,7 @@ class KServe:
         )
 
     def inference(self, endpoint: str) -> UnaryInference:
-        """How a door's requests are run once; `endpoint` is what the error of a decoupled model calls it."""
+        """How requests of a route are run once; `endpoint` is what the error of a decoupled model calls it."""
         return UnaryInference(self._dataplane, self._extended, endpoint)
 
     def infer_stream(self, requests: Duplex, call: Call) -> AsyncGenerator[bytes, None]:
