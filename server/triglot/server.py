@@ -164,7 +164,7 @@ class Server:
             if errors and self.config.exit_on_load_error:
                 # The log has each of them.
                 raise ModelLoadError(f"{len(errors)} of the models could not be loaded") from errors[0]
-            loaded = _counted(sum(version.ready for version in self.manager.versions()), "version")
+            loaded = _counted(sum(version.ready for version in self.manager.registry.versions()), "version")
             failed = f", with {_counted(len(errors), 'error')}" if errors else ""
             log.info("%s loaded in %.2f s%s", loaded, time.monotonic() - started, failed)
             await self._open()

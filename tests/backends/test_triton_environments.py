@@ -310,7 +310,7 @@ async def test_a_client_cannot_say_which_program_runs(environment: Path, tmp_pat
     path = write_model(tmp_path / "models", "own", SAYS, config)
     async with serving(path.parent, model_control_mode="explicit", load_model="*") as door:
         manager = door.server.manager
-        (files,) = [version.files for version in manager.versions()]
+        (files,) = [version.files for version in manager.registry.versions()]
         config = files.config.text
         assert str(environment) in config
         await manager.load_model("own", config)

@@ -26,7 +26,7 @@ HELD = ("held_requests", "held_bytes")
 async def until_let_go(server: Live) -> None:
     """Nobody holds the model any more, and nothing is counted as held."""
     await until(lambda: server.leases() == 0)
-    (version,) = server.server.manager.versions()
+    (version,) = server.server.manager.registry.versions()
     assert version.servable is not None
     assert version.servable.queue_depth == 0
     assert [one.value for one in version.servable.readings() if one.name in HELD] == [0, 0]

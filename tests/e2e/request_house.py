@@ -70,7 +70,7 @@ class House:
 
     def waiting(self, model: str) -> int:
         """Requests in a model's queue."""
-        return self.server.manager.servable(model).queue_depth
+        return self.server.manager.registry.servable(model).queue_depth
 
     def so_far(self, door: str) -> Counter[str]:
         """As `counted`, when a test begins: no more threads and calls are to be there in the end."""

@@ -22,7 +22,7 @@ HINTED = [*UNARY.values(), STREAMS["grps gRPC stream"]]
 
 def metric(server: Live, name: str, **labels: str) -> float:
     """A reading of the only model's."""
-    (version,) = server.server.manager.versions()
+    (version,) = server.server.manager.registry.versions()
     assert version.servable is not None
     values = [one.value for one in version.servable.readings() if (one.name, dict(one.labels)) == (name, labels)]
     (value,) = values

@@ -96,8 +96,8 @@ async def test_the_last_of_several_configurations_counts(door: str, tmp_path: Pa
         await until(lambda: len(load.begun) == 1)
         second = asyncio.create_task(control.load("a", config=config_text(**saying(2))))
         # It is wanted as soon as the disk has been looked at; only then does the first load go on.
-        wanted = house.server.manager._wanted
-        await until(lambda: house.server.manager._wanted is not wanted)
+        wanted = house.server.manager.registry.wanted
+        await until(lambda: house.server.manager.registry.wanted is not wanted)
         load.gate.set()
         assert (await first)[0] is Code.UNAVAILABLE
         assert await second == FINE

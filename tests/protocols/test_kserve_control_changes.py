@@ -143,7 +143,7 @@ async def test_a_configuration_holds_until_the_next_load(door: str, tmp_path: Pa
         assert await ask(house, "a") == 55
         await until_index(control, Row("a", "1", "READY"))
         await expect_largest_batch(house, 7)
-        assert house.server.manager.servable("a").model.instances == 3
+        assert house.server.manager.registry.servable("a").model.instances == 3
 
         begun = len(load.begun)
         assert await control.load("a", config=config) == FINE
@@ -152,7 +152,7 @@ async def test_a_configuration_holds_until_the_next_load(door: str, tmp_path: Pa
         assert await control.load("a") == FINE
         await until_index(control, Row("a", "2", "READY"), Row("a", "3", "READY"))
         await expect_largest_batch(house, 2)
-        assert house.server.manager.servable("a").model.instances == 1
+        assert house.server.manager.registry.servable("a").model.instances == 1
 
 
 async def expect_largest_batch(house: House, size: int) -> None:

@@ -19,14 +19,14 @@ PROCESS = {"execution": {"string_value": "process"}}
 async def expect_refused(house: House, door: str, config: str, *texts: str) -> None:
     """The load is refused with these texts, and the model serves as before."""
     control = control_of(house, door)
-    instances = house.server.manager.servable("a").model.instances
+    instances = house.server.manager.registry.servable("a").model.instances
     code, text = await control.load("a", config=config)
     assert code == INVALID
     for part in texts:
         assert part in text
     assert [(row.name, row.state) for row in await control.index()] == [("a", "READY")]
     assert await ask(house, "a") == 1
-    assert house.server.manager.servable("a").model.instances == instances
+    assert house.server.manager.registry.servable("a").model.instances == instances
 
 
 @DOORS
@@ -50,7 +50,7 @@ async def test_a_request_starts_so_many_instances(
         most = config_text(instance_group=[{"count": DEFAULT, "kind": "KIND_CPU"}], **saying(5))
         assert await control_of(house, door).load("a", config=most) == FINE
         assert await ask(house, "a") == 5
-        assert house.server.manager.servable("a").model.instances == DEFAULT
+        assert house.server.manager.registry.servable("a").model.instances == DEFAULT
 
 
 async def test_as_many_as_the_models_own_configuration_has(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ async def test_a_poll_that_finds_another_configuration(tmp_path: Path) -> None:
         put_config(tmp_path / "m", "optimization { priority: PRIORITY_MIN } max_batch_size: 6")
 
         def changed() -> bool:
-            return house.server.manager.servable("m").model.max_batch_size == 6
+            return house.server.manager.registry.servable("m").model.max_batch_size == 6
 
         await until(changed)
         said = await asked(house, "m")

@@ -151,7 +151,7 @@ async def test_what_no_queue_has_taken_ends_no_call() -> None:
         runs = asyncio.ensure_future(answers(door, asking("busy", 1)))
         await model.wait_until_entered()
         waits = asyncio.ensure_future(answers(door, asking("busy", 2)))
-        await until(lambda: door.server.manager.servable("busy").queue_depth == 1)
+        await until(lambda: door.server.manager.registry.servable("busy").queue_depth == 1)
         call = door.stream_infer(sending(asking("busy", 3)), metadata=(("triton_grpc_error", "true"),), timeout=30)
         text = "Exceeds maximum queue size: 1 requests wait, as many as max_queue_size allows"
         assert (await call.read()).error_message == f"[request id: <id_unknown>] {text}"

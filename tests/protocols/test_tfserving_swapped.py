@@ -61,7 +61,7 @@ async def first_version(folder: Path) -> AsyncIterator[Manager]:
 async def swap(manager: Manager, folder: Path) -> None:
     put(folder / "m" / "2")
     await manager.load_model("m")
-    assert manager.ready_versions("m") == [2]
+    assert manager.registry.ready_versions("m") == [2]
 
 
 def request(path: str, body: object, **parts: str) -> HttpRequest:

@@ -99,14 +99,14 @@ class Site:
         self.reconciler.want({name: dict(versions) for name, versions in self._wanted.items()})
 
     def state(self, name: str, version: int = 1) -> State:
-        return next(one.state for one in self.reconciler.statuses(name) if one.files.version == version)
+        return next(one.state for one in self.reconciler.registry.statuses(name) if one.files.version == version)
 
     def reason(self, name: str) -> str:
-        return self.reconciler.statuses(name)[0].reason
+        return self.reconciler.registry.statuses(name)[0].reason
 
     def waits(self, name: str) -> bool:
         """Whether an ensemble has been loaded and waits for its parts."""
-        return self.reconciler._dependents.waits(name)
+        return self.reconciler.dependents.waits(name)
 
     async def until(self, **states: State) -> None:
         await until(lambda: {name: self.state(name) for name in states} == states)

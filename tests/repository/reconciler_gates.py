@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from plan_model import NAME, PlanModel, files_of_all
+from reconciling import bring_nothing
 from scripted_loads import SECONDS
 
 from triglot import Model, ModelLoadError, TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import Reconciler
+from triglot.repository.manager.registry import Registry
 from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.servable import Servable
 from waiting import until
@@ -56,17 +58,17 @@ class Gated:
 
     def __init__(self) -> None:
         self.reconciler = Counting(
+            Registry(labels_before_load=False, may_be_empty=True),
             self._load,
             self._hold,
+            bring_nothing,
             max_queue_size=10,
             skip_missing_dependencies=False,
             load_timeout=0,
             drain_seconds=3600,
-            labels_before_load=False,
-            may_be_empty=True,
-            load_patience=3600,
+            load_lock_timeout=3600,
         )
-        self.reconciler.on_change = self._check
+        self.reconciler.registry.on_change = self._check
         self.outcomes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.begun: list[Path] = []
         self.servables: list[Servable] = []
@@ -106,7 +108,7 @@ class Gated:
 
     def _check(self) -> None:
         """At each change: something serves as long as anything is wanted."""
-        serves = any(version.ready for version in self.reconciler.versions())
+        serves = any(version.ready for version in self.reconciler.registry.versions())
         if self._served and self._wanted and not serves:
             self.problems.append("nothing serves any more")
         self._served = serves
@@ -138,7 +140,7 @@ class Gated:
         return {version.files.version for version in self._statuses() if version.error is not None}
 
     def _statuses(self) -> list[Any]:
-        return self.reconciler.statuses(NAME) if self._wanted or self.begun else []
+        return self.reconciler.registry.statuses(NAME) if self._wanted or self.begun else []
 
     # --- what has come of it ---
 

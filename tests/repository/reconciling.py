@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from scripted_loads import Loads
 from triglot import Model
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import Reconciler
+from triglot.repository.manager.registry import Registry
 from triglot.repository.scan.source import ModelFiles
 
 LONG = 3600.0
@@ -32,6 +33,10 @@ def wanted(*versions: ModelFiles) -> dict[str, dict[int, ModelFiles]]:
     return models
 
 
+async def bring_nothing(_: str, __: Collection[str]) -> None:
+    """Of whoever loads no models along with ensembles."""
+
+
 @asynccontextmanager
 async def reconciling(load: Callable[..., Model], **options: Any) -> AsyncIterator[Reconciler]:
     defaults = {
@@ -40,11 +45,11 @@ async def reconciling(load: Callable[..., Model], **options: Any) -> AsyncIterat
         "skip_missing_dependencies": False,
         "load_timeout": 0.0,
         "drain_seconds": LONG,
-        "labels_before_load": False,
-        "may_be_empty": True,
-        "load_patience": LONG,
+        "load_lock_timeout": LONG,
     }
-    reconciler = Reconciler(load, **defaults | options)
+    rules = {"labels_before_load": False, "may_be_empty": True}
+    registry = Registry(**{name: options.pop(name, value) for name, value in rules.items()})
+    reconciler = Reconciler(registry, load, bring=bring_nothing, **defaults | options)
     try:
         yield reconciler
     finally:
@@ -61,4 +66,6 @@ async def settled(reconciler: Reconciler, *versions: ModelFiles) -> None:
 
 def state(reconciler: Reconciler, version: int, model: str = "m") -> tuple[State, str]:
     """The state of a version, and the reason."""
-    return next((one.state, one.reason) for one in reconciler.statuses(model) if one.files.version == version)
+    return next(
+        (one.state, one.reason) for one in reconciler.registry.statuses(model) if one.files.version == version
+    )

@@ -123,7 +123,7 @@ def states(manager: Manager, name: str) -> dict[int, str]:
     """The state of every version that ever was, highest first; of one that failed, why."""
     return {
         one.files.version: one.error.message if one.error and one.state is State.UNAVAILABLE else one.state.name
-        for one in manager.statuses(name)
+        for one in manager.registry.statuses(name)
     }
 
 

@@ -35,14 +35,14 @@ async def test_it_serves_after_its_parts(tmp_path: Path) -> None:
         here.want(here.ensemble("e", "p", "q"), here.model("p"), here.model("q"), here.model("z"))
         await until(lambda: loads.begun == ["e", "p"])
         assert here.state("e") is LOADING
-        assert not here.reconciler.is_ready("e")
+        assert not here.reconciler.registry.is_ready("e")
         loads.let_go("p")
         await until(lambda: loads.begun == ["e", "p", "q"])
         assert (here.state("e"), here.state("p")) == (LOADING, READY)
         loads.let_go("q")
         await here.until(e=READY, q=READY, z=READY)
-        assert here.reconciler.is_ready("e")
-        assert here.reconciler.all_ready()
+        assert here.reconciler.registry.is_ready("e")
+        assert here.reconciler.registry.all_ready()
 
 
 async def test_a_part_that_fails(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ async def test_a_part_that_goes_and_comes_back(tmp_path: Path) -> None:
         here.want(here.ensemble("outer", "e"), here.ensemble("e", "p"), here.model("p"))
         await here.until(outer=READY, e=READY, p=READY)
         here.want(without=["p"])
-        assert not here.reconciler.is_ready("e")
-        assert not here.reconciler.is_ready("outer")
+        assert not here.reconciler.registry.is_ready("e")
+        assert not here.reconciler.registry.is_ready("outer")
         await here.until(outer=UNAVAILABLE, e=UNAVAILABLE)
         assert here.reason("e").endswith("'p' does not serve: there is no such model")
         assert "step[0].model_name: 'e' does not serve: e/config.pbtxt" in here.reason("outer")
@@ -99,11 +99,11 @@ async def test_a_swap_of_a_part_leaves_it_serving(tmp_path: Path) -> None:
         here.want(here.ensemble("e", "p"), here.model("p"))
         await here.until(e=READY, p=READY)
         states: set[bool] = set()
-        here.reconciler.on_change = lambda: states.add(here.reconciler.is_ready("e"))
+        here.reconciler.registry.on_change = lambda: states.add(here.reconciler.registry.is_ready("e"))
         for files in (here.model("p", stamp=1), here.model("p", stamp=2), here.model("p", version=2)):
             here.want(files)
             await here.reconciler.wait_for(["p"])
-        here.reconciler.on_change = lambda: None
+        here.reconciler.registry.on_change = lambda: None
         assert loads.begun.count("p") == 4
         assert here.state("p", 2) is READY
         assert states == {True}
@@ -180,7 +180,7 @@ async def test_one_that_waits_is_not_wanted_any_more(tmp_path: Path) -> None:
 
 async def test_one_that_waits_is_changed(tmp_path: Path) -> None:
     """It waits for what its new steps name."""
-    async with site(tmp_path, load_patience=0) as (here, loads):
+    async with site(tmp_path, load_lock_timeout=0) as (here, loads):
         loads.hold("p")
         here.want(here.model("q"))
         await here.until(q=READY)
@@ -203,7 +203,7 @@ async def test_the_wait_does_not_count_as_its_own_load(tmp_path: Path) -> None:
         here.want(here.ensemble("e", "p"), here.model("p"))
         await until(lambda: loads.begun == ["e", "p"] and here.waits("e"))
         # The limit holds for the wait alone.
-        here.reconciler.on_change = lift
+        here.reconciler.registry.on_change = lift
         here.reconciler.load_timeout = 0.2
         here.want()
         await here.until(e=UNAVAILABLE, p=UNAVAILABLE)
@@ -249,4 +249,4 @@ async def test_a_part_whose_library_is_not_installed(tmp_path: Path, asked: bool
             here.reconciler.retry("e")
         here.want(here.ensemble("e", "p"), here.model("p"), here.model("z"))
         await here.until(z=READY, e=UNAVAILABLE)
-        assert here.reconciler.knows("e") is asked
+        assert here.reconciler.registry.knows("e") is asked

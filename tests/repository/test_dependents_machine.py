@@ -79,7 +79,7 @@ def act(here: Site, loads: GatedLoads, expected: Expected, name: str, action: st
 def is_as(here: Site, expected: Expected) -> bool:
     """Whether what should serve is ready, and all else that is wanted says why it is not."""
     for name in expected.wanted:
-        ready = here.reconciler.is_ready(name)
+        ready = here.reconciler.registry.is_ready(name)
         if ready is not expected.serves(name):
             return False
         if not ready and (here.state(name) is not State.UNAVAILABLE or not here.reason(name)):

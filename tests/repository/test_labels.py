@@ -30,12 +30,12 @@ async def test_labels(tmp_path: Path, load: Loads) -> None:
     for version in ("1", "2"):
         put(tmp_path / "a" / version)
     async with managing(settings(tmp_path / "a", ALL, stable=1, old=1), load=load) as manager:
-        assert [await ask(manager.servable("a", label=label)) for label in ("stable", "old")] == [1, 1]
+        assert [await ask(manager.registry.servable("a", label=label)) for label in ("stable", "old")] == [1, 1]
         await manager.reload([settings(tmp_path / "a", ALL, stable=2, canary=2)])
-        assert [await ask(manager.servable("a", label=label)) for label in ("stable", "canary")] == [2, 2]
+        assert [await ask(manager.registry.servable("a", label=label)) for label in ("stable", "canary")] == [2, 2]
         for model, label in (("a", "old"), ("a", "1"), ("unknown", "stable")):
             with pytest.raises(UnknownLabel) as caught:
-                manager.servable(model, label=label)
+                manager.registry.servable(model, label=label)
             assert caught.value.message == f"Unrecognized servable version label: {label}"
 
 
@@ -55,8 +55,8 @@ async def test_a_label_for_a_version_that_is_not_available_changes_nothing(tmp_p
             error = await reload_error(manager, *models)
             assert isinstance(error, FailedPrecondition)
             assert error.message == label_error(model, max(labels.values()))
-            assert manager.names() == ["a"]
-            assert manager.labelled("a", "stable") == 1
+            assert manager.registry.names() == ["a"]
+            assert manager.registry.labelled("a", "stable") == 1
             assert states(manager, "a") == {1: "READY"}
 
 
@@ -65,10 +65,10 @@ async def test_new_labels_before_their_version(tmp_path: Path, load: Loads) -> N
     put(tmp_path / "b" / "1")
     async with managing(settings(tmp_path / "a", ALL), load=load, labels_before_load=True) as manager:
         await manager.reload([settings(tmp_path / "a", ALL, canary=2), settings(tmp_path / "b", first=1)])
-        assert await ask(manager.servable("b", label="first")) == 1
+        assert await ask(manager.registry.servable("b", label="first")) == 1
         with pytest.raises(ModelNotFound, match="version 2 is not found"):
-            manager.servable("a", label="canary")
-        assert manager.labelled("a", "canary") == 2
+            manager.registry.servable("a", label="canary")
+        assert manager.registry.labelled("a", "canary") == 2
         # One that stays may go on waiting, one that moves may not.
         await manager.reload([settings(tmp_path / "a", ALL, canary=2)])
         error = await reload_error(manager, settings(tmp_path / "a", ALL, canary=3))
@@ -78,7 +78,7 @@ async def test_new_labels_before_their_version(tmp_path: Path, load: Loads) -> N
         await look_twice(manager)
         await until(lambda: states(manager, "a") == {2: "READY", 1: "READY"})
         await manager.reload([settings(tmp_path / "a", ALL, canary=2)])
-        assert await ask(manager.servable("a", label="canary")) == 2
+        assert await ask(manager.registry.servable("a", label="canary")) == 2
 
 
 async def test_a_label_stays_when_its_version_goes(tmp_path: Path, load: Loads) -> None:
@@ -88,6 +88,6 @@ async def test_a_label_stays_when_its_version_goes(tmp_path: Path, load: Loads) 
         await look_twice(manager)
         await until(lambda: states(manager, "a") == {2: "READY", 1: "UNAVAILABLE"})
         with pytest.raises(ModelNotFound, match="version 1 is not found"):
-            manager.servable("a", label="stable")
-        assert manager.labelled("a", "stable") == 1
+            manager.registry.servable("a", label="stable")
+        assert manager.registry.labelled("a", "stable") == 1
         assert (await reload_error(manager, settings(tmp_path / "a", stable=1))).message == label_error("a", 1)

@@ -19,13 +19,13 @@ from waiting import until
 async def test_a_load_that_hangs_does_not_keep_the_next_version(tmp_path: Path) -> None:
     load = Loads()
     old, hanging, new = (files(tmp_path, "m", version) for version in (1, 2, 3))
-    async with reconciling(load, load_patience=0.01) as reconciler:
+    async with reconciling(load, load_lock_timeout=0.01) as reconciler:
         await settled(reconciler, old)
         gate = load.hold("load m/2")
         reconciler.want(wanted(hanging))
         await until(lambda: "m/2" in load.begun)
         await settled(reconciler, new)
-        assert await ask(reconciler.servable("m")) == 3
+        assert await ask(reconciler.registry.servable("m")) == 3
         gate.set()
         await until(lambda: load.closed == {"m/1": 1, "m/2": 1})
 
@@ -33,20 +33,20 @@ async def test_a_load_that_hangs_does_not_keep_the_next_version(tmp_path: Path) 
 async def test_a_load_that_hangs_does_not_keep_its_repaired_files(tmp_path: Path) -> None:
     load = Loads()
     hanging, repaired = files(tmp_path, "m", 1), files(tmp_path, "m", 1, stamp=7)
-    async with reconciling(load, load_patience=0.01) as reconciler:
+    async with reconciling(load, load_lock_timeout=0.01) as reconciler:
         gate = load.hold("load m/1")
         reconciler.want(wanted(hanging))
         await until(lambda: load.begun == ["m/1"])
         reconciler.want(wanted(repaired))
         await until(lambda: load.begun == ["m/1", "m/1"])
         gate.set()
-        await until(lambda: reconciler.ready_versions("m") == [1])
+        await until(lambda: reconciler.registry.ready_versions("m") == [1])
         await until(lambda: load.closed == {"m/1": 1})
 
 
 async def test_a_load_that_hangs_and_is_unloaded(tmp_path: Path) -> None:
     load = Loads()
-    async with reconciling(load, load_patience=0.01) as reconciler:
+    async with reconciling(load, load_lock_timeout=0.01) as reconciler:
         load.hold("load m/1")
         reconciler.want(wanted(files(tmp_path, "m", 1)))
         await until(lambda: load.begun == ["m/1"])
@@ -81,7 +81,7 @@ async def test_code_on_the_loop_is_closed_when_its_last_call_has_ended(tmp_path:
         await settled(reconciler, version)
 
         async def call() -> object:
-            with reconciler.servable("m") as servable:
+            with reconciler.registry.servable("m") as servable:
                 return await servable.infer({"x": np.zeros(1, np.int32)}, Call())
 
         calling = asyncio.create_task(call())

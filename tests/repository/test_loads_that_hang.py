@@ -45,29 +45,29 @@ async def test_a_load_that_hangs_fails_and_what_comes_of_it_is_closed(tmp_path: 
         await settled(reconciler, old)
         gate = load.hold("load m/2")
         await too_late(reconciler, new, lambda: load.begun == ["m/1", "m/2"])
-        (error,) = (one.error for one in reconciler.statuses("m") if one.error is not None)
+        (error,) = (one.error for one in reconciler.registry.statuses("m") if one.error is not None)
         assert error.code is Code.DEADLINE_EXCEEDED
         assert error.message == f"{new.file}: it was not loaded within 0.05 s"
         assert state(reconciler, 2) == (State.UNAVAILABLE, error.message)
-        assert await ask(reconciler.servable("m")) == 1
+        assert await ask(reconciler.registry.servable("m")) == 1
         # The next one does not wait for it.
         await settled(reconciler, newer)
-        assert reconciler.ready_versions("m") == [3]
+        assert reconciler.registry.ready_versions("m") == [3]
         await until(lambda: load.closed == {"m/1": 1})
         gate.set()
         await until(lambda: load.closed == {"m/1": 1, "m/2": 1})
-        assert reconciler.ready_versions("m") == [3]
+        assert reconciler.registry.ready_versions("m") == [3]
 
 
 async def test_a_load_that_hangs_lets_other_models_load(tmp_path: Path, load: Loads) -> None:
     hanging, other = files(tmp_path, "a", 1), files(tmp_path, "b", 1)
-    async with reconciling(load, load_patience=0.01) as reconciler:
+    async with reconciling(load, load_lock_timeout=0.01) as reconciler:
         gate = load.hold("load a/1")
         reconciler.want(wanted(hanging))
         await until(lambda: load.begun == ["a/1"])
         reconciler.want(wanted(hanging, other))
         await reconciler.wait_for(["b"])
-        assert reconciler.ready_versions("b") == [1]
+        assert reconciler.registry.ready_versions("b") == [1]
         assert state(reconciler, 1, "a")[0] is State.LOADING
         # Again and again, until it ends by itself.
         held = load.hold("load b/1")
@@ -75,7 +75,7 @@ async def test_a_load_that_hangs_lets_other_models_load(tmp_path: Path, load: Lo
         await until(lambda: load.begun == ["a/1", "b/1", "b/1"])
         gate.set()
         await reconciler.wait_for(["a"])
-        assert reconciler.ready_versions("a") == [1]
+        assert reconciler.registry.ready_versions("a") == [1]
         held.set()
 
 
@@ -121,7 +121,7 @@ async def test_a_warm_up_that_hangs(tmp_path: Path, load: Loads) -> None:
         await too_late(reconciler, files(tmp_path, "m", 2), warm.begun.is_set)
         assert warm.cancelled.is_set()
         assert state(reconciler, 2)[1].endswith("it was not loaded within 0.05 s")
-        assert reconciler.ready_versions("m") == [1]
+        assert reconciler.registry.ready_versions("m") == [1]
         await until(lambda: load.closed == {"m/2": 1})
 
 
@@ -135,7 +135,7 @@ async def test_a_warm_up_that_does_not_care(tmp_path: Path, load: Loads) -> None
         warm.go.set()
         await until(lambda: load.closed == {"m/2": 1})
         await settled(reconciler, files(tmp_path, "m", 3))
-        assert reconciler.ready_versions("m") == [3]
+        assert reconciler.registry.ready_versions("m") == [3]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_whatever_a_warm_up_raises(
     one = files(tmp_path, "m", 1)
     async with reconciling(load, warm=warm) as reconciler:
         await settled(reconciler, one)
-        (version,) = reconciler.statuses("m")
+        (version,) = reconciler.registry.statuses("m")
         assert version.reason == text.format(file=one.file)
         assert version.error is not None
         assert version.error.code is code
@@ -219,7 +219,7 @@ async def test_closing_soon_after_a_version_has_loaded(tmp_path: Path, load: Loa
 async def test_closing_while_a_version_drains(tmp_path: Path, load: Loads) -> None:
     async with reconciling(load) as reconciler:
         await settled(reconciler, files(tmp_path, "m", 1))
-        with reconciler.servable("m"):
+        with reconciler.registry.servable("m"):
             await settled(reconciler, files(tmp_path, "m", 2))
             reconciler.want(wanted(files(tmp_path, "m", 3)))
             await asyncio.wait_for(reconciler.close(), SECONDS)

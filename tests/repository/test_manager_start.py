@@ -58,23 +58,23 @@ async def test_a_wrong_configuration_beside_models_that_serve(tmp_path: Path, lo
     text = break_config(tmp_path / "b")
     manager = manager_of(tmp_path, load=load)
     assert [str(error) for error in await manager.load_all(all_or_nothing=False)] == [text]
-    assert await ask(manager.servable("a")) == 1
-    assert not manager.all_ready()
-    assert sorted(manager.names()) == ["a", "b"]
-    assert not manager.is_ready("b")
+    assert await ask(manager.registry.servable("a")) == 1
+    assert not manager.registry.all_ready()
+    assert sorted(manager.registry.names()) == ["a", "b"]
+    assert not manager.registry.is_ready("b")
     with pytest.raises(ModelNotFound, match="'b' has no available versions"):
-        manager.servable("b")
+        manager.registry.servable("b")
     await manager.refresh()
-    assert not manager.all_ready(), "looking again makes it no better"
+    assert not manager.registry.all_ready(), "looking again makes it no better"
     (tmp_path / "b" / "config.pbtxt").unlink()
     await manager.refresh()
     await manager.refresh()
     await until(lambda: states(manager, "b") == {1: "READY"})
-    assert await ask(manager.servable("b")) == 1
-    assert manager.all_ready()
+    assert await ask(manager.registry.servable("b")) == 1
+    assert manager.registry.all_ready()
     shutil.rmtree(tmp_path / "b")
     await manager.refresh()
-    assert manager.names() == ["a"]
+    assert manager.registry.names() == ["a"]
     await manager.close()
 
 
@@ -89,8 +89,8 @@ async def test_a_configuration_without_a_model(tmp_path: Path, load: Loads) -> N
     for options in ({"poll_interval": 3600.0}, {"explicit": ["*"]}):
         manager = manager_of(tmp_path, load=load, **options)
         assert await manager.load_all() == []
-        assert manager.names() == ["a"]
-        assert manager.all_ready()
+        assert manager.registry.names() == ["a"]
+        assert manager.registry.all_ready()
         await manager.close()
 
 
@@ -100,8 +100,8 @@ async def test_a_folder_whose_name_is_no_models(
     put(tmp_path / "a" / "1")
     put(tmp_path / "lost+found" / "1")
     async with managing(tmp_path, load=load) as manager:
-        assert manager.names() == ["a"]
-        assert manager.all_ready(), "what has no name cannot be waited for"
+        assert manager.registry.names() == ["a"]
+        assert manager.registry.all_ready(), "what has no name cannot be waited for"
         await look_twice(manager)
     text = (
         f"{tmp_path / 'lost+found'} is left out: 'lost+found' cannot be a model's name; expected 1 to 128 letters"
@@ -136,7 +136,7 @@ async def test_what_is_wrong_with_a_folder_is_readable_until_it_is_repaired(
     never = break_config(tmp_path / "b")
     manager = manager_of(tmp_path, load=load)
     await manager.load_all(all_or_nothing=False)
-    served = manager.version("a", "1")
+    served = manager.registry.version("a", "1")
     assert ({name: error.message for name, error in manager.broken().items()}, served.reason) == ({"b": never}, "")
     why = break_config(tmp_path / "a")
     await manager.refresh()
@@ -149,7 +149,7 @@ async def test_what_is_wrong_with_a_folder_is_readable_until_it_is_repaired(
         (tmp_path / name / "config.pbtxt").unlink()
     await look_twice(manager)
     await until(lambda: states(manager, "b") == {1: "READY"})
-    assert (manager.broken(), served.reason, manager.version("b", "1").reason) == ({}, "", "")
+    assert (manager.broken(), served.reason, manager.registry.version("b", "1").reason) == ({}, "", "")
     await manager.close()
 
 
@@ -171,7 +171,7 @@ async def test_a_policy_that_wants_no_version_that_is_there(
         return
     assert [str(error) for error in await manager.load_all(all_or_nothing=False)] == [text]
     assert states(manager, "ok") == {1: "READY"}
-    assert not manager.all_ready()
+    assert not manager.registry.all_ready()
     config.write_text("version_policy { all {} }")
     await look_twice(manager)
     await until(lambda: states(manager, "m") == {2: "READY", 1: "READY"})
@@ -208,13 +208,13 @@ async def test_a_model_whose_policy_wants_nothing_cannot_be_loaded_by_request(
             with pytest.raises(Internal, match=re.escape(text)):
                 await manager.load_model("m")
         assert states(manager, "m") == {1: "READY"}
-        assert manager.version("m", "1").reason == text
+        assert manager.registry.version("m", "1").reason == text
         assert logged(caplog, "ERROR") == [text]
         manager.unload_model("m")
-        await until(lambda: manager.version("m", "1").reason == "unloaded")
+        await until(lambda: manager.registry.version("m", "1").reason == "unloaded")
         config.unlink()
         await manager.load_model("m")
-        assert manager.version("m", "1").reason == ""
+        assert manager.registry.version("m", "1").reason == ""
     (warning,) = logged(caplog, "WARNING")
     assert warning.startswith(f"{tmp_path / 'm' / '2'} is left out: no model in it, expected {{predictor.toml, ")
 
@@ -252,7 +252,7 @@ async def test_models_that_are_named_and_not_there(tmp_path: Path, load: Loads) 
     errors = await manager.load_all(all_or_nothing=False)
     assert sorted(map(str, errors)) == texts
     assert states(manager, "a") == {1: "READY"}
-    assert manager.served() == ["a"]
+    assert manager.registry.served() == ["a"]
     await manager.close()
 
 
@@ -276,12 +276,12 @@ async def test_a_model_that_was_loaded_at_the_start_may_be_unloaded(tmp_path: Pa
     put(tmp_path / "bad" / "1", "no disk")
     manager = manager_of(tmp_path, load=load, explicit=["bad", "a"])
     assert [str(error) for error in await manager.load_all()] == ["no disk"]
-    assert not manager.all_ready()
+    assert not manager.registry.all_ready()
     manager.unload_model("bad")
-    assert manager.all_ready()
-    assert manager.served() == ["a"]
+    assert manager.registry.all_ready()
+    assert manager.registry.served() == ["a"]
     manager.unload_model("a")
     await manager.load_model("b")
-    assert manager.all_ready()
-    assert manager.served() == ["b"]
+    assert manager.registry.all_ready()
+    assert manager.registry.served() == ["b"]
     await manager.close()

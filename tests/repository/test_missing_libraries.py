@@ -39,14 +39,14 @@ async def test_what_needs_a_library_is_left_out(
     here, missing = files(tmp_path, "here", 1), files(tmp_path, "missing", 1, "needs torch")
     async with reconciling(Missing(load), skip_missing_dependencies=True) as reconciler:
         await settled(reconciler, here, missing)
-        assert reconciler.names() == ["here"]
-        assert reconciler.all_ready()
+        assert reconciler.registry.names() == ["here"]
+        assert reconciler.registry.all_ready()
         assert caplog.messages == ["missing version 1 is left out: needs torch"]
         await settled(reconciler, here, missing)
         assert caplog.messages == ["missing version 1 is left out: needs torch"]
         # Other files are another model.
         await settled(reconciler, here, files(tmp_path, "missing", 1, stamp=7))
-        assert reconciler.ready_versions("missing") == [1]
+        assert reconciler.registry.ready_versions("missing") == [1]
 
 
 async def test_what_serves_does_not_go_for_want_of_a_library(tmp_path: Path, load: Loads) -> None:
@@ -54,24 +54,24 @@ async def test_what_serves_does_not_go_for_want_of_a_library(tmp_path: Path, loa
     new = files(tmp_path, "m", 2, "needs torch, too")
     async with reconciling(Missing(load), skip_missing_dependencies=True) as reconciler:
         await settled(reconciler, first)
-        served = reconciler.servable("m")
+        served = reconciler.registry.servable("m")
         await settled(reconciler, second)
         assert state(reconciler, 1) == (State.READY, "needs torch")
         await settled(reconciler, new)
         assert state(reconciler, 2) == (State.UNAVAILABLE, "needs torch, too")
-        assert reconciler.servable("m") is served
+        assert reconciler.registry.servable("m") is served
 
 
 async def test_what_somebody_asks_for_is_not_left_out(tmp_path: Path, load: Loads) -> None:
     missing = files(tmp_path, "m", 1, "needs torch")
     async with reconciling(Missing(load), skip_missing_dependencies=True) as reconciler:
         await settled(reconciler, missing)
-        assert reconciler.names() == []
+        assert reconciler.registry.names() == []
         reconciler.retry("m")
         await settled(reconciler, missing)
-        assert reconciler.names() == ["m"]
+        assert reconciler.registry.names() == ["m"]
         assert state(reconciler, 1) == (State.UNAVAILABLE, "needs torch")
         missing.file.write_text("")
         reconciler.retry("m")
         await settled(reconciler, missing)
-        assert reconciler.ready_versions("m") == [1]
+        assert reconciler.registry.ready_versions("m") == [1]

@@ -30,7 +30,7 @@ async def test_too_many_in_a_row(tmp_path: Path) -> None:
         here.want(here.model("leaf"), *row(here, "e", DEEP, "leaf"))
         deepest = DEEP - MAX_MODEL_CALLS
         await here.until(**{f"e{at}": READY if at >= deepest else UNAVAILABLE for at in range(DEEP)})
-        assert reconciler.is_ready(f"e{deepest}")
+        assert reconciler.registry.is_ready(f"e{deepest}")
         names = " -> ".join([*(f"e{at}" for at in range(deepest - 1, DEEP)), "leaf"])
         text = "config.pbtxt: expected at most 16 ensembles in a row, each made of the next, got"
         assert here.reason(f"e{deepest - 1}") == f"e{deepest - 1}/{text}: {names}"
@@ -61,7 +61,7 @@ async def test_a_row_that_grows_while_it_serves(tmp_path: Path) -> None:
             here.want(here.ensemble(f"{prefix}last", f"{following}0", stamp=1))
             await here.until(**{f"{prefix}last": READY})
             await reconciler.wait_for([f"{prefix}last"])
-        assert reconciler.is_ready(f"{rows[0]}0")
+        assert reconciler.registry.is_ready(f"{rows[0]}0")
         here.want(without=[f"{rows[-1]}last"])
-        assert not reconciler.is_ready(f"{rows[0]}0")
+        assert not reconciler.registry.is_ready(f"{rows[0]}0")
         await here.until(**dict.fromkeys(firsts, UNAVAILABLE))

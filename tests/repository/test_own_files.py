@@ -277,11 +277,11 @@ async def test_models_that_write_into_their_folders_are_left_alone(tmp_path: Pat
     async with managing(tmp_path, load=load) as manager:
         for _ in range(LOOKS):
             await manager.refresh()
-            await until(lambda: not manager._workers)
+            await until(lambda: not manager.reconciler.workers)
         assert load.begun == ["m/1", "n/1", "m/1"]
         (tmp_path / "n" / "1" / "calls.txt").write_text("one")
         os.utime(tmp_path / "n" / "1" / "model.py", (1, 1))
         for _ in range(LOOKS):
             await manager.refresh()
-            await until(lambda: not manager._workers)
+            await until(lambda: not manager.reconciler.workers)
         assert load.begun == ["m/1", "n/1", "m/1", "n/1"]

@@ -49,17 +49,17 @@ async def test_a_reload_that_is_superseded_is_closed_and_never_serves(tmp_path: 
     first, second, third = (files(tmp_path, "m", 1, stamp=stamp) for stamp in (1, 2, 3))
     async with reconciling(load) as reconciler:
         await settled(reconciler, first)
-        served = reconciler.servable("m")
+        served = reconciler.registry.servable("m")
         gate = load.hold("load m/1")
         reconciler.want(wanted(second))
         await until(lambda: len(load.begun) == 2)
         reconciler.want(wanted(third))
-        assert reconciler.servable("m") is served
+        assert reconciler.registry.servable("m") is served
         gate.set()
         await reconciler.wait_for(["m"])
         assert len(load.begun) == 3
-        assert reconciler.version("m", "1").files == third
-        assert reconciler.servable("m") is not served
+        assert reconciler.registry.version("m", "1").files == third
+        assert reconciler.registry.servable("m") is not served
         await until(lambda: load.closed["m/1"] == 2)
 
 
@@ -67,7 +67,7 @@ async def test_what_serves_is_wanted_again_while_its_successor_loads(tmp_path: P
     first, second = (files(tmp_path, "m", 1, stamp=stamp) for stamp in (1, 2))
     async with reconciling(load) as reconciler:
         await settled(reconciler, first)
-        served = reconciler.servable("m")
+        served = reconciler.registry.servable("m")
         gate = load.hold("load m/1")
         reconciler.want(wanted(second))
         await until(lambda: len(load.begun) == 2)
@@ -75,7 +75,7 @@ async def test_what_serves_is_wanted_again_while_its_successor_loads(tmp_path: P
         gate.set()
         await reconciler.wait_for(["m"])
         await until(lambda: load.closed["m/1"] == 1)
-        assert reconciler.servable("m") is served
+        assert reconciler.registry.servable("m") is served
         assert len(load.begun) == 2, "there is nothing to load"
 
 
@@ -101,7 +101,7 @@ async def test_a_version_that_goes_while_it_is_loaded_again(tmp_path: Path, load
         await reconciler.wait_for(["m"])
         assert state(reconciler, 1) == (State.READY, "")
         assert len(load.begun) == 2
-        assert await ask(reconciler.servable("m")) == 1
+        assert await ask(reconciler.registry.servable("m")) == 1
         assert load.closed["m/1"] == 1
 
 
@@ -120,15 +120,15 @@ async def test_a_load_that_waits_for_room_begins_when_more_is_wanted(tmp_path: P
     versions = {number: files(tmp_path, "m", number) for number in range(1, 6)}
     async with reconciling(load) as reconciler:
         await settled(reconciler, versions[1], versions[2])
-        with reconciler.servable("m", "1"), reconciler.servable("m", "2"):
+        with reconciler.registry.servable("m", "1"), reconciler.registry.servable("m", "2"):
             await settled(reconciler, versions[3])
             reconciler.want(wanted(versions[3], versions[4]))
             await asyncio.sleep(0)
             assert state(reconciler, 4)[0] is State.START, "two drain"
             reconciler.want(wanted(versions[3], versions[4], versions[5]))
-            await until(lambda: reconciler.ready_versions("m") == [3, 5])
+            await until(lambda: reconciler.registry.ready_versions("m") == [3, 5])
         await reconciler.wait_for(["m"])
-        assert reconciler.ready_versions("m") == [3, 4, 5]
+        assert reconciler.registry.ready_versions("m") == [3, 4, 5]
 
 
 # --- loads that fail ---
@@ -140,12 +140,12 @@ async def test_a_reload_that_fails_leaves_what_served(
     first, second = files(tmp_path, "m", 1, stamp=1), files(tmp_path, "m", 1, "no disk", stamp=2)
     async with reconciling(load) as reconciler:
         await settled(reconciler, first)
-        served = reconciler.servable("m")
+        served = reconciler.registry.servable("m")
         await settled(reconciler, second)
-        assert reconciler.servable("m") is served
+        assert reconciler.registry.servable("m") is served
         assert state(reconciler, 1) == (State.READY, "no disk")
         assert "m version 1 could not be loaded: no disk" in caplog.messages
-        assert reconciler.all_ready()
+        assert reconciler.registry.all_ready()
         # Not tried again by itself, but when somebody asks for it.
         await settled(reconciler, second)
         assert len(load.begun) == 2
@@ -153,7 +153,7 @@ async def test_a_reload_that_fails_leaves_what_served(
         reconciler.retry("m")
         await settled(reconciler, second)
         assert state(reconciler, 1) == (State.READY, "")
-        assert reconciler.servable("m") is not served
+        assert reconciler.registry.servable("m") is not served
 
 
 async def test_a_reload_that_failed_is_tried_again_when_its_version_comes_back(
@@ -179,13 +179,13 @@ async def test_what_is_not_wanted_stays_until_what_is_wanted_serves(tmp_path: Pa
         reconciler.want(wanted(second))
         await until(lambda: len(load.begun) == 3)
         reconciler.want(wanted(second))
-        assert reconciler.ready_versions("m") == [1, 2]
+        assert reconciler.registry.ready_versions("m") == [1, 2]
         gate.set()
         await reconciler.wait_for(["m"])
-        assert reconciler.ready_versions("m") == [1, 2]
+        assert reconciler.registry.ready_versions("m") == [1, 2]
         assert state(reconciler, 2) == (State.READY, "no disk")
         await settled(reconciler, third)
-        assert reconciler.ready_versions("m") == [2]
+        assert reconciler.registry.ready_versions("m") == [2]
         assert state(reconciler, 2) == (State.READY, "")
 
 
@@ -277,16 +277,16 @@ async def test_readiness_after_a_model_that_failed_was_unloaded(
     bad, good = files(tmp_path, "bad", 1, "no disk"), files(tmp_path, "good", 1)
     async with reconciling(load, may_be_empty=may_be_empty) as reconciler:
         await settled(reconciler, bad, good)
-        assert not reconciler.all_ready()
+        assert not reconciler.registry.all_ready()
         reconciler.want({"bad": {}, **wanted(good)})
-        assert reconciler.all_ready() is may_be_empty
+        assert reconciler.registry.all_ready() is may_be_empty
 
 
 @pytest.mark.parametrize("may_be_empty", [True, False])
 async def test_readiness_without_a_model(load: Loads, *, may_be_empty: bool) -> None:
     async with reconciling(load, may_be_empty=may_be_empty) as reconciler:
         reconciler.want({})
-        assert reconciler.all_ready() is may_be_empty
+        assert reconciler.registry.all_ready() is may_be_empty
 
 
 async def test_a_look_that_changes_nothing_wakes_nobody(tmp_path: Path, load: Loads) -> None:
@@ -299,7 +299,7 @@ async def test_a_look_that_changes_nothing_wakes_nobody(tmp_path: Path, load: Lo
 
     async with reconciling(load) as reconciler:
         await settled(reconciler, bad, good)
-        reconciler.on_change = count
+        reconciler.registry.on_change = count
         await settled(reconciler, bad, good)
         assert changes == 0
         reconciler.want(wanted(good))

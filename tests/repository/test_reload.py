@@ -32,11 +32,11 @@ async def test_models_come_and_go(tmp_path: Path, load: Loads) -> None:
         put(tmp_path / model / "1")
     async with managing(settings(tmp_path / "a"), settings(tmp_path / "b"), load=load) as manager:
         await manager.reload([settings(tmp_path / "b"), settings(tmp_path / "c")])
-        assert manager.names() == ["b", "c"]
-        assert [await ask(manager.servable(name)) for name in ("b", "c")] == [1, 1]
+        assert manager.registry.names() == ["b", "c"]
+        assert [await ask(manager.registry.servable(name)) for name in ("b", "c")] == [1, 1]
         for version in ("", "1"):
             with pytest.raises(ModelNotFound, match="'a' is not found"):
-                manager.servable("a", version)
+                manager.registry.servable("a", version)
         await until(lambda: load.closed["a/1"] == 1)
         await until(lambda: states(manager, "a") == {1: "UNAVAILABLE"})
         assert load.begun == ["a/1", "b/1", "c/1"]
@@ -46,29 +46,29 @@ async def test_an_empty_list_unloads_all(tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     put(tmp_path / "b" / "1")
     async with managing(settings(tmp_path / "a"), settings(tmp_path / "b"), load=load) as manager:
-        assert manager.all_ready()
+        assert manager.registry.all_ready()
         await manager.reload([])
-        assert not manager.names()
-        assert not list(manager.versions())
-        assert not manager.all_ready()
+        assert not manager.registry.names()
+        assert not list(manager.registry.versions())
+        assert not manager.registry.all_ready()
         await until(lambda: load.closed == {"a/1": 1, "b/1": 1})
         await manager.reload([settings(tmp_path / "a")])
-        assert await ask(manager.servable("a")) == 1
-        assert manager.all_ready()
+        assert await ask(manager.registry.servable("a")) == 1
+        assert manager.registry.all_ready()
 
 
 async def test_a_model_comes_back_while_it_goes(tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     async with managing(settings(tmp_path / "a"), load=load) as manager:
-        with manager.servable("a") as held:
+        with manager.registry.servable("a") as held:
             await manager.reload([])
             assert states(manager, "a") == {1: "UNLOADING"}
             await manager.reload([settings(tmp_path / "a")])
-            assert await ask(manager.servable("a")) == await ask(held) == 1
+            assert await ask(manager.registry.servable("a")) == await ask(held) == 1
             assert load.closed["a/1"] == 0
         await until(lambda: load.closed["a/1"] == 1)
         assert states(manager, "a") == {1: "READY"}
-        assert await ask(manager.servable("a")) == 1
+        assert await ask(manager.registry.servable("a")) == 1
 
 
 async def test_the_policy_of_a_model_that_stays(tmp_path: Path, load: Loads) -> None:
@@ -80,7 +80,7 @@ async def test_the_policy_of_a_model_that_stays(tmp_path: Path, load: Loads) -> 
         await until(lambda: states(manager, "a") == {3: "UNAVAILABLE", 1: "READY"})
         await manager.reload([settings(tmp_path / "a", ALL)])
         await until(lambda: states(manager, "a") == {3: "READY", 2: "READY", 1: "READY"})
-        assert await ask(manager.servable("a")) == 3
+        assert await ask(manager.registry.servable("a")) == 3
 
 
 @pytest.mark.parametrize("poll_interval", [0.0, 3600.0])
@@ -107,15 +107,15 @@ async def test_a_base_path_that_moves(tmp_path: Path, load: Loads) -> None:
         gate = load.hold("load b/1")
         await manager.reload([ModelSettings("m", tmp_path / "b")])
         await until(lambda: load.begun == ["a/1", "b/1"])
-        old = manager.servable("m")
+        old = manager.registry.servable("m")
         assert states(manager, "m") == {1: "READY"}
         gate.set()
-        await until(lambda: manager.servable("m") is not old)
+        await until(lambda: manager.registry.servable("m") is not old)
         await until(lambda: load.closed == {"a/1": 1})
-        serving = manager.servable("m", "1")
+        serving = manager.registry.servable("m", "1")
         await manager.reload([ModelSettings("m", tmp_path / "bad")])
-        await until(lambda: str(manager.version("m", "1").error) == "no disk")
-        assert manager.servable("m") is serving
+        await until(lambda: str(manager.registry.version("m", "1").error) == "no disk")
+        assert manager.registry.servable("m") is serving
         assert states(manager, "m") == {1: "READY"}
 
 
@@ -123,7 +123,7 @@ async def test_a_base_path_that_is_wrong_keeps_a_model_that_stays(tmp_path: Path
     put(tmp_path / "a" / "1")
     async with managing(settings(tmp_path / "a"), load=load) as manager:
         await manager.reload([ModelSettings("a", tmp_path / "gone")])
-        assert await ask(manager.servable("a")) == 1
+        assert await ask(manager.registry.servable("a")) == 1
 
 
 # --- what is waited for ---
@@ -140,14 +140,14 @@ async def test_it_returns_when_what_is_new_serves(tmp_path: Path, load: Loads) -
         assert not reload.done()
         assert states(manager, "b") == {1: "LOADING"}
         with pytest.raises(ModelNotFound, match="'b' has no available versions"):
-            manager.servable("b")
+            manager.registry.servable("b")
         with pytest.raises(Unavailable, match="'b' version 1 is not at ready state"):
-            manager.servable("b", "1")
-        assert await ask(manager.servable("a")) in (1, 2)
-        assert manager.all_ready(), "a model that comes does not take readiness away"
+            manager.registry.servable("b", "1")
+        assert await ask(manager.registry.servable("a")) in (1, 2)
+        assert manager.registry.all_ready(), "a model that comes does not take readiness away"
         gate.set()
         await reload
-        assert await ask(manager.servable("b")) == 1
+        assert await ask(manager.registry.servable("b")) == 1
 
 
 async def test_a_model_whose_turn_to_load_has_not_come(tmp_path: Path, load: Loads) -> None:
@@ -158,7 +158,7 @@ async def test_a_model_whose_turn_to_load_has_not_come(tmp_path: Path, load: Loa
         reload = asyncio.create_task(manager.reload([settings(tmp_path / "a"), settings(tmp_path / "b")]))
         await until(lambda: load.begun == ["a/1"])
         assert states(manager, "b") == {1: "START"}
-        assert [one.state.value for one in manager.versions()] == ["LOADING", "UNKNOWN"]
+        assert [one.state.value for one in manager.registry.versions()] == ["LOADING", "UNKNOWN"]
         # What does not have to wait for a turn does not.
         gate.set()
         await reload
@@ -188,7 +188,7 @@ async def test_it_does_not_wait_for_a_model_that_stays(tmp_path: Path, load: Loa
         put(tmp_path / "a" / "2")
         gate = load.hold("load a/2")
         await manager.reload([settings(tmp_path / "a")])
-        assert await ask(manager.servable("a")) == 1
+        assert await ask(manager.registry.servable("a")) == 1
         gate.set()
         await until(lambda: states(manager, "a") == {2: "READY", 1: "UNAVAILABLE"})
 
@@ -202,11 +202,11 @@ async def test_two_reloads_come_one_after_the_other(tmp_path: Path, load: Loads)
         await until(lambda: load.begun == ["a/1"])
         second = asyncio.create_task(manager.reload([settings(tmp_path / "b")]))
         await asyncio.sleep(0)
-        assert manager.names() == ["a"]
+        assert manager.registry.names() == ["a"]
         gate.set()
         await first
         await second
-        assert manager.names() == ["b"]
+        assert manager.registry.names() == ["b"]
 
 
 @asynccontextmanager
@@ -256,14 +256,14 @@ async def test_models_that_do_not_become_available(tmp_path: Path, load: Loads) 
             "gone}, }"
         )
         # The list has been replaced; the models that could be loaded serve.
-        assert manager.names() == ["bad", "good", "empty", "gone"]
-        assert await ask(manager.servable("good")) == 1
+        assert manager.registry.names() == ["bad", "good", "empty", "gone"]
+        assert await ask(manager.registry.servable("good")) == 1
         assert states(manager, "bad") == {3: "no disk"}
         for name in ("empty", "gone"):
             with pytest.raises(ModelNotFound, match="has no available versions"):
-                manager.servable(name)
+                manager.registry.servable(name)
             with pytest.raises(ModelNotFound, match="is not found"):
-                manager.statuses(name)
+                manager.registry.statuses(name)
 
 
 async def test_one_version_that_serves_is_enough(tmp_path: Path, load: Loads) -> None:
@@ -285,8 +285,8 @@ async def test_what_failed_is_tried_again_when_its_files_have_changed(tmp_path: 
         assert "no memory either" in (await reload_error(manager, settings(tmp_path / "a"))).message
         put(tmp_path / "a" / "1")
         await manager.reload([settings(tmp_path / "a")])
-        assert await ask(manager.servable("a")) == 1
-        assert manager.version("a", "1").error is None
+        assert await ask(manager.registry.servable("a")) == 1
+        assert manager.registry.version("a", "1").error is None
 
 
 async def test_what_failed_is_tried_again_when_it_comes_back(tmp_path: Path, load: Loads) -> None:
@@ -305,7 +305,7 @@ async def test_a_wrong_name_changes_nothing(tmp_path: Path, load: Loads, name: s
     async with managing(settings(tmp_path / "a"), load=load) as manager:
         error = await reload_error(manager, ModelSettings(name, tmp_path / "a"))
         assert isinstance(error, InvalidArgument)
-        assert manager.names() == ["a"]
+        assert manager.registry.names() == ["a"]
         twice = await reload_error(manager, settings(tmp_path / "a"), settings(tmp_path / "a"))
         assert twice.message == "Illegal to list model a multiple times in config list"
 
@@ -317,5 +317,5 @@ async def test_models_at_paths_cannot_be_replaced(tmp_path: Path, load: Loads) -
     await manager.load_all()
     with pytest.raises(FailedPrecondition, match="the models are those at the paths"):
         await manager.reload([ModelSettings("other", tmp_path / "m")])
-    assert manager.names() == ["m"]
+    assert manager.registry.names() == ["m"]
     await manager.close()

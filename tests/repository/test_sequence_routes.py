@@ -60,7 +60,7 @@ class House:
         """Have a version served, too, or again."""
         put(self.folder / str(number), text)
         await look_twice(self.manager)
-        await until(lambda: self.manager.servable("m").version == number)
+        await until(lambda: self.manager.registry.servable("m").version == number)
 
     async def send(
         self,
@@ -169,17 +169,17 @@ async def test_a_start_goes_to_the_new_version_and_ends_the_former_sequence(tmp_
 
 async def test_what_is_loaded_again_lets_the_former_ones_sequences_end(tmp_path: Path) -> None:
     async with house(tmp_path, all_versions=True, explicit=["m"]) as one:
-        former = one.manager.servable("m")
+        former = one.manager.registry.servable("m")
         assert await one.send(1, 5, start=True) == V1 + 1
         put(one.folder / "1", "changed")
         await one.manager.load_model("m")
-        assert one.manager.servable("m") is not former
+        assert one.manager.registry.servable("m") is not former
         assert await one.send(1, 5) == V1 + 2
         assert await one.send(1, 5, version="1") == V1 + 3
         assert await one.send(1, 6, start=True, version="1") == 11 * V1 + 1
         assert await one.send(1, 6) == 11 * V1 + 2
         assert await one.send(1, 5, end=True) == V1 + 4
-        await until(lambda: not one.manager.leaving("m"))
+        await until(lambda: not one.manager.registry.leaving("m"))
         assert former.leases == 0
 
 
@@ -216,7 +216,7 @@ async def test_a_server_that_stops_begins_no_sequence(tmp_path: Path) -> None:
         assert isinstance(error, Unavailable)
         assert "the server is shutting down" in error.message
         assert await one.send(1, 5, end=True) == V1 + 2
-        assert one.manager.servable("m").leases == 0
+        assert one.manager.registry.servable("m").leases == 0
 
 
 async def test_a_timeout_is_no_deadline_of_a_sequences_request(tmp_path: Path) -> None:

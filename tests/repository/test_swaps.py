@@ -137,7 +137,7 @@ async def test_a_version_that_moves_is_swapped_under_load(tmp_path: Path) -> Non
     """The same number from two places by turns, and between them one that cannot be loaded."""
 
     def tried(server: triglot.Server, place: str) -> bool:
-        (version,) = server.manager.statuses("m")
+        (version,) = server.manager.registry.statuses("m")
         is_bad = version.error is not None
         return version.files.file.is_relative_to(tmp_path / place) and is_bad == (place == "bad")
 
@@ -217,7 +217,7 @@ async def test_watchers_learn_of_models_that_come_and_go(tmp_path: Path) -> None
         serving(ModelSettings("m", tmp_path, ALL), load=load) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
     ):
-        statuses = aiter(health_pb2_grpc.HealthStub(channel).Scanner(watched, timeout=SECONDS))
+        statuses = aiter(health_pb2_grpc.HealthStub(channel).Watch(watched, timeout=SECONDS))
         assert (await anext(statuses)).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         await server.manager.reload([ModelSettings("new", tmp_path)])
         seen = [(await anext(statuses)).status]

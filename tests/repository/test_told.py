@@ -49,9 +49,9 @@ async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureF
             f"E {nowhere}",
             f"W No versions of servable b found under base path {tmp_path / 'empty'}",
         ]
-        assert manager.version("a", "1").reason == nowhere
-        assert manager.is_ready("a")
-        assert not manager.is_ready("b")
+        assert manager.registry.version("a", "1").reason == nowhere
+        assert manager.registry.is_ready("a")
+        assert not manager.registry.is_ready("b")
         new = settings(tmp_path / "new")
         assert nowhere not in str(await reload_error(manager, *models, new))
         await manager.reload([*models, new])

@@ -53,7 +53,7 @@ async def test_the_end_of_a_slow_one_does_not_end_the_turn_of_another() -> None:
     turns = LoadLock(0.01)
     slow, other = Holder(turns), Holder(turns)
     await asyncio.wait_for(other.has_it.wait(), SECONDS)
-    turns.patience = LONG
+    turns.timeout = LONG
     await slow.ended()
     last = Holder(turns)
     third = Holder(turns)

@@ -37,20 +37,20 @@ async def test_only_what_the_policy_wants_is_loaded(tmp_path: Path, load: Loads)
     async with managing(model(tmp_path, VersionPolicy(latest=2)), load=load) as manager:
         assert states(manager, "m") == {3: "READY", 2: "READY"}
         assert [one.rpartition("/")[2] for one in load.begun] == ["3", "2"]
-        assert await ask(manager.servable("m")) == 3
-        assert manager.ready_versions("m") == [2, 3]
+        assert await ask(manager.registry.servable("m")) == 3
+        assert manager.registry.ready_versions("m") == [2, 3]
         with pytest.raises(ModelNotFound, match="version 1 is not found"):
-            manager.servable("m", "1")
+            manager.registry.servable("m", "1")
 
 
 async def test_version_0_and_leading_zeros(tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "0")
     put(tmp_path / "007")
     async with managing(model(tmp_path, ALL), load=load) as manager:
-        assert [await ask(manager.servable("m", version)) for version in ("", "0", "7")] == [7, 0, 7]
+        assert [await ask(manager.registry.servable("m", version)) for version in ("", "0", "7")] == [7, 0, 7]
         for wrong in ("007", "00", "-1", str(2**63)):
             with pytest.raises(InvalidArgument, match="expected a positive integer"):
-                manager.servable("m", wrong)
+                manager.registry.servable("m", wrong)
 
 
 async def test_what_is_wrong_at_the_start(tmp_path: Path, load: Loads, caplog: pytest.LogCaptureFixture) -> None:
@@ -70,11 +70,11 @@ async def test_what_is_wrong_at_the_start(tmp_path: Path, load: Loads, caplog: p
     ]
     said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert said == [f"bad version 1 could not be loaded: {texts[0]}", *texts[1:]]
-    assert manager.names() == ["good", "bad", "gone"]
-    assert not manager.all_ready()
-    assert [manager.is_ready(name) for name in manager.names()] == [True, False, False]
+    assert manager.registry.names() == ["good", "bad", "gone"]
+    assert not manager.registry.all_ready()
+    assert [manager.registry.is_ready(name) for name in manager.registry.names()] == [True, False, False]
     # The labels stand: the version may still come.
-    assert [manager.labelled("good", label) for label in ("stable", "canary")] == [1, 2]
+    assert [manager.registry.labelled("good", label) for label in ("stable", "canary")] == [1, 2]
     await manager.close()
 
 
@@ -101,30 +101,30 @@ async def test_a_new_version_takes_over_and_the_old_one_drains(tmp_path: Path, l
     put(tmp_path / "1")
     async with managing(model(tmp_path), load=load) as manager:
         answer = load.hold(f"infer {name}/1")
-        running = asyncio.create_task(ask(manager.servable("m")))
-        await until(lambda: manager.servable("m").leases == 1)
+        running = asyncio.create_task(ask(manager.registry.servable("m")))
+        await until(lambda: manager.registry.servable("m").leases == 1)
         gate = load.hold(f"load {name}/2")
         put(tmp_path / "2")
         await look_twice(manager)
         await until(lambda: f"{name}/2" in load.begun)
         assert states(manager, "m") == {2: "LOADING", 1: "READY"}
-        assert manager.servable("m").version == 1
+        assert manager.registry.servable("m").version == 1
         gate.set()
-        await until(lambda: manager.servable("m").version == 2)
+        await until(lambda: manager.registry.servable("m").version == 2)
         # It takes no call any more, and the one that runs is not disturbed.
         assert states(manager, "m") == {2: "READY", 1: "UNLOADING"}
         with pytest.raises(Unavailable, match="version 1 is not at ready state"):
-            manager.servable("m", "1")
-        assert [one.files.version for one in manager.versions()] == [1, 2]
+            manager.registry.servable("m", "1")
+        assert [one.files.version for one in manager.registry.versions()] == [1, 2]
         assert not load.closed
         answer.set()
         assert await running == 1
         await until(lambda: states(manager, "m") == {2: "READY", 1: "UNAVAILABLE"})
         assert load.closed == {f"{name}/1": 1}
-        assert [one.files.version for one in manager.versions()] == [2]
-        assert manager.statuses("m")[1].reason == "unloaded"
-        assert manager.statuses("m")[1].error is None
-        assert manager.statuses("m")[1].servable is None
+        assert [one.files.version for one in manager.registry.versions()] == [2]
+        assert manager.registry.statuses("m")[1].reason == "unloaded"
+        assert manager.registry.statuses("m")[1].error is None
+        assert manager.registry.statuses("m")[1].servable is None
 
 
 async def test_a_new_version_that_fails_leaves_the_old_one(tmp_path: Path, load: Loads) -> None:
@@ -135,8 +135,8 @@ async def test_a_new_version_that_fails_leaves_the_old_one(tmp_path: Path, load:
         for _ in range(3):
             await look_twice(manager)
             await until(lambda: states(manager, "m") == {2: "no disk", 1: "READY"})
-            assert await ask(manager.servable("m")) == 1
-            assert manager.all_ready(), "what comes later does not take readiness away"
+            assert await ask(manager.registry.servable("m")) == 1
+            assert manager.registry.all_ready(), "what comes later does not take readiness away"
         # It is tried again when its files have changed, and not before.
         assert load.begun.count(f"{tmp_path.name}/2") == 1
         put(tmp_path / "2")
@@ -150,12 +150,12 @@ async def test_a_version_that_failed_at_the_start_is_not_ready_until_it_is_mende
     put(tmp_path / "1")
     put(tmp_path / "2", "no disk")
     async with managing(model(tmp_path, ALL), load=load) as manager:
-        assert not manager.all_ready()
+        assert not manager.registry.all_ready()
         await look_twice(manager)
-        assert not manager.all_ready()
+        assert not manager.registry.all_ready()
         put(tmp_path / "2")
         await look_twice(manager)
-        await until(manager.all_ready)
+        await until(manager.registry.all_ready)
 
 
 async def test_versions_whose_folders_are_deleted(tmp_path: Path, load: Loads) -> None:
@@ -164,14 +164,14 @@ async def test_versions_whose_folders_are_deleted(tmp_path: Path, load: Loads) -
     async with managing(model(tmp_path, ALL), load=load) as manager:
         shutil.rmtree(tmp_path / "2")
         await manager.refresh()
-        assert await ask(manager.servable("m")) == 1
+        assert await ask(manager.registry.servable("m")) == 1
         await until(lambda: states(manager, "m") == {2: "UNAVAILABLE", 1: "READY"})
         shutil.rmtree(tmp_path / "1")
         await manager.refresh()
         with pytest.raises(ModelNotFound, match="'m' has no available versions"):
-            manager.servable("m")
+            manager.registry.servable("m")
         await until(lambda: states(manager, "m") == {2: "UNAVAILABLE", 1: "UNAVAILABLE"})
-        assert manager.names() == ["m"]
+        assert manager.registry.names() == ["m"]
         put(tmp_path / "1")
         await look_twice(manager)
         await until(lambda: states(manager, "m") == {2: "UNAVAILABLE", 1: "READY"})
@@ -183,17 +183,17 @@ async def test_files_that_change_in_place(tmp_path: Path, load: Loads, *, at_a_p
     put(tmp_path / "m" / "1")
     root = tmp_path / "m" if at_a_path else model(tmp_path / "m")
     async with managing(root, load=load) as manager:
-        served = manager.servable("m")
+        served = manager.registry.servable("m")
         put(tmp_path / "m" / "1", "no disk")
         await look_twice(manager)
-        await manager.wait_for(["m"])
-        assert manager.servable("m") is served
-        assert manager.version("m", "1").reason == ("no disk" if at_a_path else "")
+        await manager.reconciler.wait_for(["m"])
+        assert manager.registry.servable("m") is served
+        assert manager.registry.version("m", "1").reason == ("no disk" if at_a_path else "")
         (tmp_path / "m" / "1" / "model.py").write_text("")
         await look_twice(manager)
-        await manager.wait_for(["m"])
-        assert (manager.servable("m") is served) is not at_a_path
-        assert manager.version("m", "1").reason == ""
+        await manager.reconciler.wait_for(["m"])
+        assert (manager.registry.servable("m") is served) is not at_a_path
+        assert manager.registry.version("m", "1").reason == ""
         assert load.begun == ["m/1"] * (3 if at_a_path else 1)
 
 
@@ -205,9 +205,15 @@ async def test_versions_of_a_repository(tmp_path: Path, load: Loads) -> None:
         shutil.rmtree(tmp_path / "b")
         put(tmp_path / "c" / "1")
         await look_twice(manager)
-        await until(lambda: "c" in manager.names() and manager.is_ready("c") and manager.is_ready("a", "2"))
-        assert manager.names() == ["a", "c"]
-        assert manager.ready_versions("a") == [1, 2]
+        await until(
+            lambda: (
+                "c" in manager.registry.names()
+                and manager.registry.is_ready("c")
+                and manager.registry.is_ready("a", "2")
+            )
+        )
+        assert manager.registry.names() == ["a", "c"]
+        assert manager.registry.ready_versions("a") == [1, 2]
 
 
 async def test_a_broken_model_does_not_keep_the_others_from_changing(tmp_path: Path, load: Loads) -> None:
@@ -223,7 +229,7 @@ async def test_a_broken_model_does_not_keep_the_others_from_changing(tmp_path: P
         put(tmp_path / "b" / "3")
         await look_twice(manager)
         await until(lambda: states(manager, "b").get(3) == "READY")
-        assert await ask(manager.servable("a")) == 1
+        assert await ask(manager.registry.servable("a")) == 1
 
 
 async def test_what_is_wanted_changes_while_a_version_loads(tmp_path: Path, load: Loads) -> None:
@@ -274,7 +280,7 @@ async def test_calls_that_do_not_end_are_not_waited_for_for_ever(
     caplog.set_level(logging.WARNING)
     put(tmp_path / "1")
     async with managing(model(tmp_path), load=load, drain_seconds=0.01) as manager:
-        old = manager.servable("m")
+        old = manager.registry.servable("m")
         with old:
             put(tmp_path / "2")
             await manager.reload([model(tmp_path)])
@@ -291,7 +297,7 @@ async def test_closing_does_not_wait_for_calls_nor_for_loads(tmp_path: Path, loa
     manager = Manager([ModelSettings("a", tmp_path / "a")], load, max_queue_size=1)
     await manager.load_all()
     gate = load.hold("load b/1")
-    with manager.servable("a"):
+    with manager.registry.servable("a"):
         reload = asyncio.create_task(manager.reload([ModelSettings("b", tmp_path / "b")]))
         await until(lambda: "b/1" in load.begun)
         await manager.close()

@@ -71,7 +71,7 @@ async def serving(*roots: Root, **options: Any) -> AsyncIterator[Manager]:
 
 def runs_of(manager: Manager) -> list[tuple[tuple[int, ...], float, int]]:
     """Shape, sum and count of what each thread of the model `m` has run."""
-    runs: Any = vars(manager.servable("m").model)["runs"]
+    runs: Any = vars(manager.registry.servable("m").model)["runs"]
     return sorted((shape, total, count) for (_, shape, total), count in runs.items())
 
 
@@ -130,7 +130,7 @@ async def test_a_version_whose_example_fails_leaves_the_old_one(tmp_path: Path, 
         await until(lambda: 2 in states(manager, "m") and states(manager, "m")[2] not in ("START", "LOADING"))
         assert states(manager, "m")[1] == "READY"
         assert states(manager, "m")[2].startswith(f"m version 2: {text}")
-        with manager.servable("m") as servable:
+        with manager.registry.servable("m") as servable:
             answer = await servable.infer({"x": np.ones((1, 2), np.float32)}, Call())
         assert (servable.version, answer["y"].tolist()) == (1, [2])
 
@@ -187,7 +187,7 @@ async def test_configured_requests(tmp_path: Path, request_: Callable[[Path], Wa
         (state,) = states(manager, "m").values()
         if text == "READY":
             assert state == "READY"
-            assert manager.servable("m").leases == 0
+            assert manager.registry.servable("m").leases == 0
         else:
             assert state.startswith("m version 1: model_warmup 'w': ")
             assert text in state
@@ -196,7 +196,7 @@ async def test_configured_requests(tmp_path: Path, request_: Callable[[Path], Wa
 async def test_no_metric_counts_it(tmp_path: Path) -> None:
     write(tmp_path / "m", 'example = {"x": [[1, 2]]}')
     async with triglot.Server([tmp_path / "m"], triglot.Config(grpc_port=0, rest_port=0)) as server:
-        served = server.manager.servable("m")
+        served = server.manager.registry.servable("m")
         assert sum(served.model.runs.values()) == 3  # type: ignore[attr-defined]  # The class above.
         calls = [stats for endpoint in server.telemetry.endpoints() for stats in endpoint.calls()]
         assert calls == []

@@ -40,9 +40,9 @@ async def test_a_version_is_warm_before_it_takes_calls(tmp_path: Path, load: Loa
         await look_twice(manager)
         await begun.wait()
         assert states(manager, "m") == {2: "LOADING", 1: "READY"}
-        assert await ask(manager.servable("m")) == 1
+        assert await ask(manager.registry.servable("m")) == 1
         go.set()
-        await until(lambda: manager.servable("m").version == 2)
+        await until(lambda: manager.registry.servable("m").version == 2)
         assert warmed == [(1, tmp_path / "1"), (2, tmp_path / "2")]
 
 
@@ -64,5 +64,5 @@ async def test_a_warm_up_that_fails(tmp_path: Path, load: Loads, raised: Excepti
         put(tmp_path / "2")
         await look_twice(manager)
         await until(lambda: states(manager, "m") == {2: text, 1: "READY"})
-        assert await ask(manager.servable("m")) == 1
+        assert await ask(manager.registry.servable("m")) == 1
         assert load.closed == {f"{tmp_path.name}/2": 1}

@@ -53,7 +53,9 @@ class Live:
 
     def leases(self) -> int:
         """Calls that hold a model at the moment."""
-        return sum(version.servable.leases for version in self.server.manager.versions() if version.servable)
+        return sum(
+            version.servable.leases for version in self.server.manager.registry.versions() if version.servable
+        )
 
 
 @asynccontextmanager

@@ -46,7 +46,7 @@ class Here:
 
     @property
     def serving(self) -> set[str]:
-        return {version.files.name for version in self.server.manager.versions() if version.ready}
+        return {version.files.name for version in self.server.manager.registry.versions() if version.ready}
 
     @property
     def has_run(self) -> bool:

@@ -249,7 +249,7 @@ async def test_a_batch_is_of_requests_with_the_same_inputs(model: Batching) -> N
     async with live({"batching": model}) as door:
         values: list[Values] = [{"x": [n], "bias": [n]} if n % 2 else {"x": [n]} for n in range(8)]
         asked = [asyncio.ensure_future(door.infer(message("batching", one, True), timeout=30)) for one in values]
-        (servable,) = [version.servable for version in door.server.manager.versions()]
+        (servable,) = [version.servable for version in door.server.manager.registry.versions()]
         assert servable is not None
         await until(lambda: servable.leases == 8)
         model.gate.set()

@@ -159,7 +159,7 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
     delay = config.drain_delay if told is signal.SIGTERM else 0.0
     if told is RETIRE and not await _unless_signalled(server.retire(), signals):
         return _leave("stopped at once")
-    servables = server.manager.all_in_memory()
+    servables = server.manager.registry.all_in_memory()
     if not await _unless_signalled(_stop(server, delay), signals):
         return _leave("stopped at once")
     if await _end_tasks():

@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 
 
 class LoadLock:
-    """A lock that lets the next one in when its holder takes longer than `patience` seconds."""
+    """A lock that lets the next one in when its holder takes longer than `timeout` seconds."""
 
-    def __init__(self, patience: float) -> None:
-        self.patience = patience
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[Callable[[], None]]:
-        """Within the block it is this one's turn, for `patience` seconds at least, or until it passes that on."""
+        """Within the block it is this one's turn, for `timeout` seconds at least, or until it passes that on."""
         await self._lock.acquire()
         mine = True
 
@@ -26,7 +26,7 @@ class LoadLock:
                 mine = False
                 self._lock.release()
 
-        passing = asyncio.get_running_loop().call_later(self.patience, pass_on)
+        passing = asyncio.get_running_loop().call_later(self.timeout, pass_on)
         try:
             yield pass_on
         finally:

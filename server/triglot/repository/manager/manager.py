@@ -13,6 +13,7 @@ import logging
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from triglot.core.errors import (
     FailedPrecondition,
@@ -23,22 +24,27 @@ from triglot.core.errors import (
     ServingError,
     Unavailable,
 )
-from triglot.model.config import MAX_INSTANCES, NO_CONFIG
+from triglot.model.config import ALL, LATEST, MAX_INSTANCES, NO_CONFIG
+from triglot.repository.config.completed import Loaded
 from triglot.repository.config.model_config import parse_override
 from triglot.repository.config.settings import ModelSettings, check_names
 from triglot.repository.manager.loader import Adapt, Load, Warm
-from triglot.repository.manager.plan import State, Version
-from triglot.repository.manager.reconciler import DRAIN_SECONDS
+from triglot.repository.manager.plan import State
+from triglot.repository.manager.reconciler import DRAIN_SECONDS, Reconciler
+from triglot.repository.manager.registry import Registry
 from triglot.repository.manager.thread import in_thread
 from triglot.repository.scan.layout import listed
-from triglot.repository.scan.load_errors import by_name, why_not, wrong_roots
-from triglot.repository.scan.looks import Looks
+from triglot.repository.scan.load_errors import broken_names, by_name, why_not, wrong_models, wrong_roots
+from triglot.repository.scan.once_logger import OnceLogger
 from triglot.repository.scan.paths import is_below
-from triglot.repository.scan.scanner import AtOnce, Scan
-from triglot.repository.scan.source import ModelFiles, Override, Root
+from triglot.repository.scan.scanner import AtOnce, Scan, Scanner, Wanted
+from triglot.repository.scan.source import ModelFiles, Override, Overrides, Root
+from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
 
+NO_OVERRIDES: Overrides = MappingProxyType({})
+EVERY_MODEL = "*"
 SETTLE_SECONDS = 5.0
 """How long a new version's files have to stay as they are, unless looks are more frequent."""
 SHUTTING_DOWN = "the server is shutting down"
@@ -48,15 +54,15 @@ NOT_EXPLICIT = (
 )
 
 
-class Manager(Looks):
-    """Loads the models at some roots and finds the servable for a request.
+class Manager:
+    """Loads the models at some roots, as clients and the disk say.
 
     `poll_interval`: seconds between two looks at the disk; 0 looks once. `explicit`: the models to load at the
     start, "*" for all; others then come and go by `load_model` and `unload_model`. None: all that there are.
     `left_out`: what of it is not loaded at the start. `folders`: where clients may have models loaded from by
     `reload`. `most_instances`: of a model whose configuration comes with the request to load it.
-    `allow_symlinks`: links may lead out of the root that they are found in. For the others see `Looks`,
-    `Reconciler` and `Registry`.
+    `labels_before_load`: see `Registry`, where requests find what serves. `allow_symlinks`: see `Scanner`.
+    `options` are those of `Reconciler`.
     """
 
     def __init__(
@@ -78,27 +84,34 @@ class Manager(Looks):
         drain_seconds: float = DRAIN_SECONDS,
         adapt: Adapt | None = None,
     ) -> None:
-        super().__init__(
-            roots,
+        self.registry = Registry(labels_before_load=labels_before_load, may_be_empty=explicit is not None)
+        self.reconciler = Reconciler(
+            self.registry,
             load,
             warm,
-            settle_seconds=min(poll_interval, SETTLE_SECONDS),
-            more_looks=poll_interval > 0,
-            explicit=explicit,
-            left_out=left_out,
-            allow_symlinks=allow_symlinks,
+            self._bring,
             max_queue_size=max_queue_size,
             skip_missing_dependencies=skip_missing_dependencies,
             load_timeout=load_timeout,
             drain_seconds=drain_seconds,
-            labels_before_load=labels_before_load,
             adapt=adapt,
         )
+        self._settle_seconds = min(poll_interval, SETTLE_SECONDS)
+        self._scanner = Scanner(self._settle_seconds, allow_symlinks=allow_symlinks)
+        self._roots = tuple(roots)
+        self._explicit = explicit
+        self._not_at_start = left_out
         self._poll_interval = poll_interval
         self._folders = folders
         self._most_instances = most_instances
         self._followed: Sequence[Path] = ()
-        self._unloaded: dict[str, Collection[int]] = {}
+        self._once_logger = OnceLogger()
+        self._problems: dict[str, ServingError | None] = {}
+        self._looking = asyncio.Lock()
+        self._asked: set[str] = set()
+        """Those that somebody has asked for by name, as long as they load."""
+        self._along: set[str] = set()
+        """Those that were loaded only because ensembles are made of them."""
         self._polling: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
 
@@ -126,20 +139,22 @@ class Manager(Looks):
                 log.error("%s", problem)
             if raised:
                 raise raised[0]
-            self._labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
+            self.registry.labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
             self._asked = set(wanted if self._explicit is not None else ())
-            self.want(wanted)
+            self.reconciler.want(wanted)
             self._note(look)
         await self._until_loaded(wanted)
         errors = [
-            ModelLoadError(version.error.message) for version in self.versions() if version.error is not None
+            ModelLoadError(version.error.message)
+            for version in self.registry.versions()
+            if version.error is not None
         ]
         others = list(map(str, problems))
         try:
-            self.label(models)
+            self.registry.label(models)
         except FailedPrecondition as error:
             others.append(error.message)
-        self._labels = {**self._labels, **_own_labels(self._roots)}
+        self.registry.labels = {**self.registry.labels, **_own_labels(self._roots)}
         for text in others:
             log.error("%s", text)
         if self._poll_interval > 0:
@@ -181,19 +196,23 @@ class Manager(Looks):
             async with self._looking:
                 at_once = self._at_once(models)
                 look = await self._look(models, at_once)
-                self.label(models)
+                self.registry.label(models)
                 if changes := _changes(self._roots, models):
                     log.info("the list of models is replaced: %s", changes)
                 self._once_logger.log(look, at_once)
                 self._roots = tuple(models)
-                new = look.wanted.keys() - self.names()
-                self.want(look.wanted)
+                new = look.wanted.keys() - self.registry.names()
+                self.reconciler.want(look.wanted)
                 self._note(look)
-                tried = {name for name in look.wanted if name in self._workers and name not in self._default}
-            await self.wait_for(new | tried)
-            if self._closing.is_set():
+                tried = {
+                    name
+                    for name in look.wanted
+                    if name in self.reconciler.workers and not self.registry.has_default(name)
+                }
+            await self.reconciler.wait_for(new | tried)
+            if self.reconciler.closing.is_set():
                 raise Unavailable(SHUTTING_DOWN)
-            failed = [name for name in look.wanted if name in new | tried and name not in self._default]
+            failed = [name for name in look.wanted if name in new | tried and not self.registry.has_default(name)]
             if failed:
                 texts = "".join(f"{{{self._failure(name, look)}}}, " for name in failed)
                 raise ServingError(f"{len(failed)} model(s) did not become available: {{{texts}}}")
@@ -208,7 +227,9 @@ class Manager(Looks):
     def _failure(self, name: str, look: Scan) -> str:
         if (problem := look.problems.get(name)) is not None:
             return f"{{name: {name}}} due to error: NOT_FOUND: {problem}"
-        failed = [version for _, version in sorted(self._versions[name].items()) if version.error is not None]
+        failed = [
+            version for _, version in sorted(self.registry.entries[name].items()) if version.error is not None
+        ]
         if not failed:
             return f"{{name: {name}}}"
         last = failed[-1]
@@ -228,7 +249,7 @@ class Manager(Looks):
         async with self._looking:
             look = await self._look(self._roots, lambda _: False)
             self._once_logger.log(look, lambda _: False)
-            self.want(self._wanted_of(look))
+            self.reconciler.want(self._wanted_of(look))
             self._note(look)
             return look.unsettled
 
@@ -258,7 +279,7 @@ class Manager(Looks):
             message = await in_thread(partial(parse_override, config, name))
             overrides[name] = Override(message, self._most_instances)
         async with self._looking:
-            others = {key: versions for key, versions in self._wanted.items() if key != name}
+            others = {key: versions for key, versions in self.registry.wanted.items() if key != name}
             asked = name.__eq__
             look = await self._look(self._roots, asked, others, overrides)
             self._once_logger.log(look, asked, others=False)
@@ -273,20 +294,20 @@ class Manager(Looks):
                 raise InvalidArgument(
                     f"a configuration is for a model's folder in a repository; model '{name}' is {without[0]}"
                 )
-            self.retry(name)
-            self._dependents.asked_for(name)
+            self.reconciler.retry(name)
+            self.reconciler.dependents.asked_for(name)
             self._along.discard(name)
             self._asked.add(name)
-            self.want({**self._wanted, name: chosen})
+            self.reconciler.want({**self.registry.wanted, name: chosen})
             self._note(look, asked)
         await self._until_loaded([name])
-        if self._closing.is_set():
+        if self.reconciler.closing.is_set():
             raise Unavailable(SHUTTING_DOWN)
-        if self._wanted.get(name) != chosen:
+        if self.registry.wanted.get(name) != chosen:
             raise Unavailable(f"model '{name}' was unloaded, or loaded again, while it was loaded")
         failed = [
             f"version {number} is at UNAVAILABLE state: {version.error};"
-            for number, version in sorted(self._versions[name].items())
+            for number, version in sorted(self.registry.entries[name].items())
             if number in chosen and version.error is not None
         ]
         if failed:
@@ -302,46 +323,161 @@ class Manager(Looks):
         names = {name}
         if dependents:
             names |= self._loaded_along_with(name)
-        names &= self._wanted.keys()
+        names &= self.registry.wanted.keys()
         for one in names:
-            for version in self._versions[one].values():
-                version.problem = None
-                if version.state is State.UNAVAILABLE:
-                    version.error = None  # Why it failed does not matter any more.
-            if self._wanted[one]:
-                self._unloaded[one] = self._wanted[one].keys()
+            self.registry.unloads(one)
         self._go(names)
         if names:
-            self.want({**self._wanted, **{key: {} for key in names}})
+            self.reconciler.want({**self.registry.wanted, **{key: {} for key in names}})
 
     def _require_explicit(self, name: str) -> None:
         if self._explicit is None:
             raise Unavailable(NOT_EXPLICIT)
         check_names([name])
 
-    def served(self) -> list[str]:
-        """Every model that is wanted, ready or not; not what was unloaded."""
-        return [name for name in self._wanted if not self._is_unloaded(name)]
-
-    def _is_unloaded(self, name: str) -> bool:
-        return self._explicit is not None and not self._wanted[name]
-
-    def _is_current(self, version: Version) -> bool:
-        if not self._is_unloaded(version.files.name):
-            return super()._is_current(version)
-        # What was replaced before is not remembered with what was unloaded.
-        last = self._unloaded.get(version.files.name, ())
-        return version.state is not State.UNAVAILABLE or version.files.version in last
-
     def settle(self) -> None:
         """Nothing is going to be unloaded, as far as is known: keep the garbage collector from what is there."""
-        self._garbage.settle()
+        self.reconciler.garbage.settle()
 
     async def close(self) -> None:
         """As `Reconciler.close`."""
         if self._polling is not None:
             self._polling.cancel()
-        await super().close()
+        await self.reconciler.close()
+
+    # --- looks at the disk ---
+
+    @property
+    def _more_may_come(self) -> bool:
+        return self._explicit is not None or self._poll_interval > 0
+
+    def _at_first(self, name: str) -> bool:
+        """Whether the model of this name is loaded at the start."""
+        return self._explicit is None or EVERY_MODEL in self._explicit or name in self._explicit
+
+    def _at_start(self, look: Scan) -> tuple[Wanted, list[ModelLoadError]]:
+        """What is wanted at the start, and what is wrong with models of it."""
+        if self._explicit is None or EVERY_MODEL in self._explicit:
+            problems = wrong_models(look, self._roots, may_be_empty=self._more_may_come)
+            found = self._wanted_of(look)
+            return {name: found[name] for name in found if name not in self._not_at_start}, problems
+        why = {name: why_not(name, look, self._roots) for name in self._explicit if name not in self._not_at_start}
+        wanted = {name: look.wanted[name] for name, text in why.items() if not text}
+        return wanted, [ModelLoadError(text) for text in why.values() if text]
+
+    def _wanted_of(self, look: Scan) -> Wanted:
+        """All that was found. A model that cannot be understood is known, and has no version."""
+        broken = [] if self._explicit is not None else broken_names(look.problems, look.wanted, self._roots)
+        return dict(look.wanted) | {name: {} for name in broken}
+
+    def first_version(self, name: str) -> str:
+        """The version of this model that its configuration names first; "" where none lists them one by one."""
+        listed = (str(root.version) for root in self._roots if isinstance(root, ModelFiles) and root.name == name)
+        return next(listed, "")
+
+    def platforms(self) -> dict[str, str]:
+        """What the configuration calls the kind of each model that it names."""
+        return {root.name: root.platform for root in self._roots if isinstance(root, ModelSettings)}
+
+    def loaded(self, servable: Servable) -> Loaded:
+        """The files of a version that serves, and what is said of it."""
+        name, number = servable.name, servable.version
+        version = self.registry.entries[name][number]
+        files = version.served or version.files
+        wanted = self.registry.wanted.get(name, {}).get(number)
+        # The policy may have changed since it was loaded, which changes nothing else.
+        latest = wanted if wanted is not None and wanted == files else files
+        policies = (root.policy for root in self._roots if isinstance(root, ModelSettings) and root.name == name)
+        return Loaded(servable, latest, LATEST if files.config.text else next(policies, ALL))
+
+    def _note(self, look: Scan, asked: AtOnce = lambda _: True) -> None:
+        """Have what is wrong with the models readable, or with those that are `asked` for."""
+        found = by_name(look.problems, self.registry.wanted, self._roots)
+        errors = {name: ServingError(str(problem), code=problem.code) for name, problem in found.items()}
+        for name in filter(asked, self.registry.entries):
+            self._problems[name] = errors.get(name)
+            wanted = self.registry.wanted.get(name, {})
+            for number, version in self.registry.entries[name].items():
+                version.problem = errors.get(name) if number in wanted else None
+
+    def broken(self) -> dict[str, ServingError]:
+        """What is wrong with those wanted models of which there is no version at all."""
+        without = set(self.registry.wanted).difference(version.files.name for version in self.registry.versions())
+        problems = {name: self._problems.get(name) for name in sorted(without)}
+        return {name: problem for name, problem in problems.items() if problem is not None}
+
+    async def _look(
+        self,
+        roots: Sequence[Root],
+        at_once: AtOnce,
+        held: Wanted | None = None,
+        overrides: Overrides = NO_OVERRIDES,
+    ) -> Scan:
+        """`held`: what stays wanted where it cannot be read; without it, all that is wanted now."""
+        held = self.registry.wanted if held is None else held
+        loaded = [
+            version.files
+            for versions in self.registry.entries.values()
+            for version in versions.values()
+            if version.state in (State.LOADING, State.READY)
+        ]
+        busy = set(self.reconciler.workers)
+        return await in_thread(partial(self._scanner.look, roots, held, loaded, at_once, overrides, busy))
+
+    async def never_loaded(self) -> list[str]:
+        """The models that could be loaded, and never were; none unless models are controlled explicitly."""
+        if self._explicit is None:
+            return []
+        found = await in_thread(partial(self._scanner.find, self._roots))
+        names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
+        return [name for name in names if name not in self.registry.wanted]
+
+    # --- what is loaded along with an ensemble ---
+
+    async def _until_loaded(self, names: Collection[str]) -> None:
+        """Wait for those that were asked for, and for what comes along with them."""
+        try:
+            await self.reconciler.wait_for(names)
+        finally:
+            self._asked = {name for name in self._asked if name in self.reconciler.workers}
+
+    def _loaded_along_with(self, name: str) -> set[str]:
+        """What was loaded only because this ensemble is made of it, or because of what this is made of."""
+        going, found = {name}, [name]
+        while found:
+            parts = self.reconciler.dependents.made_of(found.pop()) & self._along - going
+            # An ensemble that goes, too, needs nothing any more.
+            parts = {part for part in parts if self.reconciler.dependents.needed_by(part) <= going}
+            going |= parts
+            found += parts
+        return going
+
+    def _go(self, names: Collection[str]) -> None:
+        """These are unloaded; whoever is loading what they are part of does not bring them back."""
+        self._along.difference_update(names)
+        for name in names:
+            self._asked -= self.reconciler.dependents.needed_by(name)
+
+    async def _bring(self, name: str, parts: Collection[str]) -> None:
+        """As somebody who asks for an ensemble asks for what it is made of (spec 3.9)."""
+        missing = [
+            part
+            for part in parts
+            if name in self._asked and part not in self.reconciler.workers and self.registry.serving(part) is None
+        ]
+        if not missing:
+            return
+        async with self._looking:
+            others = {key: versions for key, versions in self.registry.wanted.items() if key not in missing}
+            look = await self._look(self._roots, missing.__contains__, others)
+            self._once_logger.log(look, missing.__contains__, others=False)
+            found = [part for part in missing if not why_not(part, look, self._roots)]
+            for part in found:
+                self.reconciler.retry(part)
+            self._asked.update(found)
+            self._along.update(part for part in found if not self.registry.is_wanted(part))
+            self.reconciler.want({**self.registry.wanted, **{part: look.wanted[part] for part in found}})
+            self._note(look, found.__contains__)
 
 
 def _own_labels(roots: Sequence[Root]) -> dict[str, dict[str, int]]:

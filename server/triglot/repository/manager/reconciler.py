@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -32,91 +32,83 @@ log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 60.0
 """How long the calls of a version that goes have to end, while the server runs."""
-LOAD_PATIENCE_SECONDS = 10.0
+LOAD_LOCK_SECONDS = 10.0
 """How long a version that loads keeps the others from being loaded."""
 GIVE_UP_SECONDS = 5.0
 """How long a load that was given up has to end; after that nobody waits for it, and it counts no more."""
 
 
-class Reconciler(Registry):
-    """Loads what is wanted, and unloads the rest.
+class Reconciler:
+    """Loads what is wanted in a registry, and unloads the rest.
 
     `skip_missing_dependencies`: leave out, with a warning, what needs a library that is not installed, unless the
-    model serves or somebody asks for it. `adapt` completes each model, and `warm` runs on each version before it
+    model serves or somebody asks for it. `bring` has the models that an ensemble is made of loaded along with it,
+    where that is asked for. `adapt` completes each model, and `warm` runs on each version before it
     takes calls. `load_timeout`: seconds after which a load has failed; 0 sets no limit.
     """
 
     def __init__(
         self,
+        registry: Registry,
         load: Load,
         warm: Warm | None,
+        bring: Callable[[str, Collection[str]], Awaitable[None]],
         *,
         max_queue_size: int,
         skip_missing_dependencies: bool,
         load_timeout: float,
         drain_seconds: float,
-        labels_before_load: bool,
-        may_be_empty: bool,
-        load_patience: float = LOAD_PATIENCE_SECONDS,
+        load_lock_timeout: float = LOAD_LOCK_SECONDS,
         adapt: Adapt | None = None,
     ) -> None:
-        super().__init__(labels_before_load=labels_before_load, may_be_empty=may_be_empty)
+        self.registry = registry
         self._loader = Loader(load, warm, max_queue_size, self._announce, adapt)
         self._skip_missing_dependencies = skip_missing_dependencies
         self.load_timeout = load_timeout
         self._drain_seconds = drain_seconds
         self._left_out: set[ModelFiles] = set()
         self._asked_for: set[str] = set()
-        self._workers: dict[str, asyncio.Task[None]] = {}
+        self.workers: dict[str, asyncio.Task[None]] = {}
+        """Of the models about which something is being done."""
         self._drains: defaultdict[str, set[asyncio.Task[object]]] = defaultdict(set)
         self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self._closing = asyncio.Event()
-        self._load_lock = LoadLock(load_patience)
-        self._garbage = Garbage()
-        self._dependents = Dependents(
-            self,
+        self.closing = asyncio.Event()
+        self._load_lock = LoadLock(load_lock_timeout)
+        self.garbage = Garbage()
+        self.dependents = Dependents(
+            registry,
             Actions(
-                is_busy=self._workers.__contains__,
+                is_busy=self.workers.__contains__,
                 is_left_out=lambda name: any(files.name == name for files in self._left_out),
-                bring=self._bring,
+                bring=bring,
                 retire=self._retire,
                 again=self._start,
             ),
         )
+        registry.on_update = self.dependents.changed
+        registry.has_its_parts = self.dependents.are_ready
 
     def _announce(self) -> None:
-        self.on_change()  # Whoever is told of changes may come later.
+        self.registry.on_change()  # Whoever is told of changes may come later.
 
     def want(self, wanted: Wanted) -> None:
         """As `Registry.want`, and start what follows from it. What is closed wants nothing."""
-        super().want({} if self._closing.is_set() else self._without_left_out(wanted))
-        for name in self._versions:
+        self.registry.want({} if self.closing.is_set() else self._without_left_out(wanted))
+        for name in self.registry.entries:
             self._start(name)
-        self._dependents.wake()
+        self.dependents.wake()
 
     def _start(self, name: str) -> None:
         """Have what is to be done about a model done."""
         step = self._next(name)
-        if name in self._workers:
+        if name in self.workers:
             self._news[name].set()
-        elif step.load is not None and not self._closing.is_set():
-            self._workers[name] = asyncio.create_task(self._work(name))
-
-    async def _bring(self, name: str, parts: Collection[str]) -> None:
-        """Have the models that an ensemble is made of loaded along with it, where that is asked for."""
-
-    def update(self, name: str) -> None:
-        """As `Registry.update`, and see to the ensembles that are made of this model."""
-        super().update(name)
-        self._dependents.changed(name)
-
-    def is_ready(self, name: str, version: str = "") -> bool:
-        """As `Registry.is_ready`; an ensemble is ready when what it is made of is."""
-        return super().is_ready(name, version) and self._dependents.are_ready(self.servable(name, version))
+        elif step.load is not None and not self.closing.is_set():
+            self.workers[name] = asyncio.create_task(self._work(name))
 
     def retry(self, name: str) -> None:
         """As `Registry.retry`; what was left out of the model is tried, too."""
-        super().retry(name)
+        self.registry.retry(name)
         self._asked_for.add(name)
         self._left_out = {files for files in self._left_out if files.name != name}
 
@@ -131,8 +123,8 @@ class Reconciler(Registry):
 
     def _next(self, name: str) -> Plan:
         """Retire what is to go now; what is to be done next."""
-        known = self._versions[name]
-        step = plan(known, self._wanted.get(name, {}), draining=len(self._drains[name]))
+        known = self.registry.entries[name]
+        step = plan(known, self.registry.wanted.get(name, {}), draining=len(self._drains[name]))
         for number in step.retire:
             self._retire(known[number])
         return step
@@ -150,24 +142,24 @@ class Reconciler(Registry):
                     if step.load is not None and not step.wait:
                         await self._load(step.load, pass_on)
         finally:
-            del self._workers[name]
-            self._dependents.wake()
+            del self.workers[name]
+            self.dependents.wake()
 
     async def wait_for(self, names: Collection[str]) -> None:
         """Wait until the workers of these models have nothing to do; they go on when this is cancelled."""
-        workers = [worker for name, worker in self._workers.items() if name in names]
+        workers = [worker for name, worker in self.workers.items() if name in names]
         if workers:
             await asyncio.wait(workers)
 
     async def _load(self, files: ModelFiles, pass_on: Callable[[], None]) -> None:
-        known = self._versions[files.name]
+        known = self.registry.entries[files.name]
         version = known.get(files.version)
         if version is None or version.gone:
             version = known[files.version] = Version(files)
         before, version.files, version.retry = version.files, files, False
         if version.state is not State.READY:
             version.state = State.LOADING
-            self.on_change()
+            self.registry.on_change()
         log.info("loading %s (%s)", files, files.backend)
         started = time.monotonic()
         try:
@@ -192,7 +184,7 @@ class Reconciler(Registry):
     async def _outcome(self, files: ModelFiles, pass_on: Callable[[], None]) -> Servable | ModelLoadError:
         """The loaded version, or why there is none. If cancelled, gives the load up."""
         complete = partial(
-            self._dependents.complete, files, pass_on=pass_on, is_wanted=partial(self._is_wanted, files)
+            self.dependents.complete, files, pass_on=pass_on, is_wanted=partial(self._is_wanted, files)
         )
         opening = asyncio.create_task(self._loader.open(files, complete))
         try:
@@ -220,11 +212,11 @@ class Reconciler(Registry):
         """Until it has ended, has taken too long, or has taken long and is not wanted any more."""
         began, news = time.monotonic(), self._news[files.name]
         while not opening.done():
-            if self._dependents.waits(files.name):
+            if self.dependents.waits(files.name):
                 began = time.monotonic()  # What it waits for has a limit of its own.
             limits = [self.load_timeout] if self.load_timeout else []
             if not self._is_wanted(files):
-                limits.append(self._load_lock.patience)
+                limits.append(self._load_lock.timeout)
             left = min(limits) - (time.monotonic() - began) if limits else None
             if left is not None and left <= 0:
                 return
@@ -236,7 +228,7 @@ class Reconciler(Registry):
                 waiting.cancel()
 
     def _is_wanted(self, files: ModelFiles) -> bool:
-        return self._wanted.get(files.name, {}).get(files.version) == files
+        return self.registry.wanted.get(files.name, {}).get(files.version) == files
 
     def _give_up(self, name: str, opening: asyncio.Task[Servable]) -> None:
         """Cancel a load; what it closes counts as draining meanwhile."""
@@ -258,7 +250,7 @@ class Reconciler(Registry):
         former, version.servable = version.servable, servable
         version.state, version.served, version.error = State.READY, version.files, None
         version.retry = False  # Whoever asked for that while it was loaded has it now.
-        self.update(version.files.name)
+        self.registry.update(version.files.name)
         if former is not None:
             self._drain(former, f"closed the former {version.files}")
 
@@ -267,9 +259,9 @@ class Reconciler(Registry):
         if version.state is State.READY:
             version.files = before
         elif version.state is State.LOADING:
-            wanted = version.files.version in self._wanted.get(version.files.name, {})
+            wanted = version.files.version in self.registry.wanted.get(version.files.name, {})
             version.state = State.START if wanted else State.UNAVAILABLE
-        self.update(version.files.name)
+        self.registry.update(version.files.name)
 
     def _failed(self, version: Version, error: ModelLoadError) -> None:
         files = version.files
@@ -279,19 +271,19 @@ class Reconciler(Registry):
         if self._can_be_left_out(files.name, error):
             log.warning("%s is left out: %s", files, error)
             self._left_out.add(files)
-            self.want(self._wanted)
+            self.want(self.registry.wanted)
         else:
             # A warm-up's errors begin with it.
             text = str(error).removeprefix(f"{files}: ")
             log.error("%s could not be loaded: %s", files, text, exc_info=own_error(error, files))
             log.debug("where it came from:", exc_info=error)
-            self.update(files.name)
+            self.registry.update(files.name)
 
     def _can_be_left_out(self, name: str, error: ModelLoadError) -> bool:
         if not (isinstance(error, MissingDependency) and self._skip_missing_dependencies):
             return False
         # What serves would not be wanted any more.
-        serves = any(version.state is State.READY for version in self._versions[name].values())
+        serves = any(version.state is State.READY for version in self.registry.entries[name].values())
         return not serves and name not in self._asked_for
 
     def _retire(self, version: Version) -> None:
@@ -299,13 +291,13 @@ class Reconciler(Registry):
         servable = version.servable
         version.state = State.UNAVAILABLE if servable is None else State.UNLOADING
         version.error = None
-        self.update(version.files.name)
+        self.registry.update(version.files.name)
         if servable is not None:
             self._drain(servable, f"unloaded {version.files}", version)
 
     def _drain(self, servable: Servable, done: str, version: Version | None = None) -> None:
         """`done`: what the log says in the end."""
-        self._leaving.setdefault(servable.name, []).append(servable)
+        self.registry.leaves(servable)
         self._drains_until(servable.name, self._drained(servable, done, version))
 
     def _drains_until(self, name: str, end: Coroutine[Any, Any, object]) -> None:
@@ -319,29 +311,29 @@ class Reconciler(Registry):
         self._news[name].set()
 
     async def _drained(self, servable: Servable, done: str, version: Version | None) -> None:
-        ends = [asyncio.ensure_future(servable.drained()), asyncio.ensure_future(self._closing.wait())]
+        ends = [asyncio.ensure_future(servable.drained()), asyncio.ensure_future(self.closing.wait())]
         await asyncio.wait(ends, timeout=self._drain_seconds, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
             end.cancel()
-        if servable.leases and not self._closing.is_set():
+        if servable.leases and not self.closing.is_set():
             log.warning("%s: %d calls did not end within %.0f s", servable, servable.leases, self._drain_seconds)
-        self._leaving[servable.name].remove(servable)
-        await servable.close(at_once=self._closing.is_set())
-        if not self._closing.is_set():
+        self.registry.has_left(servable)
+        await servable.close(at_once=self.closing.is_set())
+        if not self.closing.is_set():
             log.info("%s", done)
         if version is not None:
             version.state, version.servable = State.UNAVAILABLE, None
-        self.on_change()
+        self.registry.on_change()
         by_python_code = servable.platform == Model.platform
         del servable
-        if by_python_code and not self._closing.is_set():
-            self._garbage.collect_soon()
+        if by_python_code and not self.closing.is_set():
+            self.garbage.collect_soon()
 
     async def close(self) -> None:
         """Close every servable. The transports have stopped; a call that still runs is not waited for."""
-        self._closing.set()
-        self._garbage.close()
-        workers = list(self._workers.values())
+        self.closing.set()
+        self.garbage.close()
+        workers = list(self.workers.values())
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)

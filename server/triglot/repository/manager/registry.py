@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
 from triglot.repository.config.settings import ModelSettings
@@ -29,13 +29,20 @@ class Registry:
     def __init__(self, *, labels_before_load: bool, may_be_empty: bool) -> None:
         self.on_change: Callable[[], object] = lambda: None
         """Called when readiness may have changed."""
+        self.on_update: Callable[[str], object] = lambda _: None
+        """Called when a state of this model has changed."""
+        self.has_its_parts: Callable[[Servable], bool] = lambda _: True
+        """Whether what an ensemble is made of is ready."""
         self._labels_before_load = labels_before_load
         self._may_be_empty = may_be_empty
-        self._wanted: Wanted = {}
-        self._versions: dict[str, dict[int, Version]] = {}
+        self.wanted: Wanted = {}
+        self.entries: dict[str, dict[int, Version]] = {}
+        """By the model's name and the version's number."""
         self._default: dict[str, Servable] = {}
         self._leaving: dict[str, list[Servable]] = {}
-        self._labels: Mapping[str, Mapping[str, int]] = {}
+        self._unloaded: dict[str, Collection[int]] = {}
+        """The versions that a model had which clients have unloaded."""
+        self.labels: Mapping[str, Mapping[str, int]] = {}
         self._complete = False
 
     # --- a request's model ---
@@ -64,21 +71,29 @@ class Registry:
 
     def in_memory(self, name: str) -> list[Servable]:
         """What serves of a model, the highest version first, and then what is leaving."""
-        entries = sorted(self._versions.get(name, {}).items(), reverse=True)
+        entries = sorted(self.entries.get(name, {}).items(), reverse=True)
         serving = [version.servable for _, version in entries if version.state is State.READY]
         return [servable for servable in serving if servable is not None] + self.leaving(name)
 
     def all_in_memory(self) -> list[Servable]:
         """As `in_memory`, of all models."""
-        return [servable for name in self._versions for servable in self.in_memory(name)]
+        return [servable for name in self.entries for servable in self.in_memory(name)]
 
     def leaving(self, name: str) -> list[Servable]:
         """What takes no new calls and is still there, the newest first: for sequences that go on in it."""
         return self._leaving.get(name, [])[::-1]
 
+    def leaves(self, servable: Servable) -> None:
+        """It takes no new calls from now on."""
+        self._leaving.setdefault(servable.name, []).append(servable)
+
+    def has_left(self, servable: Servable) -> None:
+        """It is about to be closed."""
+        self._leaving[servable.name].remove(servable)
+
     def labelled(self, name: str, label: str) -> int:
         """The version that a label names, available or not. Raises `UnknownLabel` (tfs 3.1)."""
-        number = self._labels.get(name, {}).get(label)
+        number = self.labels.get(name, {}).get(label)
         if number is None:
             raise UnknownLabel(f"Unrecognized servable version label: {label}")
         return number
@@ -99,45 +114,61 @@ class Registry:
         raise ModelNotFound(f"Request for unknown model: '{name}' version {version} is not found")
 
     def _known(self, name: str) -> dict[int, Version]:
-        if name not in self._wanted:
+        if name not in self.wanted:
             raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
-        return self._versions[name]
+        return self.entries[name]
 
     def _is_current(self, version: Version) -> bool:
-        wanted = self._wanted[version.files.name]
-        # Of a model that was unloaded, what it had is remembered.
-        return version.state is not State.UNAVAILABLE or not wanted or version.files.version in wanted
+        name, number = version.files.name, version.files.version
+        if version.state is not State.UNAVAILABLE:
+            return True
+        if self._is_unloaded(name):
+            # What was replaced before is not remembered with what was unloaded.
+            return number in self._unloaded.get(name, ())
+        return not self.wanted[name] or number in self.wanted[name]
+
+    def _is_unloaded(self, name: str) -> bool:
+        return self._may_be_empty and not self.wanted[name]
+
+    def unloads(self, name: str) -> None:
+        """Clients unload the model: why a version of it failed does not matter any more."""
+        for version in self.entries[name].values():
+            version.problem = None
+            if version.state is State.UNAVAILABLE:
+                version.error = None
+        if self.wanted[name]:
+            self._unloaded[name] = self.wanted[name].keys()
 
     def knows(self, name: str) -> bool:
         """Whether the model is wanted, ready or not."""
-        return name in self._wanted
+        return name in self.wanted
 
     def is_wanted(self, name: str, number: int = 0) -> bool:
         """Whether a version of the model is wanted; 0: any."""
-        wanted = self._wanted.get(name, {})
+        wanted = self.wanted.get(name, {})
         return number in wanted if number else bool(wanted)
 
     def wanted_versions(self, name: str) -> list[Version]:
         """What is known of the versions of a model that are wanted."""
-        known = self._versions.get(name, {})
-        return [known[number] for number in self._wanted.get(name, {}) if number in known]
+        known = self.entries.get(name, {})
+        return [known[number] for number in self.wanted.get(name, {}) if number in known]
 
     def serving(self, name: str, number: int = 0) -> Version | None:
         """The version, 0: the one that is meant when none is named, if it serves."""
         if not number:
             servable = self._default.get(name)
-            return None if servable is None else self._versions[name][servable.version]
-        return self._versions[name][number] if self.is_serving(name, number) else None
+            return None if servable is None else self.entries[name][servable.version]
+        return self.entries[name][number] if self.is_serving(name, number) else None
 
     def why_not_serving(self, name: str, number: int = 0) -> str:
         """Why such a version does not serve."""
-        if not self._wanted.get(name):
-            return "it was unloaded" if name in self._wanted else "there is no such model"
+        if not self.wanted.get(name):
+            return "it was unloaded" if name in self.wanted else "there is no such model"
         failed = [version.reason for version in self.wanted_versions(name) if version.error is not None]
         if not number:
             return failed[-1] if failed else "no version of it is ready"
-        entry = self._versions[name].get(number)
-        if number not in self._wanted[name] or entry is None:
+        entry = self.entries[name].get(number)
+        if number not in self.wanted[name] or entry is None:
             return "there is no such version"
         return entry.reason or "it is not ready"
 
@@ -149,15 +180,28 @@ class Registry:
 
     def names(self) -> list[str]:
         """Every model that is wanted, ready or not."""
-        return list(self._wanted)
+        return list(self.wanted)
+
+    def served(self) -> list[str]:
+        """As `names`, without what clients have unloaded."""
+        return [name for name in self.wanted if not self._is_unloaded(name)]
+
+    def has_default(self, name: str) -> bool:
+        """Whether a version of the model serves."""
+        return name in self._default
 
     def is_ready(self, name: str, version: str = "") -> bool:
-        """Whether a request for `name` and `version` would be run. Raises as `version`."""
+        """Whether a request for `name` and `version` would be run. Raises as `version`.
+
+        An ensemble is ready when what it is made of is.
+        """
         if version:
-            return self.version(name, version).ready
-        self._known(name)
-        servable = self._default.get(name)
-        return servable is not None and servable.alive
+            entry = self.version(name, version)
+            servable = entry.servable if entry.ready else None
+        else:
+            self._known(name)
+            servable = self._default.get(name)
+        return servable is not None and servable.alive and self.has_its_parts(servable)
 
     def all_ready(self) -> bool:
         """Whether everything wanted was ready once, something serves, and all that serves is alive.
@@ -165,13 +209,13 @@ class Registry:
         So a version or a model that comes later does not take readiness away while it loads, nor when it fails.
         """
         serving = [version for version in self.versions() if version.state is State.READY]
-        empty = self._may_be_empty and not any(self._wanted.values())
+        empty = self._may_be_empty and not any(self.wanted.values())
         return self._complete and (bool(serving) or empty) and all(version.ready for version in serving)
 
     def versions(self) -> Iterable[Version]:
         """Every version of the wanted models that is wanted or still there, ascending."""
-        for name in self._wanted:
-            for _, version in sorted(self._versions[name].items()):
+        for name in self.wanted:
+            for _, version in sorted(self.entries[name].items()):
                 if self._is_current(version):
                     yield version
 
@@ -180,7 +224,7 @@ class Registry:
 
         Of those that ended, the highest `ENDED_KEPT`.
         """
-        versions = self._versions.get(name)
+        versions = self.entries.get(name)
         if not versions:
             raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
         return [version for _, version in sorted(versions.items(), reverse=True)]
@@ -189,9 +233,9 @@ class Registry:
 
     def want(self, wanted: Wanted) -> None:
         """Replace what is wanted. A version that was not wanted before is tried, whatever came of its last try."""
-        before, self._wanted = self._wanted, wanted
+        before, self.wanted = self.wanted, wanted
         for name, versions in wanted.items():
-            known = self._versions.setdefault(name, {})
+            known = self.entries.setdefault(name, {})
             for number, files in versions.items():
                 entry = known.get(number)
                 forgiven = number not in before.get(name, {})
@@ -199,7 +243,7 @@ class Registry:
                     known[number] = Version(files)
                 elif forgiven:
                     entry.retry = entry.error is not None
-        for name, known in self._versions.items():
+        for name, known in self.entries.items():
             ended = sorted(
                 number
                 for number, version in known.items()
@@ -208,7 +252,7 @@ class Registry:
             for number in ended[:-ENDED_KEPT]:
                 del known[number]
         # Not `update` of each: this is done at every look at the disk.
-        for name in self._versions:
+        for name in self.entries:
             self._choose(name)
         complete = self._complete or all(map(self._is_complete, wanted))
         if before != wanted or complete is not self._complete:
@@ -217,18 +261,19 @@ class Registry:
 
     def retry(self, name: str) -> None:
         """Have what failed of a model tried again when it is wanted next."""
-        for version in self._versions.get(name, {}).values():
+        for version in self.entries.get(name, {}).values():
             version.retry = version.error is not None
 
     def update(self, name: str) -> None:
         """Choose the model's default version; to be called after each change of a state."""
         self._choose(name)
-        if not self._complete and name in self._wanted and self._is_complete(name):
-            self._complete = all(map(self._is_complete, self._wanted))
+        if not self._complete and name in self.wanted and self._is_complete(name):
+            self._complete = all(map(self._is_complete, self.wanted))
         self.on_change()
+        self.on_update(name)
 
     def _choose(self, name: str) -> None:
-        known = self._versions.get(name, {}) if name in self._wanted else {}
+        known = self.entries.get(name, {}) if name in self.wanted else {}
         ready = [number for number, version in known.items() if version.state is State.READY]
         servable = known[max(ready)].servable if ready else None
         if servable is None:
@@ -237,12 +282,12 @@ class Registry:
             self._default[name] = servable
 
     def _is_complete(self, name: str) -> bool:
-        wanted, known = self._wanted[name], self._versions[name]
+        wanted, known = self.wanted[name], self.entries[name]
         return all(known[number].ready for number in wanted) if wanted else self._may_be_empty
 
     def is_serving(self, name: str, number: int) -> bool:
         """Whether requests for this version are taken."""
-        entry = self._versions[name].get(number) if name in self._wanted else None
+        entry = self.entries[name].get(number) if name in self.wanted else None
         return entry is not None and entry.state is State.READY
 
     def label(self, models: Sequence[ModelSettings]) -> None:
@@ -252,7 +297,7 @@ class Registry:
         the first it names.
         """
         for model in models:
-            before = self._labels.get(model.name, {})
+            before = self.labels.get(model.name, {})
             for label, number in model.labels.items():
                 allowed = self._labels_before_load and before.get(label, number) == number
                 if not allowed and not self.is_serving(model.name, number):
@@ -260,4 +305,4 @@ class Registry:
                         f"Request to assign label to version {number} of model {model.name}, which is not "
                         "currently available for inference"
                     )
-        self._labels = {model.name: dict(model.labels) for model in models}
+        self.labels = {model.name: dict(model.labels) for model in models}
