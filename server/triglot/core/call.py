@@ -176,7 +176,7 @@ class Call:
     @property
     def cancelled(self) -> bool:
         """Whether nobody waits for the answer any more: the caller left, or its deadline passed."""
-        return self._cancelled or (self.deadline is not None and self.expired)
+        return self._cancelled or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     @property
     def members(self) -> Sequence[Call]:

@@ -142,7 +142,7 @@ class Statistics:
     def executed_alone(self, call: CallTimes, inputs: Mapping[str, Array], seconds: float) -> None:
         """The execution of one request has ended, well or not; unless its turn never came."""
         if call.batch_size:
-            rows = self.rows(inputs)
+            rows = self.rows(inputs) if self._batched else 1
             call.rows += rows
             self.executed(rows, seconds)
 
@@ -152,7 +152,8 @@ class Statistics:
             self._failed(call, code, seconds, now)
             return
         self.last_inference = now
-        self.success.add(seconds)
+        self.success.count += 1
+        self.success.seconds += seconds
         self.queue_seconds += call.queue_seconds
         if call.cache_hit is not None:
             (self.hit if call.cache_hit else self.miss).add(call.cache_seconds)

@@ -65,11 +65,12 @@ class Servable(Resources):
         try:
             if call.size:
                 execution.gate = self._enter(call)
-            if call.deadline is not None and call.expired:
+            deadline = call.deadline
+            if deadline is not None and time.monotonic() >= deadline:
                 raise call.overdue(BEFORE_START)
             self._put(execution, call, execution.defer)
-            if call.deadline is not None:
-                execution.expires = self._timers.add(execution, call.deadline)
+            if deadline is not None:
+                execution.expires = self._timers.add(execution, deadline)
         except BaseException as error:
             execution.fail(self._explain(error))
 

@@ -47,27 +47,25 @@ class Observation:
         """There is an answer to encode."""
         self._lap = perf_counter()
 
+    def sent(self, size: int) -> None:
+        """`size` bytes are on their way; of an answer of a stream nobody measures how long they took to encode."""
+        self._bytes_out += size
+
     def encoded(self, size: int) -> None:
         """The answer has been encoded into `size` bytes, since `answered`."""
         self._codec_seconds += perf_counter() - self._lap
         self._bytes_out += size
 
-    def sent(self, size: int) -> None:
-        """`size` bytes are on their way; of an answer of a stream nobody measures how long they took to encode."""
-        self._bytes_out += size
-
     def end(self, code: Code) -> None:
         """The call is over; where it went well, `Call.outcome` is what counts."""
-        call = self._call
+        endpoint, call = self._endpoint, self._call
         if code is Code.CANCELLED and (remaining := call.remaining) is not None and remaining < DEADLINE_SLACK:
             # gRPC ends both in the same way, and who gave up because it took too long is told so.
             code = Code.DEADLINE_EXCEEDED
         if call.batch_size:
             call.ended()  # Unless the model has said so: its caller may have left before.
-        self._record(code or call.outcome, perf_counter() - self._started)
-
-    def _record(self, code: Code, seconds: float) -> None:
-        endpoint, call = self._endpoint, self._call
+        code = code or call.outcome
+        seconds = perf_counter() - self._started
         endpoint.in_flight -= 1
         endpoint.record(call, code, seconds, self._codec_seconds, self._bytes_in, self._bytes_out)
         if endpoint.access_log.on and not endpoint.internal:

@@ -113,7 +113,7 @@ class Calls:
         open_stream = _call_of(method)
 
         async def handle(data: bytes, context: Context) -> None:
-            call = _call(context)
+            call = call_of(context)
             call.size = len(data)
             observed = Observation(endpoint, call, call.size)
 
@@ -132,7 +132,7 @@ class Calls:
         open_stream = _call_of(method)
 
         async def handle(requests: AsyncIterator[bytes] | Duplex, context: Context) -> None:
-            call = _call(context)
+            call = call_of(context)
             decoded: AsyncIterator[Any] | Duplex
             if method.decode is bytes:
                 decoded = requests if isinstance(requests, Duplex) else Iterated(requests)
@@ -255,9 +255,9 @@ class UnaryHandler:
         self.endpoint = endpoint
         self.encode = calls.encoder(method)
 
-    def start(self, data: bytes, context: Context, reply: Reply) -> UnaryCall:
+    def start(self, data: bytes, circumstances: Call, reply: Reply) -> UnaryCall:
         """Run a call; it may have ended when this returns."""
-        call = UnaryCall(self, _call(context), reply, len(data))
+        call = UnaryCall(self, circumstances, reply, len(data))
         call.start(data)
         return call
 
@@ -354,7 +354,8 @@ def _call_of(method: Method) -> Callable[[Any, Call], Any]:
     return method.call
 
 
-def _call(context: Context) -> Call:
+def call_of(context: Context) -> Call:
+    """What user code may know of the call."""
     remaining = context.time_remaining()
     deadline = None if remaining is None else time.monotonic() + remaining
     return Call(deadline, context.invocation_metadata)

@@ -9,7 +9,7 @@ from typing import Any
 from triglot.core.errors import Code
 from triglot.core.scattered import Scattered
 from triglot.transports.call_task import CallTask
-from triglot.transports.grpc_calls import Trailing, UnaryHandler
+from triglot.transports.grpc_calls import Trailing, UnaryHandler, call_of
 from triglot.transports.shutdown import SHUTTING_DOWN
 from triglot.transports.until_ended import cancel
 
@@ -65,7 +65,7 @@ class _Reply:
 async def answer(handler: UnaryHandler, data: bytes, context: Any) -> bytes:
     """The answer; without one the call has been ended with a status."""
     reply = _Reply(handler)
-    call = handler.start(data, context, reply)
+    call = handler.start(data, call_of(context), reply)
     try:
         await reply.ended
     except asyncio.CancelledError:

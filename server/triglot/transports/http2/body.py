@@ -166,7 +166,7 @@ class Body:
     def wake(self) -> None:
         """Let whoever waits for a request look again."""
         if self._listener is not None:
-            self._rpc.protocol.burst.defer(self._listener)
+            self._rpc.protocol.defer(self._listener)
         elif self._reading is not None and not self._reading.done():
             self._reading.set_result(None)
 

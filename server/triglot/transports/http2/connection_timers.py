@@ -22,7 +22,7 @@ _STILL_THERE = b"triglot2"
 
 
 class ConnectionTimers:
-    """One timer per connection. `received` is all that is done for what is received."""
+    """One timer per connection. `last_received`: when something came, by the loop's time."""
 
     def __init__(self, protocol: Connected, limits: Limits) -> None:
         self._protocol = protocol
@@ -37,7 +37,7 @@ class ConnectionTimers:
             limits.max_age_grace,
         )
         self._pause = min(LONGEST_SECONDS, shortest / LOOKS_PER_LIMIT)
-        self._made = self._heard = self._moved = self._waited = 0.0
+        self._made = self.last_received = self._moved = self._waited = 0.0
         self._age = limits.max_age * random.uniform(1 - AGE_SPREAD, 1 + AGE_SPREAD)
         self._asked: float | None = None
         self._seen = (0, 0)
@@ -47,7 +47,7 @@ class ConnectionTimers:
     def start(self, transport: asyncio.Transport) -> None:
         """The connection is made."""
         self._transport = transport
-        self._made = self._heard = self._moved = self._loop.time()
+        self._made = self.last_received = self._moved = self._loop.time()
         self._timer = self._loop.call_later(self._pause, self._look)
 
     def stop(self) -> None:
@@ -55,10 +55,6 @@ class ConnectionTimers:
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
-
-    def received(self) -> None:
-        """Something was received."""
-        self._heard = self._loop.time()
 
     def linger(self) -> None:
         """The last word has been said; the socket is closed when it has had its time to arrive."""
@@ -91,7 +87,7 @@ class ConnectionTimers:
         limits, protocol = self._limits, self._protocol
         self._timer = self._loop.call_later(self._pause, self._look)
         if protocol.reading_paused:
-            self._heard = now  # What it sends is not read: it cannot be asked whether it is there.
+            self.last_received = now  # What it sends is not read: it cannot be asked whether it is there.
         for stream in protocol.connection.out.stalled(now, limits.stall, limits.least_taken):
             log.info("a stream ends: for %.0f s its client made no room for what waits for it", limits.stall)
             protocol.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
@@ -105,12 +101,12 @@ class ConnectionTimers:
             protocol.close(ErrorCode.ENHANCE_YOUR_CALM, f"nothing was taken for {limits.stall:.0f} s")
         elif now - self._made >= self._age and not protocol.draining:
             protocol.drain()
-        elif self._asked is not None and self._heard >= self._asked:  # uvloop's clock goes by milliseconds.
+        elif self._asked is not None and self.last_received >= self._asked:  # uvloop's clock goes by milliseconds.
             self._asked = None
         elif self._asked is not None and now - self._asked >= limits.answer_to_ping:
             log.info("a connection ends: its client does not answer a PING")
             protocol.abort()
-        elif self._asked is None and now - self._heard >= limits.idle:
+        elif self._asked is None and now - self.last_received >= limits.idle:
             self._asked = now
             protocol.connection.ping(_STILL_THERE)
             protocol.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, ServingError, Unimplemented
@@ -12,7 +12,6 @@ from triglot.core.running import Running
 from triglot.protocols.rows import Kind
 from triglot.transports.grpc_calls import RETRY_AFTER_SECONDS
 from triglot.transports.http2.body import Body
-from triglot.transports.http2.burst import Burst
 from triglot.transports.http2.connection_timers import ConnectionTimers
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.events import (
@@ -32,7 +31,6 @@ from triglot.transports.http2.messages import PREFIX, PREFIX_BYTES
 from triglot.transports.http2.rest import begin_rest
 from triglot.transports.http2.roles import Serving
 from triglot.transports.http2.rpc import Rpc
-from triglot.transports.http2.running import run_stream, run_unary
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +59,9 @@ class H2Protocol(asyncio.BufferedProtocol):
         """How often something was to be written since that was done."""
         self._moved = 0
         """Bytes of bodies that had left by then."""
-        self.burst = Burst(self.loop)
+        self._in_burst = False
+        """Whether all that was received together is being acted on."""
+        self._deferred: list[Callable[[], None]] = []
         self.draining = False
         """Whether its end has been announced."""
         self._ending = False
@@ -90,14 +90,26 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See the base class."""
-        self._timers.received()
-        with self.burst:
+        self._timers.last_received = self.loop.time()
+        self._in_burst = True
+        try:
             for event in self.connection.received(nbytes):
                 if type(event) is WholeRequest:
                     self._begin_whole(event)
                 else:
                     self._act(event)
+            while self._deferred:
+                self._deferred.pop(0)()
+        finally:
+            self._in_burst = False
         self._flush()
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Do it once all that was received together has been acted on; where that is so, soon."""
+        if not self._in_burst:
+            self.loop.call_soon(work)
+        elif work not in self._deferred:
+            self._deferred.append(work)
 
     def pause_writing(self) -> None:
         """See the base class."""
@@ -127,7 +139,7 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def wake(self) -> None:
         """Something is to be written: when all that was received has been acted on, or soon."""
-        if self.burst.on:
+        if self._in_burst:
             # Large answers are written at once: whoever asks next is told when the socket takes no more.
             if self.connection.out.moved - self._moved > MOST_MOVED_BYTES and not self.draining:
                 self._flush()
@@ -262,7 +274,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         body = rpc.body = Body(rpc)
         self.connection.receive_into(number, body.reader)
         if kind is Kind.BIDI_STREAM:
-            run_stream(rpc, body.requests())
+            rpc.start_stream(body.requests())
         if event.ended:
             self.ended(rpc)
 
@@ -317,7 +329,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         ):
             rpc = server.make_rpc(self, event.stream, head, kind, handler)
             self.begun(rpc)
-            run_unary(rpc, body[PREFIX_BYTES:])
+            rpc.start(body[PREFIX_BYTES:])
         else:
             self._begin(RequestReceived(event.stream, head, ended=False))
             self._act(DataReceived(event.stream, [memoryview(body)], ended=True))
@@ -355,9 +367,9 @@ class H2Protocol(asyncio.BufferedProtocol):
         if message is None:
             rpc.fail(Unimplemented("the call takes one request, got none"))
         elif rpc.kind is Kind.UNARY:
-            run_unary(rpc, message)
+            rpc.start_unary(message)
         else:
-            run_stream(rpc, message)
+            rpc.start_stream(message)
 
     def reset(self, number: int, code: ErrorCode) -> None:
         """End a stream before its time, and its call."""
@@ -369,9 +381,12 @@ class H2Protocol(asyncio.BufferedProtocol):
 
     def begun(self, rpc: Rpc) -> None:
         """The call is open from now on."""
+        server, size = self.server, rpc.head.call_bytes
         self.rpcs[rpc.number] = rpc
-        self.open_bytes += rpc.head.call_bytes
-        self.server.begun(rpc.head.call_bytes)
+        self.open_bytes += size
+        server.open_bytes += size
+        server.open_calls += 1
+        server.busy_poll.begun()
 
     def runs_on(self, task: Running) -> None:
         """A call is over, and what runs it was cancelled; it counts until that has ended."""

@@ -63,7 +63,7 @@ class RestCall(Rpc):
             self._refuse(BAD_REQUEST)
         else:
             # With what has come together with the head.
-            self.protocol.burst.defer(self._start)
+            self.protocol.defer(self._start)
 
     def _start(self) -> None:
         if not self.over:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from triglot.core.errors import ServingError
@@ -12,7 +12,6 @@ from triglot.core.running import Running
 from triglot.core.timer_wheel import TimerWheel
 from triglot.protocols.rows import Kind
 from triglot.transports.http2.buffers import BufferPool
-from triglot.transports.http2.burst import Burst
 from triglot.transports.http2.busy_poll import BusyPoll
 from triglot.transports.http2.core.connection import Connection
 from triglot.transports.http2.core.frames import ErrorCode
@@ -51,9 +50,6 @@ class Serving(Protocol):
     def unsent(self) -> int:
         """Bytes of answers that wait for their clients."""
 
-    def begun(self, size: int) -> None:
-        """A call is open from now on, and takes about so much memory."""
-
 
 class OpenCall(Protocol):
     """A call, as its connection and its body know it. See `Rpc`."""
@@ -88,12 +84,14 @@ class Connected(Protocol):
     loop: asyncio.AbstractEventLoop
     connection: Connection[RpcHead]
     server: Serving
-    burst: Burst
     draining: bool
     reading_paused: bool
 
     def wake(self) -> None:
         """Something is to be written."""
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Do it once all that was received together has been acted on."""
 
     def begun(self, call: Any) -> None:
         """The call is open from now on."""

@@ -9,17 +9,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from time import monotonic
 from typing import Any
 
+from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError
 from triglot.core.running import Running
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Kind
 from triglot.transports.call_task import CallTask
 from triglot.transports.grpc_calls import LAST_WORD_SECONDS, Trailing, fitting, hints
-from triglot.transports.http2.body import Body, StreamGone
+from triglot.transports.http2.body import MOST_UNREAD_BYTES, Body, StreamGone
 from triglot.transports.http2.core.frames import ErrorCode
-from triglot.transports.http2.core.requests import RpcHead, answer_head, only_trailers, trailers
+from triglot.transports.http2.core.requests import OK_TRAILERS, RpcHead, answer_head, only_trailers, trailers
 from triglot.transports.http2.core.sending import JOIN_BYTES
-from triglot.transports.http2.messages import PREFIX_BYTES, prefix
+from triglot.transports.http2.messages import PREFIX, PREFIX_BYTES, Message, Packed, prefix, unpacked
 from triglot.transports.http2.roles import Connected
 from triglot.transports.shutdown import SHUTTING_DOWN
 
@@ -150,12 +151,65 @@ class Rpc:
         if self._writing is not None and not self._writing.done():
             self._writing.set_result(None)
 
+    # --- its handler ---
+
+    def start(self, message: bytes | memoryview) -> None:
+        """Run the handler of a call with one request and one answer; it may have ended when this returns."""
+        call = self.handler.start(message, Call(self.deadline, self.invocation_metadata), self)
+        if not call.done():
+            self.task = call
+
+    def start_unary(self, message: Message) -> None:
+        """As `start`, where the message may be compressed."""
+        if not isinstance(message, Packed):
+            self.start(message)
+            return
+        task = self.run(self._unpack_and_start(message))
+        if not task.done() and not self.over:
+            self.task = task
+
+    async def _unpack_and_start(self, message: Packed) -> None:
+        # A cancellation ends here: a task that is cancelled keeps the error, whose frames hold the call, which has
+        # the task: a circle that only the garbage collector would open.
+        try:
+            self.start(await self._unpacked(message))
+        except asyncio.CancelledError:
+            self.cancelled()
+        except Exception as error:
+            self.failed(error)
+
+    def start_stream(self, requests: Any) -> None:
+        """Run the handler of a call with many answers. `requests`: the one message, or an iterator over all."""
+        tasks = self.protocol.server.tasks
+        task = self.task = self.protocol.loop.create_task(self._stream(requests))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _stream(self, requests: Any) -> None:
+        try:
+            if self.kind is Kind.SERVER_STREAM:
+                requests = await self._unpacked(requests)
+            await self.handler(requests, self)
+            self.finish()
+        except StreamGone:
+            return
+        except asyncio.CancelledError:
+            self.cancelled()
+        except Exception as error:
+            self.failed(error)
+
+    async def _unpacked(self, message: Message) -> bytes | memoryview:
+        """The message as the client meant it. Raises `ServingError`."""
+        server = self.protocol.server
+        with server.request_bytes.reserve(MOST_UNREAD_BYTES) as reserved:
+            return await unpacked(message, self.head.encoding, server.most_bytes, reserved)
+
     # --- answered once ---
 
     @property
     def defer(self) -> Callable[[Callable[[], None]], object]:
         """See `Reply`."""
-        return self.protocol.burst.defer
+        return self.protocol.defer
 
     def run(self, work: Coroutine[Any, Any, None], /) -> CallTask:
         """See `Reply`."""
@@ -171,11 +225,11 @@ class Rpc:
             return
         # What has answered it may hold it, by the metadata that its call could have asked for.
         self.task = None
-        head = prefix(len(message), packed)
-        size = PREFIX_BYTES + len(message)
-        out = self.protocol.connection.out
+        size = len(message)
+        head = PREFIX.pack(packed, size)
         body = [head, message] if isinstance(message, bytes) else [head, *message.pieces]
-        out.respond(self.number, self.answer_head, body, size, trailers(0, "", trailing))
+        end = trailers(0, "", trailing) if trailing else OK_TRAILERS
+        self.protocol.connection.out.respond(self.number, self.answer_head, body, PREFIX_BYTES + size, end)
         self._close()
 
     def refuse(self, code: Code, details: str, trailing: Trailing, /) -> None:
@@ -239,9 +293,11 @@ class Rpc:
 
     def _close(self) -> None:
         self.gone()
+        protocol = self.protocol
         # A client that goes on sending is told that nobody listens; one that has sent all is forgotten already.
-        self.protocol.connection.reset_when_sent(self.number, ErrorCode.NO_ERROR)
-        self.protocol.wake()
+        if self.number in protocol.connection.streams:
+            protocol.connection.reset_when_sent(self.number, ErrorCode.NO_ERROR)
+        protocol.wake()
 
     def gone(self) -> None:
         """Nothing more can be sent."""
@@ -252,7 +308,8 @@ class Rpc:
         if self.body is not None:
             self.body.drop()
             self.body = None  # It refers to this.
-        self.drained()
+        if self._writing is not None:
+            self.drained()
 
     def end_grace(self) -> None:
         """The server has no more time for it."""

@@ -101,12 +101,6 @@ class H2Server:
         self._listener: Listener | None = None
         self._socket_file: tuple[Path, int] | None = None
 
-    def begun(self, size: int) -> None:
-        """A call is open from now on, and takes about so much memory."""
-        self.open_calls += 1
-        self.open_bytes += size
-        self.busy_poll.begun()
-
     @property
     def unsent(self) -> int:
         """Bytes of answers that wait for their clients."""

@@ -58,6 +58,8 @@ class Connection(Generic[T]):
         """Whether nothing more is read."""
         self._limits = limits
         self._streams = Streams(limits, clock)
+        self.streams: Mapping[int, Stream] = self._streams.open
+        """The requests that are not over, by number."""
         self._headers = HeaderFrames(self._streams, read)
         self._requests = WholeRequests(self._streams, self._headers.request)
         self._control = Control(self._streams)
@@ -73,11 +75,6 @@ class Connection(Generic[T]):
         self._greeted = False
         self._data = DataFrame(self._streams)
         self._greet()
-
-    @property
-    def streams(self) -> Mapping[int, Stream]:
-        """The requests that are not over, by number."""
-        return self._streams.open
 
     @property
     def settled(self) -> bool:
@@ -139,7 +136,8 @@ class Connection(Generic[T]):
                 self._start, self._end = 0, at + count
             if self._start < self._end:
                 self._parse(events)
-            self._streams.passed(self._data.came)
+            if self._data.came:
+                self._streams.passed(self._data.came)
             self._bulk = 2 * self._data.small > count
             self._rest = bytes(self._view[self._start : self._end]) if self._start < self._end else b""
         except Broken as error:

@@ -112,12 +112,17 @@ class Decoder:
 
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
+        table = self._table
         at, end, room = 0, len(block), self._most_bytes
         while at < end:
             first = block[at]
             if first & 0x80:  # Both the name and the value are in a table (6.1).
                 index, at = (first & 0x7F, at + 1) if first != 0xFF else _integer(block, at, 0x7F)
-                field = self._indexed(index) if index > _STATIC_COUNT or not index else _STATIC[index - 1]
+                # As `_indexed`, which is called seldom: most fields come here.
+                if _STATIC_COUNT < index <= _STATIC_COUNT + len(table):
+                    field = table[_STATIC_COUNT - index]
+                else:
+                    field = self._indexed(index)
             elif first & 0xE0 == 0x20:
                 if fields:
                     raise HpackError("a change of the table's size behind a field")

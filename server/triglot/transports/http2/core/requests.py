@@ -112,7 +112,7 @@ _STATUS_200 = b"\x88"
 """`:status: 200`, which HPACK's static table has."""
 _CODINGS = _literal(b"grpc-accept-encoding", ",".join(CODINGS).encode())
 _HEAD = _STATUS_200 + _literal(b"content-type", b"application/grpc") + _CODINGS
-_OK = _literal(b"grpc-status", b"0")
+OK_TRAILERS = _literal(b"grpc-status", b"0")
 
 
 def answer_head() -> bytes:
@@ -128,7 +128,7 @@ def compressed_head(coding: str) -> bytes:
 def trailers(code: int, message: str = "", metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
     """The header block that ends an answer."""
     if not code and not metadata:
-        return _OK
+        return OK_TRAILERS
     block = _literal(b"grpc-status", str(code).encode())
     if message:
         block += _literal(b"grpc-message", quote(message, safe=_PRINTABLE).encode())

@@ -116,9 +116,9 @@ class Streams:
         self._earn(STREAM_EARNS)
 
     def begin_whole(self, number: int, size: int) -> bool:
-        """A request with a body of `size` bytes that is there; False where that is not as simple."""
+        """A request that `may_begin`, with a whole body of `size` bytes; False where it is not as simple."""
         window = self.window
-        if size > window.left or size > self.limits.stream_window or not self.may_begin(number):
+        if size > window.left or size > self.limits.stream_window:
             return False
         window.left -= size
         self.last = number
