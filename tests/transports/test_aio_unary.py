@@ -9,7 +9,7 @@ import pytest
 
 from triglot.core.call import Call
 from triglot.core.errors import Code, Internal, ServingError
-from triglot.core.running import Cancellable, Defer, Done
+from triglot.core.running import Defer, Done, OnLoop
 from triglot.protocols.rows import Kind, Method, Operation
 from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.unary import answer
@@ -36,8 +36,9 @@ class Scripted:
         self.error: ServingError | None = None
         self.cancelled = False
         self.over = False
+        self.task = None
 
-    def submit(self, request: Any, call: Call, done: Done, defer: Defer | None = None, /) -> Cancellable:
+    def submit(self, request: Any, call: Call, done: Done, defer: Defer | None = None, /) -> OnLoop:
         self.done = done
         return self
 

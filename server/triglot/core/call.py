@@ -93,7 +93,6 @@ class Call:
         "_followers",
         "_limited_by",
         "_read_metadata",
-        "_started",
         "batch_size",
         "began",
         "borrows",
@@ -118,6 +117,7 @@ class Call:
         "requested_outputs",
         "respond",
         "rows",
+        "runs_since",
         "scheduling",
         "signature_name",
         "size",
@@ -152,7 +152,8 @@ class Call:
         self.cache_seconds = 0.0
         self.began = 0.0
         self.trace: Any = None
-        self._started = 0.0
+        self.runs_since = 0.0
+        """While the model runs, by `time.perf_counter`."""
         self._limited_by = ""
         self._read_metadata = read_metadata
         self._cancelled = False
@@ -251,14 +252,14 @@ class Call:
     def started(self, queued: float, batch_size: int = 1) -> None:
         """The model begins with so many requests; since `queued`, of `time.perf_counter`, this one has waited."""
         self.batch_size = batch_size
-        self._started = self.began = time.perf_counter()
-        self.queue_seconds += self._started - queued
+        self.runs_since = self.began = time.perf_counter()
+        self.queue_seconds += self.runs_since - queued
 
     def waited(self, since: float) -> None:
         """From `since` until now it waited for its turn although it had started."""
         seconds = time.perf_counter() - since
         self.queue_seconds += seconds
-        self._started += seconds
+        self.runs_since += seconds
         self.began += seconds
 
     def ended(self, joining: float = 0.0, splitting: float = 0.0) -> float:
@@ -269,8 +270,8 @@ class Call:
         if not self.began:
             return 0.0
         seconds = time.perf_counter() - self.began - joining - splitting
-        if self._started:  # Else that has been said.
-            self._started = 0.0
+        if self.runs_since:  # Else that has been said.
+            self.runs_since = 0.0
             self.input_seconds += joining
             self.compute_seconds += seconds
             self.output_seconds += splitting

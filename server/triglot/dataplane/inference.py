@@ -68,7 +68,12 @@ class Inference(Submission):
         if self.request is None:
             self.answer = self.result
         elif self.error is None:
-            self._check_answer(self.request)
+            began = perf_counter()
+            try:
+                self.answer = response_of(self.servable, self.signature, self.request, self.result)
+            except ServingError as error:
+                self.error = without_frames(error)
+            self.call.output_seconds += perf_counter() - began
         elif self.request.lenient_shapes and isinstance(self.error, Internal):
             # The model's own code may be the first to look at the shapes.
             try:
@@ -84,14 +89,6 @@ class Inference(Submission):
             cache.keep(key, self.answer.outputs)
             self.call.cache_seconds += perf_counter() - began
         self.conclude()
-
-    def _check_answer(self, request: InferenceRequest) -> None:
-        began = perf_counter()
-        try:
-            self.answer = response_of(self.servable, self.signature, request, self.result)
-        except ServingError as error:
-            self.error = without_frames(error)
-        self.call.output_seconds += perf_counter() - began
 
     async def _keep(self) -> None:
         """Copy a large answer on a thread: once it has left, the model may write into it."""

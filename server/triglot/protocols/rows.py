@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
-from triglot.core.running import Cancellable, Defer, Done
+from triglot.core.running import Defer, Done, OnLoop
 from triglot.core.scattered import Scattered
 
 _PATTERN = re.compile(r":[^{}]*}")
@@ -43,7 +43,7 @@ class Operation(enum.Enum):
 class Inferring(Protocol):
     """What a row calls whose requests run a model once. On the loop."""
 
-    def submit(self, request: Any, call: Call, done: Done, defer: Defer | None = None, /) -> Cancellable:
+    def submit(self, request: Any, call: Call, done: Done, defer: Defer | None = None, /) -> OnLoop:
         """Run it; `done` is called with its `Outcome`, maybe before this returns. Raises `ServingError`."""
 
     def answer(self, outcome: Any, request: Any, /) -> Any:

@@ -27,6 +27,10 @@ class Leases:
 
     def __exit__(self, *_: object) -> None:
         self._leases -= 1
+        if self._drained is not None:
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
         if self._drained is not None and not self._leases:
             self._drained.set()
             self._idle.set()

@@ -63,8 +63,9 @@ class Servable(Resources):
             task.add_done_callback(execution.task_ended)
             return
         try:
-            if call.size:
-                execution.gate = self._enter(call)
+            if call.size and (gate := self._gate) is not None:
+                gate.enter(call.size)
+                execution.gate = gate
             deadline = call.deadline
             if deadline is not None and time.monotonic() >= deadline:
                 raise call.overdue(BEFORE_START)
@@ -81,7 +82,9 @@ class Servable(Resources):
         if execution.gate is not None:
             execution.gate.leave(execution.call.size)
         if not execution.leased:
-            self.__exit__()
+            self._leases -= 1
+            if self._drained is not None:
+                self._tell_idle()
 
     def discard(self, execution: Submission) -> bool:
         """Take it out of the queue; False where it is not there."""

@@ -62,8 +62,8 @@ class Observation:
         if code is Code.CANCELLED and (remaining := call.remaining) is not None and remaining < DEADLINE_SLACK:
             # gRPC ends both in the same way, and who gave up because it took too long is told so.
             code = Code.DEADLINE_EXCEEDED
-        if call.batch_size:
-            call.ended()  # Unless the model has said so: its caller may have left before.
+        if call.runs_since:
+            call.ended()  # The model has not said so: its caller has left before.
         code = code or call.outcome
         seconds = perf_counter() - self._started
         endpoint.in_flight -= 1

@@ -270,7 +270,8 @@ class UnaryCall(RowCall):
     def __init__(self, handler: UnaryHandler, call: Call, reply: Reply, size: int) -> None:
         call.size = size
         self._handler = handler
-        super().__init__(handler.method.inference, call, Observation(handler.endpoint, call, size), reply)
+        observed = Observation(handler.endpoint, call, size)
+        super().__init__(handler.method.inference, call, observed, reply, reply.defer)
 
     def start(self, data: bytes) -> None:
         """Decode the request and run it."""
@@ -291,11 +292,6 @@ class UnaryCall(RowCall):
 
     async def _decode_and_submit(self, data: bytes) -> None:
         self._submit(await self._handler.calls.decode_large(self._handler.method, data))
-
-    @property
-    def _defer(self) -> Callable[[Callable[[], None]], object]:
-        reply: Reply = self._out
-        return reply.defer
 
     async def _await_row(self, request: Any) -> Any:
         return await _call_of(self._handler.method)(request, self.call)

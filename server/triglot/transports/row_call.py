@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from triglot.core.call import Call
-from triglot.core.running import Cancellable, Outcome
+from triglot.core.running import Cancellable, Defer, Outcome
 from triglot.protocols.rows import Inferring
 from triglot.telemetry.observation import Observation
 from triglot.transports.off_loop import OFF_LOOP_BYTES
@@ -17,13 +17,30 @@ from triglot.transports.off_loop import OFF_LOOP_BYTES
 class RowCall(ABC):
     """A `Running`. On the loop. A row with an `inference` runs without a coroutine.
 
-    `_out` is where the answer goes, None once it is over: whatever ends it calls `_stop`.
+    `_out` is where the answer goes, None once it is over: whatever ends it calls `_stop`. `defer`: see
+    `Inferring.submit`.
     """
 
-    __slots__ = ("_callbacks", "_cancels", "_inference", "_observed", "_out", "_request", "_running", "call")
+    __slots__ = (
+        "_callbacks",
+        "_cancels",
+        "_defer",
+        "_inference",
+        "_observed",
+        "_out",
+        "_request",
+        "_running",
+        "call",
+        "ends_itself",
+    )
 
-    def __init__(self, inference: Inferring | None, call: Call, observed: Observation, out: Any) -> None:
+    def __init__(
+        self, inference: Inferring | None, call: Call, observed: Observation, out: Any, defer: Defer | None = None
+    ) -> None:
         self.call = call
+        self.ends_itself = False
+        """Whether it ends at its deadline, whatever the model does: it waits for a thread."""
+        self._defer = defer
         self._inference = inference
         self._observed = observed
         self._out: Any = out
@@ -86,13 +103,9 @@ class RowCall(ABC):
         running = self._inference.submit(request, self.call, self._done, self._defer)
         if self._out is not None:
             self._running = running
+            self.ends_itself = running.task is None
             if self._cancels:
                 running.cancel()
-
-    @property
-    def _defer(self) -> Callable[[Callable[[], None]], object] | None:
-        """See `Inferring.submit`."""
-        return None
 
     async def _await(self, request: Any) -> None:
         answer = await self._await_row(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triglot.core.call import Call
 from triglot.core.errors import ServingError, Unimplemented
-from triglot.core.running import Cancellable, Defer, Done, Outcome
+from triglot.core.running import Defer, Done, OnLoop, Outcome
 from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane, Decoupled
 from triglot.dataplane.inference import Awaited
@@ -20,7 +20,7 @@ class UnaryInference:
         self._extended = extended
         self._endpoint = endpoint
 
-    def submit(self, request: InferenceRequest, call: Call, done: Done, defer: Defer | None = None) -> Cancellable:
+    def submit(self, request: InferenceRequest, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
         """See `Inferring`."""
         if request.options is not None:
             return Awaited(self._extended.infer(request, call), done)

@@ -11,7 +11,7 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.running import Cancellable, Defer, Done, Outcome
+from triglot.core.running import Defer, Done, OnLoop, Outcome
 from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
@@ -106,7 +106,7 @@ class RestInference:
     def __init__(self, inference: UnaryInference) -> None:
         self._inference = inference
 
-    def submit(self, rest: RestInfer, call: Call, done: Done, defer: Defer | None = None) -> Cancellable:
+    def submit(self, rest: RestInfer, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
         """See `Inferring`."""
         return self._inference.submit(rest.request, call, done, defer)
 

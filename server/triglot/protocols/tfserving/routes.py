@@ -17,7 +17,7 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.errors import Code, InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse
-from triglot.core.running import Cancellable, Defer, Done, Outcome
+from triglot.core.running import Defer, Done, OnLoop, Outcome
 from triglot.core.scattered import Scattered
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.inference import Awaited, Inference
@@ -173,9 +173,7 @@ class RestApi:
 
     # --- Inferring, of what `decode_post` gives ---
 
-    def submit(
-        self, rest: RestCall | PredictCall, call: Call, done: Done, defer: Defer | None = None
-    ) -> Cancellable:
+    def submit(self, rest: RestCall | PredictCall, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
         """See `Inferring`."""
         if isinstance(rest, RestCall):
             return Awaited(rest.run(call), done)

@@ -13,27 +13,28 @@ import time
 class BusyPoll:
     """Of a server's connections: for `seconds` at most, and only if the last request came as soon; 0: never."""
 
-    __slots__ = ("_expected", "_loop", "_seconds", "_soon", "_turning", "_until")
+    __slots__ = ("_loop", "_seconds", "_soon", "_turning", "_until", "expected")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._seconds = seconds if hasattr(os, "sched_yield") else 0.0
-        self._expected = self._until = 0.0
+        self.expected = 0.0
+        """Until when the next call is expected, by `time.monotonic`; 0: calls are open."""
+        self._until = 0.0
         self._soon = self._turning = False
 
     def begun(self) -> None:
-        """A call has come."""
-        if self._expected:
-            self._soon = time.monotonic() < self._expected
-            self._expected = self._until = 0.0
+        """A call has come, as was `expected`."""
+        self._soon = time.monotonic() < self.expected
+        self.expected = self._until = 0.0
 
     def rest(self) -> None:
         """No call is open. What comes without one changes nothing."""
-        if self._expected or not self._seconds:
+        if self.expected or not self._seconds:
             return
-        self._expected = time.monotonic() + self._seconds
+        self.expected = time.monotonic() + self._seconds
         if self._soon:
-            self._until = self._expected
+            self._until = self.expected
             if not self._turning:
                 self._turning = True
                 self._loop.call_soon(self._turn)

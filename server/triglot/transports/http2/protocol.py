@@ -268,6 +268,7 @@ class H2Protocol(asyncio.BufferedProtocol):
         rpc = self.server.make_rpc(self, number, head, kind, handler)
         refusal = self._refusal(rpc)
         self.begun(rpc)
+        rpc.watch_deadline()
         if refusal is not None:
             rpc.fail(refusal)
             return
@@ -318,7 +319,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         server = self.server
         if (
             kind is Kind.UNARY
-            and head.simple
+            and not head.status
+            and not head.problem
             and (head.length is None or head.length == len(body))
             and size >= 0
             and body.startswith(PREFIX.pack(False, size))
@@ -330,6 +332,8 @@ class H2Protocol(asyncio.BufferedProtocol):
             rpc = server.make_rpc(self, event.stream, head, kind, handler)
             self.begun(rpc)
             rpc.start(body[PREFIX_BYTES:])
+            if not rpc.over:
+                rpc.watch_deadline()
         else:
             self._begin(RequestReceived(event.stream, head, ended=False))
             self._act(DataReceived(event.stream, [memoryview(body)], ended=True))
@@ -386,7 +390,8 @@ class H2Protocol(asyncio.BufferedProtocol):
         self.open_bytes += size
         server.open_bytes += size
         server.open_calls += 1
-        server.busy_poll.begun()
+        if server.busy_poll.expected:
+            server.busy_poll.begun()
 
     def runs_on(self, task: Running) -> None:
         """A call is over, and what runs it was cancelled; it counts until that has ended."""

@@ -22,6 +22,7 @@ from triglot.transports.http2.core.requests import OK_TRAILERS, RpcHead, answer_
 from triglot.transports.http2.core.sending import JOIN_BYTES
 from triglot.transports.http2.messages import PREFIX, PREFIX_BYTES, Message, Packed, prefix, unpacked
 from triglot.transports.http2.roles import Connected
+from triglot.transports.row_call import RowCall
 from triglot.transports.shutdown import SHUTTING_DOWN
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Rpc:
         "_written",
         "body",
         "deadline",
+        "defer",
         "handler",
         "head",
         "kind",
@@ -78,9 +80,9 @@ class Rpc:
         """The client's, by `time.monotonic`."""
         self._expires = 0
         if head.timeout is not None:
-            self.deadline = deadline = monotonic() + head.timeout
-            # The handler knows the deadline, and says what was late; this is for one that does not.
-            self._expires = protocol.server.timers.add(self, deadline + LAST_WORD_SECONDS)
+            self.deadline = monotonic() + head.timeout
+        self.defer = protocol.defer
+        """See `Reply`."""
 
     # --- the context ---
 
@@ -153,6 +155,13 @@ class Rpc:
 
     # --- its handler ---
 
+    def watch_deadline(self) -> None:
+        """End it at its deadline: whoever runs it says earlier what was late, or does not know."""
+        if self.deadline is None or self._expires:
+            return
+        if not (isinstance(self.task, RowCall) and self.task.ends_itself):
+            self._expires = self.protocol.server.timers.add(self, self.deadline + LAST_WORD_SECONDS)
+
     def start(self, message: bytes | memoryview) -> None:
         """Run the handler of a call with one request and one answer; it may have ended when this returns."""
         call = self.handler.start(message, Call(self.deadline, self.invocation_metadata), self)
@@ -205,11 +214,6 @@ class Rpc:
             return await unpacked(message, self.head.encoding, server.most_bytes, reserved)
 
     # --- answered once ---
-
-    @property
-    def defer(self) -> Callable[[Callable[[], None]], object]:
-        """See `Reply`."""
-        return self.protocol.defer
 
     def run(self, work: Coroutine[Any, Any, None], /) -> CallTask:
         """See `Reply`."""

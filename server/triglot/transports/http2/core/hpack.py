@@ -118,11 +118,10 @@ class Decoder:
             first = block[at]
             if first & 0x80:  # Both the name and the value are in a table (6.1).
                 index, at = (first & 0x7F, at + 1) if first != 0xFF else _integer(block, at, 0x7F)
-                # As `_indexed`, which is called seldom: most fields come here.
-                if _STATIC_COUNT < index <= _STATIC_COUNT + len(table):
-                    field = table[_STATIC_COUNT - index]
-                else:
-                    field = self._indexed(index)
+                # As `_indexed`: most fields come here.
+                if not 0 < index <= _STATIC_COUNT + len(table):
+                    raise HpackError("an index beyond the tables")
+                field = table[_STATIC_COUNT - index] if index > _STATIC_COUNT else _STATIC[index - 1]
             elif first & 0xE0 == 0x20:
                 if fields:
                     raise HpackError("a change of the table's size behind a field")
@@ -160,22 +159,16 @@ class Decoder:
         self._table.append(field)
         self._bytes += field.size
         self.changes += 1
-        if self._bytes > self._room:
-            self._evict()
+        while self._bytes > self._room:  # A field that is larger than the table leaves it empty (4.4).
+            self._bytes -= self._table.pop(0).size
 
     def _resize(self, size: int) -> None:
         if size > TABLE_BYTES:
             raise HpackError(f"a table of {size} bytes, at most {TABLE_BYTES} are taken")
         self._room = size
         self.changes += 1
-        self._evict()
-
-    def _evict(self) -> None:
-        count = 0
-        while self._bytes > self._room:  # A field that is larger than the table leaves it empty (4.4).
-            self._bytes -= self._table[count].size
-            count += 1
-        del self._table[:count]
+        while self._bytes > size:
+            self._bytes -= self._table.pop(0).size
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:

@@ -46,11 +46,6 @@ class RpcHead:
     call_bytes: int
 
     @property
-    def simple(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.status and not self.problem
-
-    @property
     def metadata(self) -> Metadata:
         """The fields that neither HTTP/2 nor gRPC has a use for."""
         if self.problem:
