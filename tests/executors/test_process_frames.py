@@ -36,7 +36,6 @@ FRAMES = st.builds(
     UINT32,
     UINT64,
     st.lists(UINT32, max_size=5).map(tuple),
-    st.booleans(),
 )
 DTYPES = [datatype.dtype for datatype in DATATYPES.values() if datatype.itemsize]
 

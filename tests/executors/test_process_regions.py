@@ -19,7 +19,7 @@ from triglot.core.buffers import Buffers
 from triglot.executors.joining import join
 from triglot.executors.process.arena import Arena, packed
 from triglot.executors.process.channel import Channel, Gone
-from triglot.executors.process.frames import Frame, FrameError, Kind, Place, pack
+from triglot.executors.process.frames import FrameError, Kind, Place
 from triglot.executors.process.mirror import Mirror
 from triglot.executors.process.views import COPIED, MOST_HELD
 
@@ -181,92 +181,6 @@ def test_places_that_cannot_be_are_refused(places: list[Place], text: str) -> No
         mirror.tensors(placed.region, places)
     with pytest.raises(FrameError, match="no region 7"):
         mirror.tensors(7, places)
-
-
-# --- what goes back as it came ---
-
-
-def back(ends: tuple[Channel, Channel], **tensors: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """What the first end gets when the second sends these."""
-    ends[1].send(Kind.DONE, placed=ends[1].place(tensors))
-    message = ends[0].receive()
-    assert message.tensors is not None
-    return message.tensors
-
-
-def test_what_goes_back_as_it_came_is_not_copied(ends: tuple[Channel, Channel]) -> None:
-    x = np.arange(60_000.0).reshape(200, 300)
-    ends[0].send(Kind.CALL, placed=ends[0].place({"x": x}))
-    came = ends[1].receive().tensors
-    assert came is not None
-    got = back(ends, same=came["x"], part=came["x"][7:9], none=came["x"][:0])
-    del came
-    assert (got["same"] == x).all()
-    assert (got["part"] == x[7:9]).all()
-    assert got["none"].shape == (0, 300)
-    assert regions(ends[1]) == 0
-    assert not got["same"].flags.writeable
-    acknowledge(ends)
-    # As long as it is read here, nothing else is written there.
-    part = got["part"][0]
-    del got
-    assert echo(ends, 5.0, 60_000)[-1] == 5.0
-    assert (part == x[7]).all()
-    assert regions(ends[0]) == 2
-    del part
-    acknowledge(ends)
-    for value in range(5):
-        came = {"x": echo(ends, value, 60_000)}
-        got = back(ends, **came)
-        del came
-        assert (got.pop("x") == value).all()
-        acknowledge(ends)
-    assert regions(ends[0]) == 2
-    assert regions(ends[1]) == 0
-
-
-def test_what_lies_elsewhere_or_otherwise_is_copied(ends: tuple[Channel, Channel]) -> None:
-    one, two = echo(ends, 1.0), echo(ends, 2.0)
-    for sent in (
-        {"one": one, "two": two},
-        {"one": one, "new": np.ones(3)},
-        {"part": one[::2]},
-        {"turned": one.reshape(2, -1).T},
-        {"text": np.array([b"a" * 20_000], object), "one": one},
-    ):
-        got = back(ends, **sent)
-        assert {name: raw(array) for name, array in got.items()} == {
-            name: raw(array) for name, array in sent.items()
-        }
-        del got
-        acknowledge(ends[::-1])
-    assert regions(ends[0]) == 2
-    assert regions(ends[1]) == 1
-    # As another type it is still the same bytes.
-    assert raw(back(ends, one=one.view(np.uint8))["one"]) == raw(one.view(np.uint8))
-    assert regions(ends[1]) == 1
-    assert not ends[1].arena._regions[1].busy
-
-
-def test_many_that_went_back_are_copied_out(ends: tuple[Channel, Channel]) -> None:
-    kept = []
-    for value in range(3 * MOST_HELD):
-        kept.append(back(ends, x=echo(ends, value))["x"])
-        acknowledge(ends)
-    assert all((one == value).all() for value, one in enumerate(kept))
-    assert MOST_HELD <= regions(ends[0]) <= MOST_HELD + 2
-
-
-def test_only_what_is_being_read_goes_back(ends: tuple[Channel, Channel]) -> None:
-    frame = Frame(Kind.DONE, places=(Place("x", "FP32", (3,), 0, 12),), region=1, returned=True)
-    ends[1].socket.sendall(pack(frame))
-    with pytest.raises(Gone, match="region 1 is not read"):
-        ends[0].receive()
-    echo(ends, 1.0)
-    acknowledge(ends)
-    ends[1].socket.sendall(pack(frame))
-    with pytest.raises(Gone, match="region 1 is not read"):
-        ends[0].receive()
 
 
 def test_what_is_no_frame_ends_the_conversation(ends: tuple[Channel, Channel]) -> None:

@@ -1,9 +1,7 @@
 """Tensors in shared memory: each side of a pipe writes into regions of its own, and the other reads them.
 
 Strategy: a region carries the tensors of one frame at a time. Its owner writes again when the reader has said that
-it reads it no more. What the reader sends back as it came lies in the region still: it is read there, and the
-region is not written before that has been let go of, too. Regions that have not been used for a while give their
-memory back, and stay.
+it reads it no more. Regions that have not been used for a while give their memory back, and stay.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +26,6 @@ if sys.platform != "win32":
 from triglot.core.tensor import DATATYPES, Array, bytes_elements, datatype_of, element_count, pack_bytes
 from triglot.executors.joining import Stack
 from triglot.executors.process.frames import FrameError, Place
-from triglot.executors.process.views import Named, Views
 
 ALIGNMENT = 64
 LEAST_REGION = 64 * 1024
@@ -94,16 +91,12 @@ class _Region:
 
 @dataclass(slots=True)
 class Placed:
-    """Tensors that lie in a region, ready to be sent. `descriptor`: of a region that the reader does not know.
-
-    `kept` is what keeps a region of the reader's own, in which they came, until it knows of them.
-    """
+    """Tensors that lie in a region, ready to be sent. `descriptor`: of a region that the reader does not know."""
 
     places: tuple[Place, ...]
     region: int = 0
     region_size: int = 0
     descriptor: int | None = None
-    kept: Array | None = None
 
 
 Contents = Array | Stack | bytes
@@ -139,7 +132,6 @@ class Arena:
 
     def __init__(self) -> None:
         self._regions: dict[int, _Region] = {}
-        self._returned = Views()
         self._last = 0
         self._lock = threading.Lock()
 
@@ -177,7 +169,7 @@ class Arena:
 
     def _take(self, size: int) -> tuple[_Region, int | None]:
         with self._lock:
-            free = [one for one in self._regions.values() if one.size >= size and self._is_free(one)]
+            free = [one for one in self._regions.values() if one.size >= size and not one.busy]
             if free:
                 region = min(free, key=lambda one: one.size)
                 region.busy, region.empty = True, False
@@ -197,21 +189,6 @@ class Arena:
             self._regions[number] = region
         return region, descriptor
 
-    def _is_free(self, region: _Region) -> bool:
-        return not region.busy and not self._returned.reads(region.number)
-
-    def returned(self, number: int, places: Sequence[Place]) -> Named:
-        """Tensors that the reader of this region sends back as they came; the region is kept for them.
-
-        Raises `FrameError` for a region that is not being read, and for what cannot lie there.
-        """
-        with self._lock:
-            region = self._regions.get(number)
-            if region is None or not region.busy:
-                raise FrameError(f"region {number} is not read, and nothing of it can come back")
-            self._returned.ended()
-            return self._returned.over(number, region.memory, places)[0]
-
     def forget(self, number: int) -> None:
         """A region whose frame was not sent is not used again: the reader may not know it."""
         with self._lock:
@@ -230,7 +207,7 @@ class Arena:
         """Give back the memory of regions that have been free for `idle` seconds."""
         with self._lock:
             for region in self._regions.values():
-                if not region.empty and now - region.used >= idle and self._is_free(region):
+                if not region.empty and now - region.used >= idle and not region.busy:
                     region.empty = True
                     if hasattr(mmap, "MADV_REMOVE"):
                         # Not every file system can.

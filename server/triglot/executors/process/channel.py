@@ -82,8 +82,7 @@ class Channel:
 
     def place_all(self, rows: Iterable[Row]) -> Placed:
         """As `place`; several may have the same name. Raises `MemoryError` and `OSError`."""
-        rows = list(rows)
-        return self._mirror.again(rows) or self.arena.place(rows)
+        return self.arena.place(rows)
 
     def send(self, kind: Kind, *, call: int = 0, text: bytes = b"", placed: Placed | None = None) -> None:
         """Raises `NotSent`, and `FrameError` for too much."""
@@ -98,18 +97,14 @@ class Channel:
                 os.close(descriptor)
 
     def _packed(self, kind: Kind, call: int, text: bytes, placed: Placed | None) -> bytes:
-        places, region, size, returned = None, 0, 0, False
+        places, region, size = None, 0, 0
         if placed is not None:
             places, region, size = placed.places, placed.region, placed.region_size
-            returned = placed.kept is not None
-            # The other side keeps what it gets back before it looks at what is released.
-            placed.kept = None
         released = self._mirror.released()
         try:
-            return pack(Frame(kind, call, text, places, region, size, released, returned))
+            return pack(Frame(kind, call, text, places, region, size, released))
         except FrameError:
-            if not returned:
-                self.arena.forget(region)
+            self.arena.forget(region)
             self._mirror.tell_again(released)
             raise
 
@@ -128,7 +123,6 @@ class Channel:
                 self._fill()
             frame = self._frames.popleft()
             named = None if frame.places is None else self._tensors(frame, frame.places)
-            # Not before: what has come back may lie in one of these.
             if frame.released:
                 self.arena.release(frame.released)
         except (OSError, ValueError) as error:
@@ -137,8 +131,6 @@ class Channel:
 
     def _tensors(self, frame: Frame, places: tuple[Place, ...]) -> Named:
         """Raises `FrameError`, `ValueError` and `OSError`."""
-        if frame.returned:
-            return self.arena.returned(frame.region, places)
         if frame.region_size:
             if not self._descriptors:
                 raise FrameError(f"region {frame.region} came without its file descriptor")

@@ -17,7 +17,7 @@ _HEAD = struct.Struct("<BBHHIQQI")
 _PLACE = struct.Struct("<HBBQQ")
 _NAMES = tuple(DATATYPES)
 _NUMBERS = {name: number for number, name in enumerate(_NAMES)}
-_HAS_TENSORS, _RETURNED = 1, 2
+_HAS_TENSORS = 1
 MAX_FRAME = 2**31
 """A longer one is not ours."""
 
@@ -81,9 +81,8 @@ class Frame(NamedTuple):
     """One frame.
 
     `places` are None where there are no tensors to speak of, and lie in `region`, 0 for none. `region_size` is not
-    0 when the region is new: its file descriptor comes with the frame. `returned`: the region is one of the other
-    side's, whose tensors go back to it as they came. `released`: regions of the other side that are read no more,
-    but for what is returned. `call`: the call that it belongs to. `text`: JSON.
+    0 when the region is new: its file descriptor comes with the frame. `released`: regions of the other side that
+    are read no more. `call`: the call that it belongs to. `text`: JSON.
     """
 
     kind: Kind
@@ -93,7 +92,6 @@ class Frame(NamedTuple):
     region: int = 0
     region_size: int = 0
     released: tuple[int, ...] = ()
-    returned: bool = False
 
 
 def pack(frame: Frame) -> bytes:
@@ -115,7 +113,7 @@ def pack(frame: Frame) -> bytes:
         raise FrameError(f"{len(places)} tensors, {len(frame.released)} regions: expected at most 65535")
     parts[1] = _HEAD.pack(
         frame.kind,
-        _HAS_TENSORS * (frame.places is not None) | _RETURNED * frame.returned,
+        _HAS_TENSORS * (frame.places is not None),
         len(places),
         len(frame.released),
         frame.region,
@@ -152,8 +150,7 @@ def _unpack(data: memoryview) -> Frame:
     tensors = tuple(found) if flags & _HAS_TENSORS else None
     if (known := _KINDS.get(kind)) is None:
         raise FrameError(f"there are no frames of kind {kind}")
-    returned = bool(flags & _RETURNED)
-    return Frame(known, call, bytes(data[at:]), tensors, region, region_size, released, returned)
+    return Frame(known, call, bytes(data[at:]), tensors, region, region_size, released)
 
 
 def _place(data: memoryview, at: int) -> tuple[Place, int]:

@@ -1,4 +1,4 @@
-"""The regions that the other side of a pipe writes, and what goes back in them as it came."""
+"""The regions that the other side of a pipe writes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from triglot.core.tensor import DATATYPES, Array
-from triglot.executors.process.arena import Placed, Row, mapped
+from triglot.executors.process.arena import mapped
 from triglot.executors.process.frames import FrameError, Place
-from triglot.executors.process.views import Named, Views, base_of, no_region
+from triglot.executors.process.views import Named, Views, no_region
 
 
 class Mirror:
@@ -45,33 +42,6 @@ class Mirror:
                 self._released.append(number)
         return named
 
-    def again(self, rows: Sequence[Row]) -> Placed | None:
-        """Where these lie already, if all of them came together and go back as they are: nothing is copied."""
-        if not self._views:
-            return None
-        base: Array | None = None
-        places = []
-        for name, datatype, shape, data in rows:
-            size = len(data) if isinstance(data, bytes) else data.nbytes
-            if not size:
-                places.append(Place(name, datatype, shape, 0, 0))
-                continue
-            if not isinstance(data, np.ndarray) or data.dtype != DATATYPES[datatype].dtype:
-                return None
-            if not data.flags.c_contiguous:
-                return None
-            below = base_of(data)
-            if base is None:
-                base = below
-            elif base is not below:
-                return None
-            places.append(Place(name, datatype, shape, _address(data) - _address(base), size))
-        if base is None:
-            return None
-        with self._lock:
-            number = self._views.region_of(base)
-        return Placed(tuple(places), number, kept=base) if number else None
-
     def released(self) -> tuple[int, ...]:
         """The regions that have become free since this was asked last."""
         with self._lock:
@@ -82,8 +52,3 @@ class Mirror:
         """The other side did not get these."""
         with self._lock:
             self._released += released
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

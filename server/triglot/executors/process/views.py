@@ -69,25 +69,10 @@ class Views:
         self._held = held
         return ended
 
-    def reads(self, number: int) -> bool:
-        """Whether the region is read, as far as known."""
-        return any(number == other and base() is not None for other, base in self._held)
-
-    def region_of(self, base: Array) -> int:
-        """The region that this is the base of; 0 for none."""
-        return next((number for number, held in self._held if held() is base), 0)
-
 
 def no_region(places: Sequence[Place]) -> Named:
     """Tensors without any bytes. Raises `FrameError` for others."""
     return [(place.name, _array(_NOTHING, place)) for place in places]
-
-
-def base_of(array: Array) -> Array:
-    """The array that this one is made of, in the end."""
-    while isinstance(below := array.base, np.ndarray):
-        array = below
-    return array
 
 
 def _array(base: Array, place: Place) -> Array:
