@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -19,13 +19,12 @@ from stream_requests import asking, sending, value, y
 
 from triglot import Model
 from triglot.core.call import Call
-from triglot.core.duplex import Duplex, Running
+from triglot.core.duplex import Duplex
 from triglot.executors.stream import STREAM_BUFFER
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.service import KServe
 from triglot.protocols.kserve.stream import MAX_IN_FLIGHT, MAX_UNSENT
 from triglot.telemetry.store import Telemetry
-from triglot.transports.call_task import CallTask
 from triglot.transports.http2.core import frames
 from waiting import until
 
@@ -133,13 +132,6 @@ class Bursts(Duplex):
 
     def offer(self, answers: deque[bytes]) -> None:
         pass
-
-    def begin(
-        self, work: Coroutine[Any, Any, None], running: set[Running], ended: Callable[[Any], object]
-    ) -> None:
-        task = CallTask(work, asyncio.get_running_loop(), ended)
-        running.add(task)
-        task.start()
 
     async def close(self) -> None:
         pass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 
 class Running(Protocol):
@@ -41,12 +41,6 @@ class Duplex(ABC):
     @abstractmethod
     def offer(self, answers: deque[bytes]) -> None:
         """Send as many as can leave at once, none while another answer is on its way; they are taken out."""
-
-    @abstractmethod
-    def begin(
-        self, work: Coroutine[Any, Any, None], running: set[Running], ended: Callable[[Any], object]
-    ) -> None:
-        """Run `work`, which raises nothing; it is one of those that are `running`, until `ended` is told."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Protocol, cast
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
 from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
-from triglot.core.running import Running
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Method, Operation, Service
 from triglot.telemetry.observation import Observation
@@ -231,7 +230,7 @@ class Reply(Protocol):
     def defer(self) -> Callable[[Callable[[], None]], object]:
         """Runs a function when everything that came together with the request has begun."""
 
-    def run(self, work: Coroutine[Any, Any, None], /) -> Running:
+    def run(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
         """Run what ends the call."""
 
     def respond(self, message: bytes | Scattered, trailing: Trailing = (), /) -> None:
@@ -285,10 +284,8 @@ class UnaryCall(RowCall):
             self._fail(error)
 
     def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        running = self._out.run(self._guarded(step, *arguments))
-        if not running.done():
-            self._running = running
-            running.add_done_callback(self._run_ended)
+        running = self._running = self._out.run(self._guarded(step, *arguments))
+        running.add_done_callback(self._run_ended)
 
     async def _decode_and_submit(self, data: bytes) -> None:
         self._submit(await self._handler.calls.decode_large(self._handler.method, data))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 
-from triglot.core.duplex import Duplex, Running
+from triglot.core.duplex import Duplex
 
 
 class Iterated(Duplex):
@@ -62,14 +61,6 @@ class Iterated(Duplex):
 
     def offer(self, answers: deque[bytes]) -> None:
         """See the base class."""
-
-    def begin(
-        self, work: Coroutine[Any, Any, None], running: set[Running], ended: Callable[[Any], object]
-    ) -> None:
-        """See the base class."""
-        task = asyncio.get_running_loop().create_task(work)
-        running.add(task)
-        task.add_done_callback(ended)
 
     async def close(self) -> None:
         """See the base class."""

@@ -103,9 +103,17 @@ class InferStream:
         """See `Line`: requests begin in `_take`, and nowhere else."""
         self._deferred.append(work)
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Coroutine[Any, Any, None], never_began: Callable[[], None]) -> None:
         """See `Line`."""
-        self._requests.begin(work, self._running, self.ended)
+        task = self._loop.create_task(work)
+        self._running.add(task)
+
+        def ended(_: object) -> None:
+            if task.cancelled():  # Else it would have taken that.
+                never_began()
+            self.ended(task)
+
+        task.add_done_callback(ended)
 
     def runs(self, one: Running) -> None:
         """See `Line`."""
@@ -122,10 +130,6 @@ class InferStream:
     def _take(self) -> None:
         """Begin the requests that are there, as many as may run."""
         if self._taking or self._closed:
-            return
-        if asyncio.current_task() is not None:
-            # What a task begins runs a little later, and would be overtaken by what comes until then.
-            self._loop.call_soon(self._take)
             return
         self._taking = True
         line, ready, requests = self._line, self._ready, self._requests

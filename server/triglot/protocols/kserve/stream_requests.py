@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 from triglot.core.call import Call
 from triglot.core.duplex import Running
 from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome
-from triglot.core.own_task import as_task
 from triglot.core.running import Cancellable, Outcome
 from triglot.core.tensor import LONG_BYTES
 from triglot.core.types import InferenceRequest, InferenceResponse
@@ -56,8 +56,8 @@ class Line(Apart, Protocol):
     def defer(self, work: Callable[[], None], /) -> None:
         """Do it when all requests have begun that are there."""
 
-    def begin(self, work: Coroutine[Any, Any, None], /) -> None:
-        """Begin it; it raises nothing."""
+    def begin(self, work: Coroutine[Any, Any, None], never_began: Callable[[], None], /) -> None:
+        """Begin it soon; it raises nothing. `never_began` is called in its place where it is cancelled before."""
 
     def runs(self, one: Running, /) -> None:
         """It runs from now on."""
@@ -141,7 +141,9 @@ class StreamRequests:
             servable = self._dataplane.servable_of(request)
             if servable.decoupled:
                 line.step_out(place)
-                line.begin(self._answer_apart(request, line, call, observed))
+                line.begin(
+                    self._answer_apart(request, line, call, observed), partial(_never_began, line, observed)
+                )
                 return
             one = _OneAnswer(self, request, place, line, call, observed)
             if request.options is not None:
@@ -174,7 +176,6 @@ class StreamRequests:
         """Of a decoupled model. Raises nothing."""
         with self._apart(request, line) as apart:
             try:
-                await as_task()
                 await self._answer_each(request, apart, call, observed)
                 observed.end(Code.OK)
             except asyncio.CancelledError as error:
@@ -255,8 +256,7 @@ class _OneAnswer:
     def done(self, ended: Outcome) -> None:
         """See `Done`."""
         if ended.cancelled:
-            self._observed.end(Code.CANCELLED)
-            self._end(None)
+            self._leave()
             return
         error, ended.error = ended.error, None
         if error is not None:
@@ -265,7 +265,7 @@ class _OneAnswer:
         response: InferenceResponse = ended.answer
         if packing_size(response) > LONG_BYTES:
             assert self._line is not None
-            self._line.begin(self._encode_long(response))
+            self._line.begin(self._encode_long(response), self._leave)
             return
         try:
             encoded = _encoded(response, self._observed, final=True)
@@ -278,10 +278,13 @@ class _OneAnswer:
         try:
             self._send(await _encoded_sized(response, self._observed, final=True))
         except asyncio.CancelledError:
-            self._observed.end(Code.CANCELLED)
-            self._end(None)
+            self._leave()
         except Exception as error:
             self._fail(error)
+
+    def _leave(self) -> None:
+        self._observed.end(Code.CANCELLED)
+        self._end(None)
 
     def _send(self, encoded: bytes) -> None:
         # Before the client hears of it, so that who asks next finds it counted.
@@ -297,6 +300,11 @@ class _OneAnswer:
         if answer is not None:
             line.say(self._place, answer)
         line.ended(self)
+
+
+def _never_began(line: Line, observed: Observation) -> None:
+    observed.end(Code.CANCELLED)
+    line.left()
 
 
 def _encoded(response: InferenceResponse, observed: Observation, *, final: bool) -> bytes:

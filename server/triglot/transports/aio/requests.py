@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from triglot.core.duplex import Duplex, Running
-from triglot.transports.call_task import CallTask
+from triglot.core.duplex import Duplex
 
 MOST_REQUESTS = 32
 MOST_BYTES = 64 * 1024
@@ -90,14 +89,6 @@ class AioRequests(Duplex):
 
     def offer(self, answers: deque[bytes]) -> None:
         """See the base class."""
-
-    def begin(
-        self, work: Coroutine[Any, Any, None], running: set[Running], ended: Callable[[Any], object]
-    ) -> None:
-        """See the base class."""
-        task = CallTask(work, self._loop, ended)
-        running.add(task)
-        task.start()
 
     async def close(self) -> None:
         """See the base class."""

@@ -8,16 +8,11 @@ from typing import Any
 
 from triglot.core.errors import Code
 from triglot.core.scattered import Scattered
-from triglot.transports.call_task import CallTask
 from triglot.transports.grpc_calls import Trailing, UnaryHandler, call_of
 from triglot.transports.shutdown import SHUTTING_DOWN
 from triglot.transports.until_ended import cancel
 
 Status = tuple[Code, str, Trailing]
-
-
-def _forget(_: CallTask) -> None:
-    pass
 
 
 class _Reply:
@@ -34,11 +29,9 @@ class _Reply:
         self.trailing: Trailing = ()
         self.status: Status | None = None
 
-    def run(self, work: Coroutine[Any, Any, None], /) -> CallTask:
+    def run(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
         """See `Reply`."""
-        task = CallTask(work, self._loop, _forget)
-        task.start()
-        return task
+        return self._loop.create_task(work)
 
     def respond(self, message: bytes | Scattered, trailing: Trailing = (), /) -> None:
         """See `Reply`."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import cast
 
-from triglot.core.duplex import Duplex, Running
+from triglot.core.duplex import Duplex
 from triglot.core.errors import Unimplemented
 from triglot.protocols.rows import Kind
-from triglot.transports.call_task import CallTask
 from triglot.transports.http2.messages import (
     PREFIX_BYTES,
     Message,
@@ -201,14 +200,6 @@ class Requests(Duplex):
     def offer(self, answers: deque[bytes]) -> None:
         """See the base class."""
         self._rpc.offer(answers)
-
-    def begin(
-        self, work: Coroutine[Any, Any, None], running: set[Running], ended: Callable[[Any], object]
-    ) -> None:
-        """See the base class."""
-        task = CallTask(work, self._rpc.protocol.loop, ended)
-        running.add(task)
-        task.start()
 
     async def close(self) -> None:
         """See the base class."""

@@ -46,10 +46,7 @@ class CompressingRpc(Rpc):
         """See the base class."""
         if self._coding and len(message) >= COMPRESSED_FROM:
             # What ran the call has ended; this runs it now.
-            self.task = None
-            task = self.run(self._respond_packed(message, trailing))
-            if not task.done():
-                self.task = task
+            self.task = self.run(self._respond_packed(message, trailing))
             return
         self.answer_head = answer_head()
         super().respond(message, trailing)

@@ -14,7 +14,6 @@ from triglot.core.errors import Code, ServingError
 from triglot.core.running import Running
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Kind
-from triglot.transports.call_task import CallTask
 from triglot.transports.grpc_calls import LAST_WORD_SECONDS, Trailing, fitting, hints
 from triglot.transports.http2.body import MOST_UNREAD_BYTES, Body, StreamGone
 from triglot.transports.http2.core.frames import ErrorCode
@@ -173,9 +172,7 @@ class Rpc:
         if not isinstance(message, Packed):
             self.start(message)
             return
-        task = self.run(self._unpack_and_start(message))
-        if not task.done() and not self.over:
-            self.task = task
+        self.task = self.run(self._unpack_and_start(message))
 
     async def _unpack_and_start(self, message: Packed) -> None:
         # A cancellation ends here: a task that is cancelled keeps the error, whose frames hold the call, which has
@@ -215,13 +212,17 @@ class Rpc:
 
     # --- answered once ---
 
-    def run(self, work: Coroutine[Any, Any, None], /) -> CallTask:
+    def run(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
         """See `Reply`."""
-        tasks = self.protocol.server.tasks
-        task = CallTask(work, self.protocol.loop, tasks.discard)
-        tasks.add(task)
-        task.start()
+        task = self.protocol.loop.create_task(work)
+        self.protocol.server.tasks.add(task)
+        task.add_done_callback(self._has_run)
         return task
+
+    def _has_run(self, task: asyncio.Task[None]) -> None:
+        self.protocol.server.tasks.discard(task)
+        if task.cancelled():  # Before it had begun: else it would have said how the call ends.
+            self.cancelled()
 
     def respond(self, message: bytes | Scattered, trailing: Trailing = (), /, *, packed: bool = False) -> None:
         """See `Reply`."""

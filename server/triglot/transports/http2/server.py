@@ -14,7 +14,6 @@ from triglot.core.errors import Code
 from triglot.core.timer_wheel import TimerWheel
 from triglot.protocols.rows import Kind, Service
 from triglot.telemetry.store import Telemetry
-from triglot.transports.call_task import CallTask
 from triglot.transports.grpc_calls import Calls, Trailing, endpoint_of
 from triglot.transports.http2.body import StreamGone
 from triglot.transports.http2.buffers import BufferPool
@@ -76,7 +75,7 @@ class H2Server:
         self.connections: set[H2Protocol] = set()
         self.sniffers: set[ProtocolSniffer] = set()
         """Connections that have not said yet what they speak."""
-        self.tasks: set[asyncio.Task[Any] | CallTask] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()
         self._config = config
         self.compression = config.grpc_compression
         self.make_rpc = Rpc if self.compression == "none" else CompressingRpc

@@ -12,7 +12,6 @@ from triglot.core.errors import Code, ServingError, Unavailable, outcome
 from triglot.core.http import HttpResponse, HttpStream
 from triglot.core.timer_wheel import TimerWheel
 from triglot.telemetry.observation import Observation
-from triglot.transports.call_task import CallTask
 from triglot.transports.rest.answers import (
     check_fields,
     compressed,
@@ -94,8 +93,8 @@ class HttpCall(RowCall):
             self._fail(error)
 
     def _run(self, step: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        task = self._running = CallTask(self._guarded(step, *arguments), self._calls.loop, self._run_ended)
-        task.start()
+        task = self._running = self._calls.loop.create_task(self._guarded(step, *arguments))
+        task.add_done_callback(self._run_ended)
 
     async def _decode_and_submit(self, http: Exchange) -> None:
         self._submit(await self._calls.decoder.decode(self._found, http, self.call, self._observed))
