@@ -32,8 +32,8 @@ from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve import codec
 from triglot.protocols.kserve.layouts import InferDecoder
 from triglot.protocols.kserve.rest import decode_infer
-from triglot.telemetry.observation import Observation
-from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.telemetry.calls import Endpoint, Observation
+from triglot.telemetry.store import Telemetry
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 
 SIZES = {"64 B": 16, "4 KiB": 1024, "602 kB": IMAGE, "16 MiB": 16 * MIB}

@@ -13,9 +13,8 @@ import pytest
 from scripted_models import Scripted, number, servable
 
 from triglot.core.call import Call
-from triglot.executors.doorbell import Doorbell
-from triglot.executors.inbox import LoopInbox
-from triglot.executors.instance import Instance
+from triglot.executors.parking import Doorbell
+from triglot.executors.thread import Instance, LoopInbox
 from triglot.executors.work import AwaitedExecution, Work, explained
 from triglot.scheduling.queue import WorkQueue
 from triglot.scheduling.servable import Servable

@@ -12,11 +12,10 @@ import pytest
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.protocols.tfserving.metrics import print_metrics
-from triglot.telemetry import kinds
-from triglot.telemetry.kinds import LONGEST_NAME, MAX_MODEL_NAMES
+from triglot.telemetry import calls as calls_kept
+from triglot.telemetry.calls import LONGEST_NAME, MAX_MODEL_NAMES, RECENT_CALLS, RECENT_SECONDS, Endpoint
 from triglot.telemetry.monitor import Monitor
-from triglot.telemetry.stats import RECENT_CALLS, RECENT_SECONDS
-from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.telemetry.store import Telemetry
 
 
 def call_of(model: str, version: int = 0, batch: int = 0, queue: float = 0.0, compute: float = 0.0) -> Call:
@@ -105,7 +104,7 @@ def test_made_up_names_are_bounded() -> None:
 
 
 def test_what_is_long_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "MAX_KINDS", 100)
+    monkeypatch.setattr(calls_kept, "MAX_KINDS", 100)
     telemetry = Telemetry()
     endpoint, other = predict(telemetry), telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True)
     other.record(call_of("steady", 1), Code.OK, 1.0, 0.0, 0, 0)

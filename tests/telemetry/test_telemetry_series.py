@@ -9,10 +9,11 @@ import pytest
 
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
 from triglot.telemetry.monitor import MAX_WAITING, Aggregation
 from triglot.telemetry.series import BUILT_IN, MAX_METRICS, Distribution, Metrics, Trend
-from triglot.telemetry.store import HISTORY_SECONDS, MAX_LATENCIES, Endpoint, Telemetry
+from triglot.telemetry.store import HISTORY_SECONDS, MAX_LATENCIES, Telemetry
 
 CDF_X = [10, 20, 30, 40, 50, 60, 70, 80, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101]
 

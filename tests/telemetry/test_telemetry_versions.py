@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from triglot.core.call import Call
 from triglot.core.errors import Code
 from triglot.protocols.tfserving.metrics import print_metrics
-from triglot.telemetry.kinds import ENDED_KEPT
-from triglot.telemetry.stats import ENDED
+from triglot.telemetry.calls import ENDED, ENDED_KEPT
 from triglot.telemetry.store import Telemetry
 
 OK, FAILED = Code.OK, Code.INTERNAL

@@ -15,7 +15,7 @@ from live import Live, live
 import triglot
 from process import SECONDS
 from triglot.core.tensor import Array
-from triglot.telemetry.stats import CallStats
+from triglot.telemetry.calls import CallStats
 from waiting import until
 
 FLOAT = b"\0\0\x80\x3f"

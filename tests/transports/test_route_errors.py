@@ -10,7 +10,7 @@ import pytest
 from triglot.core.call import Call
 from triglot.core.http import HttpResponse
 from triglot.protocols.rows import Operation, Route
-from triglot.telemetry.observation import Observation
+from triglot.telemetry.calls import Observation
 from triglot.telemetry.store import Telemetry
 from triglot.transports.rest.answers import error_response
 

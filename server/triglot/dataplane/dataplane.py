@@ -14,9 +14,8 @@ from triglot.core.errors import ServingError, Unavailable, Unimplemented, as_ser
 from triglot.core.running import Defer, Done, raise_error
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InferenceResponse
-from triglot.dataplane.binding import admit, bind, response_of, takes_long
 from triglot.dataplane.control import LOAD_MODEL, RELOAD, UNLOAD_MODEL, Arguments, Control
-from triglot.dataplane.inference import Inference, ended
+from triglot.dataplane.inference import Inference, admit, bind, ended, response_of, takes_long
 from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import Signature
 from triglot.model.validation import bind_inputs

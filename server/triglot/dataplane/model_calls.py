@@ -32,8 +32,8 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_tensors import arrays_of, request_of
 from triglot.scheduling.queue import RETRY_AFTER_SECONDS
 from triglot.scheduling.servable import Servable
-from triglot.telemetry.observation import Observation
-from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.telemetry.calls import Endpoint, Observation
+from triglot.telemetry.store import Telemetry
 
 T = TypeVar("T")
 

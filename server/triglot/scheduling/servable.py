@@ -1,41 +1,380 @@
-"""A servable: one loaded version of a model, as it is called."""
+"""A servable: one loaded version of a model, as it is called, and what is submitted to it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, Self
 
 from triglot.core.call import Call
-from triglot.core.errors import without_frames
-from triglot.core.running import cancel
+from triglot.core.errors import QueueFull, ServingError, without_frames
+from triglot.core.readings import Reading
+from triglot.core.running import Defer, cancel
+from triglot.core.statistics import Statistics
+from triglot.core.timer_wheel import TimerWheel
 from triglot.executors.deadline import (
     BEFORE_START,
     WHILE_RUNNING,
     WHILE_STREAMING,
+    WHILE_WAITING,
     EachInTime,
     in_time,
+    is_cancelled,
     seen_late,
 )
+from triglot.executors.declarations import check_declarations, looks_at_call
+from triglot.executors.hosted import HostedModel
+from triglot.executors.loop_guard import guard_of, guarded_function
+from triglot.executors.schedule import Schedule
 from triglot.executors.stream import NOTHING, Stream, StreamEnd
+from triglot.executors.thread import Instances
 from triglot.executors.timing import ResponseTimes
-from triglot.executors.work import Inputs
-from triglot.scheduling.resources import Resources, is_left
-from triglot.scheduling.submission import AwaitedSubmission, Submission
+from triglot.executors.unloading import unload
+from triglot.executors.work import Execution, Explain, Hook, Inputs, Work, explained
+from triglot.model.declared_signatures import signatures_of
+from triglot.model.ensemble import Ensemble
+from triglot.model.model import Model, is_async, is_decoupled
+from triglot.model.signature import default_of
+from triglot.scheduling.admission import Admission, Gate, refusals
+from triglot.scheduling.loop_batcher import LoopBatcher
+from triglot.scheduling.queue import queue_full
+from triglot.scheduling.response_cache import ModelCache, ResponseCache
+from triglot.scheduling.schedules import schedule_for
+from triglot.scheduling.sequences import SequenceSchedule
+
+log = logging.getLogger(__name__)
 
 
 def _identity(answer: Any) -> Any:
     return answer
 
 
-class Servable(Resources):
+class Runner(Protocol):
+    """What executions are submitted to. See `Servable`."""
+
+    def finish(self, execution: Any) -> None:
+        """It is over: release what it holds."""
+
+    def discard(self, execution: Any) -> bool:
+        """Take it out of the queue; False where it is not there."""
+
+
+class Submission(Execution):
+    """For `Servable.submit`. Until it is `over` it holds a lease, unless `leased`, and room at the `gate`.
+
+    It saves what a coroutine costs that waits for a future, which is as much as a small model does.
+    """
+
+    __slots__ = ("defer", "error", "expires", "gate", "is_late", "leased", "over", "servable", "task")
+
+    def __init__(self, servable: Runner, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
+        super().__init__(inputs, call)
+        self.servable = servable
+        self.defer = defer
+        """See `Schedule.put`."""
+        self.gate: Gate | None = None
+        self.expires = 0
+        """The tick of its deadline, where a timer waits for it."""
+        self.leased = False
+        """Whether who submits it holds a lease until then."""
+        self.task: asyncio.Task[None] | None = None
+        """What runs code on the loop."""
+        self.error: ServingError | None = None
+        """Of its outcome: when it is over, whoever runs it may go on to fail."""
+        self.is_late = False
+        """Whether what runs it was cancelled at its deadline."""
+        self.over = False
+        """Whether it has ended: nothing of it is reported any more."""
+
+    @abstractmethod
+    def ended(self) -> None:
+        """There is a `result`, or an `error`."""
+
+    @abstractmethod
+    def dropped(self) -> None:
+        """It was cancelled, and there is no outcome."""
+
+    def settle(self) -> None:
+        """See the base class."""
+        if self.over:
+            return
+        failure, self.failure = self.failure, None  # Its frames may come to have this.
+        self._end(failure and seen_late(failure, self.call, WHILE_RUNNING))
+
+    def fail(self, error: ServingError) -> None:
+        """It is over, whatever the model still does."""
+        if not self.over:
+            self._end(error)
+
+    def _end(self, error: ServingError | None) -> None:
+        self.over = True
+        self.error = error
+        self.servable.finish(self)
+        self.ended()
+
+    def expire(self) -> None:
+        """End it at its deadline, wherever it is then; code on the loop is cancelled, and waited for."""
+        if self.over:
+            return
+        if self.task is not None:
+            self.is_late = True
+            self.task.cancel()
+        else:
+            waits = self.servable.discard(self)
+            self.fail(self.call.overdue(WHILE_WAITING if waits else WHILE_RUNNING))
+
+    def drop(self) -> None:
+        """It is over, and nobody wants the outcome."""
+        if not self.over:
+            self.over = True
+            self.call.cancel()
+            self.servable.finish(self)
+            self.dropped()
+
+    def task_ended(self, _: object) -> None:
+        """What runs it has ended; where there is no outcome, it was cancelled."""
+        self.drop()
+
+    def cancel(self) -> None:
+        """Nobody wants the outcome any more. Code on the loop is waited for, code on a thread is not."""
+        if self.over:
+            return
+        if self.task is not None:
+            self.task.cancel()
+            return
+        self.servable.discard(self)
+        self.drop()
+
+
+class AwaitedSubmission(Submission):
+    """One whose outcome becomes that of a `future`, for who holds a lease."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, servable: Runner, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
+        super().__init__(servable, inputs, call)
+        self.leased = True
+        self.future = future
+
+    def ended(self) -> None:
+        """See the base class."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+            self.result = None  # The thread may hold this for longer than the answer lives.
+
+    def dropped(self) -> None:
+        """See the base class."""
+
+
+def is_left(error: BaseException) -> bool:
+    """Whether it says that the caller left."""
+    return isinstance(error, GeneratorExit) or is_cancelled(error)
+
+
+class Servable:
     """Runs one model. Made, used and closed on the event loop; the model is loaded already.
 
     Blocking code runs on the threads of the instances, `async def` code on the loop, which `on_loop` says. Work
     that nobody waits for any more is never started.
     """
+
+    def __init__(self, name: str, version: int, model: Model, *, max_queue_size: int) -> None:
+        self._leases = 0
+        self._drained: asyncio.Event | None = None
+        self._idle = threading.Event()
+        check_declarations(model)
+        self.name = name
+        self.version = version
+        self.model = model
+        self._hosted = model if isinstance(model, HostedModel) else None
+        self.platform = model.platform
+        self.signatures = signatures_of(model)
+        self.default_signature = default_of(self.signatures)
+        self.signature = self.signatures[self.default_signature]
+        self.guard = guard_of(model, f"{name} version {version}")
+        self.function = guarded_function(model, self.guard)
+        self.on_loop = is_async(model.infer)
+        self.decoupled = is_decoupled(model.infer)
+        self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size
+        self._loop = asyncio.get_running_loop()
+        joins = model.dynamic_batching is not None and not self.decoupled
+        self.direct = self.on_loop and not joins
+        """Whether a request is a coroutine that runs at once, for itself."""
+        self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
+        """Whether a stream of one answer is a request like others, since the model cannot send more."""
+        self._timers = TimerWheel(self._loop)
+        self._calls_on_loop = 0
+        """How many calls of code on the loop run."""
+        # Not a method: the threads would keep this.
+        self._explain: Explain = partial(explained, str(self))
+        self._instances = Instances(f"{name}/{version}", model.instances, self.function, self._explain, self._loop)
+        self._schedule: Schedule = (
+            LoopBatcher(model, self._limit, self._loop, self.function, self._explain, self.guard)
+            if self.on_loop and joins
+            else schedule_for(model, self._limit, self._loop.call_soon, self._instances.add)
+        )
+        self.sequences = self._schedule if isinstance(self._schedule, SequenceSchedule) else None
+        if self.sequences is not None:
+            self.sequences.lease = self
+        if not self.on_loop:
+            self._instances.start(self._schedule)
+        batching = model.dynamic_batching
+        self.statistics = Statistics(
+            batched=bool(model.max_batch_size or (batching is not None and batching.max_batch_size)),
+            composed=isinstance(model, Ensemble),
+        )
+        """What is counted from its load on."""
+        self.load_seconds = 0.0
+        self._gate: Gate | None = None
+        self.answers: ModelCache | None = None
+        self.labels: Mapping[str, Sequence[bytes]] = {}
+        """The names of classes, of each output that has some."""
+        self._queue_full = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} version {self.version}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether an instance is there to run the next request."""
+        if self._hosted is not None and not self._hosted.alive:
+            return False
+        return self.on_loop or self._instances.alive
+
+    @property
+    def queue_depth(self) -> int:
+        """Requests in the queue."""
+        return len(self._schedule)
+
+    def readings(self) -> Iterator[Reading]:
+        """What its schedule counts, and what was refused."""
+        yield from self._schedule.readings()
+        for name, counts in self.model.own_batches.items():
+            yield from counts.readings({"dag_model": name})
+        yield refusals("max_queue_size", self._queue_full)
+        if self._hosted is not None:
+            yield from self._hosted.readings()
+        if self._gate is not None:
+            yield from self._gate.readings()
+        if self.answers is not None:
+            yield from self.answers.readings()
+        yield from self.guard.readings()
+
+    def bound(self, admission: Admission) -> None:
+        """Count the requests that come from now on, and refuse those that are too many."""
+        self._gate = Gate(admission)
+
+    def enable_response_cache(self, cache: ResponseCache) -> None:
+        """From now on; equal requests get them. Nothing of a stream, or of a sequence, is kept."""
+        if self.decoupled or self.model.sequence_batching is not None:
+            log.warning("%s: response_cache: no effect on a decoupled model, or on sequences", self)
+        else:
+            self.answers = cache.for_model(ordered=self.model.any_tensors)
+
+    async def on_every_instance(self, inputs: Inputs, hook: Hook, explain: Explain) -> None:
+        """Have `hook` call blocking code once on each instance: see `Instances.run_on_every`."""
+        await self._instances.run_on_every(inputs, hook, explain)
+
+    def _enter(self, call: Call) -> Gate | None:
+        if self._gate is not None:
+            self._gate.enter(call.size)
+        return self._gate
+
+    def _put(self, work: Work, call: Call, defer: Defer | None = None) -> None:
+        try:
+            self._schedule.put(work, defer)
+            call.queued = True
+        except QueueFull as error:
+            self._queue_full += 1
+            error.message += ", as many as max_queue_size allows"
+            raise
+
+    def _check_room_on_loop(self) -> None:
+        """Raises `QueueFull`: calls of code on the loop do not wait; the bound is on how many run."""
+        running = self._calls_on_loop
+        if self._hosted is not None:
+            running += self._hosted.orphaned  # A process goes on with these though their callers left.
+        if running >= self._limit:
+            self._queue_full += 1
+            raise queue_full(f"{self._limit} requests run, as many as max_queue_size allows")
+
+    def _outcome(self, error: BaseException, call: Call) -> BaseException:
+        """What leaves a call on the loop: its own cancellation as it is, everything else explained.
+
+        A model that raises `CancelledError` or `SystemExit` by itself has failed like any other.
+        """
+        if is_left(error):
+            call.cancel()
+            return error
+        return self._explain(error)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the instances and close the model; the transports let no call through any more.
+
+        A model that still runs is not waited for, see `unload`. `at_once`: nor is code on the loop; nobody runs
+        that any more.
+        """
+        self._schedule.close()
+        if self.answers is not None:
+            self.answers.close()
+        self.end_leases(at_once=at_once)
+        await unload(self.model, str(self), self._at_rest)
+
+    def _at_rest(self) -> None:
+        """Block until nothing runs any more."""
+        self._instances.join()
+        if self.on_loop:
+            self.wait_idle()
+
+    # --- leases ---
+
+    @property
+    def leases(self) -> int:
+        """Calls that hold this version at the moment."""
+        return self._leases
+
+    def __enter__(self) -> Self:
+        """Take a lease: one more call holds this version."""
+        self._leases += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leases -= 1
+        if self._drained is not None:
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        if self._drained is not None and not self._leases:
+            self._drained.set()
+            self._idle.set()
+
+    async def drained(self) -> None:
+        """Wait until no call holds this version; nobody takes a lease any more."""
+        self._drained = asyncio.Event()
+        if self._leases:
+            await self._drained.wait()
+
+    def end_leases(self, *, at_once: bool) -> None:
+        """Nobody takes a lease any more. `at_once`: who has one is not waited for."""
+        self._drained = self._drained or asyncio.Event()
+        if at_once or not self._leases:
+            self._idle.set()
+
+    def wait_idle(self) -> None:
+        """On another thread, after `end_leases`: block until the last lease is over."""
+        self._idle.wait()
+
+    # --- calls ---
 
     async def infer(self, inputs: Inputs, call: Call) -> Any:
         """What the model answers.

@@ -14,17 +14,23 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from triglot.core.call import Call
-from triglot.core.errors import Code
 from triglot.telemetry.access_log import AccessLog
+from triglot.telemetry.calls import (
+    CallStats,
+    Endpoint,
+    Kind,
+    Kinds,
+    ModelStats,
+    Second,
+    Traffic,
+    milliseconds,
+)
 from triglot.telemetry.histogram import Histogram
-from triglot.telemetry.kinds import Kinds
 from triglot.telemetry.monitor import Monitor
 from triglot.telemetry.monitor_log import MonitorLog
 from triglot.telemetry.points import points_of
 from triglot.telemetry.process import ProcessUsage
 from triglot.telemetry.series import Metric, Metrics
-from triglot.telemetry.stats import ENDED, CallStats, Kind, ModelStats, Second, Traffic, milliseconds
 
 log = logging.getLogger(__name__)
 
@@ -35,120 +41,6 @@ LAG_SECONDS = 0.1
 """How often the event loop's lag is measured."""
 MAX_MISSED_SECONDS = HISTORY_SECONDS
 """Seconds that passed unseen, as empty ones, before time is said to have jumped."""
-OK = Code.OK
-
-
-class Endpoint:
-    """One thing that is called: a method of a protocol, by gRPC or REST. Made by `Telemetry.endpoint`.
-
-    `in_flight` is for the transport to add to and subtract from.
-    """
-
-    __slots__ = (
-        "_calls",
-        "_kinds",
-        "_latencies",
-        "_traffic",
-        "access_log",
-        "entrypoint",
-        "in_flight",
-        "inference",
-        "internal",
-        "method",
-        "protocol",
-    )
-
-    def __init__(
-        self,
-        kinds: Kinds,
-        protocol: str,
-        entrypoint: str,
-        method: str,
-        traffic: Traffic | None,
-        latencies: deque[float],
-        access_log: AccessLog,
-        *,
-        internal: bool = False,
-    ) -> None:
-        self.protocol = protocol
-        self.entrypoint = entrypoint
-        self.method = method
-        self.inference = traffic is not None
-        self.internal = internal
-        self.in_flight = 0
-        self.access_log = access_log
-        self._kinds = kinds
-        self._traffic = traffic
-        self._latencies = latencies
-        self._calls: dict[tuple[str, int, Code], CallStats] = {}
-
-    def record(
-        self, call: Call, code: Code, seconds: float, codec_seconds: float, bytes_in: int, bytes_out: int
-    ) -> None:
-        """One call has ended."""
-        stats = self._calls.get((call.model_name, call.model_version, code))
-        if stats is None:
-            stats = self._stats(call, code)
-        stats.latency.add(seconds * 1e6)
-        stats.bytes_in += bytes_in
-        stats.bytes_out += bytes_out
-        stats.used = now = time.time()
-        traffic = self._traffic
-        if traffic is None:
-            return
-        model = stats.model
-        model.used = now
-        traffic.requests += 1
-        model.requests += 1
-        self._latencies.append(seconds)
-        model.latencies.append(seconds)
-        if (statistics := call.statistics) is not None:
-            statistics.ended(call, code, seconds, now)
-        if stats.codec is not None:
-            stats.codec.add(codec_seconds * 1e6)
-        if code is not OK:
-            traffic.failures += 1
-            model.failures += 1
-        if size := call.batch_size:
-            stats.executed(size, call.queue_seconds, call.compute_seconds)
-            share = 1 / size
-            traffic.executed += 1
-            traffic.executions += share
-            model.executed += 1
-            model.executions += share
-
-    def _stats(self, call: Call, code: Code) -> CallStats:
-        kind = self._kinds.kind(call.model_name, call.model_version, code)
-        stats = self._calls.get(kind)
-        if stats is None:
-            self._kinds.make_room()
-            stats = CallStats(self._kinds.model(kind.model, kind.version), inference=self.inference)
-            self._calls[kind] = stats
-        return stats
-
-    def calls(self) -> list[tuple[Kind, CallStats]]:
-        """What is kept of each kind of call."""
-        return [(Kind(*kind), stats) for kind, stats in list(self._calls.items())]
-
-    def forget(self, kind: Kind) -> None:
-        """Keep nothing of this kind of call any more."""
-        del self._calls[kind]
-
-    def fold(self, versions: Collection[tuple[str, int]]) -> int:
-        """Count the calls of these versions as their models' `ENDED` ones; by how many kinds that makes fewer."""
-        doomed = [kind for kind in self._calls if kind[:2] in versions]
-        if not doomed:
-            return 0
-        # Put in place at once: a reader on another thread finds no call twice.
-        before, calls = len(self._calls), dict(self._calls)
-        for name, version, code in doomed:
-            ended = CallStats(self._kinds.model(name, ENDED), inference=self.inference)
-            for number in (ENDED, version):
-                if (stats := calls.pop((name, number, code), None)) is not None:
-                    ended.merge(stats)
-            calls[name, ENDED, code] = ended
-        self._calls = calls
-        return before - len(calls)
 
 
 class Telemetry:

@@ -16,8 +16,8 @@ from triglot.core.duplex import Duplex
 from triglot.core.errors import Code, DeadlineExceeded, ServingError, Unavailable, as_serving_error, outcome
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Method, Operation, Service
-from triglot.telemetry.observation import Observation
-from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.telemetry.calls import Endpoint, Observation
+from triglot.telemetry.store import Telemetry
 from triglot.transports.iterated import Iterated
 from triglot.transports.off_loop import OFF_LOOP_BYTES, run_sized
 from triglot.transports.request_bytes import RequestBytes

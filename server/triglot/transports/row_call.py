@@ -10,7 +10,7 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.running import Cancellable, Defer, Outcome
 from triglot.protocols.rows import Inferring
-from triglot.telemetry.observation import Observation
+from triglot.telemetry.calls import Observation
 from triglot.transports.off_loop import OFF_LOOP_BYTES
 
 

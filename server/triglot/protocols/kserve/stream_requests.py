@@ -25,8 +25,7 @@ from triglot.protocols.kserve.codec import (
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.small_answers import FINAL, small_answer
-from triglot.telemetry.observation import Observation
-from triglot.telemetry.store import Endpoint
+from triglot.telemetry.calls import Endpoint, Observation
 
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 

@@ -8,8 +8,8 @@ from typing import Any
 from triglot.protocols.monitor.overview import SHARES, Document, collect, finished, milliseconds
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.added_series import added_value, series_report
+from triglot.telemetry.calls import Second
 from triglot.telemetry.points import points_of, together
-from triglot.telemetry.stats import Second
 from triglot.telemetry.store import Telemetry
 
 ADDED = (

@@ -11,8 +11,8 @@ from typing import Any
 
 from triglot.protocols.monitor.triton_metrics import printable
 from triglot.repository.manager.plan import Version
+from triglot.telemetry.calls import CallStats, ModelStats, Second
 from triglot.telemetry.points import Points, point
-from triglot.telemetry.stats import CallStats, ModelStats, Second
 from triglot.telemetry.store import Telemetry
 
 SHARES = {"p50": 5000, "p90": 9000, "p99": 9900}

@@ -18,12 +18,12 @@ from triglot.model.metrics import Family
 from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed
 from triglot.protocols.monitor.triton_metrics import counters, printable, triton_metrics
 from triglot.repository.manager.plan import Version
+from triglot.telemetry.calls import ENDED, CallStats, Endpoint, Kind
 from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
 from triglot.telemetry.merging import WORKER, Page, merged_pages
 from triglot.telemetry.process import MachineUsage
 from triglot.telemetry.series import BUILT_IN, Distribution, Trend
-from triglot.telemetry.stats import ENDED, CallStats, Kind
-from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.telemetry.store import Telemetry
 
 BATCH_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 OPEN_METRICS = "application/openmetrics-text"

@@ -10,10 +10,10 @@ from triglot.core.errors import Code
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.dataplane.control import TFSERVING_METRICS, Arguments, Control, Reports
 from triglot.protocols.rows import Operation, Route
+from triglot.telemetry.calls import CallStats, Endpoint, Kind
 from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.merging import merged_texts
-from triglot.telemetry.stats import CallStats, Kind
-from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.telemetry.store import Telemetry
 
 REQUEST_COUNT = ":tensorflow:serving:request_count"
 REQUEST_LATENCY = ":tensorflow:serving:request_latency"

@@ -18,7 +18,8 @@ import grpc.aio
 from triglot.config.options import NO_PORT, Config
 from triglot.core.errors import Code, QueueFull
 from triglot.protocols.rows import Kind, Method, Service
-from triglot.telemetry.store import Endpoint, Telemetry
+from triglot.telemetry.calls import Endpoint
+from triglot.telemetry.store import Telemetry
 from triglot.transports.aio.requests import AioRequests
 from triglot.transports.aio.unary import answer
 from triglot.transports.aio.unsent import StreamContext, UnsentAnswers

@@ -15,7 +15,7 @@ from triglot.core.errors import Cancelled, ServingError, as_serving_error
 from triglot.core.http import HttpResponse, HttpStream
 from triglot.core.scattered import Scattered
 from triglot.protocols.rows import Route
-from triglot.telemetry.observation import Observation
+from triglot.telemetry.calls import Observation
 from triglot.transports.deflate import DEFLATED_WORK, accepted, deflate
 from triglot.transports.off_loop import run_sized
 from triglot.transports.rest.errors import usual_error

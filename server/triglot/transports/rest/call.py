@@ -11,7 +11,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Code, ServingError, Unavailable, outcome
 from triglot.core.http import HttpResponse, HttpStream
 from triglot.core.timer_wheel import TimerWheel
-from triglot.telemetry.observation import Observation
+from triglot.telemetry.calls import Observation
 from triglot.transports.rest.answers import (
     check_fields,
     compressed,

@@ -13,7 +13,7 @@ from triglot.core.call import Call
 from triglot.core.errors import PayloadTooLarge
 from triglot.core.http import HttpRequest
 from triglot.protocols.rows import InflatedTooLarge, Route
-from triglot.telemetry.observation import Observation
+from triglot.telemetry.calls import Observation
 from triglot.transports.inflate import INFLATED_WORK, WINDOW_BITS, inflate
 from triglot.transports.off_loop import OFF_LOOP_BYTES, OneAtATime
 from triglot.transports.request_bytes import RequestBytes, Reservation

@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from triglot.core.http import HttpResponse
 from triglot.protocols.rows import Route
-from triglot.telemetry.store import Endpoint
+from triglot.telemetry.calls import Endpoint
 from triglot.transports.rest.errors import error_body
 
 MOST_KNOWN = 1024
