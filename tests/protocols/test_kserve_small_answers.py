@@ -14,8 +14,7 @@ from triglot.core.scattered import SMALL_BYTES
 from triglot.core.tensor import DATATYPES, Array
 from triglot.core.types import InferenceResponse, OutputTensor
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.kserve.codec import encode_stream_infer, infer_pieces
-from triglot.protocols.kserve.small_answers import FINAL, small_answer
+from triglot.protocols.kserve.codec import FINAL, encode_stream_infer, infer_pieces, small_answer
 
 NAMES = st.text(max_size=20)
 FIXED = [datatype for datatype in DATATYPES.values() if datatype.itemsize]

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from triglot.core.errors import InvalidArgument, ServingError
-from triglot.core.tensor import DATATYPES, Array, Buffer, byte_length, object_array, raw_buffer
+from triglot.core.scattered import SMALL_BYTES, Scattered
+from triglot.core.scattering import may_scatter
+from triglot.core.tensor import DATATYPES, Array, Buffer, byte_length, element_count, object_array, raw_buffer
 from triglot.core.types import (
     InferenceRequest,
     InferenceResponse,
@@ -23,7 +25,6 @@ from triglot.core.types import (
 )
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.parameters import REGION, own_of_input, region_of, set_parameters, wish_of
-from triglot.protocols.kserve.small_answers import small_answer
 from triglot.protocols.wire import Limit, MessageRules, length_prefix, limit_error, parse, scan, serialize
 
 SCAN_FROM_BYTES = 32 * 1024
@@ -40,6 +41,9 @@ _SHAPE, _TENSOR_PARAMETERS, _OUTPUT_PARAMETERS = 3, 4, 2
 ID, REQUEST_PARAMETERS, RAW_INPUTS = 3, 4, 7
 _INPUTS, _OUTPUTS = 5, 6
 _RAW_OUTPUTS, _INFER_RESPONSE = 6, 2
+FINAL = "triton_final_response"
+Layout = tuple[tuple[str, str, tuple[int, ...]], ...]
+"""Names, datatypes and shapes of outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +255,13 @@ def encode_infer(response: InferenceResponse) -> bytes:
     return small_answer(response) or b"".join(infer_pieces(response))
 
 
+def scatter_infer(response: InferenceResponse) -> bytes | Scattered:
+    """As `encode_infer`; large arrays stay where they are."""
+    if (small := small_answer(response)) is not None:
+        return small
+    return Scattered(infer_pieces(response)) if may_scatter(response) else encode_infer(response)
+
+
 def packing_size(response: InferenceResponse | StreamError) -> int:
     """What `encode_infer` has to work through element by element, in bytes of text, about."""
     if isinstance(response, StreamError):
@@ -335,3 +346,64 @@ def encode_parameters(values: Mapping[str, ParameterValue], into: Any) -> None:
             into[key].double_param = value
         else:
             into[key].string_param = value
+
+
+def small_answer(response: InferenceResponse, *, final: bool | None = None) -> bytes | None:
+    """The ModelInferResponse of an answer; with `final` the ModelStreamInferResponse, which says whether it is so.
+
+    None for one with parameters of its own, with BYTES, without tensors, or of more bytes.
+    """
+    if (framing := _framing_of(response, final)) is None:
+        return None
+    size, head, before = framing
+    raw = [output.array.tobytes() for output in response.outputs]
+    if response.id:
+        request_id = response.id.encode()
+        request_id = length_prefix(ID, len(request_id)) + request_id
+        head = _head(final, size + len(request_id)) + request_id
+    if len(raw) == 1:
+        return head + before[0] + raw[0]
+    return head + b"".join([piece for pair in zip(before, raw, strict=True) for piece in pair])
+
+
+def _framing_of(response: InferenceResponse, final: bool | None) -> tuple[int, bytes, tuple[bytes, ...]] | None:
+    """See `_framing`; None for what is no small answer."""
+    if response.parameters or response.placed:
+        return None
+    layout = []
+    for output in response.outputs:
+        array = output.array
+        dtype = array.dtype
+        if array.nbytes > SMALL_BYTES or dtype.kind in "OSUT" or not dtype.isnative:
+            return None
+        layout.append((output.name, output.datatype, array.shape))
+    framing = _framing(response.model_name, response.model_version, final, tuple(layout))
+    return framing if 0 < framing[0] <= SMALL_BYTES else None
+
+
+@lru_cache(maxsize=256)
+def _framing(
+    model_name: str, model_version: str, final: bool | None, layout: Layout
+) -> tuple[int, bytes, tuple[bytes, ...]]:
+    """The size of the ModelInferResponse, what stands before it, and before the data of each output.
+
+    A size of 0: there is none.
+    """
+    response = pb.ModelInferResponse(model_name=model_name, model_version=model_version)
+    if final is not None:
+        response.parameters[FINAL].bool_param = final
+    sizes = []
+    for name, datatype, shape in layout:
+        response.outputs.add(name=name, datatype=datatype, shape=shape)
+        sizes.append(element_count(shape) * DATATYPES[datatype].itemsize)
+    if not sizes:
+        return 0, b"", ()
+    before = [length_prefix(_RAW_OUTPUTS, size) for size in sizes]
+    before[0] = serialize(response) + before[0]
+    size = sum(map(len, before)) + sum(sizes)
+    return size, _head(final, size), tuple(before)
+
+
+def _head(final: bool | None, size: int) -> bytes:
+    """What stands before a ModelInferResponse of so many bytes."""
+    return b"" if final is None else length_prefix(_INFER_RESPONSE, size)

@@ -9,19 +9,21 @@ from typing import Any
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
 from triglot.core.errors import InvalidArgument, ModelNotFound, Unavailable, Unimplemented
-from triglot.core.scattered import Scattered
-from triglot.core.scattering import may_scatter
-from triglot.core.types import InferenceResponse, TensorSpec
+from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.protocols.kserve.codec import RAW_INPUTS, encode_infer, infer_pieces, packing_size
+from triglot.protocols.kserve.codec import (
+    RAW_INPUTS,
+    encode_infer,
+    packing_size,
+    scatter_infer,
+)
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
 from triglot.protocols.kserve.extension import Extension
 from triglot.protocols.kserve.inference import UnaryInference
 from triglot.protocols.kserve.layouts import InferDecoder
 from triglot.protocols.kserve.regions import Regions
-from triglot.protocols.kserve.small_answers import small_answer
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.stream_requests import StreamRequests
 from triglot.protocols.rows import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
@@ -200,13 +202,6 @@ class KServe:
             ),
             PROTOCOL,
         )
-
-
-def scatter_infer(response: InferenceResponse) -> bytes | Scattered:
-    """As `encode_infer`; large arrays stay where they are."""
-    if (small := small_answer(response)) is not None:
-        return small
-    return Scattered(infer_pieces(response)) if may_scatter(response) else encode_infer(response)
 
 
 def _model_to_change(request: RepositoryChange) -> str:

@@ -17,14 +17,15 @@ from triglot.core.types import InferenceRequest, InferenceResponse
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.inference import Awaited
 from triglot.protocols.kserve.codec import (
+    FINAL,
     StreamError,
     encode_stream_infer,
     identify,
     packing_size,
+    small_answer,
 )
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
-from triglot.protocols.kserve.small_answers import FINAL, small_answer
 from triglot.telemetry.calls import Endpoint, Observation
 
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
