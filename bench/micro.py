@@ -139,7 +139,7 @@ def telemetry_lines(repeats: int) -> list[list[str]]:
     endpoint = Telemetry().endpoint("kserve", "GRPC", "ModelInfer", inference=True)
     call = Call()
     call.model_name, call.model_version = THREAD, 1
-    call.batch_size, call.queue_seconds, call.compute_seconds = 1, 1e-5, 1e-4
+    call.times.batch_size, call.times.queue_seconds, call.times.compute_seconds = 1, 1e-5, 1e-4
     timed = best_of(repeats, [partial(observed, endpoint, call)])
     return [["telemetry", *(f"{seconds * 1e6:,.1f}" for seconds in timed[0])]]
 

@@ -11,7 +11,7 @@ import triglot
 from triglot.core.call import Call
 from triglot.core.tensor import object_array
 from triglot.core.types import TensorSpec
-from triglot.executors.declarations import takes_call
+from triglot.executors.work import takes_call
 from triglot.model.declared_signatures import signatures_of
 from triglot.model.signature import DEFAULT_SIGNATURE
 

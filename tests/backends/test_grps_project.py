@@ -26,7 +26,8 @@ from grps_folders import (
 
 from triglot.backends.grps.project import GrpsProject
 from triglot.core.errors import Cancelled, Code, DeadlineExceeded, Internal, InvalidArgument
-from triglot.executors.declarations import check_declarations, takes_call
+from triglot.executors.declarations import check_declarations
+from triglot.executors.work import takes_call
 from triglot.pb.grps import grps_pb2
 from triglot.telemetry.monitor import Monitor
 
@@ -327,5 +328,5 @@ def test_one_call_counts_as_one(tmp_path: Path) -> None:
     with opened(write_project(tmp_path, ECHO)) as model:
         call = GrpsCall(grps_pb2.GrpsMessage(str_data="x"))
         assert answer_of(model.infer({}, call)) == "x"
-        assert call.batch_size == 1
+        assert call.times.batch_size == 1
     assert "grps_framework" not in sys.modules

@@ -30,8 +30,8 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def call_of(model: str, version: int, batch: int = 0) -> Call:
     call = Call()
-    call.model_name, call.model_version, call.batch_size = model, version, batch
-    call.queue_seconds, call.compute_seconds = 0.001, 0.01
+    call.model_name, call.model_version, call.times.batch_size = model, version, batch
+    call.times.queue_seconds, call.times.compute_seconds = 0.001, 0.01
     return call
 
 

@@ -21,7 +21,7 @@ from triglot.telemetry.store import Telemetry
 def call_of(model: str, version: int = 0, batch: int = 0, queue: float = 0.0, compute: float = 0.0) -> Call:
     call = Call()
     call.model_name, call.model_version = model, version
-    call.batch_size, call.queue_seconds, call.compute_seconds = batch, queue, compute
+    call.times.batch_size, call.times.queue_seconds, call.times.compute_seconds = batch, queue, compute
     return call
 
 

@@ -47,7 +47,7 @@ def record(
     endpoint: Endpoint, seconds: float, code: Code = Code.OK, batch: int = 0, model: str = "m", times: int = 1
 ) -> None:
     call = Call()
-    call.model_name, call.model_version, call.batch_size = model, 1, batch
+    call.model_name, call.model_version, call.times.batch_size = model, 1, batch
     for _ in range(times):
         endpoint.record(call, code, seconds, 0.0, 0, 0)
 

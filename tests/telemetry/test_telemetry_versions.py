@@ -30,8 +30,8 @@ class Served:
 
     def call(self, model: str, version: int, code: Code = OK, batch: int = 0) -> None:
         call = Call()
-        call.model_name, call.model_version, call.batch_size = model, version, batch
-        call.queue_seconds = call.compute_seconds = 0.5
+        call.model_name, call.model_version, call.times.batch_size = model, version, batch
+        call.times.queue_seconds = call.times.compute_seconds = 0.5
         self.grpc.record(call, code, 0.25, 0.125, 10, 20)
 
     def tick(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code, DeadlineExceeded
 from triglot.core.request_scheduling import PLAIN, own_parameters
 from triglot.core.statistics import Statistics
@@ -79,13 +80,9 @@ class Call:
     `scheduling` is what the request says of priorities, its time in the queue, and its sequence. `members` are the
     calls that are executed together: itself alone, unless this is a `BatchCall`.
 
-    What happened, for the telemetry: the model and version that were called (0: none), what came of it where the
-    answer itself says so, whether it came into the queue, how many requests were executed together (0: not
-    executed), how many inferences it was, and how long the request waited, was made the model's input, ran, and
-    was made an answer. The times come from `started`, `waited` and `ended`; the model `began` at this instant of
-    `time.perf_counter`. `cache_hit`: what the response cache had, None where it was not asked. `counted`: its end
-    will be counted, as that of a warm-up is not; then `statistics` are its model's. `trace`: the trace of the
-    call, or of the call on whose behalf it is made.
+    For the telemetry: the model and version that were called (0: none), what came of it where the answer itself
+    says so, and its `times`. `counted`: its end will be counted, as that of a warm-up is not; then `statistics`
+    are its model's. `trace`: the trace of the call, or of the call on whose behalf it is made.
     """
 
     __slots__ = (
@@ -93,35 +90,25 @@ class Call:
         "_followers",
         "_limited_by",
         "_read_metadata",
-        "batch_size",
-        "began",
         "borrows",
-        "cache_hit",
-        "cache_seconds",
-        "compute_seconds",
         "counted",
         "deadline",
         "exchange",
         "finish",
         "input_parameters",
-        "input_seconds",
         "model_name",
         "model_version",
         "outcome",
-        "output_seconds",
         "parameters",
-        "queue_seconds",
-        "queued",
         "reach",
         "request_id",
         "requested_outputs",
         "respond",
-        "rows",
-        "runs_since",
         "scheduling",
         "signature_name",
         "size",
         "statistics",
+        "times",
         "trace",
     )
 
@@ -144,16 +131,10 @@ class Call:
         self.model_name = ""
         self.model_version = 0
         self.outcome = Code.OK
-        self.counted = self.queued = False
+        self.counted = False
+        self.times = CallTimes()
         self.statistics: Statistics | None = None
-        self.batch_size = self.rows = 0
-        self.queue_seconds = self.input_seconds = self.compute_seconds = self.output_seconds = 0.0
-        self.cache_hit: bool | None = None
-        self.cache_seconds = 0.0
-        self.began = 0.0
         self.trace: Any = None
-        self.runs_since = 0.0
-        """While the model runs, by `time.perf_counter`."""
         self._limited_by = ""
         self._read_metadata = read_metadata
         self._cancelled = False
@@ -248,34 +229,6 @@ class Call:
     def unfollow(self, end: Callable[[], object]) -> None:
         """Take `follow` back."""
         self._followers = [one for one in self._followers or () if one is not end] or None
-
-    def started(self, queued: float, batch_size: int = 1) -> None:
-        """The model begins with so many requests; since `queued`, of `time.perf_counter`, this one has waited."""
-        self.batch_size = batch_size
-        self.runs_since = self.began = time.perf_counter()
-        self.queue_seconds += self.runs_since - queued
-
-    def waited(self, since: float) -> None:
-        """From `since` until now it waited for its turn although it had started."""
-        seconds = time.perf_counter() - since
-        self.queue_seconds += seconds
-        self.runs_since += seconds
-        self.began += seconds
-
-    def ended(self, joining: float = 0.0, splitting: float = 0.0) -> float:
-        """The model has ended, or nobody waits for it any more; how many seconds it has run.
-
-        Of the time since `started`, as much as `joining` went by before it, and `splitting` after it.
-        """
-        if not self.began:
-            return 0.0
-        seconds = time.perf_counter() - self.began - joining - splitting
-        if self.runs_since:  # Else that has been said.
-            self.runs_since = 0.0
-            self.input_seconds += joining
-            self.compute_seconds += seconds
-            self.output_seconds += splitting
-        return seconds
 
 
 class BatchCall(Call):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
+from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code
 from triglot.core.tensor import Array
 
@@ -15,20 +15,6 @@ REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
 """Why requests fail, in Triton's words (spec 6)."""
 _GIVEN_UP = (Code.CANCELLED, Code.DEADLINE_EXCEEDED)
 _NO_ROOM = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
-
-
-class CallTimes(Protocol):
-    """How far a call came, and how many seconds each part of it took. See `Call`."""
-
-    batch_size: int
-    rows: int
-    queued: bool
-    queue_seconds: float
-    input_seconds: float
-    compute_seconds: float
-    output_seconds: float
-    cache_hit: bool | None
-    cache_seconds: float
 
 
 class Duration:
@@ -139,44 +125,44 @@ class Statistics:
         executions.infer_seconds += infer
         executions.output_seconds += splitting
 
-    def executed_alone(self, call: CallTimes, inputs: Mapping[str, Array], seconds: float) -> None:
+    def executed_alone(self, times: CallTimes, inputs: Mapping[str, Array], seconds: float) -> None:
         """The execution of one request has ended, well or not; unless its turn never came."""
-        if call.batch_size:
+        if times.batch_size:
             rows = self.rows(inputs) if self._batched else 1
-            call.rows += rows
+            times.rows += rows
             self.executed(rows, seconds)
 
-    def ended(self, call: CallTimes, code: Code, seconds: float, now: float) -> None:
+    def ended(self, times: CallTimes, code: Code, seconds: float, now: float) -> None:
         """A request has ended at `now`, in seconds since the epoch."""
         if code is not Code.OK:
-            self._failed(call, code, seconds, now)
+            self._failed(times, code, seconds, now)
             return
         self.last_inference = now
         self.success.count += 1
         self.success.seconds += seconds
-        self.queue_seconds += call.queue_seconds
-        if call.cache_hit is not None:
-            (self.hit if call.cache_hit else self.miss).add(call.cache_seconds)
-            if call.cache_hit:
+        self.queue_seconds += times.queue_seconds
+        if times.cache_hit is not None:
+            (self.hit if times.cache_hit else self.miss).add(times.cache_seconds)
+            if times.cache_hit:
                 return
-        self.inference_count += call.rows
-        self.input_seconds += call.input_seconds
-        self.infer_seconds += call.compute_seconds
-        self.output_seconds += call.output_seconds
+        self.inference_count += times.rows
+        self.input_seconds += times.input_seconds
+        self.infer_seconds += times.compute_seconds
+        self.output_seconds += times.output_seconds
 
-    def _failed(self, call: CallTimes, code: Code, seconds: float, now: float) -> None:
+    def _failed(self, times: CallTimes, code: Code, seconds: float, now: float) -> None:
         """Who was refused for what the request says has not failed, nor who found the queue full."""
-        if not (call.batch_size or call.queued or code in _GIVEN_UP):
+        if not (times.batch_size or times.queued or code in _GIVEN_UP):
             self.failures[REJECTED] += code in _NO_ROOM
             return
         self.last_inference = now
         self.fail.add(seconds)
-        self.failures[self._reason(call, code)] += 1
+        self.failures[self._reason(times, code)] += 1
 
-    def _reason(self, call: CallTimes, code: Code) -> str:
+    def _reason(self, times: CallTimes, code: Code) -> str:
         if code is Code.CANCELLED:
             return CANCELED
-        if not call.batch_size:
+        if not times.batch_size:
             return REJECTED  # It waited for too long.
         if code is Code.DEADLINE_EXCEEDED:
             return CANCELED

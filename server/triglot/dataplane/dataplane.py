@@ -123,7 +123,7 @@ class DataPlane:
                     return inference
                 began = perf_counter()
                 inference.inputs = bind_inputs(signature, request)
-                call.input_seconds += perf_counter() - began
+                call.times.input_seconds += perf_counter() - began
                 if servable.answers is not None:
                     if call.size > OFF_LOOP_BYTES or servable.answers.digests_long(inference.inputs):
                         self._submit_later(inference, request)
@@ -154,7 +154,7 @@ class DataPlane:
             if not inference.inputs:
                 began = perf_counter()
                 inference.inputs = await self._bound(servable, inference.signature, request, inference.call)
-                inference.call.input_seconds += perf_counter() - began
+                inference.call.times.input_seconds += perf_counter() - began
             if (cache := servable.answers) is not None:
                 began = perf_counter()
                 key = await asyncio.to_thread(cache.key, inference.inputs, inference.call, request)
@@ -181,7 +181,7 @@ class DataPlane:
         began = began or perf_counter()
         inference.cache_key = key = key or cache.key(inference.inputs, call, request)
         kept = cache.find(key)
-        call.cache_hit, call.cache_seconds = kept is not None, perf_counter() - began
+        call.times.cache_hit, call.times.cache_seconds = kept is not None, perf_counter() - began
         if kept is None:
             return False
         inference.accept(InferenceResponse(call.model_name, str(call.model_version), request.id, kept))
@@ -213,7 +213,7 @@ class DataPlane:
         signature = admit(servable, request, call)
         began = perf_counter()
         inputs = await self._bound(servable, signature, request, call)
-        call.input_seconds += perf_counter() - began
+        call.times.input_seconds += perf_counter() - began
         return servable.stream(inputs, call, partial(response_of, servable, signature, request))
 
     async def exchange_on(self, servable: Servable, call: Call) -> Any:

@@ -157,7 +157,7 @@ class Inference(Submission):
                 self.answer = response_of(self.servable, self.signature, self.request, self.result)
             except ServingError as error:
                 self.error = without_frames(error)
-            self.call.output_seconds += perf_counter() - began
+            self.call.times.output_seconds += perf_counter() - began
         elif self.request.lenient_shapes and isinstance(self.error, Internal):
             # The model's own code may be the first to look at the shapes.
             try:
@@ -171,7 +171,7 @@ class Inference(Submission):
                 return
             began = perf_counter()
             cache.keep(key, self.answer.outputs)
-            self.call.cache_seconds += perf_counter() - began
+            self.call.times.cache_seconds += perf_counter() - began
         self.conclude()
 
     async def _keep(self) -> None:
@@ -183,7 +183,7 @@ class Inference(Submission):
         with suppress(asyncio.CancelledError), self.servable:
             copied = await asyncio.to_thread(cache.copied, self.answer.outputs)
             cache.store(key, copied)
-        self.call.cache_seconds += perf_counter() - began
+        self.call.times.cache_seconds += perf_counter() - began
         self.conclude()
 
     def dropped(self) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any
 
-from triglot.core.call import Call
 from triglot.executors.hosted import HostedModel
-from triglot.executors.work import Function, Inputs
+from triglot.executors.work import takes_call
 from triglot.model.model import Model
 from triglot.model.scheduling import DynamicBatching
 from triglot.model.scheduling_rules import check_scheduling
@@ -18,24 +15,6 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH_SIZE = 2**31 - 1
 """What a configuration can say, and every client can read."""
-
-
-def takes_call(infer: Callable[..., Any]) -> bool:
-    """Whether `infer` wants the call after the inputs.
-
-    Raises `ValueError` when it can be called neither way. A second parameter with a default is the model's own
-    unless it is named `call`.
-    """
-    signature = inspect.signature(infer)
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
-        return True
-    for arguments in (1, 2):
-        try:
-            signature.bind(*range(arguments))
-        except TypeError:
-            continue
-        return arguments == 2 or list(signature.parameters)[1:2] == ["call"]
-    raise ValueError(f"infer: expected infer(self, inputs) or infer(self, inputs, call), got infer{signature}")
 
 
 def check_declarations(model: Model) -> None:
@@ -85,12 +64,3 @@ def _check_infer_batch(infer_batch: object) -> None:
 def looks_at_call(model: Model) -> bool:
     """Whether the model's own code gets the call. Raises as `takes_call`."""
     return model.looks_at_call if isinstance(model, HostedModel) else takes_call(model.infer)
-
-
-def function_of(model: Model) -> Function:
-    """The model's `infer`, which takes the call in any case. Raises as `takes_call`."""
-    return model.infer if takes_call(model.infer) else _without_call(model.infer)
-
-
-def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], Any]:
-    return lambda inputs, _: infer(inputs)

@@ -15,9 +15,8 @@ from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
 from triglot.core.readings import Reading
-from triglot.executors.declarations import function_of
 from triglot.executors.hosted import HostedModel
-from triglot.executors.work import Function
+from triglot.executors.work import Function, function_of
 from triglot.model.ensemble import Ensemble
 from triglot.model.model import Model, is_async
 

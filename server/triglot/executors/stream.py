@@ -61,7 +61,7 @@ class Stream:
         """On the instance's thread: run the model to its end."""
         error = reason_to_skip(self.call)
         if error is None:
-            self.call.started(self.queued)
+            self.call.times.started(self.queued)
             if self.times is not None:
                 self.times.asked()
             try:
@@ -70,7 +70,7 @@ class Stream:
                 error = explain(failure)
             if self.times is not None:
                 self.times.computed()
-            self._seconds = self.call.ended()
+            self._seconds = self.call.times.ended()
             if self._closed:  # The loop does not see its end.
                 with suppress(RuntimeError):  # As in `_append`.
                     self._loop.call_soon_threadsafe(self.count)
@@ -127,11 +127,11 @@ class Stream:
 
     def start(self, batch_size: int) -> None:
         """On the thread of a batch: it runs, with so many requests in all."""
-        self.call.started(self.queued, batch_size)
+        self.call.times.started(self.queued, batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
         """On the thread of a batch: it has run; `result`, if there is one, is its last answer."""
-        self.call.ended(joining, splitting)
+        self.call.times.ended(joining, splitting)
         # The frames that raise the error have this: it must not have the error.
         result, self.result = self.result, None
         error, self.failure = self.failure, None
@@ -145,7 +145,7 @@ class Stream:
 
     def expire(self) -> None:
         """On the loop: the deadline passed; the model ends with its next answer, however slow the reader is."""
-        self._finish(self.call.overdue(WHILE_STREAMING if self.call.batch_size else WHILE_WAITING))
+        self._finish(self.call.overdue(WHILE_STREAMING if self.call.times.batch_size else WHILE_WAITING))
 
     def deliver(self) -> None:
         """Nothing: each answer was handed over when it came."""
@@ -154,7 +154,7 @@ class Stream:
         """On the loop: the execution, once it has ended."""
         if self._seconds >= 0.0 and (statistics := self.call.statistics) is not None:
             seconds, self._seconds = self._seconds, -1.0
-            statistics.executed_alone(self.call, self.inputs, seconds)
+            statistics.executed_alone(self.call.times, self.inputs, seconds)
 
     async def arrival(self) -> None:
         """On the loop: wait until there is something to `take`."""

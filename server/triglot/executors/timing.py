@@ -63,11 +63,11 @@ class BatchTimes:
         calls = [member.call for member in members]
         # A member may be a warm-up's, and one may have been given up by the model's own queue.
         statistics = next((call.statistics for call in calls if call.statistics is not None), None)
-        if statistics is None or not any(call.batch_size for call in calls):
+        if statistics is None or not any(call.times.batch_size for call in calls):
             return
         counts = counts or [statistics.rows(member.inputs) for member in members]
         for call, rows in zip(calls, counts, strict=True):
-            call.rows += rows
+            call.times.rows += rows
         infer = self.ended - self.began - self.joining - self.splitting
         statistics.executed(sum(counts), infer, self.joining, self.splitting)
 
@@ -106,7 +106,7 @@ class ResponseTimes:
             self.ended(failed=True)
             raise
         output = perf_counter() - began
-        self._call.output_seconds += output
+        self._call.times.output_seconds += output
         infer = self._seconds()
         responses = self._statistics.response(self._index)
         self._final = isinstance(answer, Answer) and answer.final

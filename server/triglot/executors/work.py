@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 import time
@@ -16,6 +17,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Cancelled, Internal, ServingError, as_serving_error, own_copy
 from triglot.core.tensor import Array
 from triglot.executors.deadline import WHILE_WAITING
+from triglot.model.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,33 @@ Explain = Callable[[BaseException], ServingError]
 """What the client is told of an exception of the model's."""
 Hook = Callable[[Function, Inputs, Call], Any]
 """Calls a model's `infer` and sees to what it answers."""
+
+
+def takes_call(infer: Callable[..., Any]) -> bool:
+    """Whether `infer` wants the call after the inputs.
+
+    Raises `ValueError` when it can be called neither way. A second parameter with a default is the model's own
+    unless it is named `call`.
+    """
+    signature = inspect.signature(infer)
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
+        return True
+    for arguments in (1, 2):
+        try:
+            signature.bind(*range(arguments))
+        except TypeError:
+            continue
+        return arguments == 2 or list(signature.parameters)[1:2] == ["call"]
+    raise ValueError(f"infer: expected infer(self, inputs) or infer(self, inputs, call), got infer{signature}")
+
+
+def function_of(model: Model) -> Function:
+    """The model's `infer`, which takes the call in any case. Raises as `takes_call`."""
+    return model.infer if takes_call(model.infer) else _without_call(model.infer)
+
+
+def _without_call(infer: Callable[[Inputs], Any]) -> Callable[[Inputs, Call], Any]:
+    return lambda inputs, _: infer(inputs)
 
 
 class Work(Protocol):
@@ -91,12 +120,12 @@ class Execution(ABC):
         if call.cancelled:
             self.failure = reason_to_skip(call)
             return
-        call.started(self.queued)
+        call.times.started(self.queued)
         try:
             self.result = function(self.inputs, call)
         except BaseException as error:  # A model that calls exit() fails this call, not the server.
             self.failure = explain(error)
-        self.seconds = call.ended()
+        self.seconds = call.times.ended()
 
     def skip(self) -> bool:
         """On the thread of a batch: whether it is not to run; then it has its failure."""
@@ -105,16 +134,16 @@ class Execution(ABC):
 
     def start(self, batch_size: int) -> None:
         """On the thread of a batch: it runs, with so many requests in all."""
-        self.call.started(self.queued, batch_size)
+        self.call.times.started(self.queued, batch_size)
 
     def end(self, joining: float = 0.0, splitting: float = 0.0) -> None:
         """On the thread of a batch: it has run; see `Call.ended`."""
-        self.call.ended(joining, splitting)
+        self.call.times.ended(joining, splitting)
 
     def deliver(self) -> None:
         """On the loop."""
         if self.seconds >= 0.0 and (statistics := self.call.statistics) is not None:
-            statistics.executed_alone(self.call, self.inputs, self.seconds)
+            statistics.executed_alone(self.call.times, self.inputs, self.seconds)
         self.settle()
 
 

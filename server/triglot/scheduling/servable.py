@@ -293,7 +293,7 @@ class Servable:
     def _put(self, work: Work, call: Call, defer: Defer | None = None) -> None:
         try:
             self._schedule.put(work, defer)
-            call.queued = True
+            call.times.queued = True
         except QueueFull as error:
             self._queue_full += 1
             error.message += ", as many as max_queue_size allows"
@@ -455,7 +455,7 @@ class Servable:
 
     async def _run_on_loop(self, inputs: Inputs, call: Call) -> Any:
         self._calls_on_loop += 1
-        call.started(time.perf_counter())
+        call.times.started(time.perf_counter())
         try:
             return await self.function(inputs, call)
         finally:
@@ -463,9 +463,9 @@ class Servable:
             self._ended(inputs, call)
 
     def _ended(self, inputs: Inputs, call: Call) -> None:
-        seconds = call.ended()
+        seconds = call.times.ended()
         if call.statistics is not None:
-            call.statistics.executed_alone(call, inputs, seconds)
+            call.statistics.executed_alone(call.times, inputs, seconds)
 
     def stream(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _identity
@@ -496,7 +496,7 @@ class Servable:
             raise call.overdue(BEFORE_START)
         gate = self._enter(call) if call.size else None
         self._calls_on_loop += 1
-        call.started(time.perf_counter())
+        call.times.started(time.perf_counter())
         times = ResponseTimes(call)
         try:
             if self.decoupled:

@@ -301,14 +301,14 @@ class Endpoint:
         self._latencies.append(seconds)
         model.latencies.append(seconds)
         if (statistics := call.statistics) is not None:
-            statistics.ended(call, code, seconds, now)
+            statistics.ended(call.times, code, seconds, now)
         if stats.codec is not None:
             stats.codec.add(codec_seconds * 1e6)
         if code is not Code.OK:
             traffic.failures += 1
             model.failures += 1
-        if size := call.batch_size:
-            stats.executed(size, call.queue_seconds, call.compute_seconds)
+        if size := call.times.batch_size:
+            stats.executed(size, call.times.queue_seconds, call.times.compute_seconds)
             share = 1 / size
             traffic.executed += 1
             traffic.executions += share
@@ -399,8 +399,8 @@ class Observation:
         if code is Code.CANCELLED and (remaining := call.remaining) is not None and remaining < DEADLINE_SLACK:
             # gRPC ends both in the same way, and who gave up because it took too long is told so.
             code = Code.DEADLINE_EXCEEDED
-        if call.runs_since:
-            call.ended()  # The model has not said so: its caller has left before.
+        if call.times.runs_since:
+            call.times.ended()  # The model has not said so: its caller has left before.
         code = code or call.outcome
         seconds = perf_counter() - self._started
         endpoint.in_flight -= 1

@@ -135,7 +135,7 @@ class Trace:
         call, self._call = self._call, None
         assert call is not None  # It ends once.
         # Unless the model has said so: its caller may have left before.
-        call.ended()
+        call.times.ended()
         end = self._tracer.clock()
         self._stamps += _phases(call, self._stamps[0][1], end)
         self._stamps.append(("REQUEST_END", end))
@@ -156,19 +156,19 @@ class Trace:
 
 def _phases(call: Call, start: float, end: float) -> list[tuple[str, float]]:
     """When it waited and was computed; nothing of a request that no model has begun with."""
-    began = call.began
+    began = call.times.began
     if not began:
         return []
-    queued = began - call.queue_seconds
+    queued = began - call.times.queue_seconds
     # What was done to the inputs before they waited is no part of the execution.
-    computing = began + max(0.0, call.input_seconds - (queued - start))
-    computed = computing + call.compute_seconds
+    computing = began + max(0.0, call.times.input_seconds - (queued - start))
+    computed = computing + call.times.compute_seconds
     return [
         ("QUEUE_START", max(start, queued)),
         ("COMPUTE_START", began),
         ("COMPUTE_INPUT_END", min(computing, end)),
         ("COMPUTE_OUTPUT_START", min(computed, end)),
-        ("COMPUTE_END", min(computed + call.output_seconds, end)),
+        ("COMPUTE_END", min(computed + call.times.output_seconds, end)),
     ]
 
 

@@ -140,8 +140,8 @@ class DynamicBatcher:
     def _fill(self, members: list[Member]) -> None:
         for member in members:
             if (call := member.context.call) is not None:
-                call.waited(member.joined)
-                call.batch_size = len(members)
+                call.times.waited(member.joined)
+                call.times.batch_size = len(members)
         try:
             outputs = self._run([member.message for member in members], [member.context for member in members])
             for member, output in zip(members, outputs, strict=True):

@@ -41,15 +41,15 @@ class Pool:
         Yields for each why it is not to run, if so: nobody waits for it any more.
         """
         for call in calls:
-            call.batch_size = 0
+            call.times.batch_size = 0
         since = time.perf_counter()
         held = self._take(calls)
         try:
             skipped = [reason_to_skip(call, "its turn") if call.cancelled else None for call in calls]
             running = [call for call, reason in zip(calls, skipped, strict=True) if reason is None]
             for call in running:
-                call.waited(since)
-                call.batch_size = len(running)
+                call.times.waited(since)
+                call.times.batch_size = len(running)
             yield skipped
         finally:
             with self._changed:

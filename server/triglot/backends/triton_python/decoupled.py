@@ -145,8 +145,8 @@ class DecoupledModel(TritonModel):
         if not works:
             return
         for work in works:
-            work.call.waited(work.queued)
-            work.call.batch_size = len(works)
+            work.call.times.waited(work.queued)
+            work.call.times.batch_size = len(works)
         lines = [Line(work.call, work.answers, decoupled=True, reshaping=self.reshaping) for work in works]
         requests = [self._request(work.inputs, work.call, line) for work, line in zip(works, lines, strict=True)]
         try:

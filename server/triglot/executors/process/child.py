@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from triglot.executors.declarations import takes_call
 from triglot.executors.process.channel import Channel, Message
 from triglot.executors.process.control_block import ControlBlock
 from triglot.executors.process.failures import load_failure_fields
@@ -29,6 +28,7 @@ from triglot.executors.process.notices import Outbox
 from triglot.executors.process.session import Session
 from triglot.executors.process.values import dumps, loads
 from triglot.executors.process.workers import AsyncWorker, SerialWorker
+from triglot.executors.work import takes_call
 from triglot.model.model import Model, is_async, is_decoupled
 from triglot.model.scheduling_rules import check_cpus, check_seconds
 from triglot.platform.cpus import usable_cpus

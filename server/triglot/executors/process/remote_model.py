@@ -130,7 +130,7 @@ class RemoteModel(HostedModel):
         while (checkout := self._pool.checkout(call)) is None:
             await self._pause()
         for member in call.members:
-            member.waited(since)
+            member.times.waited(since)
         return checkout
 
     @abstractmethod

@@ -18,7 +18,6 @@ from triglot.core.call import Call, ModelCall, ModelTask
 from triglot.core.errors import Cancelled, Internal, Unavailable
 from triglot.core.tensor import Array
 from triglot.executors.batch import check_answers
-from triglot.executors.declarations import function_of, takes_call
 from triglot.executors.process.answers import aside, grouped, list_rows, rows_of, text_of
 from triglot.executors.process.arena import Row
 from triglot.executors.process.channel import Message
@@ -27,6 +26,7 @@ from triglot.executors.process.frames import FrameError, Kind
 from triglot.executors.process.remote_call import RemoteCall
 from triglot.executors.process.session import CallState, Session
 from triglot.executors.process.values import dumps
+from triglot.executors.work import function_of, takes_call
 from triglot.model.model import Model
 
 log = logging.getLogger(__name__)

@@ -211,7 +211,7 @@ class StreamRequests:
         failure = name_request(as_serving_error(error, "ModelStreamInfer"), request.id)
         observed.answered()
         # Only an execution ends the call: what no queue has taken is told in band, whatever the code (spec 2.8).
-        if self._end_on_error and (call.queued or call.began):
+        if self._end_on_error and (call.times.queued or call.times.began):
             observed.end(code)
             return failure
         encoded = encode_stream_infer(StreamError(request, failure))

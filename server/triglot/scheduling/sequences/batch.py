@@ -138,7 +138,7 @@ class SequenceBatch:
     def _run_together(self, function: Function, explain: Explain) -> None:
         calls = [member.work.call for member in self.members]
         for member, call in zip(self.members, calls, strict=True):
-            call.started(member.arrived, len(calls))
+            call.times.started(member.arrived, len(calls))
             member.executed = True
         times = self._times
         times.begin()
@@ -153,7 +153,7 @@ class SequenceBatch:
                 member.give_error(own_copy(told))
         times.end()
         for call in calls:
-            call.ended(times.joining, times.splitting)
+            call.times.ended(times.joining, times.splitting)
 
     def _run_joined(self, function: Function, calls: Sequence[Call]) -> None:
         inputs = self._tensors.inputs(self._rows, self._buffers)

@@ -1,0 +1,72 @@
+"""docs/architecture.md lists the files that a call enters: as it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+import grpc
+import numpy as np
+
+import triglot
+from served_models import serving
+from triglot.pb.kserve import inference_pb2 as pb
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "server" / "triglot"
+CORE = "transports/http2/core/"
+"""What is before the event that begins a call, and after its answer."""
+CALLS = 50
+
+
+class Identity(triglot.Model):
+    """As most models are: a plain `infer`, on a thread."""
+
+    inputs = [triglot.TensorSpec("x", "FP32", [-1, -1])]
+    outputs = [triglot.TensorSpec("y", "FP32", [-1, -1])]
+
+    def infer(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"]}
+
+
+def listed() -> list[str]:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    return re.findall(r"^\| `(\S+\.py)` \|", page.partition("<!-- walk -->")[2], re.MULTILINE)
+
+
+async def test_the_files_that_a_call_enters() -> None:
+    entered: Counter[str] = Counter()
+    noting = threading.Event()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and noting.is_set():
+            file = Path(frame.f_code.co_filename)
+            if file.is_relative_to(PACKAGE):
+                entered[file.relative_to(PACKAGE).as_posix()] += 1
+
+    threading.setprofile(note)
+    try:
+        async with (
+            serving({"m": Identity()}, grpc_transport="h2") as here,
+            grpc.aio.insecure_channel(f"127.0.0.1:{here.server.grpc_port}") as channel,
+        ):
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            request = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(64)])
+            request.inputs.add(name="x", datatype="FP32", shape=[1, 16])
+            for number in range(2 * CALLS):
+                if number == CALLS:  # By now all that is remembered is there.
+                    noting.set()
+                    sys.setprofile(note)
+                request.id = str(number)
+                await infer(request.SerializeToString(), timeout=30)
+            sys.setprofile(None)
+            noting.clear()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    walk = sorted(file for file, count in entered.items() if count >= CALLS and not file.startswith(CORE))
+    assert walk == sorted(listed())
