@@ -104,9 +104,9 @@ class ForeignModel(Model):
 
     async def infer(self, inputs: Inputs, call: Call) -> Any:
         """Raises `InvalidArgument` and `NotFound` for what the class's code says is the client's fault."""
-        return await asyncio.wrap_future(self._loop.submit(self._told(inputs, call)))
+        return await asyncio.wrap_future(self._loop.submit(self._infer(inputs, call)))
 
-    async def _told(self, inputs: Inputs, call: Call) -> Any:
+    async def _infer(self, inputs: Inputs, call: Call) -> Any:
         try:
             return await self.answer(inputs, call)
         except Exception as error:

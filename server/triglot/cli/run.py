@@ -155,9 +155,9 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
     if config.model_control_mode == "none" and start.config_file is None:
         server.manager.settle()
     with _following(start, server):
-        told = await signals.get()
-    delay = config.drain_delay if told is signal.SIGTERM else 0.0
-    if told is RETIRE and not await _unless_signalled(server.retire(), signals):
+        notice = await signals.get()
+    delay = config.drain_delay if notice is signal.SIGTERM else 0.0
+    if notice is RETIRE and not await _unless_signalled(server.retire(), signals):
         return _leave("stopped at once")
     servables = server.manager.registry.all_in_memory()
     if not await _unless_signalled(_stop(server, delay), signals):

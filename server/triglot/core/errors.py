@@ -165,7 +165,7 @@ def text_of(error: BaseException) -> str:
         return f"<its __str__ has raised {type(failure).__name__}>"
 
 
-def is_told(error: BaseException) -> TypeGuard[ServingError]:
+def is_serving_error(error: BaseException) -> TypeGuard[ServingError]:
     """Whether a client can be told it as it is: a model's own class may lack a text, or a failure's code."""
     if not isinstance(error, ServingError):
         return False
@@ -183,7 +183,7 @@ def _is_finite(value: object) -> bool:
 
 def outcome(error: BaseException) -> Code:
     """The code that a client is told of an exception."""
-    if is_told(error):
+    if is_serving_error(error):
         return error.code
     return Code.INTERNAL if isinstance(error, Exception) else Code.CANCELLED
 
@@ -193,7 +193,7 @@ def as_serving_error(error: BaseException, what: str) -> ServingError:
 
     The trace of the latter goes to the log under that id and never to the client.
     """
-    if is_told(error):
+    if is_serving_error(error):
         return error
     number = uuid.uuid4().hex[:12]
     log.error("%s failed, error %s", what, number, exc_info=error)

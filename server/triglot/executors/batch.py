@@ -167,15 +167,15 @@ class Batch:
 
     def _fail(self, error: BaseException, explain: Explain) -> None:
         if isinstance(error, asyncio.CancelledError) and self.abandoned:
-            told: ServingError = Cancelled("every caller left")
+            failure: ServingError = Cancelled("every caller left")
         else:
             try:
-                told = explain(error)
+                failure = explain(error)
             except Exception:
                 log.exception("an error of a model cannot be explained")
-                told = Internal("the model failed; the server's log has the details")
+                failure = Internal("the model failed; the server's log has the details")
         for member in self._running:
-            member.result, member.failure = None, own_copy(told)
+            member.result, member.failure = None, own_copy(failure)
 
     def _end(self) -> None:
         times = self._times

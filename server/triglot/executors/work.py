@@ -83,14 +83,14 @@ def reason_to_skip(call: Call) -> ServingError | None:
 def explained(what: str, error: BaseException) -> ServingError:
     """What the client of one call is told of an exception of `what`: an error that nobody else has."""
     try:
-        told = own_copy(as_serving_error(error, what))
+        failure = own_copy(as_serving_error(error, what))
     except Exception:  # Of the code that an exception's class has of its own; the caller waits for an answer.
         log.exception("%s failed, and its error cannot be told", what)
-        told = Internal(f"{what} failed; the server's log has the details")
+        failure = Internal(f"{what} failed; the server's log has the details")
     # Its frames hold the request's data and, where they hold it, too, live until the garbage collector comes by.
     with suppress(Exception):  # A frozen dataclass keeps them.
         error.__traceback__ = error.__context__ = error.__cause__ = None
-    return told
+    return failure
 
 
 class Execution(ABC):

@@ -103,7 +103,7 @@ class ModelMetrics:
 
     def _say(self, family: Family, metric: Metric, operation: str = "", value: float = 0.0) -> None:
         if self._report is not None:
-            self._report(_told(family, metric) | {"operation": operation, "value": value})
+            self._report(_fields_of(family, metric) | {"operation": operation, "value": value})
 
     def report_to(self, report: ReportChange) -> None:
         """Have it told what is done from now on, and what there is; raises nothing."""
@@ -113,17 +113,17 @@ class ModelMetrics:
                 for metric in family.metrics.values():
                     self._say(family, metric, "state", metric.value)
 
-    def apply(self, told: Mapping[str, Any]) -> None:
-        """In the server: what a process has told. Raises as `family` and `metric`."""
-        family = self.family(told["name"], told["description"], told["kind"])
-        metric = self.metric(family, told["labels"], told["buckets"])
-        operation = told["operation"]
+    def apply(self, change: Mapping[str, Any]) -> None:
+        """In the server: what a process has reported. Raises as `family` and `metric`."""
+        family = self.family(change["name"], change["description"], change["kind"])
+        metric = self.metric(family, change["labels"], change["buckets"])
+        operation = change["operation"]
         if operation == "state":
             with self._lock:
-                metric.value = told["value"] + (0.0 if family.kind == "gauge" else metric.value)
-                metric.counts = [old + new for old, new in zip(metric.counts, told["counts"], strict=True)]
+                metric.value = change["value"] + (0.0 if family.kind == "gauge" else metric.value)
+                metric.counts = [old + new for old, new in zip(metric.counts, change["counts"], strict=True)]
         elif operation:
-            self.do(family, metric, operation, told["value"])
+            self.do(family, metric, operation, change["value"])
 
     def collect(self) -> Iterator[Family]:
         """Copies of the families that have metrics."""
@@ -144,7 +144,7 @@ class ModelMetrics:
         yield from families
 
 
-def _told(family: Family, metric: Metric) -> dict[str, Any]:
+def _fields_of(family: Family, metric: Metric) -> dict[str, Any]:
     return {
         "name": family.name,
         "description": family.description,

@@ -50,11 +50,11 @@ def keep_memory(environment: Mapping[str, str]) -> bool:
 
     Not where variables in `environment` say how it is to do its work, or memory comes from another allocator.
     """
-    told = [name for name in VARIABLES if name in environment]
+    set_already = [name for name in VARIABLES if name in environment]
     if MALLOC_TUNABLE in environment.get(TUNABLES, ""):
-        told.append(TUNABLES)
-    if told:
-        log.debug("malloc is left as it is: %s is set", " and ".join(told))
+        set_already.append(TUNABLES)
+    if set_already:
+        log.debug("malloc is left as it is: %s is set", " and ".join(set_already))
         return False
     library = _glibc()
     if library is None:

@@ -351,9 +351,9 @@ class Servable:
     def __exit__(self, *_: object) -> None:
         self._leases -= 1
         if self._drained is not None:
-            self._tell_idle()
+            self._notify_drained()
 
-    def _tell_idle(self) -> None:
+    def _notify_drained(self) -> None:
         if self._drained is not None and not self._leases:
             self._drained.set()
             self._idle.set()
@@ -423,7 +423,7 @@ class Servable:
         if not execution.leased:
             self._leases -= 1
             if self._drained is not None:
-                self._tell_idle()
+                self._notify_drained()
 
     def discard(self, execution: Submission) -> bool:
         """Take it out of the queue; False where it is not there."""

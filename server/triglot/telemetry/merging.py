@@ -81,8 +81,8 @@ def _add(sums: dict[Key, float], family: Family, number: int) -> None:
     together = _together(family)
     for sample, labels, value in family["samples"]:
         # A model's own metric may have a label of this name.
-        told = labels if together is not None else {WORKER: str(number)} | labels
-        key = sample, tuple(told.items())
+        apart = labels if together is not None else {WORKER: str(number)} | labels
+        key = sample, tuple(apart.items())
         before = sums.get(key)
         sums[key] = value if before is None or together is None else together((before, value))
 

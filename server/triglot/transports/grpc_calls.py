@@ -192,7 +192,7 @@ class Calls:
             raise
         except Exception as error:
             code = outcome(error)
-            await self._tell_last(method, error, context, observed)
+            await self._fail_stream(method, error, context, observed)
         finally:
             self._streams.discard(stream)
             if observed is not None:
@@ -201,18 +201,18 @@ class Calls:
     # Errors are handled in functions of their own: a frame that an error came through must not hold it, or what
     # the frame holds, the request among it, is left to the garbage collector.
 
-    async def _tell_last(
+    async def _fail_stream(
         self, method: Method, error: Exception, context: Context, observed: Observation | None
     ) -> None:
-        """As `_tell`, for a stream, whose last answer it is."""
+        """The stream ends with an error: its last answer, or a status."""
         failure = as_serving_error(error, method.name)
-        if (told := method.encode_error(failure)) is None or isinstance(error, SlowReader):
+        if (encoded := method.encode_error(failure)) is None or isinstance(error, SlowReader):
             await self.end(context, failure, method.details)
             return
         if observed is not None:
-            observed.sent(len(told))
+            observed.sent(len(encoded))
         context.set_trailing_metadata(hints(failure))
-        await context.write(told)
+        await context.write(encoded)
 
     async def refuse(self, context: Context, code: Code, details: str, trailing: Trailing) -> None:
         """End the call with a status."""

@@ -24,7 +24,7 @@ from triglot.backends.triton_python.model import Inputs, TritonModel
 from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, Internal, is_told, own_copy
+from triglot.core.errors import Cancelled, Internal, is_serving_error, own_copy
 from triglot.core.types import Answer
 
 log = logging.getLogger(__name__)
@@ -178,9 +178,9 @@ def _look_at(instance: Instance, lines: Sequence[Line], done: Future[Any]) -> No
 
 
 def _fail(instance: Instance, lines: Sequence[Line], error: BaseException) -> None:
-    told = error if is_told(error) else instance.failure(error)
+    failure = error if is_serving_error(error) else instance.failure(error)
     for line in lines:
-        line.fail(own_copy(told))
+        line.fail(own_copy(failure))
 
 
 def no_none(instance: Instance, returned: object) -> Internal:

@@ -15,7 +15,7 @@ from triglot.backends.triton_python.decoupled import no_none
 from triglot.backends.triton_python.model import Inputs, PlacedModel
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
-from triglot.core.errors import ServingError, is_told
+from triglot.core.errors import ServingError, is_serving_error
 from triglot.core.types import Answer
 
 
@@ -75,6 +75,6 @@ class DecoupledSequencesModel(PlacedModel):
                     break
                 request.come_again()
         except BaseException as error:
-            if is_told(error):
+            if is_serving_error(error):
                 raise
             raise instance.failure(error) from error

@@ -96,7 +96,7 @@ class TritonError:
     def __str__(self) -> str:
         return self._message
 
-    def told(self) -> ServingError:
+    def serving_error(self) -> ServingError:
         """What the client is told."""
         kind = _ERRORS.get(self._code)
         if kind is not None:

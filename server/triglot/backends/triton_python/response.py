@@ -69,7 +69,7 @@ class InferenceResponse:
     def answer(self, reshaping: Reshaping | None = None, *, final: bool = False) -> Answer:
         """What the server is answered. Raises a `ServingError` where there is an error."""
         if self._error is not None:
-            raise self._error.told()
+            raise self._error.serving_error()
         outputs = {tensor.name(): normal(tensor.array) for tensor in self._tensors}
         if reshaping is not None:
             outputs = reshaping.made(outputs)

@@ -18,7 +18,7 @@ from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.response import InferenceResponse
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
-from triglot.core.errors import Internal, ServingError, is_told
+from triglot.core.errors import Internal, ServingError, is_serving_error
 from triglot.core.types import Answer
 
 log = logging.getLogger(__name__)
@@ -76,15 +76,15 @@ class _Outlet:
     def put(self, answer: Outcome) -> None:
         """The response."""
         self._outcome = answer
-        self._tell()
+        self._report()
 
     def end(self) -> None:
         """There is none any more."""
         if self._outcome is None:
             self._outcome = Internal("the model has sent TRITONSERVER_RESPONSE_COMPLETE_FINAL and no response")
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         with suppress(RuntimeError):  # It has been told.
             self._sent.release()
 
@@ -132,7 +132,7 @@ def _executed_once(
             returned = returned.result()
         return _given(returned, lines)
     except BaseException as error:
-        if is_told(error):
+        if is_serving_error(error):
             log.error("%s: %s", instance.name, error.message)
             raise
         raise instance.failure(error) from error

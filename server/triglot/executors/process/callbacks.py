@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, is_told
+from triglot.core.errors import Cancelled, Internal, ServingError, Unavailable, is_serving_error
 from triglot.executors.process.call_fields import asked_of
 from triglot.executors.process.channel import Message
 from triglot.executors.process.failures import description, error_fields
@@ -113,4 +113,4 @@ def refuse_late(send: Send, message: Message) -> None:
 
 def _readable(error: BaseException) -> ServingError:
     """What a model may read of an error of another."""
-    return error if is_told(error) else Internal(f"{type(error).__name__}: {description(error)}")
+    return error if is_serving_error(error) else Internal(f"{type(error).__name__}: {description(error)}")

@@ -20,7 +20,7 @@ from triglot.core.errors import (
     ServingError,
     Unavailable,
     Unimplemented,
-    is_told,
+    is_serving_error,
     text_of,
 )
 from triglot.telemetry.log_handlers import PLACE
@@ -73,7 +73,7 @@ def error_of(fields: Mapping[str, Any]) -> ServingError:
 
 def failure_fields(error: BaseException) -> dict[str, Any]:
     """An exception: one of ours as it is, of any other what the server's log is to say."""
-    if is_told(error):
+    if is_serving_error(error):
         return error_fields(error)
     text, trace = description(error), _trace(error)
     return {"kind": type(error).__name__, "text": text, "trace": trace, "place": _place(error)}

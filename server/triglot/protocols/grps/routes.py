@@ -129,14 +129,14 @@ class Http:
                     yield answer
         except Exception as error:
             call.outcome = outcome(error)
-            yield self._told(error)
+            yield self._encode_error(error)
 
-    def _told(self, error: Exception) -> Message | HttpChunk:
+    def _encode_error(self, error: Exception) -> Message | HttpChunk:
         """An error as the last answer of a stream."""
-        told = as_serving_error(error, "a grps call")
+        failure = as_serving_error(error, "a grps call")
         if self._rules.customized_body:
-            return HttpChunk(told.message.encode())
-        return Message(status=failure_of(told))
+            return HttpChunk(failure.message.encode())
+        return Message(status=failure_of(failure))
 
     def encode(self, reply: Reply, asked: Asked) -> HttpResponse | HttpStream:
         """The answer in the form that was asked for. Raises `Internal` for what is no ndarray."""

@@ -62,7 +62,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, server_name: str)
 
         return look_around
 
-    _tell(telemetry, dataplane, text)
+    _register_reports(telemetry, dataplane, text)
 
     def encode_metrics(state: _State, http: HttpRequest) -> HttpResponse:
         accept = http.headers.get("accept", "")
@@ -152,7 +152,7 @@ def _hash_of(page: str, tag: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
-def _tell(telemetry: Telemetry, dataplane: DataPlane, text: PrometheusText) -> None:
+def _register_reports(telemetry: Telemetry, dataplane: DataPlane, text: PrometheusText) -> None:
     """What this process says when another worker is asked."""
     control = dataplane.control
 

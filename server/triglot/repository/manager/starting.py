@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from triglot.core.call import Call, Reach
-from triglot.core.errors import Internal, ModelLoadError, ServingError, is_told, text_of
+from triglot.core.errors import Internal, ModelLoadError, ServingError, is_serving_error, text_of
 from triglot.executors.work import Function, Inputs
 from triglot.model.model import Model
 from triglot.scheduling.servable import Servable
@@ -56,12 +56,12 @@ async def _on_thread(start: partial[None]) -> None:
 
 def _explain(error: BaseException) -> ServingError:
     """For the server's operator, so with the model's own words."""
-    if is_told(error):
+    if is_serving_error(error):
         return error
-    told = (
+    failure = (
         ServingError(text_of(error), code=error.code)
         if isinstance(error, ModelLoadError)
         else Internal(f"{type(error).__name__}: {text_of(error)}")
     )
-    told.__cause__ = error
-    return told
+    failure.__cause__ = error
+    return failure

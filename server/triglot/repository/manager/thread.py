@@ -37,9 +37,9 @@ async def in_thread(work: Callable[[], T], late: Callable[[T], object] = _forget
         try:
             result = work()
         except BaseException as error:
-            _tell(loop, partial(fail, error))
+            _notify(loop, partial(fail, error))
         else:
-            if done.cancelled() or not _tell(loop, partial(deliver, result)):
+            if done.cancelled() or not _notify(loop, partial(deliver, result)):
                 late(result)
 
     _start(run)
@@ -56,7 +56,7 @@ def _start(work: Callable[[], object]) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> bool:
+def _notify(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> bool:
     """Have the loop call it; False when the loop is closed."""
     try:
         loop.call_soon_threadsafe(what)

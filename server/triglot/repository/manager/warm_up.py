@@ -16,7 +16,15 @@ from functools import partial
 from typing import Any
 
 from triglot.core.call import Call, Reach, no_models
-from triglot.core.errors import Code, Internal, InvalidArgument, ModelLoadError, ServingError, is_told, text_of
+from triglot.core.errors import (
+    Code,
+    Internal,
+    InvalidArgument,
+    ModelLoadError,
+    ServingError,
+    is_serving_error,
+    text_of,
+)
 from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.executors.deadline import is_cancelled
@@ -178,7 +186,7 @@ class _Runner:
 
     def _explain(self, error: BaseException) -> ServingError:
         """For the server's operator, so with the model's own words."""
-        if is_told(error):
+        if is_serving_error(error):
             return error
         if self._telling.acquire(blocking=False):  # Once: instances tend to fail alike.
             log.error("%s failed in its warm-up", self._servable, exc_info=error)

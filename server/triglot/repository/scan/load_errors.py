@@ -76,5 +76,5 @@ def why_not(name: str, look: Scan, roots: Iterable[Root]) -> str:
     if not why and look.wanted.get(name):
         return ""
     nowhere = [str(look.problems.get(place, f"no model of this name in {place}")) for place in places]
-    told = "; ".join(why or nowhere)
-    return f"failed to load '{name}', failed to poll from model repository" + (f": {told}" if told else "")
+    reasons = "; ".join(why or nowhere)
+    return f"failed to load '{name}', failed to poll from model repository" + (f": {reasons}" if reasons else "")

@@ -89,8 +89,8 @@ class Tensors:
 class SequenceBatch:
     """What a schedule hands an instance: `rows`, and requests that were `dropped`, each with its error.
 
-    `finished` is told on the instance's thread when the model has ended, `ended` on the loop, where `tell` is for
-    the schedule to call.
+    `finished` is called on the instance's thread when the model has ended, `ended` on the loop, where the schedule
+    calls `report`.
     """
 
     delivers = True
@@ -148,9 +148,9 @@ class SequenceBatch:
             else:
                 self._run_listed(self._tensors.infer_batch, calls, explain)
         except BaseException as error:  # A model that calls exit() fails these calls, not the server.
-            told = explain(error)
+            failure = explain(error)
             for member in self.members:
-                member.give_error(own_copy(told))
+                member.give_error(own_copy(failure))
         times.end()
         for call in calls:
             call.times.ended(times.joining, times.splitting)
@@ -196,7 +196,7 @@ class SequenceBatch:
         self.over = True
         self._ended(self)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """On the loop: everybody gets what came of it."""
         if self._times.ended:
             self._times.count([member.work for member in self.members])

@@ -318,9 +318,9 @@ class SequenceSchedule:
     def _ended(self, batch: SequenceBatch) -> None:
         """On the loop."""
         if not self._in_order:
-            batch.tell()
+            batch.report()
         while self._taken and self._taken[0].over:
-            self._taken.popleft().tell()
+            self._taken.popleft().report()
         self._call_soon()
         self._keep_up()
 

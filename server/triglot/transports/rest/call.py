@@ -141,14 +141,14 @@ class HttpCall(RowCall):
 
     def _leave(self) -> None:
         if self._is_late:
-            self._tell(self.call.overdue("before there was an answer"))
+            self._answer_error(self.call.overdue("before there was an answer"))
         elif self._calls.grace_is_over:
-            self._tell(Unavailable(SHUTTING_DOWN))
+            self._answer_error(Unavailable(SHUTTING_DOWN))
         else:
             self._end(Code.CANCELLED).abort()
             self._ended(self)
 
-    def _tell(self, error: ServingError) -> None:
+    def _answer_error(self, error: ServingError) -> None:
         self._answer(error.code, failure_response(self._found.route, error, self._observed))
 
     def _answer(self, code: Code, response: HttpResponse) -> None:
