@@ -118,12 +118,12 @@ def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
             parser.error(f"unknown option {flag!r}{ours}" if ours else unknown(flag, _FLAGS[command]()))
     try:
         start = _STARTS[command](flags, others, os.environ)
-        spec_read = WorkerSpec.read(spec) if spec else None
-        handler = _set_up_logging(start.config, "" if spec_read is None else spec_read.source)
-        if start.config.workers > 1 and spec_read is None and start.test is None:
+        worker = WorkerSpec.read(spec) if spec else None
+        handler = _set_up_logging(start.config, "" if worker is None else worker.source)
+        if start.config.workers > 1 and worker is None and start.test is None:
             return supervised(start, arguments)
-        with start.surroundings(1 if spec_read is None else spec_read.number):
-            return run(start, handler, spec_read)
+        with start.surroundings(1 if worker is None else worker.number):
+            return run(start, handler, worker)
     except ConfigError as error:
         print_error(str(error))
         return WRONG_USE

@@ -128,7 +128,7 @@ class Statistics:
     def executed_alone(self, times: CallTimes, inputs: Mapping[str, Array], seconds: float) -> None:
         """The execution of one request has ended, well or not; unless its turn never came."""
         if times.batch_size:
-            rows = self.rows(inputs) if self._batched else 1
+            rows = self.rows(inputs)
             times.rows += rows
             self.executed(rows, seconds)
 
@@ -138,8 +138,7 @@ class Statistics:
             self._failed(times, code, seconds, now)
             return
         self.last_inference = now
-        self.success.count += 1
-        self.success.seconds += seconds
+        self.success.add(seconds)
         self.queue_seconds += times.queue_seconds
         if times.cache_hit is not None:
             (self.hit if times.cache_hit else self.miss).add(times.cache_seconds)

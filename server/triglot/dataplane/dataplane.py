@@ -51,13 +51,14 @@ class DataPlane:
         self.tracer = tracer or Tracer()
         self.control = control or Control()
         self._manager = manager
-        self._sequences = SequenceRoutes(manager.registry)
+        self._registry = manager.registry
+        self._sequences = SequenceRoutes(self._registry)
         self._default_timeout = default_timeout
         self._default_source = f"the server's default_timeout of {default_timeout:g} seconds"
         self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
         self._changed = asyncio.Event()
-        manager.registry.on_change = self._announce
+        self._registry.on_change = self._announce
         self.control.register_action(LOAD_MODEL, self._load)
         self.control.register_action(UNLOAD_MODEL, self._unload)
         self.control.register_action(RELOAD, self._reload)
@@ -67,13 +68,13 @@ class DataPlane:
 
         Raises `ModelNotFound`, `InvalidArgument` for a bad version or an unknown label, and `Unavailable`.
         """
-        return self._manager.registry.servable(name, version, label)
+        return self._registry.servable(name, version, label)
 
     def servable_of(self, request: InferenceRequest) -> Servable:
         """The version that the request goes to: where its sequence lives, if it goes on with one."""
         if request.parameters and (holder := self._sequences.find(request)) is not None:
             return holder
-        return self._manager.registry.servable(request.model_name, request.model_version)
+        return self._registry.servable(request.model_name, request.model_version)
 
     async def infer(self, request: InferenceRequest, call: Call) -> InferenceResponse:
         """One answer to one request.
@@ -257,8 +258,8 @@ class DataPlane:
 
     def metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Raises `ModelNotFound`, `InvalidArgument` for a bad version and `Unavailable` for one not ready."""
-        servable = self._manager.registry.servable(name, version)
-        numbers = [servable.version] if version else self._manager.registry.ready_versions(name)
+        servable = self._registry.servable(name, version)
+        numbers = [servable.version] if version else self._registry.ready_versions(name)
         return ModelMetadata(
             name,
             [str(number) for number in numbers],
@@ -272,15 +273,15 @@ class DataPlane:
 
     def loaded_from(self, name: str, version: str = "") -> Loaded:
         """What a version is made of, for its configuration. Raises as `metadata`."""
-        return self._manager.loaded(self._manager.registry.servable(name, version))
+        return self._manager.loaded(self._registry.servable(name, version))
 
     def decoupled(self, name: str, version: str = "") -> bool:
         """Whether the model answers with a stream. Raises as `metadata`."""
-        return self._manager.registry.servable(name, version).decoupled
+        return self._registry.servable(name, version).decoupled
 
     def knows(self, name: str) -> bool:
         """Whether the model is wanted, ready or not."""
-        return self._manager.registry.knows(name)
+        return self._registry.knows(name)
 
     def first_version(self, name: str) -> str:
         """The version of this model that its configuration names first; "" where none lists them one by one."""
@@ -288,23 +289,23 @@ class DataPlane:
 
     def model_names(self) -> list[str]:
         """Every model that is wanted, ready or not; not what was unloaded."""
-        return self._manager.registry.served()
+        return self._registry.served()
 
     def known_names(self) -> list[str]:
         """As `model_names`, and what was unloaded."""
-        return self._manager.registry.names()
+        return self._registry.names()
 
     def versions(self) -> list[Version]:
         """Every version that is wanted or still there, those of unloaded models too."""
-        return list(self._manager.registry.versions())
+        return list(self._registry.versions())
 
     def labelled(self, name: str, label: str) -> int:
         """The version that a label names, available or not. Raises `UnknownLabel`."""
-        return self._manager.registry.labelled(name, label)
+        return self._registry.labelled(name, label)
 
     def statuses(self, name: str) -> list[Version]:
         """Every version of a model that is remembered, ended ones too, highest first. Raises `ModelNotFound`."""
-        return self._manager.registry.statuses(name)
+        return self._registry.statuses(name)
 
     def platforms(self) -> dict[str, str]:
         """What the configuration calls the kind of each model that it names."""
@@ -324,7 +325,7 @@ class DataPlane:
 
     async def _load(self, arguments: Arguments) -> bool:
         """A server that stops does not wait for a load to end: `Unavailable`."""
-        known = arguments["name"] in self._manager.registry.served()
+        known = arguments["name"] in self._registry.served()
         loading = asyncio.ensure_future(self._manager.load_model(arguments["name"], arguments["config"]))
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -370,12 +371,12 @@ class DataPlane:
 
         Raises `ModelNotFound` or `InvalidArgument`.
         """
-        return self._manager.registry.is_ready(name, version) and not self.stopping
+        return self._registry.is_ready(name, version) and not self.stopping
 
     @property
     def ready(self) -> bool:
         """Whether every wanted model is loaded and has a live instance, and the server is not stopping."""
-        return not self.stopping and self._manager.registry.all_ready()
+        return not self.stopping and self._registry.all_ready()
 
     @property
     def stopping(self) -> bool:

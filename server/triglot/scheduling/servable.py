@@ -350,10 +350,6 @@ class Servable:
 
     def __exit__(self, *_: object) -> None:
         self._leases -= 1
-        if self._drained is not None:
-            self._notify_drained()
-
-    def _notify_drained(self) -> None:
         if self._drained is not None and not self._leases:
             self._drained.set()
             self._idle.set()
@@ -402,15 +398,13 @@ class Servable:
             task.add_done_callback(execution.task_ended)
             return
         try:
-            if call.size and (gate := self._gate) is not None:
-                gate.enter(call.size)
-                execution.gate = gate
-            deadline = call.deadline
-            if deadline is not None and time.monotonic() >= deadline:
+            if call.size:
+                execution.gate = self._enter(call)
+            if call.expired:
                 raise call.overdue(BEFORE_START)
             self._put(execution, call, execution.defer)
-            if deadline is not None:
-                execution.expires = self._timers.add(execution, deadline)
+            if call.deadline is not None:
+                execution.expires = self._timers.add(execution, call.deadline)
         except BaseException as error:
             execution.fail(self._explain(error))
 
@@ -421,9 +415,7 @@ class Servable:
         if execution.gate is not None:
             execution.gate.leave(execution.call.size)
         if not execution.leased:
-            self._leases -= 1
-            if self._drained is not None:
-                self._notify_drained()
+            self.__exit__()
 
     def discard(self, execution: Submission) -> bool:
         """Take it out of the queue; False where it is not there."""
