@@ -5,14 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
-
-
-class Running(Protocol):
-    """What `Duplex.begin` has begun."""
-
-    def cancel(self) -> object:
-        """Have `CancelledError` raised where it waits."""
 
 
 class Duplex(ABC):

@@ -217,12 +217,6 @@ class DataPlane:
         call.times.input_seconds += perf_counter() - began
         return servable.stream(inputs, call, partial(response_of, servable, signature, request))
 
-    async def exchange_on(self, servable: Servable, call: Call) -> Any:
-        """What a model that takes messages answers to `call.exchange`. Raises `ServingError`."""
-        inference: Inference = await ended(partial(self.submit, servable, None, call, leased=True))
-        raise_error(inference)
-        return inference.answer
-
     def exchange_stream_on(self, servable: Servable, call: Call) -> AsyncGenerator[Any, None]:
         """What such a model answers with, one by one. Closing the generator stops the model."""
         trace = self.tracer.begin(servable.name, servable.version, call) if self.tracer.on else None

@@ -32,9 +32,6 @@ class Views:
     def __init__(self) -> None:
         self._held: list[tuple[int, weakref.ref[Array]]] = []
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def over(self, number: int, memory: mmap.mmap, places: Sequence[Place]) -> tuple[Named, bool]:
         """The tensors that lie in a region, as read-only arrays, and whether the region is read from now on.
 

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-from triglot.core.duplex import Duplex, Running
+from triglot.core.duplex import Duplex
 from triglot.core.errors import ServingError, as_serving_error
+from triglot.core.running import Cancellable
 from triglot.protocols.kserve.stream_requests import Place, StreamRequests
 
 MAX_IN_FLIGHT = 64
@@ -29,7 +30,7 @@ class InferStream:
     def __init__(self, requests: StreamRequests) -> None:
         self._asked = requests
         self._loop = asyncio.get_running_loop()
-        self._running: set[Running] = set()
+        self._running: set[Cancellable] = set()
         self._line: deque[Place] = deque()
         self._apart = 0
         """Requests to decoupled models that run."""
@@ -115,7 +116,7 @@ class InferStream:
 
         task.add_done_callback(ended)
 
-    def runs(self, one: Running) -> None:
+    def runs(self, one: Cancellable) -> None:
         """See `Line`."""
         self._running.add(one)
 

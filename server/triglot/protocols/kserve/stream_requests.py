@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from triglot.core.call import Call
-from triglot.core.duplex import Running
 from triglot.core.errors import Code, Internal, ServingError, as_serving_error, outcome
 from triglot.core.running import Cancellable, Outcome
 from triglot.core.tensor import LONG_BYTES
@@ -59,7 +58,7 @@ class Line(Apart, Protocol):
     def begin(self, work: Coroutine[Any, Any, None], never_began: Callable[[], None], /) -> None:
         """Begin it soon; it raises nothing. `never_began` is called in its place where it is cancelled before."""
 
-    def runs(self, one: Running, /) -> None:
+    def runs(self, one: Cancellable, /) -> None:
         """It runs from now on."""
 
     def ended(self, one: Any, /) -> None:
