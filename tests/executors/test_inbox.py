@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ from scripted_models import Scripted, number, servable
 
 from triglot.core.call import Call
 from triglot.executors.parking import Doorbell
-from triglot.executors.thread import Instance, LoopInbox
+from triglot.executors.thread import LoopInbox, ThreadExecutor
 from triglot.executors.work import AwaitedExecution, Work, explained
-from triglot.scheduling.queue import WorkQueue
 from triglot.scheduling.servable import Servable
 
 SECONDS = 30.0
@@ -135,30 +133,24 @@ def test_a_bell_is_heard_before_and_after_somebody_waits(of: str, monkeypatch: p
     assert not answering.is_alive()
 
 
-class FailsAtFirst(WorkQueue[Work]):
-    """A schedule whose first looks for work fail."""
+class FailsAtFirst(ThreadExecutor):
+    """Its first looks for work fail."""
 
     failures = 3
 
-    def take(self, _: int = 0) -> Work | None:
+    def _take(self) -> Work | None:
         if self.failures:
             self.failures -= 1
             raise MemoryError("no room to look")
-        return super().take()
+        return super()._take()
 
 
-def run_at_once(function: Callable[[], None]) -> None:
-    function()
-
-
-async def test_a_schedule_that_fails_does_not_end_the_instance(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_queue_that_fails_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.get_running_loop()
-    schedule = FailsAtFirst(10, run_at_once)
-    finished = LoopInbox[Work](loop, lambda work: work.deliver())
-    instance = Instance("m", 0, schedule, lambda inputs, _: inputs, lambda error: explained("m", error), finished)
+    executor = FailsAtFirst(["m"], lambda inputs, _: inputs, lambda error: explained("m", error), loop)
     execution = AwaitedExecution({}, Call(), loop.create_future())
-    schedule.put(execution)
+    executor.start(execution)
     assert await asyncio.wait_for(execution.future, SECONDS) == {}
     assert "no room to look" in caplog.text
-    schedule.close()
-    instance.join()
+    executor.close()
+    executor.join()

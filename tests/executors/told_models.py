@@ -159,7 +159,7 @@ async def told(
         yield one
     finally:
         await one.servable.close()
-        await until(lambda: not one.servable._instances and not model._pool._slots)
+        await until(lambda: not one.servable.alive and not model._pool._slots)
 
 
 def children() -> list[str]:

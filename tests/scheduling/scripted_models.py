@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triglot import Call, Model, TensorSpec
+from triglot.executors.thread import ThreadExecutor
 from triglot.scheduling.servable import Servable
 
 Inputs = Mapping[str, NDArray[Any]]
@@ -87,5 +88,4 @@ def servable(model: Model, *, max_queue_size: int = 1000) -> Servable:
 
 def idle(one: Servable) -> int:
     """Threads of its instances that wait for work."""
-    schedule: Any = one._schedule
-    return len(schedule._parked)
+    return sum(executor.idle for executor in one._executors if isinstance(executor, ThreadExecutor))

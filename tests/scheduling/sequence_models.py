@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from held_executor import HeldExecutor
 from scripted_models import Inputs
 
 from triglot import Call, Model, TensorSpec
@@ -109,19 +110,16 @@ class Driver:
 
     def __init__(self, model: Model, *, limit: int = 1000) -> None:
         self.now = 0.0
-        self.grown = 1
+        self.executors = [HeldExecutor() for _ in range(model.instances)]
         self.lease = Lease()
         self._model = model
         self._timers: list[_Timer] = []
         self._deferred: list[Callable[[], None]] = []
         self.schedule = SequenceSchedule(
-            model, limit, self._deferred.append, self._grow, self._later, lambda: self.now
+            model, limit, self.executors, self._deferred.append, self._later, lambda: self.now
         )
         self.schedule.lease = self.lease
         self.timers_fired = 0
-
-    def _grow(self, wanted: int) -> None:
-        self.grown += wanted
 
     def _later(self, seconds: float, run: Callable[[], None]) -> _Timer:
         self._timers.append(_Timer(self.now + seconds, run))
@@ -143,8 +141,10 @@ class Driver:
         return execution
 
     def take(self, instance: int = 0) -> SequenceBatch | None:
-        """What the instance would run now."""
-        work = self.schedule.take_nowait(instance)
+        """What the instance runs next, if there is something now and it runs nothing else."""
+        self.turn()
+        started = self.executors[instance].started
+        work = started.pop(0) if started else None
         assert work is None or isinstance(work, SequenceBatch)
         return work
 
@@ -202,7 +202,7 @@ def started(batching: SequenceBatching, count: int, **said: Any) -> Driver:
     driver = Driver(Summing(batching, **said))
     for number in range(1, count + 1):
         driver.send(0, number, start=True)
-    while any([driver.run(instance) for instance in range(driver.grown)]):  # noqa: C419 - each of them has its turn
+    while any([driver.run(instance) for instance in range(len(driver.executors))]):  # noqa: C419 - each of them has its turn
         pass
     return driver
 

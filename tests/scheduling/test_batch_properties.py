@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from batched_models import FOREVER, Batched, Inputs, Joining, rows
+from held_executor import HeldExecutor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triglot import Call, Cancelled, InvalidArgument, Model
 from triglot.core.errors import DeadlineExceeded, ServingError
 from triglot.core.request_scheduling import Scheduling
-from triglot.executors.loop_guard import LoopGuard
+from triglot.executors.loop import LoopExecutor
 from triglot.executors.work import AwaitedExecution, Work
 from triglot.model.scheduling import DynamicBatching
 from triglot.scheduling.batcher import Batcher
-from triglot.scheduling.loop_batcher import LoopBatcher
 
 BAD = -1.0
 """A value that fails its whole batch."""
@@ -63,12 +63,14 @@ SCHEDULES = st.one_of(
 
 
 class Run:
-    """A batcher whose threads are this one, so that everything happens in the order of the steps."""
+    """A batcher whose executor is this test, so that everything happens in the order of the steps."""
 
     def __init__(self, batching: DynamicBatching, loop: asyncio.AbstractEventLoop) -> None:
         self.in_order = batching.preserve_ordering
         self.loop = loop
         self.model = self.new_model(batching)
+        self.executor = HeldExecutor(capacity=2)
+        self.deferred: list[Callable[[], None]] = []
         self.schedule = self.new_schedule()
         self.requests: list[AwaitedExecution] = []
         self.values: list[list[float]] = []
@@ -80,8 +82,9 @@ class Run:
     def new_model(self, batching: DynamicBatching) -> Model:
         return Batched(batching, max_batch_size=6, answer=self.answer)
 
-    def new_schedule(self) -> Batcher | LoopBatcher:
-        return Batcher(self.model, 10_000, lambda _: None, lambda _: None, self.loop.call_later)
+    def new_schedule(self) -> Batcher:
+        infer_batch, defer, later = self.model.infer_batch, self.deferred.append, self.loop.call_later
+        return Batcher(self.model, 10_000, self.executor, infer_batch, defer, later)
 
     def answer(self, inputs: Inputs) -> Any:
         values = inputs["x"][:, 0].tolist()
@@ -127,11 +130,16 @@ class Run:
             assert done == sorted(done, reverse=True)
 
     def run(self) -> None:
-        if len(self.schedule):
-            work = self.schedule.take(0)
-            assert work is not None
+        self.turn()
+        if self.executor.started:
+            work = self.executor.started.pop(0)
             work.run(self.model.infer, self.explain)
             self.executed.append(work)
+
+    def turn(self) -> None:
+        """What the loop does in its next turn."""
+        while self.deferred:
+            self.deferred.pop(0)()
 
     @staticmethod
     def explain(error: BaseException) -> ServingError:
@@ -140,11 +148,14 @@ class Run:
 
     def end(self) -> None:
         self.schedule.close()
-        while len(self.schedule):
-            self.run()
-        assert self.schedule.take(0) is None
-        for work in reversed(self.executed):
-            work.deliver()
+        self.turn()
+        while self.executor.started or self.executed:
+            while self.executor.started:
+                self.run()
+            self.executed.pop().deliver()
+            self.turn()
+        assert not len(self.schedule)
+        assert self.executor.closed
 
     def check(self) -> None:
         assert len(set(self.seen)) == len(self.seen), "a row was executed twice"
@@ -199,9 +210,9 @@ class OnLoop(Run):
         model.infer = self.infer
         return model
 
-    def new_schedule(self) -> Batcher | LoopBatcher:
-        guard = LoopGuard("joining", "")
-        return LoopBatcher(self.model, 10_000, self.loop, self.infer, self.explain, guard)
+    def new_schedule(self) -> Batcher:
+        executor = LoopExecutor(self.loop, self.infer, self.explain, capacity=2)
+        return Batcher(self.model, 10_000, executor, None, self.loop.call_soon, self.loop.call_later)
 
     async def infer(self, inputs: Inputs, call: Call) -> Any:
         go = self.loop.create_future()

@@ -30,7 +30,7 @@ from triglot.core.errors import (
 from triglot.core.tensor import Array
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_tensors import arrays_of, request_of
-from triglot.scheduling.queue import RETRY_AFTER_SECONDS
+from triglot.executors.executor import RETRY_AFTER_SECONDS
 from triglot.scheduling.servable import Servable
 from triglot.telemetry.calls import Endpoint, Observation
 from triglot.telemetry.store import Telemetry

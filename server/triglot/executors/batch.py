@@ -50,6 +50,9 @@ class Member(Protocol):
 class Owner(Protocol):
     """Whom a batch comes back to, on the loop."""
 
+    def ended(self, batch: Batch) -> None:
+        """It has been executed, and is about to `deliver` each outcome."""
+
     def deliver(self, work: Execution) -> None:
         """Its outcome may leave."""
 
@@ -71,6 +74,7 @@ class Batch:
         "_padded",
         "_running",
         "_times",
+        "task",
     )
     delivers = True
 
@@ -91,6 +95,8 @@ class Batch:
         self._counts: list[int] = []  # Rows of each that runs.
         self._padded = 0  # Rows of the joined inputs; 0: nothing was joined.
         self._times = BatchTimes()
+        self.task: asyncio.Task[None] | None = None
+        """What runs it on the loop."""
 
     @property
     def abandoned(self) -> bool:
@@ -107,7 +113,7 @@ class Batch:
             self._end()
 
     async def run_on_loop(self, function: Function, explain: Explain) -> None:
-        """As `run`, for an `async def` function."""
+        """See `LoopWork`."""
         if self._start():
             try:
                 answer = self._ask(function)
@@ -185,6 +191,7 @@ class Batch:
 
     def deliver(self) -> None:
         """On the loop."""
+        self._owner.ended(self)  # First: what runs batches goes on meanwhile.
         times = self._times
         if self._running:
             times.count(self._running, self._counts)
@@ -204,25 +211,3 @@ def check_answers(answers: Any, count: int) -> Sequence[Any]:
     error = Internal(f"infer_batch returned {got}, expected a list of {count} answers, one a request")
     log.error("%s", error.message)
     raise error
-
-
-class Refusal:
-    """Requests that are not executed: each with its error, on the way to the loop like what was executed."""
-
-    delivers = True
-
-    def __init__(self, refused: Sequence[tuple[Execution | Stream, ServingError]], owner: Owner) -> None:
-        self._refused = refused
-        self._owner = owner
-
-    def run(self, function: Function, explain: Explain) -> None:
-        """Nothing."""
-
-    def deliver(self) -> None:
-        """On the loop."""
-        for work, error in self._refused:
-            if isinstance(work, Stream):
-                work.refuse(error)
-            else:
-                work.failure = error
-                self._owner.deliver(work)

@@ -16,7 +16,7 @@ def not_at_all(_: Function) -> None:
     """Warms nothing up."""
 
 
-def nobody_to_tell(_: int, __: str) -> None:
+def nobody_to_tell(_: int, __: int, ___: str) -> None:
     """Tells nobody."""
 
 
@@ -28,8 +28,8 @@ class HostedModel(Model):
     that it is called on.
 
     A model of sequences has a place for each instance: `on_lost` is called, on any thread, with the instance's
-    number and a name for messages, when its place is lost, before what comes back there is called; what its
-    sequences had there is gone.
+    number, how often its place has been lost by now, and a name for messages, when it is lost, before any call
+    fails for it; what its sequences had there is gone.
     """
 
     looks_at_call = True
@@ -38,7 +38,7 @@ class HostedModel(Model):
         self.loop: asyncio.AbstractEventLoop | None = None
         self.on_change: Callable[[], Any] = lambda: None
         self.warm_up: Callable[[Function], object] = not_at_all
-        self.on_lost: Callable[[int, str], object] = nobody_to_tell
+        self.on_lost: Callable[[int, int, str], object] = nobody_to_tell
 
     @property
     @abstractmethod
@@ -54,8 +54,8 @@ class HostedModel(Model):
     def abandon(self) -> None:
         """Its calls have not ended in time: end what runs them. On any thread; `close` follows."""
 
-    def runs_on(self, instance: int) -> None:
-        """The calling thread is this instance's. When its place is lost from now on, what it runs next is
+    def runs_on(self, instance: int, losses: int) -> None:
+        """The calling thread is this instance's. If its place is lost more often than that, what it runs next is
         `Unavailable` and runs nowhere else."""
 
     @abstractmethod

@@ -1,23 +1,31 @@
-"""The instances of a model as threads, which take work from a schedule, and the way back to the event loop."""
+"""The instances of a model as threads, and the way to them from the event loop and back.
+
+Strategy: work is pulled. `deque` is atomic, so neither side takes a lock to put or take; a thread that finds the
+queue empty parks on a bell of its own and is called after the next `start`. Work is either in the deque or taken,
+never both, so `discard` can promise that discarded work is not started.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from triglot.executors.parking import Doorbell
-from triglot.executors.schedule import Schedule
-from triglot.executors.work import Execution, Explain, Function, Hook, Inputs, InstanceExecution, Work
+from triglot.core.running import Defer
+from triglot.executors.executor import Executor, queue_full
+from triglot.executors.parking import Doorbell, Parking
+from triglot.executors.work import Explain, Function, Hook, Inputs, InstanceExecution, Work
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.1
+"""After no work could be taken: that may happen again."""
 
 
 class LoopInbox(Generic[T]):
@@ -69,148 +77,153 @@ class LoopInbox(Generic[T]):
         self._hand_over()  # What has rung may not have been answered.
 
 
-log = logging.getLogger(__name__)
+class ThreadExecutor:
+    """An `Executor` of `Work`: threads of these names, each of which is started when there is work for it.
 
-PAUSE_SECONDS = 0.1
-"""After a schedule has failed: it may fail again."""
-
-
-class Instance:
-    """Takes whatever waits, one piece of work after the other, and puts what is `finished` there for the loop.
-
-    `number` is its own among the instances of its model, from 0.
+    What is started beyond that waits, in its order.
     """
 
     def __init__(
-        self,
-        name: str,
-        number: int,
-        schedule: Schedule,
-        function: Function,
-        explain: Explain,
-        finished: LoopInbox[Work],
+        self, names: Sequence[str], function: Function, explain: Explain, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._number = number
-        self._schedule = schedule
+        self.capacity = len(names)
+        self._names = names
         self._function = function
         self._explain = explain
-        self._finished = finished
-        # A daemon: a model that never returns must not keep a stopped server alive.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._waiting: deque[Work] = deque()
+        self._parked = Parking()
+        self._waking = False
+        self._closed = False
+        self._finished = LoopInbox[Work](loop, _deliver)
+        self._threads: list[threading.Thread] = []
+        self._grow(1)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> int:
+        """Threads that wait for work."""
+        return len(self._parked)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """See `Executor`."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def check_room(self, limit: int) -> None:
+        """See `Executor`. The bound is on how many wait."""
+        if len(self._waiting) >= limit:
+            raise queue_full(f"{limit} requests wait")
+
+    def _grow(self, wanted: int) -> None:
+        """A thread that never runs is dear, too: so many more are started, if there may be so many."""
+        there = len(self._threads)
+        for name in self._names[there : there + wanted]:
+            # A daemon: a model that never returns must not keep a stopped server alive.
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def start(self, work: Work, defer: Defer | None = None) -> None:
+        """See `Executor`. With `defer`, threads are woken through it: what comes until then is taken in one go."""
+        self._waiting.append(work)
+        if defer is None:
+            self._wake()
+        elif not self._waking:
+            self._waking = True
+            defer(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False
+        waiting, parked = len(self._waiting), len(self._parked)
+        self._parked.call(min(waiting, parked))
+        if waiting > parked and not self._closed:
+            self._grow(waiting - parked)
+
+    def discard(self, work: Work) -> bool:
+        """See `Executor`."""
+        try:
+            self._waiting.remove(work)
+        except ValueError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._closed = True
+        self._parked.call_all()
 
     def join(self) -> None:
-        """Block until the thread has ended; the schedule is closed."""
-        self._thread.join()
+        """See `Executor`."""
+        for thread in self._threads:
+            thread.join()
+        # They refer to the model, and would keep it until the garbage collector comes by.
+        self._threads.clear()
+        self._finished.close()
+
+    # --- on the threads ---
 
     def _run(self) -> None:
         while True:
             try:
                 self._run_all()
             except BaseException:  # Without this thread all that waits would wait for ever.
-                log.exception("%s: nothing could be taken from its schedule", self._thread.name)
+                log.exception("%s: no work could be taken", threading.current_thread().name)
                 time.sleep(PAUSE_SECONDS)
             else:
                 return
 
     def _run_all(self) -> None:
-        """Until the schedule has no more."""
-        while (work := self._schedule.take(self._number)) is not None:
+        """Whatever waits, one after the other, until this is closed and empty."""
+        while (work := self._take()) is not None:
             try:
                 work.run(self._function, self._explain)
             except BaseException:  # Without this thread all that comes later would wait for ever.
-                log.exception("%s: what must not raise has raised", self._thread.name)
+                log.exception("%s: what must not raise has raised", threading.current_thread().name)
             if work.delivers:
                 self._finished.put(work)
             # The caller's arrays are not kept while this thread waits.
             del work
 
+    def _take(self) -> Work | None:
+        """The oldest work, waiting for it; None once this is closed and empty."""
+        while True:
+            closed = self._closed  # Nothing is started any more: there is what is there now.
+            try:
+                return self._waiting.popleft()
+            except IndexError:
+                if closed:
+                    return None
+            self._parked.wait(unless=self._has_news)
 
-class Instances:
-    """At most `count` threads, which take what `start`'s schedule has. On the event loop, but for `join`."""
-
-    def __init__(
-        self, name: str, count: int, function: Function, explain: Explain, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._name = name
-        self._count = count
-        self._function = function
-        self._explain = explain
-        self._loop = loop
-        self._schedule: Schedule | None = None
-        self._finished: LoopInbox[Work] | None = None
-        self._threads: list[Instance] = []
-
-    def __len__(self) -> int:
-        """The threads that were started, and not joined."""
-        return len(self._threads)
-
-    def start(self, schedule: Schedule) -> None:
-        """Start the first one; a thread that never runs is dear, too, so the others come when there is work."""
-        self._schedule = schedule
-        self._finished = LoopInbox(self._loop, _deliver)
-        self.add(1)
-
-    def add(self, wanted: int) -> None:
-        """Start so many more, if there may be so many."""
-        assert self._schedule is not None
-        assert self._finished is not None
-        for number in range(len(self._threads), min(len(self._threads) + wanted, self._count)):
-            name = f"{self._name}#{number}"
-            self._threads.append(
-                Instance(name, number, self._schedule, self._function, self._explain, self._finished)
-            )
-
-    @property
-    def alive(self) -> bool:
-        """Whether one of them runs."""
-        return any(instance.alive for instance in self._threads)
-
-    async def run_on_every(self, inputs: Inputs, hook: Hook, explain: Explain) -> None:
-        """Have `hook` call the model once on each thread, on all of them at the same time.
-
-        All are started for it; the schedule's limit does not hold. Raises the first error, as `explain` says it;
-        then, and when this is cancelled, what still runs sees that its call is cancelled.
-        """
-        assert self._schedule is not None
-        self.add(self._count)
-        together = threading.Barrier(len(self._threads))
-        executions = [
-            InstanceExecution(inputs, self._loop.create_future(), together, hook, explain) for _ in self._threads
-        ]
-        try:
-            _put_beyond_limit(self._schedule, executions)
-            await asyncio.gather(*[execution.future for execution in executions])
-        finally:
-            for execution in executions:
-                execution.call.cancel()
-                self._schedule.discard(execution)
-            together.abort()
-
-    def join(self) -> None:
-        """Block until all have ended; the schedule is closed."""
-        for instance in self._threads:
-            instance.join()
-        # They refer to the model, and would keep it until the garbage collector comes by.
-        self._threads.clear()
-        if self._finished is not None:
-            self._finished.close()
+    def _has_news(self) -> bool:
+        return bool(self._waiting) or self._closed
 
 
 def _deliver(work: Work) -> None:
     work.deliver()
 
 
-def _put_beyond_limit(schedule: Schedule, executions: Sequence[Execution]) -> None:
-    # Nobody else puts before this returns.
-    limit, schedule.limit = schedule.limit, sys.maxsize
+async def run_on_every(
+    executors: Sequence[Executor], inputs: Inputs, hook: Hook, explain: Explain, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Have `hook` call the model once on each thread of these, on all of them at the same time.
+
+    Raises the first error, as `explain` says it; then, and when this is cancelled, what still runs sees that its
+    call is cancelled.
+    """
+    together = threading.Barrier(sum(executor.capacity for executor in executors))
+    started: list[tuple[Executor, InstanceExecution]] = []
     try:
-        for execution in executions:
-            schedule.put(execution)
+        for executor in executors:
+            for _ in range(executor.capacity):
+                execution = InstanceExecution(inputs, loop.create_future(), together, hook, explain)
+                started.append((executor, execution))
+                executor.start(execution)
+        await asyncio.gather(*[execution.future for _, execution in started])
     finally:
-        schedule.limit = limit
+        for executor, execution in started:
+            execution.call.cancel()
+            executor.discard(execution)
+        together.abort()

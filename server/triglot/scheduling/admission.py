@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from triglot.core.readings import Reading
-from triglot.scheduling.queue import queue_full
+from triglot.executors.executor import queue_full
 
 
 @dataclass(frozen=True, slots=True)

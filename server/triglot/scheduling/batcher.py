@@ -1,111 +1,250 @@
-"""The dynamic batcher of models whose instances are threads (spec 5.1).
+"""The dynamic batcher (spec 5.1).
 
-Strategy: work is pulled. An idle instance forms a batch of what waits, so an unloaded server adds no delay and a
-busy one lets batches grow. One instance at a time forms: it has the turn while it decides, and while it waits for
-a batch to grow. The other idle ones are parked, and whoever leaves with a batch calls the next one when more
-waits. The loop never waits for a lock.
+Strategy: a batch is formed of what waits when the executor has nothing to do, so an unloaded server adds no delay
+and a busy one lets batches grow.
 """
 
 from __future__ import annotations
 
-import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any, cast
 
+from triglot.core.buffers import Buffers
+from triglot.core.readings import Reading
 from triglot.core.running import Defer
+from triglot.executors.batch import Batch, Joining
+from triglot.executors.executor import Executor
 from triglot.executors.joining import buffers_for
-from triglot.executors.parking import Parking
-from triglot.executors.work import Work
+from triglot.executors.stream import Stream
+from triglot.executors.work import Execution, Explain, Function, Work
 from triglot.model.model import Model
-from triglot.scheduling.batch_schedule import BatchSchedule, Growing
-from triglot.scheduling.forming import Wait
-from triglot.scheduling.queue import Grow, Later, no_growth
-from triglot.scheduling.waiting import Taken
+from triglot.scheduling.forming import Wait, Waiting
+from triglot.scheduling.ordering import ArrivalOrder
+from triglot.scheduling.parts import Part, Whole
+from triglot.scheduling.schedule import Later, Timer
+from triglot.scheduling.waiting import REQUESTS, Taken, WaitingRoom, expired
+
+EXPIRY_SECONDS = 0.01
+"""Requests that expire within so long are refused together."""
 
 
-class Batcher(BatchSchedule):
-    """A `Schedule` that gives each instance a batch. Raises as `BatchSchedule`.
+class Growing:
+    """A batch that is waited for to grow."""
 
-    `defer` runs a function a little later on the loop, `later` in so many seconds. `grow` is told how many more
-    instances would have had something to do.
+    __slots__ = ("_rows", "_wait")
+
+    def __init__(self, wait: Wait) -> None:
+        self._wait = wait
+        self._rows = wait.rows
+
+    def is_changed_by(self, one: Waiting) -> bool:
+        """Whether the waiting may be over now that this request is there, too."""
+        wait = self._wait
+        self._rows += one.rows
+        return (
+            self._rows >= wait.target or one.key != wait.key or one.expires < wait.until or one.hurry < wait.until
+        )
+
+
+class Alone:
+    """Work that shares no batch; its `owner` is told when it has ended."""
+
+    delivers = True
+
+    def __init__(self, work: Work, owner: Batcher) -> None:
+        self._work = work
+        self._owner = owner
+
+    def run(self, function: Function, explain: Explain) -> None:
+        """See `Work`."""
+        self._work.run(function, explain)
+
+    def deliver(self) -> None:
+        """See `Work`."""
+        self._owner.ended(self)
+
+
+class Batcher:
+    """A `Schedule` of batches, as many at the same time as the `executor` has capacity for.
+
+    `infer_batch`: the model's, where requests reach it as a list. `defer` runs a function a little later on the
+    loop, `later` in so many seconds. A batch that nobody waits for any more is cancelled, where it can be. Raises
+    `ValueError` for a model without `dynamic_batching`.
     """
 
-    def __init__(self, model: Model, limit: int, defer: Defer, grow: Grow, later: Later) -> None:
-        super().__init__(model, limit, defer, later)
-        self._grow = grow
-        self._parked = Parking()
-        self._turn = threading.Lock()
-        self._bell = threading.Lock()  # Released to wake whoever has the turn.
-        self._bell.acquire()
-        self._buffers = [buffers_for(model) for _ in range(model.instances)]
+    def __init__(
+        self,
+        model: Model,
+        limit: int,
+        executor: Executor,
+        infer_batch: Callable[..., Any] | None,
+        defer: Defer,
+        later: Later,
+    ) -> None:
+        batching = model.dynamic_batching
+        if batching is None:
+            raise ValueError("dynamic_batching: expected a DynamicBatching, got None")
+        self._executor = executor
+        self._defer = defer
+        self._deferred = False
+        self._later = later
+        self._expiry: Timer | None = None
+        self._expiry_at = inf
+        self._room = WaitingRoom(model, batching, limit)
+        self._joining = Joining(batching.allowed_sizes, infer_batch)
+        self._order = ArrivalOrder() if batching.preserve_ordering else None
+        self._wholes: dict[Execution, Whole] = {}
+        self._growing: Growing | None = None
+        self._has_grown = False
+        self._timer: Timer | None = None
+        self._running: dict[Batch | Alone, Buffers | None] = {}
+        # Those that run at the same time have one each.
+        self._buffers = [buffers_for(model) for _ in range(executor.capacity)]
 
-    def take(self, instance: int) -> Work | None:
-        """What the instance of this number runs next, waiting for it; None once closed and empty."""
-        while True:
-            # Nobody waits with the turn once this is closed.
-            if self._turn.acquire(blocking=self._room.closed):
-                try:
-                    taken = self._form()
-                finally:
-                    self._turn.release()
-                if taken.refused or taken.works:
-                    if len(self._room):
-                        self._parked.call(1)
-                    return self._next(taken, self._buffers[instance])
-                if self._room.closed:
-                    return None
-            self._parked.wait(unless=self._may_form)
+    def __len__(self) -> int:
+        return len(self._room)
 
-    def _may_form(self) -> bool:
-        return self._room.closed or (len(self._room) > 0 and not self._turn.locked())
+    # --- what comes and goes ---
 
-    def _form(self) -> Taken:
-        """With the turn: what is to run, once it is; nothing when nothing waits."""
-        while True:
-            taken = self._room.take()
-            if taken.refused or taken.works or taken.wait is None:
-                return taken
-            self._let_grow(taken.wait)
+    def put(self, work: Work, defer: Defer | None = None) -> None:
+        """See `Schedule`. Raises `QueueFull`, `InvalidArgument`, and `Unavailable`, also once closed."""
+        plain = isinstance(work, Execution)
+        rows, key = 1, None
+        if plain or self._joining.infer_batch is not None:
+            assert isinstance(work, REQUESTS)
+            rows, key = self._room.kinds.of(work.inputs, work.call)
+        whole = None
+        pieces: Sequence[tuple[Work, int]] = ((work, rows),)
+        if rows > self._room.kinds.max_rows and key is not None:
+            assert isinstance(work, Execution)
+            whole = Whole(work, rows, self._room.kinds.max_rows, self._deliver_whole)
+            pieces = whole.pieces
+        added = self._room.put(pieces, key)
+        if whole is not None:
+            self._wholes[whole.execution] = whole
+        if self._order is not None and isinstance(work, Execution):
+            self._order.came(work)
+        growing = self._growing
+        if growing is not None:
+            for one in added:
+                self._has_grown |= growing.is_changed_by(one)
+        if added[0].expires < self._expiry_at:
+            self._expire_at(added[0].expires)
+        self._form_soon(defer)
 
-    def _let_grow(self, wait: Wait) -> None:
-        self._bell.acquire(blocking=False)  # It may have been rung for an earlier batch.
-        self._growing = Growing(wait)
-        # What came before that was not compared with it.
-        if not self._room.arrived and not self._room.closed:
-            self._bell.acquire(timeout=max(0.0, wait.until - time.monotonic()))
-        self._growing = None
+    def discard(self, work: Work) -> bool:
+        """See `Schedule`."""
+        if self._order is not None and isinstance(work, Execution):
+            self._order.give_up(work)
+        whole = self._wholes.pop(work, None) if isinstance(work, Execution) else None
+        if whole is not None:
+            there = sum(map(self._room.discard, whole.parts)) == len(whole.parts)
+        else:
+            there = self._room.discard(work)
+        if not there:
+            self._defer(self._cancel_abandoned)  # Its caller is about to say that it is gone.
+        return there
 
-    # --- on the loop ---
+    def _cancel_abandoned(self) -> None:
+        for batch in list(self._running):
+            if isinstance(batch, Batch) and batch.abandoned and self._executor.discard(batch):
+                batch.deliver()  # It has not begun.
+
+    def close(self) -> None:
+        """See `Schedule`."""
+        self._room.closed = True
+        if self._expiry is not None:
+            self._expiry.cancel()  # It would keep this until it is due.
+        self._form_soon()
+
+    def readings(self) -> Iterator[Reading]:
+        """What was executed, and why batches were closed."""
+        return self._room.readings()
+
+    # --- batches ---
+
+    def _form_soon(self, defer: Defer | None = None) -> None:
+        """Once for all that one turn of the loop puts."""
+        if not self._deferred:
+            self._deferred = True
+            (defer or self._defer)(self._come_by)
 
     def _come_by(self) -> None:
         self._deferred = False
-        if self._has_grown:
-            self._has_grown = False
-            self._ring()
-        # What waits comes first: whoever takes some of it from here on is idle no more.
-        batches, idle, forming = self._room.batches, len(self._parked), self._turn.locked()
-        if not forming and len(self._room):
-            self._parked.call(1)
-        if (wanted := batches - idle - forming) > 0:
-            self._grow(wanted)
+        if self._growing is None or self._has_grown or self._room.closed:
+            self._form()
 
-    def _ring(self) -> None:
-        if self._bell.locked():
-            self._bell.release()
+    def _form(self) -> None:
+        self._growing = None
+        self._has_grown = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while len(self._running) < self._executor.capacity:
+            taken = self._room.take()
+            if taken.refused:
+                self._refuse(taken.refused)
+            elif taken.works:
+                self._start(taken)
+            else:
+                if taken.wait is not None:
+                    self._growing = Growing(taken.wait)
+                    self._timer = self._later(max(0.0, taken.wait.until - time.monotonic()), self._form)
+                break
+        if self._room.closed and not len(self._room):
+            self._executor.close()
 
-    def discard(self, work: Work) -> bool:
-        """Take `work` out again, for nobody waits for it; False when an instance has it already."""
-        there = super().discard(work)
-        if self._room.crowded and self._turn.acquire(blocking=False):
-            try:
-                self._room.sweep()
-            finally:
-                self._turn.release()
-            self._come_by_soon()  # An instance may have found the turn taken.
-        return there
+    def _start(self, taken: Taken) -> None:
+        buffers = self._buffers.pop()
+        work: Batch | Alone
+        if taken.batched:
+            members = cast("list[Execution | Stream]", taken.works)  # What is batched is nothing else.
+            work = Batch(members, taken.joinable, self._joining, buffers, self)
+        else:
+            work = Alone(taken.works[0], self)
+        self._running[work] = buffers
+        self._executor.start(work)
 
-    def close(self) -> None:
-        """Let the instances finish what waits, and then end."""
-        super().close()
-        self._grow = no_growth  # Whom it belongs to would live as long as this.
-        self._ring()
-        self._parked.call_all()
+    def ended(self, work: Batch | Alone) -> None:
+        """It has been executed; its outcomes are about to be delivered."""
+        self._buffers.append(self._running.pop(work))
+        self._form()
+
+    # --- outcomes ---
+
+    def deliver(self, work: Execution) -> None:
+        """Its outcome may leave, in its turn."""
+        if self._order is not None and not isinstance(work, Part):
+            self._order.done(work)
+        else:
+            work.deliver()
+
+    def _deliver_whole(self, whole: Whole) -> None:
+        if self._wholes.pop(whole.execution, None) is not None:
+            for part in whole.parts:  # Where one has failed, the others may wait still.
+                self._room.discard(part)
+        self.deliver(whole.execution)
+
+    def _refuse(self, refused: Sequence[Execution | Stream]) -> None:
+        for work in refused:
+            if isinstance(work, Stream):
+                work.refuse(expired())
+            else:
+                work.failure = expired()
+                self.deliver(work)
+
+    def _expire_at(self, instant: float) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry_at = instant
+        self._expiry = self._later(max(0.0, instant - time.monotonic()), self._refuse_expired)
+
+    def _refuse_expired(self) -> None:
+        # So does `_form`; while everything is busy, nobody else would.
+        self._expiry, self._expiry_at = None, inf
+        refused, nearest = self._room.expired()
+        self._refuse(refused)
+        if nearest < inf and not self._room.closed:
+            self._expire_at(max(nearest, time.monotonic() + EXPIRY_SECONDS))

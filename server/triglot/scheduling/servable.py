@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from triglot.core.call import Call
 from triglot.core.errors import QueueFull, ServingError, without_frames
@@ -30,22 +30,20 @@ from triglot.executors.deadline import (
 )
 from triglot.executors.declarations import check_declarations, looks_at_call
 from triglot.executors.hosted import HostedModel
+from triglot.executors.loop import LoopExecutor
 from triglot.executors.loop_guard import guard_of, guarded_function
-from triglot.executors.schedule import Schedule
 from triglot.executors.stream import NOTHING, Stream, StreamEnd
-from triglot.executors.thread import Instances
+from triglot.executors.thread import run_on_every
 from triglot.executors.timing import ResponseTimes
 from triglot.executors.unloading import unload
-from triglot.executors.work import Execution, Explain, Hook, Inputs, Work, explained
+from triglot.executors.work import Execution, Explain, Function, Hook, Inputs, Work, explained
 from triglot.model.declared_signatures import signatures_of
 from triglot.model.ensemble import Ensemble
 from triglot.model.model import Model, is_async, is_decoupled
 from triglot.model.signature import default_of
 from triglot.scheduling.admission import Admission, Gate, refusals
-from triglot.scheduling.loop_batcher import LoopBatcher
-from triglot.scheduling.queue import queue_full
 from triglot.scheduling.response_cache import ModelCache, ResponseCache
-from triglot.scheduling.schedules import schedule_for
+from triglot.scheduling.schedules import executors_for, schedule_for
 from triglot.scheduling.sequences import SequenceSchedule
 
 log = logging.getLogger(__name__)
@@ -53,16 +51,6 @@ log = logging.getLogger(__name__)
 
 def _identity(answer: Any) -> Any:
     return answer
-
-
-class Runner(Protocol):
-    """What executions are submitted to. See `Servable`."""
-
-    def finish(self, execution: Any) -> None:
-        """It is over: release what it holds."""
-
-    def discard(self, execution: Any) -> bool:
-        """Take it out of the queue; False where it is not there."""
 
 
 class Submission(Execution):
@@ -73,7 +61,7 @@ class Submission(Execution):
 
     __slots__ = ("defer", "error", "expires", "gate", "is_late", "leased", "over", "servable", "task")
 
-    def __init__(self, servable: Runner, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
+    def __init__(self, servable: Servable, inputs: Inputs, call: Call, defer: Defer | None = None) -> None:
         super().__init__(inputs, call)
         self.servable = servable
         self.defer = defer
@@ -100,9 +88,36 @@ class Submission(Execution):
     def dropped(self) -> None:
         """It was cancelled, and there is no outcome."""
 
+    async def run_on_loop(self, function: Function, explain: Explain) -> None:
+        """See `LoopWork`."""
+        call = self.call
+        if call.expired:
+            self.failure = call.overdue(BEFORE_START)
+            return
+        call.times.started(time.perf_counter())
+        try:
+            self.result = await function(self.inputs, call)
+            if self.is_late:  # It went on in spite of its cancellation.
+                raise call.overdue(WHILE_RUNNING)
+        except BaseException as error:
+            if self.is_late and isinstance(error, asyncio.CancelledError):
+                self.failure = call.overdue(WHILE_RUNNING)
+            elif is_left(error):
+                call.cancel()
+                raise
+            else:
+                # A model that raises `CancelledError` or `SystemExit` by itself has failed like any other. Its
+                # frames hold this, which is to have the error.
+                self.failure = without_frames(explain(error))
+        finally:
+            self.seconds = call.times.ended()
+
     def settle(self) -> None:
         """See the base class."""
         if self.over:
+            return
+        if self.task is not None and self.task.cancelled():
+            self.drop()
             return
         failure, self.failure = self.failure, None  # Its frames may come to have this.
         self._end(failure and seen_late(failure, self.call, WHILE_RUNNING))
@@ -137,10 +152,6 @@ class Submission(Execution):
             self.servable.finish(self)
             self.dropped()
 
-    def task_ended(self, _: object) -> None:
-        """What runs it has ended; where there is no outcome, it was cancelled."""
-        self.drop()
-
     def cancel(self) -> None:
         """Nobody wants the outcome any more. Code on the loop is waited for, code on a thread is not."""
         if self.over:
@@ -157,7 +168,7 @@ class AwaitedSubmission(Submission):
 
     __slots__ = ("future",)
 
-    def __init__(self, servable: Runner, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
+    def __init__(self, servable: Servable, inputs: Inputs, call: Call, future: asyncio.Future[Any]) -> None:
         super().__init__(servable, inputs, call)
         self.leased = True
         self.future = future
@@ -209,25 +220,17 @@ class Servable:
         self._loop = asyncio.get_running_loop()
         joins = model.dynamic_batching is not None and not self.decoupled
         self.direct = self.on_loop and not joins
-        """Whether a request is a coroutine that runs at once, for itself."""
+        """Whether nothing waits for an instance: a request is a coroutine that runs at once, for itself."""
         self._joins_streams = joins and (self.on_loop or not looks_at_call(model))
         """Whether a stream of one answer is a request like others, since the model cannot send more."""
         self._timers = TimerWheel(self._loop)
-        self._calls_on_loop = 0
-        """How many calls of code on the loop run."""
         # Not a method: the threads would keep this.
         self._explain: Explain = partial(explained, str(self))
-        self._instances = Instances(f"{name}/{version}", model.instances, self.function, self._explain, self._loop)
-        self._schedule: Schedule = (
-            LoopBatcher(model, self._limit, self._loop, self.function, self._explain, self.guard)
-            if self.on_loop and joins
-            else schedule_for(model, self._limit, self._loop.call_soon, self._instances.add)
-        )
+        self._executors = executors_for(model, f"{name}/{version}", self.function, self._explain)
+        self._schedule = schedule_for(model, self._limit, self._executors, self.guard)
         self.sequences = self._schedule if isinstance(self._schedule, SequenceSchedule) else None
         if self.sequences is not None:
             self.sequences.lease = self
-        if not self.on_loop:
-            self._instances.start(self._schedule)
         batching = model.dynamic_batching
         self.statistics = Statistics(
             batched=bool(model.max_batch_size or (batching is not None and batching.max_batch_size)),
@@ -249,7 +252,7 @@ class Servable:
         """Whether an instance is there to run the next request."""
         if self._hosted is not None and not self._hosted.alive:
             return False
-        return self.on_loop or self._instances.alive
+        return any(executor.alive for executor in self._executors)
 
     @property
     def queue_depth(self) -> int:
@@ -282,8 +285,10 @@ class Servable:
             self.answers = cache.for_model(ordered=self.model.any_tensors)
 
     async def on_every_instance(self, inputs: Inputs, hook: Hook, explain: Explain) -> None:
-        """Have `hook` call blocking code once on each instance: see `Instances.run_on_every`."""
-        await self._instances.run_on_every(inputs, hook, explain)
+        """Have `hook` call blocking code once on each instance: see `run_on_every`."""
+        if self.sequences is not None:
+            inputs = self.sequences.completed(inputs)
+        await run_on_every(self._executors, inputs, hook, explain, self._loop)
 
     def _enter(self, call: Call) -> Gate | None:
         if self._gate is not None:
@@ -295,18 +300,12 @@ class Servable:
             self._schedule.put(work, defer)
             call.times.queued = True
         except QueueFull as error:
-            self._queue_full += 1
-            error.message += ", as many as max_queue_size allows"
-            raise
+            raise self._counted(error) from None
 
-    def _check_room_on_loop(self) -> None:
-        """Raises `QueueFull`: calls of code on the loop do not wait; the bound is on how many run."""
-        running = self._calls_on_loop
-        if self._hosted is not None:
-            running += self._hosted.orphaned  # A process goes on with these though their callers left.
-        if running >= self._limit:
-            self._queue_full += 1
-            raise queue_full(f"{self._limit} requests run, as many as max_queue_size allows")
+    def _counted(self, error: QueueFull) -> QueueFull:
+        self._queue_full += 1
+        text = f"{error.message}, as many as max_queue_size allows"
+        return QueueFull(text, retry_after=error.retry_after)
 
     def _outcome(self, error: BaseException, call: Call) -> BaseException:
         """What leaves a call on the loop: its own cancellation as it is, everything else explained.
@@ -332,7 +331,8 @@ class Servable:
 
     def _at_rest(self) -> None:
         """Block until nothing runs any more."""
-        self._instances.join()
+        for executor in self._executors:
+            executor.join()
         if self.on_loop:
             self.wait_idle()
 
@@ -393,10 +393,6 @@ class Servable:
         call = execution.call
         if not execution.leased:
             self._leases += 1
-        if self.direct:
-            task = execution.task = self._loop.create_task(self._settle_on_loop(execution))
-            task.add_done_callback(execution.task_ended)
-            return
         try:
             if call.size:
                 execution.gate = self._enter(call)
@@ -420,44 +416,6 @@ class Servable:
     def discard(self, execution: Submission) -> bool:
         """Take it out of the queue; False where it is not there."""
         return self._schedule.discard(execution)
-
-    async def _settle_on_loop(self, execution: Submission) -> None:
-        call = execution.call
-        try:
-            if call.size:
-                execution.gate = self._enter(call)
-            if call.deadline is not None:
-                if call.expired:
-                    raise call.overdue(BEFORE_START)
-                execution.expires = self._timers.add(execution, call.deadline)
-            self._check_room_on_loop()
-            execution.result = await self._run_on_loop(execution.inputs, call)
-            if execution.is_late:  # It went on in spite of its cancellation.
-                raise call.overdue(WHILE_RUNNING)
-        except BaseException as error:
-            if execution.is_late and isinstance(error, asyncio.CancelledError):
-                execution.failure = call.overdue(WHILE_RUNNING)
-            elif is_left(error):
-                return
-            else:
-                # A model that raises `CancelledError` or `SystemExit` by itself has failed like any other. Its
-                # frames hold the execution, which is to have the error.
-                execution.failure = without_frames(self._explain(error))
-        execution.settle()
-
-    async def _run_on_loop(self, inputs: Inputs, call: Call) -> Any:
-        self._calls_on_loop += 1
-        call.times.started(time.perf_counter())
-        try:
-            return await self.function(inputs, call)
-        finally:
-            self._calls_on_loop -= 1
-            self._ended(inputs, call)
-
-    def _ended(self, inputs: Inputs, call: Call) -> None:
-        seconds = call.times.ended()
-        if call.statistics is not None:
-            call.statistics.executed_alone(call.times, inputs, seconds)
 
     def stream(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any] = _identity
@@ -483,11 +441,16 @@ class Servable:
     async def _stream_on_loop(
         self, inputs: Inputs, call: Call, convert: Callable[[Any], Any]
     ) -> AsyncGenerator[Any, None]:
-        self._check_room_on_loop()
+        (executor,) = self._executors
+        assert isinstance(executor, LoopExecutor)
+        try:
+            executor.check_room(self._limit)
+        except QueueFull as error:
+            raise self._counted(error) from None
         if call.expired:
             raise call.overdue(BEFORE_START)
         gate = self._enter(call) if call.size else None
-        self._calls_on_loop += 1
+        executor.running += 1
         call.times.started(time.perf_counter())
         times = ResponseTimes(call)
         try:
@@ -507,8 +470,10 @@ class Servable:
             raise seen_late(self._outcome(error, call), call, WHILE_STREAMING) from None
         finally:
             times.left()
-            self._ended(inputs, call)
-            self._calls_on_loop -= 1
+            seconds = call.times.ended()
+            if call.statistics is not None:
+                call.statistics.executed_alone(call.times, inputs, seconds)
+            executor.running -= 1
             call.cancel()
             if gate is not None:
                 gate.leave(call.size)

@@ -1,9 +1,7 @@
 """The requests that wait to be joined: which are let in, what they have in common, which are taken (spec 5.1).
 
-Strategy: the loop only appends, to a deque, and looks up, in a dict; both are atomic, so it never waits for a
-thread. Whoever forms a batch, one at a time, sorts what has come into the lanes of the priority levels. A request
-belongs to whoever takes it out of the dict: a thread that runs it, or the loop that gives it up. Each counter has
-one side that writes it.
+Strategy: each waits in the lane of its priority level, and is found in a dict. One that is given up leaves the
+dict at once, and its place in the lane when somebody passes by.
 """
 
 from __future__ import annotations
@@ -18,13 +16,13 @@ from math import inf
 from triglot.core.batch_counts import BatchCounts
 from triglot.core.errors import ServingError, Unavailable
 from triglot.core.readings import Reading
+from triglot.executors.executor import RETRY_AFTER_SECONDS, queue_full
 from triglot.executors.stream import Stream
-from triglot.executors.work import Execution, InstanceExecution, Work
+from triglot.executors.work import Execution, Work
 from triglot.model.model import Model
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 from triglot.scheduling.forming import Decision, Lane, Rules, Run, Wait, Waiting, form, hurry_of
 from triglot.scheduling.kinds import Kinds
-from triglot.scheduling.queue import RETRY_AFTER_SECONDS, queue_full
 
 REQUESTS = (Execution, Stream)
 """What a request is as work; `Execution | Stream` would be made anew each time."""
@@ -34,23 +32,17 @@ GONE_AT_MOST = 64
 
 @dataclass(slots=True, eq=False)
 class Level(Lane):
-    """A lane, its policy, and how many requests came to it, were given up on the loop, and left otherwise."""
+    """A lane, its policy, and how many requests wait in it."""
 
     policy: QueuePolicy = field(default_factory=QueuePolicy)
     waiting: deque[Waiting] = field(default_factory=deque)
     late: deque[Waiting] = field(default_factory=deque)
-    known: bool = False
-    came: int = 0
-    discarded: int = 0
-    left: int = 0
-
-    def __len__(self) -> int:
-        return self.came - self.discarded - self.left
+    count: int = 0
 
 
 @dataclass(slots=True)
 class Taken:
-    """What an idle instance gets: refused requests, or a batch of `works`, or until when it is to wait.
+    """What an idle executor gets: refused requests, or a batch of `works`, or until when it is to wait.
 
     None of the three: nothing waits. `joinable`: the works have the same layout. `batched`: they are a batch, if
     only of one, and do not run by themselves.
@@ -64,7 +56,7 @@ class Taken:
 
 
 class WaitingRoom:
-    """`put` and `discard` belong to the loop, `take` to one at a time of those who form batches."""
+    """What waits for a `Batcher`."""
 
     def __init__(self, model: Model, batching: DynamicBatching, limit: int) -> None:
         self.limit = limit
@@ -76,12 +68,11 @@ class WaitingRoom:
         self._rules = Rules(most, preferred, batching.max_queue_delay)
         self._levels: dict[int, Level] = {}
         self._lanes: list[Level] = []
-        self._arrivals: deque[tuple[Level, Waiting]] = deque()
         self._there: dict[Work, tuple[Level, Waiting]] = {}
         self._places_of_gone = 0
-        self._rows_came = self._rows_discarded = self._rows_left = 0
+        self._rows = 0
         self._counts = BatchCounts()
-        self._timeouts = self._timeouts_on_loop = 0
+        self._timeouts = 0
 
     def __len__(self) -> int:
         return len(self._there)
@@ -89,14 +80,7 @@ class WaitingRoom:
     @property
     def batches(self) -> int:
         """How many there would be if all requests that can be joined were alike."""
-        return -(-(self._rows_came - self._rows_discarded - self._rows_left) // self._rules.max_rows)
-
-    @property
-    def arrived(self) -> bool:
-        """Whether there is what `take` has not seen yet."""
-        return bool(self._arrivals)
-
-    # --- on the loop ---
+        return -(-self._rows // self._rules.max_rows)
 
     def put(self, pieces: Sequence[tuple[Work, int]], key: object) -> list[Waiting]:
         """Let the pieces of one request, with their rows, in.
@@ -109,19 +93,15 @@ class WaitingRoom:
             raise queue_full(f"{self.limit} requests wait")
         now = time.monotonic()
         work = pieces[0][0]
-        if isinstance(work, REQUESTS) and not isinstance(work, InstanceExecution):
-            rows = pieces[0][1] if len(pieces) == 1 else sum([rows for _, rows in pieces])
-            level, expires, hurry = self._policed(work, rows, now)
-        else:
-            level, expires, hurry = self._level(0), inf, inf
-        added = []
-        for piece, rows in pieces:
-            one = Waiting(piece, rows, key, now, expires, hurry)
-            added.append(one)
-            level.came += 1
-            self._rows_came += self._room_of(one)
-            place = self._there[piece] = (level, one)
-            self._arrivals.append(place)
+        assert isinstance(work, REQUESTS)
+        rows = pieces[0][1] if len(pieces) == 1 else sum([rows for _, rows in pieces])
+        level, expires, hurry = self._policed(work, rows, now)
+        added = [Waiting(piece, rows, key, now, expires, hurry) for piece, rows in pieces]
+        for one in added:
+            level.count += 1
+            self._rows += self._room_of(one)
+            self._there[one.work] = (level, one)
+            level.waiting.append(one)
         return added
 
     def _room_of(self, one: Waiting) -> int:
@@ -142,16 +122,16 @@ class WaitingRoom:
         if level is None:
             policy = self._batching.policy_of(number)
             level = self._levels[number] = Level(number, policy.delay_expired, policy=policy)
+            insort(self._lanes, level, key=lambda lane: lane.level)
         return level
 
     def _check_room(self, level: Level, rows: int) -> None:
         most = level.policy.max_queue_size
-        if most and len(level) >= most:
+        if most and level.count >= most:
             of = f" of priority level {level.level}" if level.level else ""
             raise queue_full(f"{most} requests{of} wait")
         most = self._batching.max_waiting_batches
-        waiting = self._rows_came - self._rows_discarded - self._rows_left
-        if most and self._there and waiting + rows > most * self._rules.max_rows:
+        if most and self._there and self._rows + rows > most * self._rules.max_rows:
             raise Unavailable(
                 "The batch scheduling queue to which this task was submitted is full; currently "
                 f"{self.batches} batches enqueued and max_enqueued_batches is {most}",
@@ -160,16 +140,22 @@ class WaitingRoom:
 
     def discard(self, work: Work) -> bool:
         """Take it out again; False when it is not there."""
-        found = self._there.pop(work, None)
-        if found is None:
+        if (found := self._there.get(work)) is None:
             return False
-        level, one = found
+        self._remove(*found)
+        self._places_of_gone += 1
+        if self._places_of_gone > GONE_AT_MOST + len(self._there):
+            self._sweep()
+        return True
+
+    def _remove(self, level: Level, one: Waiting) -> Work:
+        work: Work = one.work
+        del self._there[work]
         one.gone = True
         one.work = None  # Its place is kept, its data is not.
-        level.discarded += 1
-        self._rows_discarded += self._room_of(one)
-        self._places_of_gone += 1
-        return True
+        level.count -= 1
+        self._rows -= self._room_of(one)
+        return work
 
     def expired(self) -> tuple[list[Execution | Stream], float]:
         """Take out those that are to be refused by now, and say when the next one expires."""
@@ -181,42 +167,25 @@ class WaitingRoom:
                 nearest = nearest if level.delays else min(nearest, one.expires)
             elif isinstance(work, REQUESTS) and self.discard(work):
                 refused.append(work)
-        self._timeouts_on_loop += len(refused)
+        self._timeouts += len(refused)
         return refused, nearest
-
-    @property
-    def crowded(self) -> bool:
-        """Whether there are many places of requests that were given up, which `sweep` frees."""
-        return self._places_of_gone > GONE_AT_MOST + len(self._there)
-
-    # --- whoever forms a batch ---
 
     def take(self) -> Taken:
         """What is to be executed now."""
         if not self._there:
             return Taken()
         while True:
-            self._sort_in()
             decision = form(self._lanes, time.monotonic(), self._rules, draining=self.closed)
             taken = self._act(decision)
             if taken.refused or taken.works or taken.wait is not None or decision.then is None:
                 return taken
 
-    def sweep(self) -> None:
+    def _sweep(self) -> None:
         """Free the places of what was given up."""
         self._places_of_gone = 0
-        self._sort_in()
         for lane in self._lanes:
             lane.waiting = deque([one for one in lane.waiting if not one.gone])
             lane.late = deque([one for one in lane.late if not one.gone])
-
-    def _sort_in(self) -> None:
-        while self._arrivals:
-            level, one = self._arrivals.popleft()
-            if not level.known:
-                level.known = True
-                insort(self._lanes, level, key=lambda lane: lane.level)
-            level.waiting.append(one)
 
     def _act(self, decision: Decision) -> Taken:
         taken = Taken()
@@ -226,8 +195,8 @@ class WaitingRoom:
             lane.late.append(one)
         for one in decision.refused:
             work = self._claim(one)
-            if isinstance(work, REQUESTS):
-                taken.refused.append(work)
+            assert isinstance(work, REQUESTS)
+            taken.refused.append(work)
         self._timeouts += len(taken.refused)
         then = decision.then
         if isinstance(then, Wait):
@@ -237,32 +206,17 @@ class WaitingRoom:
         for lane in self._lanes:
             _drop_gone(lane)
         if isinstance(then, Run) and decision.mixed:
-            self.sweep()  # Others wait before those that were taken.
+            self._sweep()  # Others wait before those that were taken.
         return taken
 
     def _run(self, run: Run, taken: Taken) -> None:
         taken.joinable = run.members[0].key is not None
-        rows = []
-        for one in run.members:
-            work = self._claim(one)
-            if work is not None:
-                taken.works.append(work)
-                rows.append(one.rows)
-        if taken.works and not isinstance(taken.works[0], InstanceExecution):  # Warm-ups are not counted.
-            taken.batched = taken.joinable or isinstance(taken.works[0], Execution)
-            self._counts.add(run.reason, len(taken.works), sum(rows))
+        taken.works = [self._claim(one) for one in run.members]
+        taken.batched = taken.joinable or isinstance(taken.works[0], Execution)
+        self._counts.add(run.reason, len(taken.works), sum([one.rows for one in run.members]))
 
-    def _claim(self, one: Waiting) -> Work | None:
-        """The work, if it was not given up in this moment."""
-        work: Work | None = one.work
-        found = None if work is None else self._there.pop(work, None)
-        if found is None:
-            return None
-        one.gone = True
-        one.work = None
-        found[0].left += 1
-        self._rows_left += self._room_of(one)
-        return work
+    def _claim(self, one: Waiting) -> Work:
+        return self._remove(*self._there[one.work])
 
     def readings(self) -> Iterator[Reading]:
         """What was executed, and why it was not joined with more."""
@@ -270,7 +224,7 @@ class WaitingRoom:
         yield Reading(
             "queue_timeouts",
             "Requests that waited longer than their queue's policy allows.",
-            self._timeouts + self._timeouts_on_loop,
+            self._timeouts,
             counter=True,
         )
 

@@ -15,10 +15,10 @@ class ThreadAffinity:
         self._numbers = itertools.count()
         self._losses: Counter[int] = Counter()
 
-    def take(self, number: int) -> None:
-        """The calling thread has this number, and what it runs next began, if ever, on the process of now."""
+    def take(self, number: int, losses: int) -> None:
+        """The calling thread has this number, and what it runs next is for the process after so many losses."""
         self._threads.number = number
-        self._threads.losses = self._losses[number]
+        self._threads.losses = losses
 
     def number(self, count: int) -> int:
         """The calling thread's, below `count`; one that has taken none gets the next."""
@@ -31,8 +31,12 @@ class ThreadAffinity:
         """On any thread: the process with this number is lost."""
         self._losses[number] += 1
 
+    def losses(self, number: int) -> int:
+        """How often that has been."""
+        return self._losses[number]
+
     @property
     def is_stale(self) -> bool:
-        """Whether the calling thread's process was lost since it took its number."""
+        """Whether the calling thread's process was lost once more than it took its number for."""
         losses = getattr(self._threads, "losses", None)
         return losses is not None and losses != self._losses[self._threads.number]

@@ -80,8 +80,8 @@ class Pool:
         self.changed: Callable[[], object] = lambda: None
         self.warm: Callable[[Process], object] = lambda _: None
         """Runs on each process that replaces another, before it is called. What it raises is a failure to load."""
-        self.on_lost: Callable[[int], object] = lambda _: None
-        """Gets, on any thread, the number of a process before another takes its slot."""
+        self.on_lost: Callable[[int, int], object] = lambda _, __: None
+        """Gets, on any thread, the number of a process that is lost, and how often it has been."""
         self.loop: Callable[[], asyncio.AbstractEventLoop | None] = lambda: None
         """The server's, where calls are answered and what they ask for is."""
         self.hang_seconds = self.longest_run = 0.0
@@ -206,8 +206,11 @@ class Pool:
                 return Checkout(self, process)
         except BaseException:
             if self.sticky:  # Nor has a sequence begun that this was the first call of.
-                self.on_lost(self.affinity.number(len(self._slots)))
+                self._report_loss(self.affinity.number(len(self._slots)))
             raise
+
+    def _report_loss(self, number: int) -> None:
+        self.on_lost(number, self.affinity.losses(number))
 
     def wait(self) -> None:
         """On a thread: until one may have become free. Nobody says when a call is cancelled."""
@@ -279,13 +282,13 @@ class Pool:
 
     def lose(self, process: Process) -> None:
         """On any thread: it is not called any more, and will be replaced."""
-        self.on_lost(process.number)
         with self._free:
             slot = next((one for one in self._slots if one.process is process), None)
             if slot is None:
                 return
             slot.process = None
             self.affinity.lose(slot.number)
+            self._report_loss(slot.number)
             self._gone.append(process)
             self.live -= 1
             none_left = not self.live

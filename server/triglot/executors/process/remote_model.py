@@ -50,12 +50,12 @@ class RemoteModel(HostedModel):
     def _changed(self) -> None:
         self.on_change()
 
-    def _lost(self, number: int) -> None:
-        self.on_lost(number, f"{self._pool.program.name}: process {number}")
+    def _lost(self, number: int, losses: int) -> None:
+        self.on_lost(number, losses, f"{self._pool.program.name}: process {number}")
 
-    def runs_on(self, instance: int) -> None:
+    def runs_on(self, instance: int, losses: int) -> None:
         """See `HostedModel`."""
-        self._pool.affinity.take(instance)
+        self._pool.affinity.take(instance, losses)
 
     def start_instance(self, call: Call) -> None:
         """See `Model`: on the processes that no other thread does it on, now and whenever one is replaced."""

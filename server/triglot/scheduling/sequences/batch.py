@@ -16,13 +16,12 @@ from triglot.core.tensor import Array
 from triglot.executors.batch import check_answers
 from triglot.executors.joining import split
 from triglot.executors.timing import BatchTimes
-from triglot.executors.work import Explain, Function, Inputs, InstanceExecution
+from triglot.executors.work import Explain, Function, Inputs
 from triglot.model.model import Model
 from triglot.scheduling.sequences.controls import ControlTensors
 from triglot.scheduling.sequences.request import SequenceRequest
 from triglot.scheduling.sequences.states import StateTensors, joined
 from triglot.scheduling.sequences.strategies import Rows
-from triglot.scheduling.sequences.table import Dropped
 
 log = logging.getLogger(__name__)
 
@@ -78,20 +77,15 @@ class Tensors:
             }
         return {**clients, **self.controls.inputs(rows), **self.states.inputs(rows, buffers)}
 
-    def completed(self, work: InstanceExecution) -> InstanceExecution:
-        """A run of its own on each instance, as sequences of one request each."""
-        sizes = [array.shape[0] for array in work.inputs.values() if array.shape]
+    def completed(self, inputs: Inputs) -> Inputs:
+        """The inputs of sequences of one request each."""
+        sizes = [array.shape[0] for array in inputs.values() if array.shape]
         rows = sizes[0] if self.batched and sizes else 1
-        work.inputs = {**work.inputs, **self.controls.alone(rows), **self.states.alone(rows)}
-        return work
+        return {**inputs, **self.controls.alone(rows), **self.states.alone(rows)}
 
 
 class SequenceBatch:
-    """What a schedule hands an instance: `rows`, and requests that were `dropped`, each with its error.
-
-    `finished` is called on the instance's thread when the model has ended, `ended` on the loop, where the schedule
-    calls `report`.
-    """
+    """What an instance executes in one go. `ended` is called on the loop, where the schedule calls `report`."""
 
     delivers = True
 
@@ -100,30 +94,26 @@ class SequenceBatch:
         tensors: Tensors,
         rows: Rows,
         buffers: Buffers | None,
-        dropped: list[Dropped],
-        finished: Callable[[SequenceBatch], None],
         ended: Callable[[SequenceBatch], None],
     ) -> None:
         self.members = [row for row in rows if row is not None]
-        self.dropped = dropped
         self._tensors = tensors
         self._rows = rows
         self._buffers = buffers
-        self._finished = finished
         self._ended = ended
         self._times = BatchTimes()
         self.over = False
         """Whether it has ended. On the loop."""
+        self.bind: Callable[[], object] = _no_place
+        """On the instance's thread: see `HostedModel.runs_on`."""
 
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread."""
-        try:
-            if len(self._rows) == 1 and self.members:
-                self._run_alone(self.members[0], function, explain)
-            elif self.members:
-                self._run_together(function, explain)
-        finally:
-            self._finished(self)
+        self.bind()
+        if len(self._rows) == 1:
+            self._run_alone(self.members[0], function, explain)
+        else:
+            self._run_together(function, explain)
 
     def _run_alone(self, request: SequenceRequest, function: Function, explain: Explain) -> None:
         def noted(_: Inputs, call: Call) -> Any:
@@ -202,8 +192,6 @@ class SequenceBatch:
             self._times.count([member.work for member in self.members])
         for member in self.members:
             member.work.deliver()
-        for request, error in self.dropped:
-            request.fail(error)
 
 
 @contextmanager
@@ -214,3 +202,7 @@ def _logged() -> Iterator[None]:
     except Internal as error:
         log.error("%s", error.message)
         raise
+
+
+def _no_place() -> None:
+    """Of a model that runs in this process."""

@@ -1,0 +1,47 @@
+"""An executor: what runs a model's work, and has its outcome delivered on the event loop."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from triglot.core.errors import QueueFull
+from triglot.core.running import Defer
+
+RETRY_AFTER_SECONDS = 1.0
+
+
+class Executor(Protocol):
+    """Belongs to the event loop, but for `join`. The work that it takes is that of its class."""
+
+    capacity: int
+    """Batches that are worth running at the same time."""
+
+    def __len__(self) -> int:
+        """Work that waits."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether something is there to run the next one."""
+
+    def check_room(self, limit: int) -> None:
+        """Raises `QueueFull` where as many requests as the limit are there already."""
+
+    def start(self, work: Any, defer: Defer | None = None) -> None:
+        """Have it run; `work.deliver` is called on the loop when it has ended.
+
+        `defer`: who starts several in a row may say when that is over.
+        """
+
+    def discard(self, work: Any) -> bool:
+        """Nobody waits for it any more: take it out. False where it has begun."""
+
+    def close(self) -> None:
+        """End when what waits has ended; nothing is started any more."""
+
+    def join(self) -> None:
+        """On another thread, after `close`: block until nothing runs any more."""
+
+
+def queue_full(what: str) -> QueueFull:
+    """The error of a request that comes too many; `what` there is already."""
+    return QueueFull(f"Exceeds maximum queue size: {what}", retry_after=RETRY_AFTER_SECONDS)

@@ -1,0 +1,155 @@
+"""Threads as an executor: what is started on the loop, taken by threads, discarded, and left at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from triglot.core.errors import Code, QueueFull, Unavailable
+from triglot.executors.thread import ThreadExecutor
+from triglot.executors.work import Explain, Function, explained
+from triglot.scheduling.queue import Queue
+
+SECONDS = 30.0
+
+
+class Noted:
+    """Work that notes that it runs, in `taken`, by thread; it is delivered as `done`."""
+
+    delivers = True
+
+    def __init__(self, number: int, taken: dict[str, list[int]]) -> None:
+        self.number = number
+        self.taken = taken
+        self.done = asyncio.get_running_loop().create_future()
+
+    def run(self, function: Function, explain: Explain) -> None:
+        """See `Work`."""
+        self.taken.setdefault(threading.current_thread().name, []).append(self.number)
+        function({}, None)  # type: ignore[arg-type]
+
+    def deliver(self) -> None:
+        """See `Work`."""
+        self.done.set_result(None)
+
+
+@asynccontextmanager
+async def executor(function: Callable[..., Any] = lambda *_: None, *, threads: int = 1) -> AsyncIterator[Any]:
+    """An executor of so many threads, which have ended in the end."""
+    names = [str(number) for number in range(threads)]
+    made = ThreadExecutor(names, function, partial(explained, "the model"), asyncio.get_running_loop())
+    yield made
+    made.close()
+    await asyncio.to_thread(made.join)
+    assert not made.alive
+
+
+class Gate:
+    """A model that holds its thread until it is open."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        self.entered.release()
+        assert self.open.wait(SECONDS)
+
+    async def has_thread(self) -> None:
+        """Wait until a thread is held."""
+        assert await asyncio.to_thread(self.entered.acquire, timeout=SECONDS)
+
+
+async def test_work_runs_in_the_order_in_which_it_was_started() -> None:
+    async with executor() as one:
+        taken: dict[str, list[int]] = {}
+        works = [Noted(number, taken) for number in range(5)]
+        for work in works:
+            one.start(work)
+        await asyncio.gather(*(work.done for work in works))
+        assert taken == {"0": [0, 1, 2, 3, 4]}
+
+
+async def test_a_full_queue_refuses_at_once_with_a_retry_hint() -> None:
+    gate, taken = Gate(), dict[str, list[int]]()
+    async with executor(gate) as one:
+        queue = Queue(2, one, asyncio.get_running_loop().call_soon)
+        works = [Noted(number, taken) for number in range(4)]
+        queue.put(works[0])
+        await gate.has_thread()
+        queue.put(works[1])
+        queue.put(works[2])
+        with pytest.raises(QueueFull, match="Exceeds maximum queue size: 2 requests wait") as caught:
+            queue.put(works[3])
+        assert caught.value.code is Code.RESOURCE_EXHAUSTED
+        assert caught.value.retry_after is not None
+        assert len(queue) == 2
+        gate.open.set()
+        await asyncio.gather(*(work.done for work in works[:3]))
+        queue.put(works[3])
+        await works[3].done
+        queue.close()
+        with pytest.raises(Unavailable, match="unloaded"):
+            queue.put(works[3])
+
+
+async def test_discarded_work_makes_room_and_is_never_run() -> None:
+    gate, taken = Gate(), dict[str, list[int]]()
+    async with executor(gate) as one:
+        works = [Noted(number, taken) for number in range(3)]
+        one.start(works[0])
+        await gate.has_thread()
+        one.start(works[1])
+        one.start(works[2])
+        assert one.discard(works[1])
+        assert not one.discard(works[1])
+        assert not one.discard(works[0])
+        gate.open.set()
+        await asyncio.gather(works[0].done, works[2].done)
+        assert taken == {"0": [0, 2]}
+
+
+async def test_threads_are_woken_once_for_all_that_one_turn_starts() -> None:
+    async with executor() as one:
+        taken, deferred = dict[str, list[int]](), list[Callable[[], None]]()
+        works = [Noted(number, taken) for number in range(3)]
+        for work in works:
+            one.start(work, deferred.append)
+        assert len(deferred) == 1
+        deferred.pop()()
+        await asyncio.gather(*(work.done for work in works))
+        one.start(again := Noted(3, taken), deferred.append)
+        assert len(deferred) == 1
+        deferred.pop()()
+        await again.done
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+async def test_threads_run_everything_exactly_once(threads: int) -> None:
+    async with executor(threads=threads) as one:
+        taken: dict[str, list[int]] = {}
+        works = [Noted(number, taken) for number in range(20_000)]
+        for work in works:
+            one.start(work)
+        await asyncio.gather(*(work.done for work in works))
+    assert Counter(number for of in taken.values() for number in of) == Counter(range(20_000))
+    assert all(of == sorted(of) for of in taken.values())
+
+
+async def test_what_waits_is_run_before_the_end() -> None:
+    gate, taken = Gate(), dict[str, list[int]]()
+    async with executor(gate, threads=2) as one:
+        works = [Noted(number, taken) for number in range(5)]
+        for work in works:
+            one.start(work)
+        one.close()
+        gate.open.set()
+    await asyncio.gather(*(work.done for work in works))
+    assert sorted(number for of in taken.values() for number in of) == [0, 1, 2, 3, 4]
