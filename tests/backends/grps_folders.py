@@ -138,10 +138,13 @@ class GrpsCall(Call):
         self.answers: list[bytes] = []
         self.leave_after = leave_after
         self.finished = threading.Event()
-        self.respond = self._respond
-        self.finish = self.finished.set
 
-    def _respond(self, answer: bytes) -> bool:
+    def finish(self) -> None:
+        """See `Call`."""
+        self.finished.set()
+
+    def respond(self, answer: bytes) -> bool:
+        """See `Call`."""
         assert not self.finished.is_set()
         if len(self.answers) == self.leave_after:
             return False

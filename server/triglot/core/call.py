@@ -9,22 +9,14 @@ from typing import Any, Literal
 
 from triglot.core.call_times import CallTimes
 from triglot.core.errors import Code, DeadlineExceeded
+from triglot.core.outlet import CLOSED
 from triglot.core.request_scheduling import PLAIN, own_parameters
 from triglot.core.statistics import Statistics
 from triglot.core.types import NO_INPUT_PARAMETERS, Exchange, InputParameters, ParameterValue
 
 Metadata = Iterable[tuple[str, str | bytes]]
-Respond = Callable[[Any], bool]
 MAX_MODEL_CALLS = 16
 """Models that may call each other in a row; the models of an ensemble's steps are called by it."""
-
-
-def _nobody_listens(_: Any) -> bool:
-    return False
-
-
-def _nothing() -> None:
-    pass
 
 
 def _no_metadata() -> Metadata:
@@ -74,8 +66,7 @@ class Call:
     request's, and `input_parameters` those of its inputs that mean nothing to the server. `read_metadata` gives
     gRPC metadata or HTTP headers; few calls look at them, so they are read when asked for.
 
-    `respond(answer)` sends one answer of a streaming call, from any thread; it blocks while the reader is slow,
-    and is False when nobody reads any more. `finish()` ends the stream before the model returns.
+    `outlet` is where `respond` and `finish` go, once somebody reads.
 
     `scheduling` is what the request says of priorities, its time in the queue, and its sequence. `members` are the
     calls that are executed together: itself alone, unless this is a `BatchCall`.
@@ -94,16 +85,15 @@ class Call:
         "counted",
         "deadline",
         "exchange",
-        "finish",
         "input_parameters",
         "model_name",
         "model_version",
         "outcome",
+        "outlet",
         "parameters",
         "reach",
         "request_id",
         "requested_outputs",
-        "respond",
         "scheduling",
         "signature_name",
         "size",
@@ -124,8 +114,7 @@ class Call:
         self.parameters: dict[str, ParameterValue] = {}
         self.input_parameters: InputParameters = NO_INPUT_PARAMETERS
         self.exchange: Exchange | None = None
-        self.respond: Respond = _nobody_listens
-        self.finish: Callable[[], None] = _nothing
+        self.outlet = CLOSED
         self.scheduling = PLAIN
         self.reach: Reach = no_models
         self.model_name = ""
@@ -164,6 +153,17 @@ class Call:
     def members(self) -> Sequence[Call]:
         """The calls that are executed together."""
         return (self,)
+
+    def respond(self, answer: Any) -> bool:
+        """Send one answer of a streaming call, from any thread; blocks while the reader is slow.
+
+        False when nobody reads any more.
+        """
+        return self.outlet.respond(answer)
+
+    def finish(self) -> None:
+        """End the stream before the model returns."""
+        self.outlet.finish()
 
     def infer(
         self,
@@ -217,7 +217,7 @@ class Call:
         """Say that the caller is gone."""
         self._cancelled = True
         # A stream and its call would keep each other.
-        self.respond, self.finish = _nobody_listens, _nothing
+        self.outlet = CLOSED
         followers, self._followers = self._followers, None
         for end in followers or ():
             end()

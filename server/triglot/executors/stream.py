@@ -30,7 +30,7 @@ class StreamEnd:
 
 
 class Stream:
-    """One call whose answers come one by one: threads put them, the loop takes them.
+    """One call whose answers come one by one: threads put them, the loop takes them. The call's `Outlet`.
 
     A generator's answers are put by the instance's thread. A plain function puts its own, by `call.respond`, from
     any thread; what it returns is the last one, unless it is None. Whoever puts is held up while `STREAM_BUFFER`
@@ -54,8 +54,7 @@ class Stream:
         self._reader: asyncio.Future[None] | None = None
         self._woken: asyncio.Future[None] | None = None
         self._closed = False
-        call.respond = self._put
-        call.finish = self._finish
+        call.outlet = self
 
     def run(self, function: Function, explain: Explain) -> None:
         """On the instance's thread: run the model to its end."""
@@ -82,12 +81,13 @@ class Stream:
         if isinstance(result, Generator):
             with closing(result) as answers:
                 for answer in answers:
-                    if not self._put(answer):
+                    if not self.respond(answer):
                         break
         elif result is not None:
-            self._put(result)
+            self.respond(result)
 
-    def _put(self, answer: Any) -> bool:
+    def respond(self, answer: Any) -> bool:
+        """See `Outlet`."""
         times = self.times
         if times is not None:
             times.computed()
@@ -111,6 +111,10 @@ class Stream:
                 self._loop.call_soon_threadsafe(_wake, reader)
             except RuntimeError:
                 pass  # The loop is closed: the server has stopped without waiting for this call.
+
+    def finish(self) -> None:
+        """See `Outlet`."""
+        self._finish()
 
     def _finish(self, error: ServingError | None = None) -> None:
         if not self._closed:
@@ -136,7 +140,7 @@ class Stream:
         result, self.result = self.result, None
         error, self.failure = self.failure, None
         if error is None and result is not None:
-            self._put(result)
+            self.respond(result)
         self._finish(error)
 
     def refuse(self, error: ServingError) -> None:

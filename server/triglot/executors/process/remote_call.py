@@ -33,8 +33,7 @@ class RemoteCall(Call):
         self.requested_outputs = fields.get("outputs", ())
         if scheduling := fields.get("scheduling"):
             self.scheduling = Scheduling(*scheduling)
-        self.respond = partial(state.respond, at_once=True, member=member)
-        self.finish = partial(state.finish, member)
+        self.outlet = _Outlet(state, member)
         self.reach = partial(_reach, state, member)  # Nothing that keeps this.
         self._members = tuple(RemoteCall(state, one, index) for index, one in enumerate(fields.get("members", ())))
 
@@ -58,6 +57,20 @@ class RemoteCall(Call):
     def child(self) -> Call:
         """A call of its own for one of several requests that came on this one."""
         return RemoteCall(self._state, {**self._fields, "deadline": self.deadline}, self._member)
+
+
+class _Outlet:
+    """Sends them to the server, for the call or one of its members."""
+
+    def __init__(self, state: CallState, member: int | None) -> None:
+        self._state = state
+        self._member = member
+
+    def respond(self, answer: Any) -> bool:
+        return self._state.respond(answer, at_once=True, member=self._member)
+
+    def finish(self) -> None:
+        self._state.finish(self._member)
 
 
 def _reach(state: CallState, member: int | None, _: Call, asked: ModelCall | ModelTask) -> Any:

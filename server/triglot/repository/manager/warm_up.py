@@ -139,7 +139,7 @@ class _Runner:
         """On an instance's thread."""
         self._introduce(call)
         answers = _Answers(self._servable)
-        call.respond = answers.respond
+        call.outlet = answers
         result = function(inputs, call)
         if answers.error is not None:
             raise answers.error
@@ -194,7 +194,7 @@ class _Runner:
 
 
 class _Answers:
-    """What a run answers, each checked against the signature."""
+    """What a run answers, each checked against the signature. An `Outlet`."""
 
     def __init__(self, servable: Servable) -> None:
         self._servable = servable
@@ -208,10 +208,13 @@ class _Answers:
         return self.taken < MAX_ANSWERS
 
     def respond(self, answer: object) -> bool:
-        """As `take`, for `Call.respond`: the model's code is not to meet the error."""
+        """As `take`; the model's code is not to meet the error."""
         if self.error is None:
             try:
                 return self.take(answer)
             except Exception as error:
                 self.error = error
         return False
+
+    def finish(self) -> None:
+        """Nothing: what it has answered is known."""
