@@ -9,6 +9,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 METHOD, SCHEME, PATH, AUTHORITY = range(4)
@@ -57,6 +58,15 @@ class Name:
         self.is_binary = kind == METADATA and value.endswith(b"-bin")
 
 
+_known_name = lru_cache(maxsize=1024)(Name)
+LONGEST_KNOWN = 64
+
+
+def name_of(value: bytes) -> Name:
+    """The name; those that come again and again are classified once."""
+    return _known_name(value) if len(value) <= LONGEST_KNOWN else Name(value)
+
+
 class Field:
     """A field of a header block.
 
@@ -79,14 +89,14 @@ class Field:
 
     def _read(self) -> None:
         kind, value = self.kind, self.value
-        if kind in (PATH, ENCODING, ACCEPT_ENCODING):
+        if kind == TIMEOUT:
+            self._read_timeout()
+        elif kind in (PATH, ENCODING, ACCEPT_ENCODING):
             self.meaning = value.decode("latin-1")
         elif kind == METHOD:
             self.meaning = value == b"POST"
         elif kind == CONTENT_TYPE:
             self.meaning = _GRPC_TYPE.fullmatch(value) is not None
-        elif kind == TIMEOUT:
-            self._read_timeout()
         elif kind == METADATA:
             self._read_binary()
         elif kind == CONTENT_LENGTH:

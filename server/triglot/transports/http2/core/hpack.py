@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from triglot.transports.http2.core.fields import Field, Name
+from triglot.transports.http2.core.fields import Field, Name, name_of
 
 TABLE_BYTES = 4096
 """The largest dynamic table, as long as our SETTINGS say nothing else (RFC 9113, 6.5.2)."""
@@ -78,6 +78,7 @@ www-authenticate
 _ENTRIES = [line.encode().partition(b" ") for line in _STATIC_TABLE.split("\n")[1:-1]]
 _STATIC = [Field(Name(name), value) for name, _, value in _ENTRIES]
 _STATIC_COUNT = len(_STATIC)
+_BEYOND = "an index beyond the tables"
 
 
 class HpackError(Exception):
@@ -98,8 +99,8 @@ class Decoder:
     def __init__(self, most_bytes: int) -> None:
         self.changes = 0
         self._most_bytes = most_bytes
-        self._table: list[Field] = []
-        """The newest last."""
+        self._entries = _STATIC[::-1]
+        """Both tables, so that an index counts from the end (2.3.3); of the dynamic one the newest last."""
         self._bytes = 0
         self._room = TABLE_BYTES
 
@@ -112,16 +113,19 @@ class Decoder:
 
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
-        table = self._table
+        entries = self._entries
         at, end, room = 0, len(block), self._most_bytes
         while at < end:
             first = block[at]
-            if first & 0x80:  # Both the name and the value are in a table (6.1).
-                index, at = (first & 0x7F, at + 1) if first != 0xFF else _integer(block, at, 0x7F)
-                # As `_indexed`: most fields come here.
-                if not 0 < index <= _STATIC_COUNT + len(table):
-                    raise HpackError("an index beyond the tables")
-                field = table[_STATIC_COUNT - index] if index > _STATIC_COUNT else _STATIC[index - 1]
+            if 0x80 < first < 0xFF:  # Both the name and the value are in a table (6.1), as most are.
+                try:
+                    field = entries[0x80 - first]
+                except IndexError:
+                    raise HpackError(_BEYOND) from None
+                at += 1
+            elif first & 0x80:
+                index, at = _integer(block, at, 0x7F)
+                field = self._entry(index)
             elif first & 0xE0 == 0x20:
                 if fields:
                     raise HpackError("a change of the table's size behind a field")
@@ -130,13 +134,12 @@ class Decoder:
                 continue
             else:
                 is_added = first & 0x40  # Else the field enters no table, here or anywhere (6.2.2, 6.2.3).
-                mask = 0x3F if is_added else 0x0F
-                index, at = (first & mask, at + 1) if first & mask != mask else _integer(block, at, mask)
+                index, at = _integer(block, at, 0x3F if is_added else 0x0F)
                 if index:
-                    name = self._indexed(index).name
+                    name = self._entry(index).name
                 else:
                     text, at = _string(block, at)
-                    name = Name(text)
+                    name = name_of(text)
                 value, at = _string(block, at)
                 field = Field(name, value)
                 if is_added:
@@ -147,28 +150,26 @@ class Decoder:
             fields.append(field)
         return fields
 
-    def _indexed(self, index: int) -> Field:
-        if 0 < index <= _STATIC_COUNT:
-            return _STATIC[index - 1]
-        index -= _STATIC_COUNT
-        if not 0 < index <= len(self._table):
-            raise HpackError("an index beyond the tables")
-        return self._table[-index]
+    def _entry(self, index: int) -> Field:
+        if not 0 < index <= len(self._entries):
+            raise HpackError(_BEYOND)
+        return self._entries[-index]
 
     def _add(self, field: Field) -> None:
-        self._table.append(field)
+        self._entries.insert(len(self._entries) - _STATIC_COUNT, field)
         self._bytes += field.size
-        self.changes += 1
-        while self._bytes > self._room:  # A field that is larger than the table leaves it empty (4.4).
-            self._bytes -= self._table.pop(0).size
+        self._evict()  # A field that is larger than the table leaves it empty (4.4).
 
     def _resize(self, size: int) -> None:
         if size > TABLE_BYTES:
             raise HpackError(f"a table of {size} bytes, at most {TABLE_BYTES} are taken")
         self._room = size
+        self._evict()
+
+    def _evict(self) -> None:
         self.changes += 1
-        while self._bytes > size:
-            self._bytes -= self._table.pop(0).size
+        while self._bytes > self._room:
+            self._bytes -= self._entries.pop(0).size
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
