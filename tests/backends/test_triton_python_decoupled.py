@@ -197,6 +197,24 @@ for request in requests:
     assert probe.seen == lists
 
 
+async def test_one_request_at_a_time_without_batches_whatever_its_shape(
+    tmp_path: Path, probe: SimpleNamespace
+) -> None:
+    execute = f"""probe.seen.append([x_of(request).shape for request in requests])
+probe.returned.wait(20)
+for request in requests:
+    request.get_response_sender().send({FINAL})"""
+    model(tmp_path, execute)
+    async with serving(tmp_path) as door:
+        waiting = door.server.dataplane.servable("m").model
+        requests = [request("m", {"X": ints(*range(size))}) for size in (0, 0, 2, 0)]
+        calls = [asyncio.create_task(drained(door.stream([one]))) for one in requests]
+        await until(lambda: probe.seen and len(vars(waiting)["_waiting"]) == 3)
+        probe.returned.set()
+        await asyncio.gather(*calls)
+    assert sorted(probe.seen) == [[(0,)], [(0,)], [(0,)], [(2,)]]
+
+
 async def drained(messages: Any) -> int:
     return len([message async for message in messages if not message.error_message])
 

@@ -72,7 +72,7 @@ class _Waiting:
                 self._there.wait()
             works: list[_Work] = []
             rows = 0
-            while self._works and (not works or rows + self._works[0].rows <= self._most):
+            while self._works and (not works or (self._most and rows + self._works[0].rows <= self._most)):
                 works.append(self._works.popleft())
                 rows += works[-1].rows
             return works
