@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from triton_served import X_TO_Y, Door, in_common, ints, serving, write_model
 
@@ -79,6 +81,23 @@ async def test_outputs_are_checked(tmp_path: Path) -> None:
     async with serving(tmp_path) as door:
         [outcome] = await outcomes(door, 102)
         assert has(outcome, grpc.StatusCode.INTERNAL, "output 'Y' as FP32, its signature says INT32")
+
+
+@pytest.mark.parametrize("execution", ["thread", "process"])
+@pytest.mark.parametrize("shape", [(1,), (), (3, 1, 2), (0, 4)])
+async def test_outputs_may_have_any_shape(tmp_path: Path, shape: tuple[int, ...], execution: str) -> None:
+    code = f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        y = pb_utils.Tensor("Y", np.arange({math.prod(shape)}, dtype=np.int32).reshape({shape}))
+        return [pb_utils.InferenceResponse([y]) for _ in requests]
+"""
+    more = f'max_batch_size: 4\nparameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
+    write_model(tmp_path, "m", code, X_TO_Y + more)
+    async with serving(tmp_path) as door:
+        answer = await door.infer("m", {"X": ints(1, 2)[None]})
+    np.testing.assert_array_equal(answer.outputs["Y"], np.arange(math.prod(shape)).reshape(shape), strict=False)
+    assert answer.outputs["Y"].shape == shape
 
 
 @pytest.mark.parametrize(

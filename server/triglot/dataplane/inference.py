@@ -91,9 +91,8 @@ def response_of(
     Raises `Internal` as `bind_outputs` and `check_parameters`; the log has it, too.
     """
     try:
-        outputs = bind_outputs(
-            signature, answer, request.outputs, servable.name, lenient_shapes=request.lenient_shapes
-        )
+        lenient = request.lenient_shapes or servable.any_output_shapes
+        outputs = bind_outputs(signature, answer, request.outputs, servable.name, lenient_shapes=lenient)
         response = InferenceResponse(servable.name, str(servable.version), request.id, outputs)
         if not servable.on_loop:
             response.answer = answer

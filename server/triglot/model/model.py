@@ -56,6 +56,8 @@ class Model:
     output `predictions`, one text. All are BYTES."""
     any_tensors: bool = False
     """Whether it takes inputs of any names, datatypes and shapes, and gives such outputs; it declares none."""
+    any_output_shapes: bool = False
+    """Whether its outputs may have other shapes than it declares, as those of Triton's Python models."""
     takes_messages: bool = False
     """Whether it takes and gives whole messages in a grps call: see `Call.exchange`."""
     description: Mapping[str, Any] | None = None

@@ -214,6 +214,7 @@ class Servable:
         self.signature = self.signatures[self.default_signature]
         self.guard = guard_of(model, f"{name} version {version}")
         self.function = guarded_function(model, self.guard)
+        self.any_output_shapes = model.any_output_shapes
         self.on_loop = is_async(model.infer)
         self.decoupled = is_decoupled(model.infer)
         self._limit = max_queue_size if model.max_queue_size is None else model.max_queue_size

@@ -26,6 +26,7 @@ class TritonModel(Model):
 
     platform = "python"
     takes_parameters = True
+    any_output_shapes = True
     places_instances = True
 
     def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:

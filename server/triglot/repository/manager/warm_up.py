@@ -203,7 +203,9 @@ class _Answers:
 
     def take(self, answer: object) -> bool:
         """Whether there may be more. Raises `Internal`."""
-        bind_outputs(self._servable.signature, answer, (), self._servable.name)
+        servable = self._servable
+        lenient = servable.any_output_shapes
+        bind_outputs(servable.signature, answer, (), servable.name, lenient_shapes=lenient)
         self.taken += 1
         return self.taken < MAX_ANSWERS
 
