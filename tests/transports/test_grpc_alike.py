@@ -187,7 +187,16 @@ async def test_a_deadline_reaches_the_handler(here: Here) -> None:
 
 
 async def test_what_was_sent_beside_the_request(here: Here) -> None:
-    sent = (("a", "1"), ("a", "2"), ("b-bin", b"\0\xff,"), ("c", "x, y"), ("d-bin", b""), ("e", "~ !"))
+    sent = (
+        ("a", "1"),
+        ("a", "2"),
+        ("b-bin", b"\0\xff,"),
+        ("c", "x, y"),
+        ("d-bin", b""),
+        ("e", "~ !"),
+        ("f", " x "),
+        ("g", " "),
+    )
     assert (await here.ask("Echo", metadata=sent)).code == "OK"
     got = dict(here.rows.metadata)
     assert str(got.pop("user-agent")).startswith("grpc-python-asyncio/")

@@ -39,6 +39,8 @@ _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1
 _NAME = re.compile(rb"[0-9a-z_.\-!#$%&'*+^`|~]+")
 _VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
 """Matched as a whole: to search for what it must not have takes ten times as long."""
+_METADATA_VALUE = re.compile(rb"(?!\t)[^\x00\r\n]*(?<!\t)")
+"""gRPC's clients send values with spaces around them, and its servers take these as they are."""
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
 
@@ -81,7 +83,8 @@ class Field:
         self.name = name
         self.value = value
         self.size = FIELD_BYTES + len(name.value) + len(value)
-        self.kind = name.kind if _VALUE.fullmatch(value) else MALFORMED
+        rule = _METADATA_VALUE if name.kind == METADATA else _VALUE
+        self.kind = name.kind if rule.fullmatch(value) else MALFORMED
         self.meaning: Any = value
         self.problem = ""
         if self.kind != METADATA or name.is_binary:
