@@ -45,8 +45,9 @@ log = logging.getLogger(__name__)
 
 NO_OVERRIDES: Overrides = MappingProxyType({})
 EVERY_MODEL = "*"
-SETTLE_SECONDS = 5.0
-"""How long a new version's files have to stay as they are, unless looks are more frequent."""
+SETTLE_SECONDS = 0.5
+"""How long a new version's files have to stay as they are, unless looks are more frequent: who copies them into
+place slowly renames the folder when all are there."""
 SHUTTING_DOWN = "the server is shutting down"
 NOT_EXPLICIT = (
     "explicit model load / unload is not allowed if polling is enabled; the models are those that the server was "

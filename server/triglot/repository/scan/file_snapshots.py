@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 IN_PYTHON = ("python", "predictor")
 """Backends whose models write what they like."""
-PATIENCE = 12
+PATIENCE = 60
 """For how many looks new files may go on changing when everything else has settled."""
 
 
