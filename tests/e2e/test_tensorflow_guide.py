@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,10 +16,10 @@ import pytest
 from calling import Status, predict, predict_request, statuses
 from server_process import QUICK
 
-from process import SECONDS, Triglot, clean_environment, run_triglot
+from process import SECONDS, Rest, Triglot, clean_environment, run_triglot
 from triglot.pb.tfserving import tensor_pb2
 
-MODEL = "half_plus_two"
+MODEL, OF_OLD = "half_plus_two", "half_plus_three_of_old"
 PYTHON_MODEL = Path(__file__).parents[1] / "models_tfserving" / MODEL
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 ANY_PORTS = {name: value for name, value in QUICK.items() if not name.endswith("_PORT")}
@@ -114,6 +115,37 @@ def test_classify_and_regress(guide: Guide) -> None:
     body = '{"signature_name": "classify_x_to_y", "context": {"x": 1.0}, "examples": [{}, {"x": 2.0}]}'
     answer = json.loads(guide.curl(f"-d '{body}' -X POST {url}:classify"))
     assert answer == {"results": [[["", 2.5]], [["", 3.0]]]}
+
+
+@pytest.fixture(scope="module")
+def of_old(tensorflow: Path, models: Path) -> Iterator[Rest]:
+    """A model whose signatures say no shapes, and a datatype of examples that is not the graph's."""
+    with Triglot(models / OF_OLD, python=tensorflow, environment=QUICK) as process:
+        yield Rest(process.ports()[1])
+        process.stop()
+
+
+@pytest.mark.newest
+def test_the_regress_example_of_the_documentation(of_old: Rest) -> None:
+    body = {"signature_name": "tensorflow/serving/regress", "examples": [{"x": 1.0}, {"x": 2.0}]}
+    assert of_old.post(f"/v1/models/{OF_OLD}:regress", body) == (200, {"results": [3.5, 4.0]})
+
+
+@pytest.mark.newest
+def test_a_signature_without_shapes_takes_any(of_old: Rest) -> None:
+    url = f"/v2/models/{OF_OLD}"
+    status, metadata = of_old.get(url)
+    assert (status, metadata["inputs"]) == (200, [{"name": "x", "datatype": "FP32", "shape": [-1]}])
+    for shape in ([3], [], [1, 3], [3, 1]):
+        count = math.prod(shape)
+        tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": [2.0] * count}
+        status, answer = of_old.post(f"{url}/infer", {"inputs": [tensor]})
+        assert status == 200, answer
+        assert answer["outputs"] == [{"name": "y", "datatype": "FP32", "shape": shape, "data": [4.0] * count}]
+    assert of_old.post(f"/v1/models/{OF_OLD}:predict", {"instances": [1.0, 2.0]}) == (
+        200,
+        {"predictions": [3.5, 4.0]},
+    )
 
 
 @needs_curl

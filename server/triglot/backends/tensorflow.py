@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
-from tensorflow.core.protobuf import config_pb2
+from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
 from tensorflow.python.framework.ops import dismantle_graph
 from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
@@ -93,7 +93,7 @@ class SavedModel(Model):
         self.instances = os.cpu_count() or 1
         self._session, definitions = _restored(folder, device)
         self.signature_defs = {name: definition.SerializeToString() for name, definition in definitions.items()}
-        self.signatures = dict(_signatures(folder, definitions))
+        self.signatures = dict(_signatures(folder, definitions, self._session.graph))
         if not self.signatures:
             self._session.close()
             raise ModelLoadError(f"{folder}: the SavedModel has no signature that can be called")
@@ -250,26 +250,35 @@ def _has_references(graph: Any) -> bool:
     return any(operation.type in REFERENCE_VARIABLES for operation in graph.get_operations())
 
 
-def _signatures(folder: Path, definitions: Mapping[str, Any]) -> Iterable[tuple[str, Signature]]:
+def _signatures(folder: Path, definitions: Mapping[str, Any], graph: Any) -> Iterable[tuple[str, Signature]]:
     """The signatures that can be called; the log names the others."""
     for name, definition in sorted(definitions.items()):
         if name.startswith(INTERNAL_PREFIX):
             continue
         try:
-            yield name, _signature(definition)
+            yield name, _signature(definition, graph)
         except ValueError as error:
             log.warning("%s: signature %r is left out: %s", folder, name, error)
 
 
-def _signature(definition: Any) -> Signature:
+def _signature(definition: Any, graph: Any) -> Signature:
     """Raises `ValueError` for what cannot be called: tensors in parts, and datatypes that we do not know."""
     method = definition.method_name.removeprefix(METHOD_PREFIX)
-    return Signature(
-        _specs(definition.inputs),
-        _specs(definition.outputs),
-        method=method if method in ("classify", "regress") else "predict",
-        defaults={alias: tf.make_ndarray(tensor) for alias, tensor in definition.defaults.items()},
-    )
+    defaults = {alias: tf.make_ndarray(tensor) for alias, tensor in definition.defaults.items()}
+    outputs = _specs(definition.outputs)
+    if method not in ("classify", "regress"):
+        return Signature(_specs(definition.inputs), outputs, defaults=defaults)
+    inputs = {alias: _as_in_graph(tensor, graph) for alias, tensor in definition.inputs.items()}
+    return Signature(_specs(inputs), outputs, method=method, defaults=defaults)
+
+
+def _as_in_graph(tensor: Any, graph: Any) -> Any:
+    """What is said of the input, with the datatype that its graph has: of examples, TensorFlow Serving compares
+    the names only, and there are models that declare another one."""
+    with suppress(KeyError, ValueError):  # There is no such tensor: a call says so.
+        tensor = meta_graph_pb2.TensorInfo.FromString(tensor.SerializeToString())
+        tensor.dtype = graph.get_tensor_by_name(tensor.name).dtype.as_datatype_enum
+    return tensor
 
 
 def _specs(tensors: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
@@ -283,4 +292,5 @@ def _spec(alias: str, tensor: Any) -> TensorSpec:
     if datatype is None:
         raise ValueError(f"{alias!r} is {types_pb2.DataType.Name(tensor.dtype)}")
     shape = tensor.tensor_shape
-    return TensorSpec(alias, datatype, None if shape.unknown_rank else [dim.size for dim in shape.dim])
+    any_rank = shape.unknown_rank or not tensor.HasField("tensor_shape")
+    return TensorSpec(alias, datatype, None if any_rank else [dim.size for dim in shape.dim])

@@ -76,6 +76,11 @@ async def check_signatures_of_scalars_and_references(subject):
         "serving_default": ("predict", [("x", "FP32", ())], y),
         "tensorflow/serving/regress": ("regress", [("inputs", "BYTES", ())], [("outputs", "FP32", ())]),
     }
+    y = [("y", "FP32", None)]
+    assert declared(subject.model("half_plus_three_of_old")) == {
+        "serving_default": ("predict", [("x", "FP32", None)], y),
+        "tensorflow/serving/regress": ("regress", [("inputs", "BYTES", None)], [("outputs", "FP32", None)]),
+    }
     count = [("output", "FP32", ())]
     assert declared(subject.model("counter")) == {
         "get_counter": ("predict", [], count),

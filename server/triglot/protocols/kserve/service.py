@@ -244,7 +244,9 @@ def _refuse_repository(name: str) -> None:
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
-    return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=spec.shape or ())
+    # No dim at all would say that it is a scalar; for any rank V2 has no word.
+    shape = (-1,) if spec.shape is None else spec.shape
+    return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=shape)
 
 
 def _change(name: str, request_class: Any, call: Any) -> Method:
