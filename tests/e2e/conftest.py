@@ -5,6 +5,7 @@ Where TensorFlow is needed, it is in an environment of its own: it writes the mo
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -43,6 +44,14 @@ def report(server: ServerProcess) -> ReportOf:
 def tensorflow() -> Path:
     """The python of the environment that has TensorFlow."""
     return environments.python("tensorflow")
+
+
+@pytest.fixture(scope="session")
+def grpcurl() -> Path:
+    """The program."""
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        pytest.skip("the wheel of grpcurl is for Linux on x86-64")
+    return environments.python("grpcurl").with_name("grpcurl")
 
 
 @pytest.fixture(scope="session")

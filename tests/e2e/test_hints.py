@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
-import numpy as np
 import pytest
-from google.protobuf import descriptor_pool, json_format, message_factory
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from server_process import ServerProcess
 
 import triglot
@@ -48,13 +42,17 @@ def printed(server: Triglot) -> str:
     return server.stdout.text()
 
 
-def paste(command: str) -> str:
+def paste(command: str, programs: Path | None = None) -> str:
+    """What the line prints; `programs`: a folder that the shell finds more of them in."""
+    environment = clean_environment()
+    if programs is not None:
+        environment["PATH"] = f"{programs}:{environment['PATH']}"
     done = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
         text=True,
         timeout=SECONDS,
-        env=clean_environment(),
+        env=environment,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -112,39 +110,11 @@ def check_rest_answer(text: str) -> None:
     assert answer["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1], "data": [3.75]}]
 
 
-@pytest.mark.skipif(shutil.which("grpcurl") is None, reason="grpcurl is not installed; see test_grpcurl_by_hand")
-def test_grpcurl(hints: str) -> None:
-    answer = json.loads(paste(line(hints, "grpcurl")))
+def test_grpcurl(hints: str, tfserving_hints: str, grpcurl: Path) -> None:
+    answer = json.loads(paste(line(hints, "grpcurl"), grpcurl.parent))
     assert answer["modelName"] == "half_plus_three"
     assert answer["rawOutputContents"] == ["AABwQA=="]
-
-
-def test_grpcurl_by_hand(hints: str) -> None:
-    answer = grpcurl(line(hints, "grpcurl"))
-    assert answer.model_name == "half_plus_three"
-    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == [3.75]
-
-
-def test_grpcurl_as_a_client_of_tensorflow_serving(tfserving_hints: str) -> None:
     command = line(tfserving_hints, "grpcurl", "tensorflow.serving.PredictionService/Predict")
-    answer = grpcurl(command)
-    assert answer.model_spec.name == "half"
-    assert list(answer.outputs["y"].float_val) == [3.75]
-
-
-def grpcurl(command: str) -> Any:
-    """What grpcurl does with its line: descriptors by reflection, the message from JSON, one call."""
-    program, plaintext, flag, body, address, symbol = shlex.split(command)
-    assert (program, plaintext, flag) == ("grpcurl", "-plaintext", "-d")
-    service, name = symbol.split("/")
-    with grpc.insecure_channel(address) as channel:
-        pool = descriptor_pool.DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
-        method = pool.FindServiceByName(service).FindMethodByName(name)
-        assert method is not None
-        request = json_format.Parse(body, message_factory.GetMessageClass(method.input_type)())
-        call = channel.unary_unary(
-            f"/{symbol}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
-        )
-        return call(request, timeout=SECONDS)
+    answer = json.loads(paste(command, grpcurl.parent))
+    assert answer["modelSpec"]["name"] == "half"
+    assert answer["outputs"]["y"]["floatVal"] == [3.75]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FileDescriptor
 
@@ -15,6 +15,8 @@ from triglot.pb.grpc.reflection.v1 import reflection_pb2 as v1
 from triglot.pb.grpc.reflection.v1alpha import reflection_pb2 as v1alpha
 from triglot.protocols.rows import Kind, Method, Operation, Service
 from triglot.protocols.wire import parse, serialize
+
+T = TypeVar("T")
 
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
@@ -60,13 +62,17 @@ def _answer(request: Any, response: Any, names: list[str]) -> None:
         _add_files(response, _find(POOL.FindFileByName, request.file_by_filename))
     elif kind == "file_containing_symbol":
         _add_files(response, _find(_file_of_symbol, request.file_containing_symbol))
-    elif kind in ("file_containing_extension", "all_extension_numbers_of_type"):
+    elif kind == "all_extension_numbers_of_type":
+        # Messages of proto3 have none, which is no error: grpcurl asks before it shows what an Any holds.
+        message = _find(POOL.FindMessageTypeByName, request.all_extension_numbers_of_type)
+        response.all_extension_numbers_response.base_type_name = message.full_name
+    elif kind == "file_containing_extension":
         raise NotFound("proto3 messages have no extensions")
     else:
         raise Unimplemented("unknown kind of reflection request")
 
 
-def _find(find: Callable[[str], FileDescriptor], name: str) -> FileDescriptor:
+def _find(find: Callable[[str], T], name: str) -> T:
     try:
         return find(name)
     except KeyError:
