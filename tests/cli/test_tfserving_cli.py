@@ -12,7 +12,16 @@ import triglot
 from process import run_triglot
 from tfserving_flags import config, config_file, parse, wrong
 from triglot.cli import tfserving as tfserving_cli
-from triglot.cli.tfserving import FLAGS, REFUSED, TUNING, batching, configuration, models, warnings
+from triglot.cli.tfserving import (
+    FLAGS,
+    REFUSED,
+    TUNING,
+    batching,
+    configuration,
+    models,
+    warnings,
+    with_variables,
+)
 from triglot.config.options import Config, ConfigError
 from triglot.model.config import ALL
 from triglot.repository.config.settings import ModelSettings
@@ -50,6 +59,27 @@ def test_the_defaults_are_tensorflow_servings() -> None:
         poll_interval=1.0,
         protocols="tfserving",
     )
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "path"),
+    [
+        ({"MODEL_NAME": "half"}, "half", "/models/half"),
+        ({"MODEL_BASE_PATH": "/data"}, "model", "/data/model"),
+        ({"MODEL_NAME": "half", "MODEL_BASE_PATH": "/data/"}, "half", "/data/half"),
+    ],
+)
+def test_the_variables_of_the_container_image(environment: dict[str, str], name: str, path: str) -> None:
+    (model,) = models(with_variables(parse(), environment))
+    assert (model.name, str(model.base_path)) == (name, path)
+    assert configuration({}, environment).rest_port == 8501
+    assert configuration({}, environment | {"TRIGLOT_REST_PORT": "9000"}).rest_port == 9000
+    (model,) = models(with_variables(parse("--model_base_path=/m"), environment))
+    assert (model.name, str(model.base_path)) == (name, "/m")
+
+
+def test_without_variables_of_the_image_nothing_is_assumed() -> None:
+    assert with_variables(parse(), {"MODEL_NAME": "", "HOME": "/"}) == parse()
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,14 @@ from tfserving_flags import config_file, parse, wrong
 from triglot.cli.tfserving import configuration
 from triglot.config.options import ConfigError
 
+NO_MODEL = "expected --model_base_path, --model_config_file, MODEL_NAME or MODEL_BASE_PATH"
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected --model_base_path or --model_config_file"),
-        (["--model_name=m"], "expected --model_base_path or --model_config_file"),
+        ([], NO_MODEL),
+        (["--model_name=m"], NO_MODEL),
         (
             ["--model_base_path=m", "--model_name=n"],
             "Expected model n to have an absolute path or URI; got base_path()=m",

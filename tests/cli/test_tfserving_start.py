@@ -68,6 +68,17 @@ def write_config(file: Path, *models: str) -> None:
 # --- one model ---
 
 
+def test_what_scripts_wait_for(tmp_path: Path) -> None:
+    base_path(tmp_path / "models" / "half", 1)
+    variables = {"MODEL_NAME": "half", "MODEL_BASE_PATH": str(tmp_path / "models")}
+    with TfServing(environment=variables) as server:
+        grpc_port, rest_port = server.ports()
+        server.stderr.wait_for(rf"Running gRPC ModelServer at 0\.0\.0\.0:{grpc_port} \.\.\.")
+        server.stderr.wait_for(rf"Exporting HTTP/REST API at:localhost:{rest_port} \.\.\.")
+        assert predict(Rest(rest_port), "half") == 8
+        server.stop()
+
+
 def test_one_model_over_both_doors(tmp_path: Path) -> None:
     folder = base_path(tmp_path / "m", 1, 3)
     with TfServing(f"--model_base_path={folder}", "--model_name=half") as server:

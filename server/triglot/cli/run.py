@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +48,10 @@ def _nothing() -> None:
     pass
 
 
+def _no_lines(_: int, __: int) -> Iterable[str]:
+    return ()
+
+
 def print_error(text: str) -> None:
     """For whoever has typed the command."""
     print(f"triglot: {text}", file=sys.stderr)
@@ -59,7 +63,8 @@ class Start:
 
     `batching` has the models batched. `surroundings` is what all of it happens in, by the number of the worker.
     `prepare` is called before anything else, `test` is run in place of serving, and `fails` is told why there is
-    no server. See `Server` for `telemetry` and `about`.
+    no server. `opened` gives lines for the log when the ports, of gRPC and of REST, are open. See `Server` for
+    `telemetry` and `about`.
     """
 
     config: Config
@@ -76,6 +81,7 @@ class Start:
     prepare: Callable[[], object] = _nothing
     test: Callable[[], bool] | None = None
     fails: Callable[[str], object] = print_error
+    opened: Callable[[int, int], Iterable[str]] = _no_lines
 
 
 def supervised(start: Start, arguments: Sequence[str]) -> int:
@@ -147,6 +153,8 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
     )
     if not await _unless_signalled(server.start(), signals):
         return _leave("stopped while loading")
+    for line in start.opened(server.grpc_port, server.rest_port) if spec is None or spec.number == 1 else ():
+        log.info("%s", line)
     hints = hint_lines(server.metadata(), config, server.grpc_port, server.rest_port)
     if link is not None:
         await link.serving(hints)

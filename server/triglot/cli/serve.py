@@ -150,6 +150,7 @@ def _start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping
 def _start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
     for other in others:
         raise ConfigError(f"expected flags only, got {other!r}")
+    flags = tfserving_cli.with_variables(flags, environment)
     return Start(
         tfserving_cli.configuration(flags, environment),
         models=tfserving_cli.models(flags),
@@ -157,6 +158,7 @@ def _start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environmen
         config_file=tfserving_cli.config_file(flags),
         poll_seconds=tfserving_cli.poll_seconds(flags),
         warnings=tfserving_cli.warnings(flags),
+        opened=tfserving_cli.opened,
     )
 
 

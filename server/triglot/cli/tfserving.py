@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ DEFAULTS = {
     "protocols": "tfserving",
 }
 """TensorFlow Serving's, where they differ from ours."""
+NAME_VARIABLE, PATH_VARIABLE, CONTAINER_REST_PORT = "MODEL_NAME", "MODEL_BASE_PATH", 8501
+"""Of its container image."""
 MONITORING_PATH = "/monitoring/prometheus/metrics"
 
 
@@ -221,13 +223,14 @@ def configuration(flags: Mapping[str, Any], environment: Mapping[str, str]) -> C
         raise ConfigError("--batching_parameters_file: needs --enable_batching")
     if poll_seconds(flags) < 0:
         raise ConfigError("--model_config_file_poll_wait_seconds: expected at least 0")
+    defaults = {**DEFAULTS, "rest_port": CONTAINER_REST_PORT} if _has_variables(environment) else DEFAULTS
     options = {}
     for name, flag in FLAGS.items():
         if flag.option and name in flags:
             options[flag.option] = flag.convert(flags[name])
             check_option(flag.option, options[flag.option], f"--{name}")
     try:
-        return load_config(None, environment, options, DEFAULTS)
+        return load_config(None, environment, options, defaults)
     except ConfigError as error:
         raise ConfigError(_by_flags(str(error))) from None
 
@@ -239,6 +242,27 @@ def _by_flags(text: str) -> str:
     for name in ("port", "grpc_socket_path", "rest_api_port"):
         text = re.sub(rf"\b{FLAGS[name].option}\b", f"--{name}", text)
     return text.replace(f"both {NO_PORT}", "both 0").replace("grpc_transport ", "TRIGLOT_GRPC_TRANSPORT=")
+
+
+def with_variables(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """The flags, and those that the entry point of TensorFlow Serving's container image makes of its variables."""
+    if not _has_variables(environment):
+        return flags
+    name = environment.get(NAME_VARIABLE) or "model"
+    folder = Path(environment.get(PATH_VARIABLE) or "/models") / name
+    return {"model_name": name, "model_base_path": str(folder), **flags}
+
+
+def _has_variables(environment: Mapping[str, str]) -> bool:
+    return any(environment.get(name) for name in (NAME_VARIABLE, PATH_VARIABLE))
+
+
+def opened(grpc_port: int, rest_port: int) -> Iterable[str]:
+    """What TensorFlow Serving logs when its ports are open, which scripts wait for."""
+    if grpc_port:
+        yield f"Running gRPC ModelServer at 0.0.0.0:{grpc_port} ..."
+    if rest_port:
+        yield f"Exporting HTTP/REST API at:localhost:{rest_port} ..."
 
 
 def config_file(flags: Mapping[str, Any]) -> Path | None:
@@ -272,7 +296,7 @@ def models(flags: Mapping[str, Any]) -> list[ModelSettings]:
     if file := config_file(flags):
         return read_models(file)
     if not flags.get("model_base_path"):
-        raise ConfigError("expected --model_base_path or --model_config_file")
+        raise ConfigError(f"expected --model_base_path, --model_config_file, {NAME_VARIABLE} or {PATH_VARIABLE}")
     model = pb.ModelConfig(
         name=flags.get("model_name", "default"), base_path=flags["model_base_path"], model_platform=TENSORFLOW
     )
