@@ -27,7 +27,7 @@ class Executor(Protocol):
         """Raises `QueueFull` where as many requests as the limit are there already."""
 
     def start(self, work: Any, defer: Defer | None = None) -> None:
-        """Have it run; `work.deliver` is called on the loop when it has ended.
+        """Have it run; `work.deliver` is called on the loop when it has ended. Raises `Unavailable` once closed.
 
         `defer`: who starts several in a row may say when that is over.
         """
@@ -36,7 +36,7 @@ class Executor(Protocol):
         """Nobody waits for it any more: take it out. False where it has begun."""
 
     def close(self) -> None:
-        """End when what waits has ended; nothing is started any more."""
+        """End when what waits has ended; nothing more is started."""
 
     def join(self) -> None:
         """On another thread, after `close`: block until nothing runs any more."""

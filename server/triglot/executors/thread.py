@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from triglot.core.errors import Unavailable
 from triglot.core.running import Defer
 from triglot.executors.executor import Executor, queue_full
 from triglot.executors.parking import Doorbell, Parking
@@ -126,7 +127,12 @@ class ThreadExecutor:
             thread.start()
 
     def start(self, work: Work, defer: Defer | None = None) -> None:
-        """See `Executor`. With `defer`, threads are woken through it: what comes until then is taken in one go."""
+        """See `Executor`. With `defer`, threads are woken through it: what comes until then is taken in one go.
+
+        Raises `Unavailable` once closed.
+        """
+        if self._closed:
+            raise Unavailable("the model was unloaded")
         self._waiting.append(work)
         if defer is None:
             self._wake()
