@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from served_models import (
 )
 from triglot.core.call import Call
 from triglot.core.errors import Code
+from triglot.core.types import InferenceRequest, InputTensor
 from waiting import until
 
 AB = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("a", "b")]
@@ -144,6 +146,64 @@ async def test_outputs() -> None:
         assert (await served.infer("model", ints(1), outputs=["y"])).tolist() == [4]
         error = await served.error("model", ints(1), outputs=["unused"])
         assert error.code is Code.INVALID_ARGUMENT
+
+
+async def test_only_steps_that_requested_outputs_need_are_run() -> None:
+    seen: list[str] = []
+
+    def named(name: str) -> Function:
+        def note(inputs: Arrays) -> Any:
+            seen.append(name)
+            return twice(inputs)
+
+        return Function(note)
+
+    specs = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("y", "z")]
+    steps = [step("a", "x", "m"), step("b", "m", "y"), step("c", "m", "z"), step("d", "z", "unused")]
+    model = ensemble(*steps, outputs=specs)
+    async with serving({"e": model} | {name: named(name) for name in "abcd"}) as served:
+        for outputs, names in ((["y"], "ab"), (["z"], "ac"), (["z", "y"], "abcd"), ([], "abcd"), (["y"], "ab")):
+            with suppress(RuntimeError):  # There is no `y`.
+                await served.infer("e", ints(1), outputs=outputs)
+            assert "".join(sorted(seen)) == names
+            seen.clear()
+
+
+async def test_what_a_step_leaves_out() -> None:
+    """The ensemble's output is not there, and a step that can do without it runs without."""
+
+    def first(inputs: Arrays) -> Any:
+        given = {"y": inputs["x"] * 2, "z": inputs["x"] * 3}
+        if not inputs["x"][0]:
+            del given["z"]
+        return triglot.Answer(given, partial=True)
+
+    def second(inputs: Arrays) -> Any:
+        return {"y": inputs["x"] + inputs.get("more", 100)}
+
+    more = triglot.TensorSpec("more", "INT32", [-1], optional=True)
+    specs = [triglot.TensorSpec(name, "INT32", [-1]) for name in ("y", "z")]
+    steps = [
+        triglot.Step("first", {"x": "x"}, {"y": "m", "z": "z"}),
+        triglot.Step("second", {"x": "m", "more": "z"}, {"y": "y"}),
+    ]
+    models = {
+        "e": ensemble(*steps, outputs=specs),
+        "strict": ensemble(steps[0], triglot.Step("add", {"a": "m", "b": "z"}, {"y": "y"})),
+        "first": Function(first, outputs=specs),
+        "second": Function(second, inputs=[*Function.inputs, more]),
+        "add": ADD,
+    }
+    async with serving(models) as served:
+        for value, expected in ((1, {"y": [5], "z": [3]}), (0, {"y": [100]})):
+            x = ints(value)
+            request = InferenceRequest("e", inputs=[InputTensor("x", "INT32", x.shape, x)])
+            response = await served.server.dataplane.infer(request, Call())
+            assert {output.name: output.array.tolist() for output in response.outputs} == expected
+        assert (await served.infer("strict", ints(1))).tolist() == [5]
+        error = await served.error("strict", ints(0))
+        assert error.message.startswith("in ensemble 'strict', expected 2 inputs but got 1 inputs for model 'add'")
+        await served.is_idle()
 
 
 async def test_ensembles_of_ensembles() -> None:

@@ -17,12 +17,14 @@ from typing import Any, ClassVar
 from triglot.core.call import Call
 from triglot.core.errors import ModelNotFound, ServingError, Unavailable
 from triglot.core.tensor import Array
-from triglot.core.types import TensorSpec
+from triglot.core.types import Answer, TensorSpec
 from triglot.model.model import Model
 from triglot.model.scheduling import Step
 from triglot.model.signature import Signature, shape_text
 
 Inputs = Mapping[str, Array]
+MOST_GRAPHS = 64
+"""That an ensemble keeps, each for some of its outputs; clients may ask for others."""
 
 
 class Ensemble(Model):
@@ -37,9 +39,12 @@ class Ensemble(Model):
     platform: ClassVar[str] = "ensemble"
 
     async def infer(self, inputs: Inputs, call: Call) -> dict[str, Array]:
-        """The outputs, when every step has run."""
+        """The outputs that are requested, when every step has run that they need.
+
+        Those that a step has left out are not there.
+        """
         try:
-            return await _Run(self._graph, inputs, call).tensors()
+            return await _Run(self._graph(call.requested_outputs), inputs, call).answer()
         except ServingError as error:
             text = f"in ensemble '{call.model_name}', {error.message}"
             if isinstance(error, ModelNotFound):  # Not what the client asked for.
@@ -47,22 +52,49 @@ class Ensemble(Model):
             error.message = text
             raise
 
+    def _graph(self, requested: Sequence[str]) -> _Graph:
+        """The steps that these outputs need; all steps where all outputs are requested, or none is named."""
+        outputs = frozenset(requested)
+        graph = self._graphs.get(outputs)
+        if graph is None:
+            names = frozenset(spec.name for spec in self.outputs)
+            is_whole = outputs in (frozenset(), names)
+            needed = range(len(self.steps)) if is_whole else _needed(self.steps, outputs)
+            graph = _Graph(self.steps, needed, outputs or names, self._limits)
+            if len(self._graphs) < MOST_GRAPHS:
+                self._graphs[outputs] = graph
+        return graph
+
     @cached_property
-    def _graph(self) -> _Graph:
-        return _Graph(self.steps, [spec.name for spec in self.outputs], self.max_inflight_requests)
+    def _graphs(self) -> dict[frozenset[str], _Graph]:
+        return {}
+
+    @cached_property
+    def _limits(self) -> list[asyncio.Semaphore] | None:
+        most = self.max_inflight_requests
+        return [asyncio.Semaphore(most) for _ in self.steps] if most else None
 
 
 # --- one request ---
 
 
 class _Graph:
-    """The steps by what they wait for. `uses`: how often each tensor is taken, the answer counted as one.
+    """The steps that some outputs need, by what they wait for.
 
-    `given`: the tensors that come with a request, which may lack those that are optional.
+    `uses`: how often each tensor is taken, the answer counted as one. `given`: the tensors that come with a
+    request, which may lack those that are optional. `limits`: of all steps.
     """
 
-    def __init__(self, steps: Sequence[Step], outputs: Sequence[str], at_a_time: int) -> None:
-        self.steps = tuple(steps)
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        needed: Sequence[int],
+        outputs: frozenset[str],
+        limits: Sequence[asyncio.Semaphore] | None,
+    ) -> None:
+        steps = self.steps = [steps[at] for at in needed]
+        self.outputs = outputs
+        self.limits = None if limits is None else [limits[at] for at in needed]
         self.takes = [frozenset(step.inputs.values()) for step in steps]
         self.names = [tuple(step.outputs) for step in steps]
         self.versions = [str(step.version) if step.version else "" for step in steps]
@@ -72,7 +104,19 @@ class _Graph:
         for at, names in enumerate(self.takes):
             for name in names:
                 self.takers.setdefault(name, []).append(at)
-        self.limits = [asyncio.Semaphore(at_a_time) for _ in steps] if at_a_time else None
+
+
+def _needed(steps: Sequence[Step], outputs: Iterable[str]) -> list[int]:
+    """The steps that lead to these tensors, in their order."""
+    givers = {tensor: at for at, step in enumerate(steps) for tensor in step.outputs.values()}
+    needed: set[int] = set()
+    wanted = list(outputs)
+    while wanted:
+        at = givers.get(wanted.pop())
+        if at is not None and at not in needed:
+            needed.add(at)
+            wanted += steps[at].inputs.values()
+    return sorted(needed)
 
 
 class _Run:
@@ -85,11 +129,11 @@ class _Run:
         self._uses = graph.uses.copy()
         self._missing = [len(names) for names in graph.takes]
         self._running: dict[asyncio.Future[Any], int] = {}
-        self._absent = graph.given - inputs.keys()
+        self._absent = set(graph.given - inputs.keys())
         self._add(inputs)
-        self._need_no_more(self._absent)
+        self._need_no_more(tuple(self._absent))
 
-    async def tensors(self) -> dict[str, Array]:
+    async def answer(self) -> dict[str, Array]:
         """What is there when every step has run."""
         running = self._running
         try:
@@ -97,7 +141,8 @@ class _Run:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 while done:
                     self._ended(done.pop())
-            return self._there
+            lacks = not self._absent.isdisjoint(self._graph.outputs)
+            return Answer(self._there, partial=True) if lacks else self._there
         finally:
             for task in running:
                 task.add_done_callback(_look_at)
@@ -110,7 +155,11 @@ class _Run:
             answer = task.result()
         finally:
             del task  # It has the error, whose traceback has this frame.
-        self._add({tensor: answer[name] for name, tensor in outputs.items()})
+        self._add({tensor: answer[name] for name, tensor in outputs.items() if name in answer})
+        if absent := [tensor for name, tensor in outputs.items() if name not in answer]:
+            # Its model has left them out. Who needs them says so.
+            self._absent.update(absent)
+            self._need_no_more(absent)
 
     def _add(self, tensors: Inputs) -> None:
         """These are there now: start what has waited for them."""
