@@ -109,6 +109,7 @@ class Server:
             folders=[*model_folders, *self.config.model_roots],
             load_timeout=self.config.load_timeout,
             labels_before_load=self.config.labels_before_load,
+            wait=self.config.wait_for_models,
             adapt=adapt or DefaultBatching(self.config.default_max_batch_size),
         )
         self._tracer = Tracer(_trace_options(self.config))

@@ -58,6 +58,7 @@ def test_the_defaults_are_tensorflow_servings() -> None:
         model_control_mode="poll",
         poll_interval=1.0,
         protocols="tfserving",
+        wait_for_models=True,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,40 @@ def write_config(file: Path, *models: str) -> None:
 
 
 # --- one model ---
+
+
+def test_a_model_that_comes_after_the_start(tmp_path: Path) -> None:
+    """At a path that is missing first, and empty then; until a version is there the ports are closed."""
+    folder = tmp_path / "m"
+    flags = (f"--model_base_path={folder}", "--model_name=m", "--file_system_poll_wait_seconds=0.05")
+    with TfServing(*flags) as server:
+        server.stderr.wait_for(f" W Could not find base path {folder} for servable m; waiting for it\n")
+        folder.mkdir()
+        server.stderr.wait_for(
+            f" W No versions of servable m found under base path {folder}, .*; waiting for it\n"
+        )
+        assert "REST on" not in server.stderr.text()
+        base_path(tmp_path / "elsewhere", 1)
+        (tmp_path / "elsewhere" / "1").rename(folder / "1")
+        assert predict(server.rest(), "m") == 8
+        server.stop()
+    assert server.stderr.text().count("waiting for it") == 2
+
+
+def test_who_waits_for_models_can_be_stopped_and_may_not_want_to(tmp_path: Path) -> None:
+    flags = (f"--model_base_path={tmp_path / 'm'}", "--model_name=m")
+    with TfServing(*flags) as server:
+        server.stderr.wait_for("waiting for it\n")
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 1
+    assert "stopped while loading" in server.stderr.text()
+    for environment, more in (
+        ({"TRIGLOT_WAIT_FOR_MODELS": "false"}, ""),
+        ({}, "--file_system_poll_wait_seconds=0"),
+    ):
+        with TfServing(*flags, *filter(None, [more]), environment=environment) as server:
+            assert server.wait() == 1
+        assert f" E Could not find base path {tmp_path / 'm'} for servable m\n" in server.stderr.text()
 
 
 def test_what_scripts_wait_for(tmp_path: Path) -> None:

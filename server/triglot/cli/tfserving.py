@@ -39,6 +39,7 @@ DEFAULTS = {
     "model_control_mode": "poll",
     "poll_interval": 1.0,
     "protocols": "tfserving",
+    "wait_for_models": True,
 }
 """TensorFlow Serving's, where they differ from ours."""
 NAME_VARIABLE, PATH_VARIABLE, CONTAINER_REST_PORT = "MODEL_NAME", "MODEL_BASE_PATH", 8501

@@ -216,6 +216,11 @@ class Config:
         "folders, with commas, that TensorFlow Serving's clients may have models loaded from by "
         "HandleReloadConfigRequest, besides the base paths of the start; / allows all",
     )
+    wait_for_models: bool = _option(
+        False,
+        "at the start, wait with closed ports for models at paths that are missing or empty, instead of ending "
+        "with an error; with model_control_mode poll",
+    )
     labels_before_load: bool = _option(False, "let a new version label point to one that is not available yet")
     warm_up: bool = _option(
         True, "run a version's recorded requests, assets.extra/tf_serving_warmup_requests, before it takes calls"
@@ -305,6 +310,7 @@ class Config:
         for name, value, mode in (
             ("poll_interval", self.poll_interval != POLL_SECONDS, "poll"),
             ("load_model", bool(self.load_model), "explicit"),
+            ("wait_for_models", self.wait_for_models, "poll"),
         ):
             if value and self.model_control_mode != mode:
                 raise ConfigError(

@@ -34,7 +34,14 @@ from triglot.repository.manager.reconciler import DRAIN_SECONDS, Reconciler
 from triglot.repository.manager.registry import Registry
 from triglot.repository.manager.thread import in_thread
 from triglot.repository.scan.layout import listed
-from triglot.repository.scan.load_errors import broken_names, by_name, why_not, wrong_models, wrong_roots
+from triglot.repository.scan.load_errors import (
+    broken_names,
+    by_name,
+    not_yet,
+    why_not,
+    wrong_models,
+    wrong_roots,
+)
 from triglot.repository.scan.once_logger import OnceLogger
 from triglot.repository.scan.paths import is_below
 from triglot.repository.scan.scanner import AtOnce, Scan, Scanner, Wanted
@@ -63,6 +70,7 @@ class Manager:
     `left_out`: what of it is not loaded at the start. `folders`: where clients may have models loaded from by
     `reload`. `most_instances`: of a model whose configuration comes with the request to load it.
     `labels_before_load`: see `Registry`, where requests find what serves. `allow_symlinks`: see `Scanner`.
+    `wait`: at the start, for what is not there yet, if it is looked for again.
     `options` are those of `Reconciler`.
     """
 
@@ -81,6 +89,7 @@ class Manager:
         folders: Sequence[Path] = (),
         most_instances: int = MAX_INSTANCES,
         labels_before_load: bool = False,
+        wait: bool = False,
         load_timeout: float = 0.0,
         drain_seconds: float = DRAIN_SECONDS,
         adapt: Adapt | None = None,
@@ -103,6 +112,7 @@ class Manager:
         self._explicit = explicit
         self._not_at_start = left_out
         self._poll_interval = poll_interval
+        self._waits = wait and poll_interval > 0
         self._folders = folders
         self._most_instances = most_instances
         self._followed: Sequence[Path] = ()
@@ -130,7 +140,7 @@ class Manager:
         except InvalidArgument as error:
             raise ModelLoadError(error.message) from None
         async with self._looking:
-            look = await self._look(self._roots, lambda _: True)
+            look = await self._first_look()
             wanted, problems = self._at_start(look)
             raised = wrong_roots(look, self._roots, may_be_empty=self._more_may_come)
             elsewhere = " ".join(map(str, [*raised, *problems]))
@@ -161,6 +171,22 @@ class Manager:
         if self._poll_interval > 0:
             self._polling = asyncio.create_task(self._poll())
         return errors + [ModelLoadError(text) for text in others]
+
+    async def _first_look(self) -> Scan:
+        """What there is, once there is a model at every path, if these are waited for."""
+        look = await self._look(self._roots, lambda _: True)
+        said: set[str] = set()
+        while self._waits and (missing := not_yet(look)):
+            for text in missing:
+                if text not in said:
+                    log.warning("%s; waiting for it", text)
+            said.update(missing)
+            await asyncio.sleep(self._poll_interval)
+            look = await self._look(self._roots, lambda _: False)
+        while said and look.unsettled:
+            await asyncio.sleep(self._settle_seconds)
+            look = await self._look(self._roots, lambda _: False)
+        return look
 
     async def check_folders(self, models: Sequence[ModelSettings]) -> None:
         """Raises `PermissionDenied` for a model in a folder that is not the operator's: its code would run.

@@ -9,7 +9,7 @@ from pathlib import Path
 from triglot.core.errors import ModelLoadError
 from triglot.repository.config.settings import NAME
 from triglot.repository.scan.scanner import Scan, Wanted
-from triglot.repository.scan.source import ModelFiles, NothingFound, Root
+from triglot.repository.scan.source import ModelFiles, NothingFound, NotYet, Root
 
 LoadErrors = Mapping[str, ModelLoadError]
 """What is wrong, by the model's name or the path."""
@@ -37,6 +37,11 @@ def broken_names(problems: LoadErrors, known: Container[str], roots: Iterable[Ro
     places = places_of(roots)
     names = [Path(key).name for key in _keys(problems, may_be_empty=True) if key not in places]
     return [name for name in names if name not in known and NAME.fullmatch(name)]
+
+
+def not_yet(look: Scan) -> list[str]:
+    """What is said of paths where there is no model yet."""
+    return [str(problem) for problem in look.problems.values() if isinstance(problem, NotYet)]
 
 
 def _keys(problems: LoadErrors, *, may_be_empty: bool) -> list[str]:

@@ -36,7 +36,11 @@ _NUMBER = re.compile("0*([0-9]{1,19})")
 LAST_VERSION = 2**63 - 1
 
 
-class NothingFound(ModelLoadError):
+class NotYet(ModelLoadError):
+    """There is nothing at the path, or no model in it; one may come."""
+
+
+class NothingFound(NotYet):
     """The folder is there and holds no model."""
 
 
@@ -147,7 +151,7 @@ class _Search:
     def find_versions(self, model: ModelSettings) -> None:
         """TensorFlow Serving's layout: nothing but version folders counts (tfs 6.1)."""
         if not model.base_path.is_dir():
-            raise ModelLoadError(f"Could not find base path {model.base_path} for servable {model.name}")
+            raise NotYet(f"Could not find base path {model.base_path} for servable {model.name}")
         versions = self._version_folders(model.base_path, model.name, NO_CONFIG, model.name)
         self.found.models[model.name] = versions
         self._warn_of_missing(model.name, model.name, model.base_path, model.policy, versions)
@@ -166,7 +170,7 @@ class _Search:
             files = _model_file(path)
             self._add(path, files.name, [files])
         elif not path.is_dir():
-            raise ModelLoadError(f"{path}: no such file or folder")
+            raise NotYet(f"{path}: no such file or folder")
         elif all((path / file).is_file() for file in GRPS_PROJECT):
             raise ModelLoadError(f"{path}: this is a grps project; to serve it, run: triglot grps {path}")
         elif versions := self._model_versions(path):
