@@ -136,13 +136,13 @@ def test_the_text_of_a_version() -> None:
 # --- what is passed over ---
 
 
-@pytest.mark.parametrize("ignored", ["-1", "+1", "v1", "1.0", "latest", "１", "", "9" * 20])
+@pytest.mark.parametrize("ignored", ["-1", "+1", "v1", "1.0", "latest", "１", "9" * 20])
 def test_folders_that_are_no_versions(tmp_path: Path, ignored: str) -> None:
     folder = tmp_path / "mine"
-    put(folder / "2" / "model.py")
-    if ignored:
-        put(folder / ignored / "model.py")
+    put(folder / "2" / "model.py", folder / ignored / "model.py", folder / ".saved" / "model.py")
+    put(folder / "weights" / "part.bin")
     assert [version for version, _, _ in found(folder)["mine"]] == [2]
+    assert warnings_of(folder) == [f"{folder / ignored} is left out: a version is named by an integer like 1"]
 
 
 def test_a_version_folder_without_a_model(tmp_path: Path) -> None:

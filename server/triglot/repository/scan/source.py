@@ -312,7 +312,12 @@ class _Search:
             # Triton passes over zeros in front, and so over version 0; the others do not (spec 5.7, tfs 6.1).
             passed_over = config is not NO_CONFIG and entry.name.startswith("0")
             number = None if passed_over else version_of(entry.name)
-            if number is None or entry.is_file():
+            if entry.is_file():
+                continue
+            if number is None:
+                is_model = any((entry / name).is_file() for name in candidates(config))
+                if is_model and not entry.name.startswith("."):
+                    left_out.append(f"{entry} is left out: a version is named by an integer like 1")
                 continue
             if (files := self._files(entry, name, number, config)) is None:
                 expected = listed(candidates(config))
