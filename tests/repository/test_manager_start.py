@@ -229,8 +229,14 @@ async def test_a_path_that_is_wrong(
     monkeypatch.chdir(tmp_path)
     for path, text in (("empty", "no models here"), ("good/../empty", "no models here"), ("gone", "no such file")):
         manager = manager_of(Path("good"), Path(path), load=load)
-        with pytest.raises(ModelLoadError, match=text):
-            await manager.load_all(all_or_nothing=all_or_nothing)
+        if all_or_nothing:
+            with pytest.raises(ModelLoadError, match=text):
+                await manager.load_all()
+            continue
+        (error,) = await manager.load_all(all_or_nothing=False)
+        assert text in str(error)
+        assert states(manager, "a") == {1: "READY"}
+        await manager.close()
     for options in ({"explicit": ()}, {"poll_interval": 3600.0}):
         manager = manager_of(Path("good/../empty"), load=load, **options)
         assert await manager.load_all(all_or_nothing=all_or_nothing) == []

@@ -129,10 +129,9 @@ class Manager:
     async def load_all(self, *, all_or_nothing: bool = True) -> list[ModelLoadError]:
         """Load what is wanted; what could not be is logged and returned. Then look again, if so configured.
 
-        A label for a version that is not available afterwards is an error, too. Raises `ModelLoadError` when a
-        path is wrong, or a model's name; with `all_or_nothing`, before anything is loaded, also for a model at a
-        path that is not there or whose configuration is wrong. Of several errors it raises the first, and logs
-        the others.
+        A label for a version that is not available afterwards is an error, too. Raises `ModelLoadError` for a
+        wrong name of a model; with `all_or_nothing`, before anything is loaded, also for a wrong path, and a model
+        whose configuration is wrong. Of several errors it raises the first, and logs the others.
         """
         models = [root for root in self._roots if isinstance(root, ModelSettings)]
         try:
@@ -145,7 +144,10 @@ class Manager:
             raised = wrong_roots(look, self._roots, may_be_empty=self._more_may_come)
             elsewhere = " ".join(map(str, [*raised, *problems]))
             self._once_logger.log(look, self._at_first, others=False, elsewhere=elsewhere)
-            raised += problems if all_or_nothing and not models else []
+            if not all_or_nothing:
+                raised, problems = [], [*raised, *problems]
+            elif not models:
+                raised += problems
             for problem in raised[1:]:
                 log.error("%s", problem)
             if raised:
