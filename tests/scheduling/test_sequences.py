@@ -16,8 +16,9 @@ import pytest
 from scripted_models import Inputs, servable
 from sequence_models import CONTROLS, HOUR, LONG, SUM, Summing, reading, refusal, send, sequence_call
 
-from triglot import Call, InvalidArgument, Model
+from triglot import Call, InvalidArgument, Model, ModelLoadError
 from triglot.core.errors import Code, Internal, Unavailable
+from triglot.model.config import WarmUpInput, WarmUpRequest
 from triglot.model.scheduling import OldestStrategy, SequenceBatching
 from triglot.repository.manager.warm_up import warm_up
 from triglot.scheduling.servable import Servable
@@ -237,6 +238,32 @@ async def test_a_warm_up_is_a_sequence_on_every_instance(rows: int) -> None:
             [0] * count,
         ]
     assert (reading(one, "sequences_started"), one.leases) == (0, 0)
+    await one.close()
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+async def test_a_warm_up_may_bring_controls_and_states(rows: int) -> None:
+    """Triton wants it to: what it brings is what the model gets."""
+    one = servable(model := Summing(LONG, rows=rows))
+    types = {"x": "FP32", "start": "INT32", "end": "FP32"}
+    zeros = {name: WarmUpInput(datatype, [1]) for name, datatype in types.items()}
+    given = {**zeros, "before": WarmUpInput("FP32", [1], random=True)}
+    await warm_up(one, [WarmUpRequest("w", given, batch_size=2 if rows else 0)])
+    (seen,) = model.seen
+    count = 2 if rows else 1
+    assert [seen[name].ravel().tolist() for name in ("x", "start", "ready", "end")] == [
+        [0] * count,
+        [0] * count,
+        [True] * count,
+        [0] * count,
+    ]
+    assert seen["before"].any()
+    for wrong, text in (
+        (WarmUpInput("INT64", [1]), "input 'start': expected INT32 of shape"),
+        (WarmUpInput("INT32", [2]), "input 'start': expected INT32 of shape"),
+    ):
+        with pytest.raises(ModelLoadError, match=text):
+            await warm_up(one, [WarmUpRequest("w", {**given, "start": wrong}, batch_size=2 if rows else 0)])
     await one.close()
 
 

@@ -72,17 +72,22 @@ def _bind_undeclared(request: InferenceRequest) -> dict[str, Array]:
     for tensor in request.inputs:
         if tensor.name in arrays:
             raise _name_error(tensor.name, True, request.model_name)
-        if any(dim < 0 for dim in tensor.shape):
-            raise InvalidRequest(f"input '{tensor.name}' has a dim below 0: {shape_text(tensor.shape)}")
-        datatype = DATATYPES.get(tensor.datatype)
-        if datatype is None:
-            raise InvalidRequest(
-                f"inference input '{tensor.name}' data-type is '{tensor.datatype}', which is none of "
-                f"{', '.join(DATATYPES)}"
-            )
-        _check_addressable(tensor, datatype.dtype, request.model_name)
-        arrays[tensor.name] = _bind(tensor, datatype.dtype, request.model_name)
+        arrays[tensor.name] = bind_undeclared(tensor, request.model_name)
     return arrays
+
+
+def bind_undeclared(tensor: InputTensor, model: str) -> Array:
+    """One such input. Raises `InvalidRequest`."""
+    if any(dim < 0 for dim in tensor.shape):
+        raise InvalidRequest(f"input '{tensor.name}' has a dim below 0: {shape_text(tensor.shape)}")
+    datatype = DATATYPES.get(tensor.datatype)
+    if datatype is None:
+        raise InvalidRequest(
+            f"inference input '{tensor.name}' data-type is '{tensor.datatype}', which is none of "
+            f"{', '.join(DATATYPES)}"
+        )
+    _check_addressable(tensor, datatype.dtype, model)
+    return _bind(tensor, datatype.dtype, model)
 
 
 def _complete(arrays: dict[str, Array], signature: Signature, request: InferenceRequest) -> None:

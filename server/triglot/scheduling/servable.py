@@ -287,8 +287,6 @@ class Servable:
 
     async def on_every_instance(self, inputs: Inputs, hook: Hook, explain: Explain) -> None:
         """Have `hook` call blocking code once on each instance: see `run_on_every`."""
-        if self.sequences is not None:
-            inputs = self.sequences.completed(inputs)
         await run_on_every(self._executors, inputs, hook, explain, self._loop)
 
     def _enter(self, call: Call) -> Gate | None:

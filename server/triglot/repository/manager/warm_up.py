@@ -25,13 +25,12 @@ from triglot.core.errors import (
     is_serving_error,
     text_of,
 )
-from triglot.core.tensor import Array
 from triglot.core.types import InferenceRequest, InputTensor
 from triglot.executors.deadline import is_cancelled
 from triglot.executors.hosted import HostedModel
 from triglot.executors.work import Function, Inputs
 from triglot.model.config import WarmUpRequest
-from triglot.model.validation import bind_inputs, bind_outputs
+from triglot.model.validation import bind_inputs, bind_outputs, bind_undeclared
 from triglot.model.warm_up_inputs import configured_inputs, example_inputs
 from triglot.scheduling.servable import Servable
 
@@ -72,10 +71,18 @@ class _Sample:
     tensors: Callable[[], list[InputTensor]]
     count: int = 1
 
-    def bind(self, servable: Servable) -> dict[str, Array]:
+    def bind(self, servable: Servable) -> Inputs:
         """On a thread: the inputs, checked like those of a client's request. Raises `InvalidArgument`."""
+        sequences = servable.sequences
+        own = () if sequences is None else sequences.own_names
         try:
-            return bind_inputs(servable.signature, InferenceRequest(servable.name, inputs=self.tensors()))
+            tensors = self.tensors()
+            of_clients = [tensor for tensor in tensors if tensor.name not in own]
+            arrays = bind_inputs(servable.signature, InferenceRequest(servable.name, inputs=of_clients))
+            for tensor in tensors:
+                if tensor.name in own:  # Triton wants a warm-up to bring these.
+                    arrays[tensor.name] = bind_undeclared(tensor, servable.name)
+            return arrays if sequences is None else sequences.completed(arrays)
         except (MemoryError, ValueError) as error:
             raise InvalidArgument(f"the inputs cannot be made: {type(error).__name__}: {error}") from error
 

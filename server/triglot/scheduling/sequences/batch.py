@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +12,13 @@ from typing import Any
 from triglot.core.buffers import Buffers
 from triglot.core.call import BatchCall, Call
 from triglot.core.errors import Internal, InvalidArgument, own_copy
-from triglot.core.tensor import Array
+from triglot.core.tensor import Array, datatype_of
 from triglot.executors.batch import check_answers
 from triglot.executors.joining import split
 from triglot.executors.timing import BatchTimes
 from triglot.executors.work import Explain, Function, Inputs
 from triglot.model.model import Model
+from triglot.model.signature import shape_text
 from triglot.scheduling.sequences.controls import ControlTensors
 from triglot.scheduling.sequences.request import SequenceRequest
 from triglot.scheduling.sequences.states import StateTensors, joined
@@ -78,10 +79,26 @@ class Tensors:
         return {**clients, **self.controls.inputs(rows), **self.states.inputs(rows, buffers)}
 
     def completed(self, inputs: Inputs) -> Inputs:
-        """The inputs of sequences of one request each."""
+        """The inputs of sequences of one request each; controls and states that are there stay.
+
+        Raises `InvalidArgument` for such ones that are not as the model has them.
+        """
         sizes = [array.shape[0] for array in inputs.values() if array.shape]
         rows = sizes[0] if self.batched and sizes else 1
-        return {**inputs, **self.controls.alone(rows), **self.states.alone(rows)}
+        own = {**self.controls.alone(rows), **self.states.alone(rows)}
+        for name in own.keys() & inputs.keys():
+            expected, got = own[name], inputs[name]
+            if (got.dtype, got.shape) != (expected.dtype, expected.shape):
+                raise InvalidArgument(
+                    f"input '{name}': expected {datatype_of(expected)} of shape {shape_text(expected.shape)}, got "
+                    f"{datatype_of(got)} of shape {shape_text(got.shape)}"
+                )
+        return {**own, **inputs}
+
+    @property
+    def own_names(self) -> Collection[str]:
+        """The inputs that are no client's."""
+        return {**self.controls.alone(1), **self.states.alone(1)}.keys()
 
 
 class SequenceBatch:

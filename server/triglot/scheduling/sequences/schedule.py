@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -120,8 +120,13 @@ class SequenceSchedule:
         return self._table.holds(sequence_id)
 
     def completed(self, inputs: Inputs) -> Inputs:
-        """The inputs of a run of its own, as sequences of one request each."""
+        """The inputs of a run of its own, as sequences of one request each. Raises `InvalidArgument`."""
         return self._tensors.completed(inputs)
+
+    @property
+    def own_names(self) -> Collection[str]:
+        """The inputs that are no client's: controls and states."""
+        return self._tensors.own_names
 
     # --- what comes and goes ---
 
