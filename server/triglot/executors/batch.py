@@ -191,7 +191,12 @@ class Batch:
 
     def deliver(self) -> None:
         """On the loop."""
-        self._owner.ended(self)  # First: what runs batches goes on meanwhile.
+        try:
+            self._owner.ended(self)  # First: what runs batches goes on meanwhile.
+        finally:
+            self._deliver()
+
+    def _deliver(self) -> None:
         times = self._times
         if self._running:
             times.count(self._running, self._counts)

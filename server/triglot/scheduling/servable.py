@@ -89,7 +89,7 @@ class Submission(Execution):
         """It was cancelled, and there is no outcome."""
 
     async def run_on_loop(self, function: Function, explain: Explain) -> None:
-        """See `LoopWork`."""
+        """See `LoopWork`. Raises what says that the caller left."""
         call = self.call
         if call.expired:
             self.failure = call.overdue(BEFORE_START)
@@ -116,8 +116,9 @@ class Submission(Execution):
         """See the base class."""
         if self.over:
             return
-        if self.task is not None and self.task.cancelled():
-            self.drop()
+        task = self.task
+        if task is not None and (task.cancelled() or task.exception() is not None):
+            self.drop()  # As `run_on_loop` says, its caller left.
             return
         failure, self.failure = self.failure, None  # Its frames may come to have this.
         self._end(failure and seen_late(failure, self.call, WHILE_RUNNING))

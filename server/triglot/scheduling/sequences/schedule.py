@@ -268,12 +268,14 @@ class SequenceSchedule:
     def _ended(self, instance: Instance, batch: SequenceBatch) -> None:
         instance.runs = False
         dropped = self._table.finish(batch.members, self._clock())
-        self._form(instance)
-        if not self._in_order:
-            batch.report()
-        while self._begun and self._begun[0].over:
-            self._begun.popleft().report()
-        self._fail(dropped)
+        try:
+            self._form(instance)  # First: the instance goes on meanwhile.
+        finally:
+            if not self._in_order:
+                batch.report()
+            while self._begun and self._begun[0].over:
+                self._begun.popleft().report()
+            self._fail(dropped)
 
     def _lose(self, number: int, losses: int, name: str) -> None:
         """The instance knows nothing any more of the sequences it had."""
