@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,25 @@ def test_a_warning_is_given_once_and_again_when_it_comes_back(
     assert caplog.messages[2:] == [f"Could not find base path {tmp_path} for servable m"]
     assert caplog.records[-1].levelname == "ERROR"
     tmp_path.with_name("gone").rename(tmp_path)
+
+
+def test_a_base_path_that_goes_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as one that is gone, not as one that was emptied: what serves goes on."""
+    folder = tmp_path / "m"
+    put(folder / "1" / "model.py")
+    looking = Looking(ModelSettings("m", folder))
+    listing = Path.iterdir
+
+    def go(path: Path) -> Iterator[Path]:
+        entries = list(listing(path))
+        if path == folder:
+            folder.rename(tmp_path / "away")
+        return iter(entries)
+
+    monkeypatch.setattr(Path, "iterdir", go)
+    looking.look()
+    assert looking.versions() == {"m": [1]}
+    assert not folder.exists()
 
 
 def test_what_is_just_being_made_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -150,9 +150,12 @@ class _Search:
 
     def find_versions(self, model: ModelSettings) -> None:
         """TensorFlow Serving's layout: nothing but version folders counts (tfs 6.1)."""
+        gone = NotYet(f"Could not find base path {model.base_path} for servable {model.name}")
         if not model.base_path.is_dir():
-            raise NotYet(f"Could not find base path {model.base_path} for servable {model.name}")
+            raise gone
         versions = self._version_folders(model.base_path, model.name, NO_CONFIG, model.name)
+        if not model.base_path.is_dir():
+            raise gone  # Meanwhile, and that what was in it is not there says nothing.
         self.found.models[model.name] = versions
         self._warn_of_missing(model.name, model.name, model.base_path, model.policy, versions)
         if not model.policy.wanted({files.version for files in versions}):
