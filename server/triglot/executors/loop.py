@@ -59,10 +59,18 @@ class LoopExecutor:
     def start(self, work: LoopWork, _: Defer | None = None) -> None:
         """See `Executor`."""
         self.running += 1
-        task = work.task = self._loop.create_task(work.run_on_loop(self._function, self._explain))
+        task = work.task = self._loop.create_task(self._run(work))
         task.add_done_callback(partial(self._ended, work))
 
+    async def _run(self, work: LoopWork) -> None:
+        await work.run_on_loop(self._function, self._explain)
+        self._deliver(work, work.task)
+
     def _ended(self, work: LoopWork, task: asyncio.Task[None]) -> None:
+        if work.task is task:  # It was cancelled, maybe before it began.
+            self._deliver(work, task)
+
+    def _deliver(self, work: LoopWork, task: asyncio.Task[None] | None) -> None:
         self.running -= 1
         try:
             work.deliver()

@@ -117,8 +117,8 @@ class Submission(Execution):
         if self.over:
             return
         task = self.task
-        if task is not None and (task.cancelled() or task.exception() is not None):
-            self.drop()  # As `run_on_loop` says, its caller left.
+        if task is not None and task.done():
+            self.drop()  # It was cancelled: else `run_on_loop` has come to its end, and the task not yet.
             return
         failure, self.failure = self.failure, None  # Its frames may come to have this.
         self._end(failure and seen_late(failure, self.call, WHILE_RUNNING))
