@@ -45,6 +45,7 @@ async def executor(function: Callable[..., Any] = lambda *_: None, *, threads: i
     """An executor of so many threads, which have ended in the end."""
     names = [str(number) for number in range(threads)]
     made = ThreadExecutor(names, function, partial(explained, "the model"), asyncio.get_running_loop())
+    made.open()
     yield made
     made.close()
     await asyncio.to_thread(made.join)

@@ -24,6 +24,9 @@ class HeldExecutor:
         """See `Executor`."""
         return not self.closed
 
+    def open(self) -> None:
+        """See `Executor`."""
+
     def check_room(self, limit: int) -> None:
         """See `Executor`."""
         if len(self.started) >= limit:

@@ -167,6 +167,15 @@ async def test_what_a_model_cannot_have(said: dict[str, Any], text: str) -> None
         servable(model_of(**said))
 
 
+async def test_a_model_that_cannot_be_leaves_no_threads() -> None:
+    before = threading.enumerate()
+    model = Summing(instances=3)
+    model.takes_messages = True
+    with pytest.raises(ValueError, match="expected a model of tensors"):
+        servable(model)
+    assert [thread for thread in threading.enumerate() if thread not in before] == []
+
+
 # --- a sequence begins again ---
 
 

@@ -23,6 +23,9 @@ class Executor(Protocol):
     def alive(self) -> bool:
         """Whether something is there to run the next one."""
 
+    def open(self) -> None:
+        """Once, before anything is started: have something there that runs it."""
+
     def check_room(self, limit: int) -> None:
         """Raises `QueueFull` where as many requests as the limit are there already."""
 

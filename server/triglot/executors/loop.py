@@ -51,6 +51,9 @@ class LoopExecutor:
         """See `Executor`."""
         return True
 
+    def open(self) -> None:
+        """See `Executor`."""
+
     def check_room(self, limit: int) -> None:
         """See `Executor`. Nothing waits; the bound is on how many run."""
         if self.running + self._orphaned() >= limit:

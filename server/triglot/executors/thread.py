@@ -95,9 +95,9 @@ class ThreadExecutor:
         self._parked = Parking()
         self._waking = False
         self._closed = False
-        self._finished = LoopInbox[Work](loop, _deliver)
+        self._loop = loop
+        self._finished: LoopInbox[Work] | None = None
         self._threads: list[threading.Thread] = []
-        self._grow(1)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -111,6 +111,11 @@ class ThreadExecutor:
     def alive(self) -> bool:
         """See `Executor`."""
         return any(thread.is_alive() for thread in self._threads)
+
+    def open(self) -> None:
+        """See `Executor`: start the first thread."""
+        self._finished = LoopInbox(self._loop, _deliver)
+        self._grow(1)
 
     def check_room(self, limit: int) -> None:
         """See `Executor`. The bound is on how many wait."""
@@ -166,7 +171,8 @@ class ThreadExecutor:
             thread.join()
         # They refer to the model, and would keep it until the garbage collector comes by.
         self._threads.clear()
-        self._finished.close()
+        if self._finished is not None:
+            self._finished.close()
 
     # --- on the threads ---
 
@@ -182,13 +188,15 @@ class ThreadExecutor:
 
     def _run_all(self) -> None:
         """Whatever waits, one after the other, until this is closed and empty."""
+        finished = self._finished
+        assert finished is not None
         while (work := self._take()) is not None:
             try:
                 work.run(self._function, self._explain)
             except BaseException:  # Without this thread all that comes later would wait for ever.
                 log.exception("%s: what must not raise has raised", threading.current_thread().name)
             if work.delivers:
-                self._finished.put(work)
+                finished.put(work)
             # The caller's arrays are not kept while this thread waits.
             del work
 

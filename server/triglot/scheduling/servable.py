@@ -230,6 +230,8 @@ class Servable:
         self._explain: Explain = partial(explained, str(self))
         self._executors = executors_for(model, f"{name}/{version}", self.function, self._explain)
         self._schedule = schedule_for(model, self._limit, self._executors, self.guard)
+        for executor in self._executors:  # Now that nothing is wrong with the model any more.
+            executor.open()
         self.sequences = self._schedule if isinstance(self._schedule, SequenceSchedule) else None
         if self.sequences is not None:
             self.sequences.lease = self

@@ -236,13 +236,13 @@ class SequenceSchedule:
         if instance.timer is not None:
             instance.timer.cancel()
             instance.timer = None
-        if instance.runs:
-            return
-        self._table.woken.discard(instance.number)
-        heads, dropped = self._table.heads(instance.number, self._clock())
-        if heads:
-            self._choose(instance, heads)
-        elif self._closed and not self._table.waiting:
+        dropped: list[Dropped] = []
+        if not instance.runs:
+            self._table.woken.discard(instance.number)
+            heads, dropped = self._table.heads(instance.number, self._clock())
+            if heads:
+                self._choose(instance, heads)
+        if self._closed and not self._table.waiting:
             for one in self._instances:
                 one.executor.close()
         if dropped:
