@@ -108,7 +108,7 @@ def test_what_scripts_wait_for(tmp_path: Path) -> None:
     variables = {"MODEL_NAME": "half", "MODEL_BASE_PATH": str(tmp_path / "models")}
     with TfServing(environment=variables) as server:
         grpc_port, rest_port = server.ports()
-        server.stderr.wait_for(rf"Running gRPC ModelServer at 0\.0\.0\.0:{grpc_port} \.\.\.")
+        server.stderr.wait_for(rf"Running gRPC ModelServer at 127\.0\.0\.1:{grpc_port} \.\.\.")
         server.stderr.wait_for(rf"Exporting HTTP/REST API at:localhost:{rest_port} \.\.\.")
         assert predict(Rest(rest_port), "half") == 8
         server.stop()

@@ -151,14 +151,15 @@ def _start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environmen
     for other in others:
         raise ConfigError(f"expected flags only, got {other!r}")
     flags = tfserving_cli.with_variables(flags, environment)
+    config = tfserving_cli.configuration(flags, environment)
     return Start(
-        tfserving_cli.configuration(flags, environment),
+        config,
         models=tfserving_cli.models(flags),
         batching=tfserving_cli.batching(flags),
         config_file=tfserving_cli.config_file(flags),
         poll_seconds=tfserving_cli.poll_seconds(flags),
         warnings=tfserving_cli.warnings(flags),
-        opened=tfserving_cli.opened,
+        opened=partial(tfserving_cli.opened, config.host),
     )
 
 

@@ -258,10 +258,10 @@ def _has_variables(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) for name in (NAME_VARIABLE, PATH_VARIABLE))
 
 
-def opened(grpc_port: int, rest_port: int) -> Iterable[str]:
+def opened(host: str, grpc_port: int, rest_port: int) -> Iterable[str]:
     """What TensorFlow Serving logs when its ports are open, which scripts wait for."""
     if grpc_port:
-        yield f"Running gRPC ModelServer at 0.0.0.0:{grpc_port} ..."
+        yield f"Running gRPC ModelServer at {host}:{grpc_port} ..."
     if rest_port:
         yield f"Exporting HTTP/REST API at:localhost:{rest_port} ..."
 

@@ -36,7 +36,7 @@ class Executor(Protocol):
         """
 
     def discard(self, work: Any) -> bool:
-        """Nobody waits for it any more: take it out. False where it has begun."""
+        """Nobody waits for it any more: take it out. False where it has begun, and is cancelled if it can be."""
 
     def close(self) -> None:
         """End when what waits has ended; nothing more is started."""

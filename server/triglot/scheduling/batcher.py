@@ -63,7 +63,10 @@ class Alone:
 
     def deliver(self) -> None:
         """See `Work`."""
-        self._owner.ended(self)
+        try:
+            self._owner.ended(self)
+        finally:
+            self._work.deliver()
 
 
 class Batcher:
@@ -110,9 +113,8 @@ class Batcher:
 
     def put(self, work: Work, defer: Defer | None = None) -> None:
         """See `Schedule`. Raises `QueueFull`, `InvalidArgument`, and `Unavailable`, also once closed."""
-        plain = isinstance(work, Execution)
         rows, key = 1, None
-        if plain or self._joining.infer_batch is not None:
+        if isinstance(work, Execution) or self._joining.infer_batch is not None:
             assert isinstance(work, REQUESTS)
             rows, key = self._room.kinds.of(work.inputs, work.call)
         whole = None
