@@ -129,43 +129,33 @@ def half_plus_two(folder):
     save(folder / "00000123", build)
 
 
-@writes
-def half_plus_three(folder):
-    def build():
-        half, three = variable(0.5, "a"), variable(3.0, "b")
-        examples = v1.placeholder(tf.string, name="tf_example")
-        x = tf.identity(parsed_examples(examples)[0], name="x")
-        y = tf.add(half * x, three, name="y")
-        scalar = {"x": info(x, []), "y": info(y, []), "examples": info(examples, [])}
-        return {
-            "serving_default": signature({"x": scalar["x"]}, {"y": scalar["y"]}),
-            REGRESS: signature({"inputs": scalar["examples"]}, {"outputs": scalar["y"]}, REGRESS),
-        }
-
-    save(folder / "00000123", build)
-
-
-def said(tensor, dtype):
-    """What the oldest signatures say of a tensor: no shape, and a datatype that nobody checked."""
-    return meta_graph_pb2.TensorInfo(name=tensor.name, dtype=dtype.as_datatype_enum)
-
-
-@writes
-def half_plus_three_of_old(folder):
-    """As TensorFlow Serving's own test data: its signature declares examples as floats."""
+def save_half_plus_three(folder, said):
+    """`said` is what its signatures say of a tensor."""
 
     def build():
         half, three = variable(0.5, "a"), variable(3.0, "b")
         examples = v1.placeholder(tf.string, name="tf_example")
         x = tf.identity(parsed_examples(examples)[0], name="x")
         y = tf.add(half * x, three, name="y")
-        in_x, out_y, inputs = (said(tensor, tf.float32) for tensor in (x, y, examples))
+        in_x, out_y, inputs = (said(tensor) for tensor in (x, y, examples))
         return {
             "serving_default": signature({"x": in_x}, {"y": out_y}),
             REGRESS: signature({"inputs": inputs}, {"outputs": out_y}, REGRESS),
         }
 
     save(folder / "00000123", build)
+
+
+@writes
+def half_plus_three(folder):
+    save_half_plus_three(folder, lambda tensor: info(tensor, []))
+
+
+@writes
+def half_plus_three_of_old(folder):
+    """As TensorFlow Serving's own test data: its signatures say no shapes, and that examples are floats."""
+    dtype = tf.float32.as_datatype_enum
+    save_half_plus_three(folder, lambda tensor: meta_graph_pb2.TensorInfo(name=tensor.name, dtype=dtype))
 
 
 @writes
