@@ -90,21 +90,19 @@ def test_the_oldest_request_is_executed_first_whatever_else_is_full() -> None:
     assert ran(form([lane], NOW, Rules(8))) == ([1], "no_delay")
 
 
-def test_a_full_batch_does_not_wait_for_another_one_to_grow() -> None:
-    lane = Lane(waiting=[*waiting(1, key="b"), *waiting(4, 3), *waiting(2, key="c"), *waiting(1)])
-    assert ran(form([lane], NOW, Rules(8, delay=1.0))) == ([4, 3, 1], "full")
-
-
-def test_several_batches_wait_until_the_first_has_waited_enough() -> None:
-    lane = Lane(waiting=[*waiting(1, key="b", age=0.25), *waiting(4)])
-    assert form([lane], NOW, Rules(8, delay=1.0)).then == Wait(NOW + 0.75, None, 0, 0)
+@pytest.mark.parametrize("key", ["b", None])
+def test_a_request_that_cannot_share_it_closes_the_batch_that_waits(key: object) -> None:
+    lane = Lane(waiting=[*waiting(1), *waiting(4, key=key), *waiting(2)])
+    assert ran(form([lane], NOW, Rules(8, delay=1.0))) == ([1, 2], "full")
+    # A preferred size that is there is kept.
+    assert ran(form([lane], NOW, Rules(8, (1,), delay=1.0))) == ([1], "preferred")
 
 
 def test_a_request_that_shares_no_batch_runs_alone_and_at_once() -> None:
     alone, other = waiting(1, key=None), waiting(1)
     rules = Rules(8, delay=1.0)
     assert ran(form([Lane(waiting=[*alone, *alone, *other])], NOW, rules)) == ([1], "alone")
-    assert ran(form([Lane(waiting=[*other, *alone])], NOW, rules)) == ([1], "alone")
+    assert ran(form([Lane(waiting=[*alone])], NOW, Rules(8))) == ([1], "alone")
 
 
 def test_higher_levels_come_first_and_lower_ones_fill_the_batch() -> None:
@@ -217,8 +215,8 @@ def test_whatever_waits(lanes: list[Lane], rules: Rules, draining: bool) -> None
             assert until > NOW
             assert not draining
             assert rules.delay > 0
-            # Where not all can share a batch, any request may change what is next.
-            assert rows < target <= rules.max_rows or (decision.mixed and rows == target == 0)
+            assert not decision.mixed
+            assert rows < target <= rules.max_rows
             again = form(lanes, until, rules, draining=draining)
             assert not isinstance(again.then, Wait) or again.refused or again.then.until > until
         case None:

@@ -81,6 +81,20 @@ async def test_a_request_with_another_shape_leaves_the_others_together() -> None
     assert site.closed() == {"preferred": 1, "drained": 1}
 
 
+async def test_a_request_with_another_shape_closes_the_batch_that_waits() -> None:
+    model = Batched(DynamicBatching(max_queue_delay=FOREVER))
+    site = Site(model)
+    tasks = [site.ask(rows(1)), site.ask(rows(2))]
+    await site.until(2)
+    tasks.append(site.ask(rows(3, width=2)))
+    await asyncio.wait(tasks[:2])
+    assert model.batches == [[1, 2]]
+    assert site.closed() == {"full": 1}
+    assert not tasks[2].done()  # It waits for company of its own.
+    await site.servable.close()
+    await tasks[2]
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -1,9 +1,9 @@
 """Which of the requests that wait are executed next, and why: decided in plain code (spec 5.1).
 
 Strategy: `form` looks at the requests in the order in which they are due, and gathers those that can share a
-batch; the oldest one's goes first, unless it is worth waiting for and another is not. Where all can share one, the
-look ends with the batch, however many wait. It changes nothing; whoever asks acts on the answer. Nothing here
-knows of threads, of loops, or of arrays.
+batch with the first one. As in Triton, a batch waits to grow only as long as nothing else waits: a request that
+cannot share it closes it. Where all can share it, the look ends with the batch, however many wait. It changes
+nothing; whoever asks acts on the answer. Nothing here knows of threads, of loops, or of arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 Reason = Literal["full", "preferred", "delay", "no_delay", "deadline", "drained", "alone"]
 """Why a batch was closed:
 
-- full: no further request fits, or none can come;
+- full: no further request fits, or none can come, since one that cannot share the batch waits;
 - preferred: it has a preferred size, or uses as many slots of sequences as are waited for;
 - delay: its oldest request has waited for as long as it may;
 - no_delay: an instance is idle, and nothing is to be waited for;
@@ -91,8 +91,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Ask again at `until`, or as soon as there is a request with another `key` (any, if this is None), one that
-    expires before that, or the `rows` that are there have become `target`."""
+    """Ask again at `until`, or as soon as there is a request with another `key`, one that expires before that, or
+    the `rows` that are there have become `target`."""
 
     until: float
     key: object
@@ -121,36 +121,17 @@ def form(lanes: Sequence[Lane], now: float, rules: Rules, *, draining: bool = Fa
     `draining`: nothing will come any more.
     """
     decision = Decision()
-    oldest: _Pending | None = None
-    others: dict[object, _Pending] = {}
+    batch: _Pending | None = None
     for one in _in_order(lanes, now, decision):
-        if oldest is None:
-            oldest = _Pending(rules, one.key)
-        if one.key == oldest.key:
-            if not oldest.take(one):
-                break
-            continue
-        other = others.get(one.key)
-        # What comes after one that runs alone runs after it.
-        if other is None and None not in others:
-            other = others[one.key] = _Pending(rules, one.key)
-        if other is not None and other.is_open:
-            other.take(one)
-    if oldest is not None:
-        decision.then = _first([oldest, *others.values()], now, draining)
-        decision.mixed = bool(others)
+        if batch is None:
+            batch = _Pending(rules, one.key)
+        if one.key != batch.key:
+            decision.mixed = True
+        elif not batch.take(one):
+            break
+    if batch is not None:
+        decision.then = batch.close(now, draining, decision.mixed)
     return decision
-
-
-def _first(batches: Sequence[_Pending], now: float, draining: bool) -> Run | Wait:
-    """The first one that is executed now, or how long all are waited for."""
-    waits: list[Wait] = []
-    for batch in batches:
-        then = batch.close(now, draining)
-        if isinstance(then, Run):
-            return then
-        waits.append(then)
-    return waits[0] if len(waits) == 1 else Wait(min([wait.until for wait in waits]), None, 0, 0)
 
 
 def _in_order(lanes: Sequence[Lane], now: float, decision: Decision) -> Iterator[Waiting]:
@@ -186,11 +167,6 @@ class _Pending:
         self._best = 0  # Members up to the largest preferred size.
         self._reason: Reason | None = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there may be more."""
-        return self._reason is None
-
     def take(self, one: Waiting) -> bool:
         """Whether there may be more, with this one or without it."""
         members, rules = self.members, self._rules
@@ -212,7 +188,7 @@ class _Pending:
             self._reason = "full"
         return self._reason is None
 
-    def close(self, now: float, draining: bool) -> Run | Wait:
+    def close(self, now: float, draining: bool, mixed: bool) -> Run | Wait:
         members, rules = self.members, self._rules
         if not rules.delay and not self._best:  # Nothing is waited for, whatever the times are.
             return Run(members, self._reason or self._why_now(draining, False, False) or "no_delay")
@@ -222,6 +198,8 @@ class _Pending:
             return self._run_best()
         hurry = min([one.hurry for one in members])
         reason = self._reason or self._why_now(draining, too_old, now >= hurry)
+        if reason is None and mixed:
+            reason = "full"
         if reason is not None:
             return Run(members, reason)
         expires = min([one.expires for one in members if one.expires > now], default=inf)
