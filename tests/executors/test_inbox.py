@@ -147,7 +147,7 @@ class FailsAtFirst(ThreadExecutor):
 
 async def test_a_queue_that_fails_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.get_running_loop()
-    executor = FailsAtFirst(["m"], lambda inputs, _: inputs, lambda error: explained("m", error), loop)
+    executor = FailsAtFirst(iter("m"), 1, lambda inputs, _: inputs, lambda error: explained("m", error), loop)
     executor.open()
     execution = AwaitedExecution({}, Call(), loop.create_future())
     executor.start(execution)

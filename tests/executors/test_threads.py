@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -43,8 +44,8 @@ class Noted:
 @asynccontextmanager
 async def executor(function: Callable[..., Any] = lambda *_: None, *, threads: int = 1) -> AsyncIterator[Any]:
     """An executor of so many threads, which have ended in the end."""
-    names = [str(number) for number in range(threads)]
-    made = ThreadExecutor(names, function, partial(explained, "the model"), asyncio.get_running_loop())
+    names = map(str, itertools.count())
+    made = ThreadExecutor(names, threads, function, partial(explained, "the model"), asyncio.get_running_loop())
     made.open()
     yield made
     made.close()

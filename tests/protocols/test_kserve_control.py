@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ from control_doors import (
 from doors import open_house
 from wire_bytes import field, varint_field
 
+from triglot import Config
+from triglot.config.options import ConfigError
 from triglot.core.errors import Code, ModelLoadError
 from triglot.pb.grpc.health.v1 import health_pb2 as health
+from waiting import until
 
 
 @pytest.fixture(params=["grpc", "rest"])
@@ -144,7 +148,8 @@ async def test_names_that_cannot_be(door: str, name: str, tmp_path: Path) -> Non
             assert text.startswith(f"model name {name!r}: expected ")
 
 
-FILE = "models are loaded from the repository, never from a request's files"
+POLL = "failed to load 'a', failed to poll from model repository"
+NO_FILES = "models are loaded from the repository alone; --allow-model-upload lets requests bring files"
 
 
 @pytest.mark.parametrize(
@@ -152,13 +157,11 @@ FILE = "models are loaded from the repository, never from a request's files"
     [
         ({"confg": "{}"}, "unexpected parameter 'confg', expected 'config'"),
         ({"unload_dependents": True}, "unexpected parameter 'unload_dependents', expected 'config'"),
-        ({"file:1/model.py": "QQ=="}, f"parameter 'file:1/model.py': {FILE}"),
-        ({"config": "{}", "file:../../etc/passwd": "QQ=="}, f"parameter 'file:../../etc/passwd': {FILE}"),
-        ({"config": ""}, "the configuration in the request to load model 'a': expected a JSON object"),
-        ({"config": "[]"}, "the configuration in the request to load model 'a': expected a JSON object"),
+        ({"config": ""}, f"{POLL}: the configuration in the request to load model 'a': expected a JSON object"),
+        ({"config": "[]"}, f"{POLL}: the configuration in the request to load model 'a': expected a JSON object"),
         (
             {"config": '{"name": "b"}'},
-            "the configuration in the request to load model 'a': name: expected 'a', got 'b'",
+            f"{POLL}: the configuration in the request to load model 'a': name: expected 'a', got 'b'",
         ),
     ],
 )
@@ -170,6 +173,110 @@ async def test_load_parameters_that_cannot_be(
         control = control_of(house, door)
         assert await control.load("a", **parameters) == (INVALID, text)
         assert await control.index() == [Row("a")]
+
+
+def content(door: str, text: str) -> Any:
+    """A file's content as a parameter."""
+    return text.encode() if door == "grpc" else base64.b64encode(text.encode()).decode()
+
+
+@pytest.mark.parametrize("path", ["1/model.py", "../../etc/passwd"])
+@pytest.mark.parametrize("config", [{}, {"config": "{}"}])
+async def test_files_are_refused_by_default(door: str, path: str, config: dict[str, str], tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        control = control_of(house, door)
+        told = await control.load("a", **{f"file:{path}": content(door, "A")}, **config)
+        assert told == (Code.INTERNAL, f"{POLL}: 'file:{path}': {NO_FILES}")
+        assert await control.index() == [Row("a")]
+
+
+SENT = """
+import triglot
+
+class Sent(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "INT32", [1])]
+    outputs = [triglot.TensorSpec("y", "INT32", [1])]
+
+    def infer(self, inputs):
+        return {"y": inputs["x"] + NUMBER}
+"""
+
+
+@pytest.mark.parametrize("name", ["a", "new"])
+async def test_a_model_is_sent(door: str, name: str, tmp_path: Path) -> None:
+    put(tmp_path / "a", says=7)
+    async with open_house([tmp_path], **EXPLICIT, allow_model_upload=True) as house:
+        control = control_of(house, door)
+        files = {
+            f"file:{number}/model.py": content(door, SENT.replace("NUMBER", str(number))) for number in (10, 20)
+        }
+        config = '{"backend": "python", "version_policy": {"all": {}}}'
+        assert await control.load(name, config=config, **files) == FINE
+        assert [await ask(house, name, version, x=1) for version in ("10", "20", "")] == [11, 21, 21]
+        folders = {version.files.folder for version in house.server.manager.registry.statuses(name)}
+        assert all(folder is not None and folder.is_dir() for folder in folders)
+        # Without files it is the repository's again.
+        if name == "a":
+            assert await control.load("a") == FINE
+            assert await ask(house, "a") == 7
+        else:
+            code, text = await control.load("new")
+            assert (code, text.partition(":")[0]) == (Code.INTERNAL, POLL.replace("'a'", "'new'"))
+            assert await ask(house, "new", x=1) == 21
+            assert await control.unload("new") == FINE
+        await until(lambda: not any(folder is not None and folder.exists() for folder in folders))
+
+
+@pytest.mark.parametrize(
+    ("path", "config", "code", "text"),
+    [
+        ("1/model.py", None, Code.INTERNAL, f"{POLL}: files are loaded with a 'config', and there is none"),
+        ("../b/model.py", "{}", INVALID, "parameter 'file:../b/model.py': expected file:VERSION/FILE"),
+        ("/etc/passwd", "{}", INVALID, "parameter 'file:/etc/passwd': expected file:VERSION/FILE"),
+        ("1/../../x", "{}", INVALID, "parameter 'file:1/../../x': expected file:VERSION/FILE"),
+        ("model.py", "{}", INVALID, "parameter 'file:model.py': expected file:VERSION/FILE"),
+        ("1/model.xyz", '{"backend": "python"}', INVALID, f"{POLL}: "),
+        ("1/model.py", '{"backend": "python"}', INVALID, "load failed for model 'a': version 1 is at UNAVAILABLE"),
+    ],
+)
+async def test_files_that_cannot_be(
+    door: str, path: str, config: str | None, code: Code, text: str, tmp_path: Path
+) -> None:
+    put(tmp_path / "a", says=7)
+    async with open_house([tmp_path], **EXPLICIT, load_model="a", allow_model_upload=True) as house:
+        control = control_of(house, door)
+        said = {} if config is None else {"config": config}
+        told = await control.load("a", **{f"file:{path}": content(door, "nothing")}, **said)
+        assert told[0] is code
+        assert told[1].startswith(text)
+        assert await ask(house, "a") == 7
+
+
+async def test_a_file_that_is_no_base64(tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    async with open_house([tmp_path], **EXPLICIT, allow_model_upload=True) as house:
+        code, text = await control_of(house, "rest").load(
+            "a", **{"config": "{}", "file:1/model.py": "not base64!"}
+        )
+        assert code is INVALID
+        assert text.startswith("parameter 'file:1/model.py': expected base64")
+
+
+async def test_a_file_may_be_larger_than_a_configuration(door: str, tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    large = SENT.replace("NUMBER", "1") + "#" * (2 * 1024 * 1024)
+    async with open_house([tmp_path], **EXPLICIT, allow_model_upload=True) as house:
+        control = control_of(house, door)
+        files = {"file:1/model.py": content(door, large)}
+        assert await control.load("a", config='{"backend": "python"}', **files) == FINE
+        assert await ask(house, "a", x=1) == 2
+
+
+@pytest.mark.parametrize("options", [{"host": "0.0.0.0"}, {"workers": 2}, {"model_control_mode": "poll"}])
+def test_where_no_model_may_be_sent(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^allow_model_upload: "):
+        Config(**{"model_control_mode": "explicit", **options, "allow_model_upload": True})
 
 
 @pytest.mark.parametrize("value", [True, 1, None, b"{}"])
@@ -235,7 +342,10 @@ async def test_requests_that_are_too_large(tmp_path: Path) -> None:
     async with open_house([tmp_path], **EXPLICIT) as house:
         for rpc in ("RepositoryModelLoad", "RepositoryModelUnload"):
             code, text, _ = await house.grpc.call(rpc, bytes(size))
-            assert (code, text) == (INVALID, f"the request has {size} bytes, at most {2**20} are expected: {FILE}")
+            assert (code, text) == (
+                INVALID,
+                f"the request has {size} bytes, at most {2**20} are expected: {NO_FILES}",
+            )
         for verb in ("load", "unload"):
             status, _, reply = await house.rest.call("POST", f"/v2/repository/models/a/{verb}", b" " * size)
             assert status == 400

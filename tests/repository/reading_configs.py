@@ -33,4 +33,4 @@ def wrong(folder: Path, text: str) -> str:
 def meaning(config: ModelConfig) -> ModelConfig:
     """All that is understood of it."""
     assert config.sign
-    return replace(config, sign="")
+    return replace(config, sign="", groups_sign="")

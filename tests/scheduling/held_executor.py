@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from triglot.core.running import Defer
 from triglot.executors.executor import queue_full
+from triglot.executors.work import Function
 
 
 class HeldExecutor:
@@ -43,6 +45,15 @@ class HeldExecutor:
             return False
         self.started.remove(work)
         return True
+
+    async def add(self, count: int, _: Callable[[Function], object]) -> Sequence[BaseException]:
+        """See `Executor`."""
+        self.capacity += count
+        return ()
+
+    async def remove(self, count: int) -> None:
+        """See `Executor`."""
+        self.capacity -= count
 
     def close(self) -> None:
         """See `Executor`."""

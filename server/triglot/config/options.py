@@ -206,6 +206,11 @@ class Config:
         "instances, each a thread or a process, that the configuration in a client's request to load a model may "
         "ask for, unless the model's own asks for more; 0: twice the CPUs, and 8 at least",
     )
+    allow_model_upload: bool = _option(
+        False,
+        "let clients load models from files in their requests (file: parameters), which may be any code; on a "
+        "loopback address only, with one worker and model_control_mode explicit",
+    )
     load_timeout: float = _option(600.0, "seconds that loading a version may take; 0 sets no limit")
     default_max_batch_size: int = _option(
         0, "max_batch_size, with dynamic batching, of ONNX models that say none (Triton's is 4); 0: not batched"
@@ -307,10 +312,17 @@ class Config:
             check_option(name, value, name)
         self._check_ports()
         self._check_browsers()
+        if self.allow_model_upload and not self.on_loopback:
+            raise ConfigError(
+                f"allow_model_upload: expected a host on loopback, as clients may run any code, got {self.host}"
+            )
+        if self.allow_model_upload and self.workers > 1:
+            raise ConfigError(f"allow_model_upload: needs workers 1, got {self.workers}")
         for name, value, mode in (
             ("poll_interval", self.poll_interval != POLL_SECONDS, "poll"),
             ("load_model", bool(self.load_model), "explicit"),
             ("wait_for_models", self.wait_for_models, "poll"),
+            ("allow_model_upload", self.allow_model_upload, "explicit"),
         ):
             if value and self.model_control_mode != mode:
                 raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from time import perf_counter
@@ -313,14 +313,21 @@ class DataPlane:
     async def _reload(self, arguments: Arguments) -> None:
         await self._manager.reload(list(map(settings_of, arguments["models"])))
 
-    async def load_model(self, name: str, config: str | None = None) -> None:
-        """Load a model, or load it again. Raises `ServingError` as `Manager.load_model`."""
-        await self.control.act(LOAD_MODEL, {"name": name, "config": config})
+    async def load_model(
+        self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Load a model, or load it again. Raises `ServingError` as `Manager.load_model`.
+
+        `files`: only where the server is one process.
+        """
+        sent = {"files": files} if files else {}
+        await self.control.act(LOAD_MODEL, {"name": name, "config": config, **sent})
 
     async def _load(self, arguments: Arguments) -> bool:
         """A server that stops does not wait for a load to end: `Unavailable`."""
         known = arguments["name"] in self._registry.served()
-        loading = asyncio.ensure_future(self._manager.load_model(arguments["name"], arguments["config"]))
+        load = self._manager.load_model(arguments["name"], arguments["config"], arguments.get("files"))
+        loading = asyncio.ensure_future(load)
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from triglot.core.errors import QueueFull
 from triglot.core.running import Defer
+from triglot.executors.work import Function
 
 RETRY_AFTER_SECONDS = 1.0
 
@@ -37,6 +39,15 @@ class Executor(Protocol):
 
     def discard(self, work: Any) -> bool:
         """Nobody waits for it any more: take it out. False where it has begun, and is cancelled if it can be."""
+
+    async def add(self, count: int, begin: Callable[[Function], object]) -> Sequence[BaseException]:
+        """Run so many more at the same time. What comes for that calls `begin` with the model's function first.
+
+        Returns what that raised on those that are gone again; the others are there, even if this is cancelled.
+        """
+
+    async def remove(self, count: int) -> None:
+        """Run so many fewer at the same time, once those that go have ended what they run."""
 
     def close(self) -> None:
         """End when what waits has ended; nothing more is started."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -86,6 +86,15 @@ class LoopExecutor:
         if work.task is not None:
             work.task.cancel()
         return False
+
+    async def add(self, count: int, _: Callable[[Function], object]) -> Sequence[BaseException]:
+        """See `Executor`. Code on the loop has no instances that could begin."""
+        self.capacity += count
+        return ()
+
+    async def remove(self, count: int) -> None:
+        """See `Executor`."""
+        self.capacity -= count
 
     def close(self) -> None:
         """See `Executor`."""

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 _ONE = (1).to_bytes(8, sys.byteorder)
 
@@ -87,4 +88,9 @@ class Parking:
 
     def call_all(self) -> None:
         """Let everybody go on."""
-        self.call(len(self._parked))
+        bells: list[Doorbell] = []
+        with suppress(IndexError):
+            while True:
+                bells.append(self._parked.pop())
+        for bell in bells:  # Not before: who comes back is not meant again.
+            bell.ring()

@@ -12,8 +12,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from triglot.core.errors import Unavailable
 from triglot.core.running import Defer
@@ -78,19 +80,31 @@ class LoopInbox(Generic[T]):
         self._hand_over()  # What has rung may not have been answered.
 
 
-class ThreadExecutor:
-    """An `Executor` of `Work`: threads of these names, each of which is started when there is work for it.
+def _anyone() -> bool:
+    return True
 
-    What is started beyond that waits, in its order.
+
+class ThreadExecutor:
+    """An `Executor` of `Work`: `capacity` threads, each of which is started when there is work for it.
+
+    What is started beyond that waits, in its order. The threads have the `names`, one after the other. Where fewer
+    are wanted, `leave` is called on a thread between two works: whether it is one of those that go.
     """
 
     def __init__(
-        self, names: Sequence[str], function: Function, explain: Explain, loop: asyncio.AbstractEventLoop
+        self,
+        names: Iterator[str],
+        capacity: int,
+        function: Function,
+        explain: Explain,
+        loop: asyncio.AbstractEventLoop,
+        leave: Callable[[], bool] = _anyone,
     ) -> None:
-        self.capacity = len(names)
+        self.capacity = capacity
         self._names = names
         self._function = function
         self._explain = explain
+        self._leave = leave
         self._waiting: deque[Work] = deque()
         self._parked = Parking()
         self._waking = False
@@ -98,6 +112,9 @@ class ThreadExecutor:
         self._loop = loop
         self._finished: LoopInbox[Work] | None = None
         self._threads: list[threading.Thread] = []
+        self._unstarted = capacity
+        self._leaving: deque[asyncio.Future[None]] = deque()
+        self._removals = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -124,12 +141,40 @@ class ThreadExecutor:
 
     def _grow(self, wanted: int) -> None:
         """A thread that never runs is dear, too: so many more are started, if there may be so many."""
-        there = len(self._threads)
-        for name in self._names[there : there + wanted]:
-            # A daemon: a model that never returns must not keep a stopped server alive.
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        more = min(wanted, self._unstarted)
+        self._unstarted -= more
+        for _ in range(more):
+            self._start_thread(self._run)
+
+    def _start_thread(self, target: Callable[[], object]) -> None:
+        # A daemon: a model that never returns must not keep a stopped server alive.
+        thread = threading.Thread(target=target, name=next(self._names), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    async def add(self, count: int, begin: Callable[[Function], object]) -> Sequence[BaseException]:
+        """See `Executor`."""
+        began: list[asyncio.Future[BaseException | None]] = [self._loop.create_future() for _ in range(count)]
+        for one in began:
+            self._start_thread(partial(self._begin, begin, one))
+        errors: list[BaseException] = []
+        try:
+            errors += [error for error in await asyncio.gather(*began) if error is not None]
+        finally:
+            self.capacity += count - len(errors)
+        return errors
+
+    async def remove(self, count: int) -> None:
+        """See `Executor`. Those that wait for work go first."""
+        self.capacity -= count
+        never_began = min(count, self._unstarted)
+        self._unstarted -= never_began
+        leaving = [self._loop.create_future() for _ in range(count - never_began)]
+        self._leaving.extend(leaving)
+        self._removals += 1
+        self._parked.call_all()
+        await asyncio.gather(*leaving)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     def start(self, work: Work, defer: Defer | None = None) -> None:
         """See `Executor`. With `defer`, threads are woken through it: what comes until then is taken in one go.
@@ -164,6 +209,8 @@ class ThreadExecutor:
         """See `Executor`."""
         self._closed = True
         self._parked.call_all()
+        while self._leaving:
+            _set(self._leaving.popleft(), None)  # All go.
 
     def join(self) -> None:
         """See `Executor`."""
@@ -175,6 +222,20 @@ class ThreadExecutor:
             self._finished.close()
 
     # --- on the threads ---
+
+    def _begin(self, begin: Callable[[Function], object], began: asyncio.Future[BaseException | None]) -> None:
+        try:
+            begin(self._function)
+        except BaseException as error:
+            self._tell(began, error)
+        else:
+            self._tell(began, None)
+            del begin, began
+            self._run()
+
+    def _tell(self, future: asyncio.Future[Any], result: BaseException | None) -> None:
+        with suppress(RuntimeError):  # The loop is closed: the server has stopped.
+            self._loop.call_soon_threadsafe(_set, future, result)
 
     def _run(self) -> None:
         while True:
@@ -204,19 +265,37 @@ class ThreadExecutor:
         """The oldest work, waiting for it; None once this is closed and empty."""
         while True:
             closed = self._closed  # Nothing is started any more: there is what is there now.
+            removals = self._removals
+            if self._leaving and self._goes():
+                return None
             try:
                 return self._waiting.popleft()
             except IndexError:
                 if closed:
                     return None
-            self._parked.wait(unless=self._has_news)
+            self._parked.wait(unless=partial(self._has_news, removals))
 
-    def _has_news(self) -> bool:
-        return bool(self._waiting) or self._closed
+    def _has_news(self, removals: int) -> bool:
+        return bool(self._waiting) or self._closed or removals != self._removals
+
+    def _goes(self) -> bool:
+        """Whether this thread is to end, since there are to be fewer."""
+        if not self._leave():
+            return False
+        try:
+            self._tell(self._leaving.popleft(), None)
+        except IndexError:
+            return False  # Others have gone.
+        return True
 
 
 def _deliver(work: Work) -> None:
     work.deliver()
+
+
+def _set(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():  # Whoever waits may have been cancelled.
+        future.set_result(result)
 
 
 async def run_on_every(

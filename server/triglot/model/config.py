@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from triglot.model.scheduling import DynamicBatching, SequenceBatching, Step
@@ -120,8 +120,8 @@ class ModelConfig:
     `inputs_in_place` are the model's, None where nothing is said. `environment`: the Python that its processes run
     in, a folder or an archive; None: the server's. `source` is what messages call the configuration: its file.
     `text` is the whole of it in Triton's JSON (spec 3.7), with what is zero, and "" where there is none; `sign`
-    changes with all of it but the name, which is the folder's, and the version policy, which is of the model and
-    no part of a version's own.
+    changes with all of it but the name, which is the folder's, the version policy, which is of the model and
+    no part of a version's own, and the instance groups, which have a sign of their own, `groups_sign`.
     """
 
     backend: str = ""
@@ -149,6 +149,12 @@ class ModelConfig:
     source: str = field(default="", compare=False)
     text: str = field(default="", compare=False, repr=False)
     sign: str = field(default="", repr=False)
+    groups_sign: str = field(default="", repr=False)
+
+    def says_other_instances(self, before: ModelConfig) -> bool:
+        """Whether nothing but its instances differs from what was configured before."""
+        of_before = replace(self, instance_groups=before.instance_groups, groups_sign=before.groups_sign)
+        return self != before and of_before == before
 
     def devices(self, gpu_count: Callable[[], int]) -> list[Device]:
         """The device of each instance; empty when no instance group says so. `gpu_count`: how many GPUs there are.

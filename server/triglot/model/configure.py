@@ -65,8 +65,12 @@ def _check_decoupled(model: Model, config: ModelConfig) -> None:
 
 
 def _set_instances(model: Model, config: ModelConfig) -> None:
-    if model.places_instances or not config.instance_groups:
-        return
+    if not model.places_instances and config.instance_groups:
+        model.instances = configured_instances(model, config)
+
+
+def configured_instances(model: Model, config: ModelConfig) -> int:
+    """How many instances the groups make of a model that does not place them itself. Raises as `configure`."""
     # A Python model's own code uses a GPU or does not.
     on_gpu = "python" in (model.platform, config.backend)
     instances = 0
@@ -74,7 +78,17 @@ def _set_instances(model: Model, config: ModelConfig) -> None:
         if group.kind == "GPU" and not on_gpu:
             raise ValueError(f"instance_group[{at}].kind: KIND_GPU, and {model.platform} models run on CPUs only")
         instances += group.count * (len(group.gpus) or 1 if group.kind == "GPU" else 1)
-    model.instances = instances
+    return instances
+
+
+def change_instances(model: Model, config: ModelConfig) -> tuple[int, int] | None:
+    """As `Model.change_instances`, of any model. Raises as `configure`, and what an instance raises that comes."""
+    if not config.instance_groups:
+        return None  # The model says.
+    if model.places_instances or model.execution == "process":
+        return model.change_instances(config)
+    before, model.instances = model.instances, configured_instances(model, config)
+    return max(0, model.instances - before), max(0, before - model.instances)
 
 
 # --- inputs and outputs ---

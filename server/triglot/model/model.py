@@ -124,5 +124,15 @@ class Model:
         thread, for what runs on the event loop. `call` leads to other models. What it raises keeps the version
         from serving."""
 
+    def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
+        """Have the instances that a configuration says which differs in nothing else, without loading anew: how
+        many threads are to come, and how many to go. None where the model has to be loaded for that. Blocks."""
+        return None
+
+    def end_instance(self) -> bool:
+        """On a thread that calls `infer`, where some are to go: whether it is one of these, and then it is the end
+        of its instance."""
+        return True
+
     def close(self) -> None:
         """Called once, after the last `infer`."""

@@ -65,7 +65,8 @@ def rows(
         logs = logs or LogSettings(telemetry.access_log)
         extensions = _extensions(dataplane, limits, logs)
         extensions += [SystemSharedMemory(regions, dataplane.control), CudaSharedMemory()]
-        kserve = KServe(dataplane, config.server_name, telemetry, extensions, regions)
+        max_upload = config.max_message_size if config.allow_model_upload else 0
+        kserve = KServe(dataplane, config.server_name, telemetry, extensions, regions, max_upload=max_upload)
         services.append(kserve.grpc_service())
         routes += _of("kserve", kserve_routes(kserve, limits))
     if "tfserving" in served:

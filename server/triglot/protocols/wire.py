@@ -237,9 +237,14 @@ def parse(message_class: Any, data: bytes) -> Any:
 
 def parse_control(message_class: Any, data: bytes) -> Any:
     """A request that names things and holds no tensor. Raises `InvalidArgument`."""
-    if len(data) > MAX_CONTROL_BYTES:
-        raise InvalidArgument(f"the request has {len(data)} bytes, at most {MAX_CONTROL_BYTES} are expected")
+    check_control_size(len(data))
     return parse(message_class, data)
+
+
+def check_control_size(size: int, more: str = "") -> None:
+    """Raises `InvalidArgument` for a request that names things in more bytes than that takes, and says `more`."""
+    if size > MAX_CONTROL_BYTES:
+        raise InvalidArgument(f"the request has {size} bytes, at most {MAX_CONTROL_BYTES} are expected{more}")
 
 
 def serialize(message: Any) -> bytes:

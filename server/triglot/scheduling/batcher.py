@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import inf
 from typing import Any, cast
 
@@ -104,7 +105,8 @@ class Batcher:
         self._timer: Timer | None = None
         self._running: dict[Batch | Alone, Buffers | None] = {}
         # Those that run at the same time have one each.
-        self._buffers = [buffers_for(model) for _ in range(executor.capacity)]
+        self._buffers: list[Buffers | None] = []
+        self._new_buffers = partial(buffers_for, model)
 
     def __len__(self) -> int:
         return len(self._room)
@@ -154,6 +156,11 @@ class Batcher:
             if isinstance(batch, Batch) and batch.abandoned and self._executor.discard(batch):
                 batch.deliver()  # It has not begun.
 
+    def resized(self) -> None:
+        """See `Schedule`."""
+        self._has_grown = True
+        self._form_soon()
+
     def close(self) -> None:
         """See `Schedule`."""
         self._room.closed = True
@@ -199,7 +206,7 @@ class Batcher:
             self._executor.close()
 
     def _start(self, taken: Taken) -> None:
-        buffers = self._buffers.pop()
+        buffers = self._buffers.pop() if self._buffers else self._new_buffers()
         work: Batch | Alone
         if taken.batched:
             members = cast("list[Execution | Stream]", taken.works)  # What is batched is nothing else.
@@ -211,7 +218,9 @@ class Batcher:
 
     def ended(self, work: Batch | Alone) -> None:
         """It has been executed; its outcomes are about to be delivered."""
-        self._buffers.append(self._running.pop(work))
+        buffers = self._running.pop(work)
+        if len(self._running) + len(self._buffers) < self._executor.capacity:
+            self._buffers.append(buffers)
         self._form()
 
     # --- outcomes ---

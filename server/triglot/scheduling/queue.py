@@ -37,6 +37,9 @@ class Queue:
         """See `Schedule`."""
         return self._executor.discard(work)
 
+    def resized(self) -> None:
+        """See `Schedule`. What is there takes what waits."""
+
     def close(self) -> None:
         """See `Schedule`."""
         self._closed = True

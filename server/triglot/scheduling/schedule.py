@@ -26,6 +26,9 @@ class Schedule(Protocol):
     def discard(self, work: Work) -> bool:
         """Nobody waits for it any more: take it out, or end it. False when it has begun."""
 
+    def resized(self) -> None:
+        """The executors run more or fewer at the same time than before."""
+
     def close(self) -> None:
         """Have what waits executed, and then close the executors; nothing is put any more."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 from triglot.executors.executor import Executor
@@ -25,10 +26,10 @@ def executors_for(model: Model, name: str, function: Function, explain: Explain)
     if is_async(model.infer):
         orphaned = (lambda: model.orphaned) if isinstance(model, HostedModel) else int
         return [LoopExecutor(loop, function, explain, model.instances, orphaned)]
-    names = [f"{name}#{number}" for number in range(model.instances)]
+    names = (f"{name}#{number}" for number in itertools.count())
     if model.sequence_batching is None:
-        return [ThreadExecutor(names, function, explain, loop)]
-    return [ThreadExecutor([name], function, explain, loop) for name in names]
+        return [ThreadExecutor(names, model.instances, function, explain, loop, model.end_instance)]
+    return [ThreadExecutor(names, 1, function, explain, loop) for _ in range(model.instances)]
 
 
 def schedule_for(model: Model, limit: int, executors: Sequence[Executor], guard: LoopGuard) -> Schedule:

@@ -241,7 +241,11 @@ class Servable:
             composed=isinstance(model, Ensemble),
         )
         """What is counted from its load on."""
+        self.preparations: list[Callable[[Function], object]] = []
+        """What an instance that comes later does first, on its thread, with the model's function."""
         self.load_seconds = 0.0
+        self.loaded_from: object = None
+        """What keeps the files that it was loaded from, where these are temporary."""
         self._gate: Gate | None = None
         self.answers: ModelCache | None = None
         self.labels: Mapping[str, Sequence[bytes]] = {}
@@ -288,6 +292,23 @@ class Servable:
         else:
             self.answers = cache.for_model(ordered=self.model.any_tensors)
 
+    async def resize(self, come: int, go: int) -> Sequence[BaseException]:
+        """Have so many instances more, once each has been prepared as `preparations` say, and so many fewer, once
+        they have ended what they run.
+
+        Returns why some of those that were to come did not; then none goes.
+        """
+        (executor,) = self._executors
+        errors = await executor.add(come, self._prepare)
+        self._schedule.resized()
+        if not errors:
+            await executor.remove(go)
+        return errors
+
+    def _prepare(self, function: Function) -> None:
+        for prepare in self.preparations:
+            prepare(function)
+
     async def on_every_instance(self, inputs: Inputs, hook: Hook, explain: Explain) -> None:
         """Have `hook` call blocking code once on each instance: see `run_on_every`."""
         await run_on_every(self._executors, inputs, hook, explain, self._loop)
@@ -326,6 +347,7 @@ class Servable:
         that any more.
         """
         self._schedule.close()
+        self.preparations.clear()  # They know this.
         if self.answers is not None:
             self.answers.close()
         self.end_leases(at_once=at_once)

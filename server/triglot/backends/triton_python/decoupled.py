@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
 from triglot.core.errors import Cancelled, Internal, is_serving_error, own_copy
 from triglot.core.types import Answer
+from triglot.model.config import ModelConfig
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class _Waiting:
         self._works: deque[_Work] = deque()
         self._there = threading.Condition()
         self._closed = False
+        self._going: set[Instance] = set()
 
     def __len__(self) -> int:
         return len(self._works)
@@ -65,17 +67,27 @@ class _Waiting:
             if work in self._works:
                 self._works.remove(work)
 
-    def take(self) -> list[_Work]:
-        """What an instance runs next; nothing once there will be no more."""
+    def take(self, instance: Instance) -> list[_Work]:
+        """What this instance runs next; nothing once there will be no more for it."""
         with self._there:
-            while not self._works and not self._closed:
+            while not self._works and not self._closed and instance not in self._going:
                 self._there.wait()
             works: list[_Work] = []
+            if instance in self._going:
+                self._going.remove(instance)
+                self._there.notify()  # It may have been woken in place of another one.
+                return works
             rows = 0
             while self._works and (not works or (self._most and rows + self._works[0].rows <= self._most)):
                 works.append(self._works.popleft())
                 rows += works[-1].rows
             return works
+
+    def end(self, instances: Collection[Instance]) -> None:
+        """There is nothing more for these."""
+        with self._there:
+            self._going.update(instances)
+            self._there.notify_all()
 
     def close(self) -> None:
         with self._there:
@@ -89,7 +101,7 @@ class DecoupledModel(TritonModel):
     def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home, most: int = 0) -> None:
         super().__init__(instances, modules, home)
         self._waiting = _Waiting(most)
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[Instance, threading.Thread] = {}
         self._starting = threading.Lock()
 
     def start_instance(self, call: Call) -> None:
@@ -102,13 +114,36 @@ class DecoupledModel(TritonModel):
             if self._threads:
                 return
             for instance in self._all:
-                started = Future[None]()
-                thread = threading.Thread(
-                    target=self._run, args=(instance, started), name=instance.name, daemon=True
-                )
-                thread.start()
-                self._threads.append(thread)
-                started.result()
+                self._start_one(instance)
+
+    def _start_one(self, instance: Instance) -> None:
+        started = Future[None]()
+        thread = threading.Thread(target=self._run, args=(instance, started), name=instance.name, daemon=True)
+        thread.start()
+        self._threads[instance] = thread
+        started.result()
+
+    def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
+        """See `Model`: the threads are its own. Raises what an `initialize` raises; what came before it goes."""
+        with self._starting:
+            come, go = self._differing(config)
+            try:
+                for instance in come:
+                    self._start_one(instance)
+            except BaseException:
+                self._end(come)
+                self.instances = len(self._all)
+                raise
+            self._all += come
+            self._end(go)
+            self._all = [instance for instance in self._all if instance not in go]
+        return 0, 0
+
+    def _end(self, instances: Sequence[Instance]) -> None:
+        self._waiting.end(instances)
+        for instance in instances:
+            if (thread := self._threads.pop(instance, None)) is not None:
+                thread.join()
 
     async def infer(self, inputs: Inputs, call: Call) -> AsyncGenerator[Answer, None]:
         """The responses as they are sent. Raises the error of one that has an error, which is the last then."""
@@ -135,7 +170,7 @@ class DecoupledModel(TritonModel):
             started.set_exception(error)
             return
         started.set_result(None)
-        while works := self._waiting.take():
+        while works := self._waiting.take(instance):
             self._execute(instance, works)
             works.clear()  # Not kept while this thread waits.
         instance.finalize()
@@ -162,7 +197,7 @@ class DecoupledModel(TritonModel):
     def close(self) -> None:
         """Lets each instance's thread call `finalize`, and forgets the model's modules."""
         self._waiting.close()
-        for thread in self._threads:
+        for thread in self._threads.values():
             thread.join()
         super().close()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,17 @@ class Instance:
         self._model: Any = None
         self._loop: OwnLoop | None = None
         self._own_loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def device(self) -> tuple[str, str]:
+        """The kind of it, and its number."""
+        return self._arguments["model_instance_kind"], self._arguments["model_instance_device_id"]
+
+    def rename(self, taken: Collection[str]) -> None:
+        """Before it is initialized: have a name that none of these is."""
+        stem, _, _ = self.name.rpartition("_")
+        self.name = next(name for at in itertools.count() if (name := f"{stem}_{at}") not in taken)
+        self._arguments = {**self._arguments, "model_instance_name": self.name}
 
     @property
     def initialized(self) -> bool:

@@ -56,9 +56,13 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
             log.warning("%s: parameters: %s: without effect here", config.source or file, key)
     with working(home, home.calls), modules.by_plain_names():
         completed = _completed(file, config, model_class, home)
-    instances = [
-        Instance(model_class, file, arguments, home) for arguments in _arguments(file, config, completed, home)
-    ]
+
+    def configured(config: Configured) -> list[Instance]:
+        groups = complete(config, home.name, file.name)["instance_group"]
+        said = {**completed, "instance_group": groups}
+        return [Instance(model_class, file, one, home) for one in _arguments(file, config, said, home)]
+
+    instances = configured(config)
     batching = completed.get("dynamic_batching")
     largest = completed["max_batch_size"]
     if using_decoupled_model_transaction_policy(completed):
@@ -72,6 +76,7 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
         model = SingleResponseModel(instances, modules, home)
         if batching is not None and config.dynamic_batching is None:
             model.dynamic_batching = DynamicBatching()
+    model.configured = configured
     model.max_batch_size = largest
     specs = [_specs(file, kind, completed) for kind in ("input", "output")]
     model.inputs, model.outputs, model.reshaping = reshaped(file, replace(config, max_batch_size=largest), *specs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from triglot.backends.placement import Placement
@@ -15,6 +15,7 @@ from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
 from triglot.core.tensor import Array
+from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 from triglot.model.scheduling import SequenceBatching
 
@@ -29,9 +30,12 @@ class TritonModel(Model):
     any_output_shapes = True
     places_instances = True
 
+    configured: Callable[[ModelConfig], Sequence[Instance]]
+    """The instances that a configuration says."""
+
     def __init__(self, instances: Sequence[Instance], modules: TritonModules, home: Home) -> None:
         self.instances = len(instances)
-        self._all = instances
+        self._all = list(instances)
         self._home = home
         self.own_metrics = home.metrics
         self._modules = modules
@@ -44,6 +48,24 @@ class TritonModel(Model):
     @abstractmethod
     def start_instance(self, call: Call) -> None:
         """See `Model`."""
+
+    def _differing(self, config: ModelConfig) -> tuple[list[Instance], list[Instance]]:
+        """The instances that come and those that go, where a configuration says others than there are."""
+        wanted = list(self.configured(config))
+        self.instances = len(wanted)
+        go: list[Instance] = []
+        # One that could not be initialized is not kept in place of one that runs.
+        for instance in sorted(self._all, key=lambda one: not one.initialized):
+            same = next((one for one in wanted if one.device == instance.device), None)
+            if same is None:
+                go.append(instance)
+            else:
+                wanted.remove(same)
+        names = {instance.name for instance in self._all}
+        for instance in wanted:
+            instance.rename(names)
+            names.add(instance.name)
+        return wanted, go
 
     def _initialize(self, instance: Instance) -> None:
         # Libraries load models in ways that two threads must not at the same time; in Triton each has a process.
@@ -79,8 +101,28 @@ class PlacedModel(TritonModel):
         self._home.begin(call)
         self._mine()
 
+    def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
+        """See `Model`."""
+        come, go = self._differing(config)
+        there = self._placement.change(come, go)
+        self._all = [one for one in self._all if one.initialized or one not in go] + come
+        return len(come), there
+
+    def end_instance(self) -> bool:
+        """See `Model`: calls `finalize`."""
+        instance = self._mine()
+        if not self._placement.leave():
+            return False
+        self._all.remove(instance)
+        instance.finalize()
+        return True
+
     def _mine(self) -> Instance:
         instance = self._placement.mine()
         if not instance.initialized:
-            self._initialize(instance)
+            try:
+                self._initialize(instance)
+            except BaseException:
+                self._placement.leave(anyway=True)
+                raise
         return instance

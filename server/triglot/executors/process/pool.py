@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True, eq=False)
 class Slot:
     """Where there is a process, or will be one: `loading` is not ready yet, and the next one is started when it is
-    `due`."""
+    `due`. One that `goes` gets no more calls."""
 
     number: int
     process: Process | None = None
@@ -42,6 +42,7 @@ class Slot:
     begun: float = 0.0
     due: float = 0.0
     lost_in_a_row: int = 0
+    goes: bool = False
 
     def put_off(self, policy: RestartPolicy) -> float:
         """Seconds until the next one is started."""
@@ -133,13 +134,37 @@ class Pool:
         if errors:
             raise errors[0]
 
+    def shrink(self, count: int) -> None:
+        """Have the first `count` processes; the others end once they have ended what they run. Blocks."""
+        with self._free:
+            going = self._slots[count:]
+            for slot in going:
+                slot.goes = True
+            self._free.wait_for(
+                lambda: self._closed or all(slot.process is None or not slot.process.reserved for slot in going)
+            )
+            if self._closed:
+                return
+            self._slots = [slot for slot in self._slots if slot not in going]
+            ended = [slot.process for slot in going if slot.process is not None]
+            loading = [slot.loading for slot in going if slot.loading is not None]
+            self._gone += [*ended, *loading]
+            self.live -= len(ended)
+        for process in loading:
+            process.kill("was given up")
+        for process in ended:
+            process.ask_to_end()
+        until = time.monotonic() + self._policy.end_timeout
+        for process in ended:
+            process.end(max(0.0, until - time.monotonic()), self._policy.kill_timeout)
+
     def _fill(self, slot: Slot) -> dict[str, Any]:
         """Not on the monitor's thread: start a process there and load the model."""
         try:
             process = self._monitor.do(partial(self._start, slot))
         except OSError as error:
             raise ModelLoadError(f"{self.program.file}: no process could be started: {error}") from error
-        return self._loaded(slot, process)
+        return self._loaded(slot, process, self.warm)
 
     def _start(self, slot: Slot) -> Process:
         """On the monitor's thread."""
@@ -152,9 +177,7 @@ class Pool:
             process.kill("was given up")
         return process
 
-    def _loaded(
-        self, slot: Slot, process: Process, warm: Callable[[Process], object] = lambda _: None
-    ) -> dict[str, Any]:
+    def _loaded(self, slot: Slot, process: Process, warm: Callable[[Process], object]) -> dict[str, Any]:
         try:
             declared = process.load(self.program, self._the_loop)
             warm(process)
@@ -230,7 +253,7 @@ class Pool:
         found, least = None, math.inf
         for slot in self._slots:
             process = slot.process
-            if process is None or process.lost or mine not in (None, slot.number):
+            if process is None or process.lost or slot.goes or mine not in (None, slot.number):
                 continue
             if process.reserved < process.capacity and (load := max(process.reserved, process.count)) < least:
                 found, least = process, load
@@ -292,7 +315,8 @@ class Pool:
             self._gone.append(process)
             self.live -= 1
             none_left = not self.live
-            if self._closed:
+            if self._closed or slot.goes:
+                self._free.notify_all()
                 return
             if time.monotonic() - slot.begun >= self._policy.steady:
                 slot.lost_in_a_row = 0

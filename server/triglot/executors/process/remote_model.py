@@ -7,6 +7,7 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from triglot.core.call import BatchCall, Call
@@ -18,6 +19,8 @@ from triglot.executors.process.health import BEAT_SECONDS
 from triglot.executors.process.pool import Checkout, Pool
 from triglot.executors.process.process import Process
 from triglot.executors.work import Function, Inputs
+from triglot.model.config import Device, ModelConfig
+from triglot.model.configure import configured_instances
 from triglot.model.model import Model, is_async, is_decoupled
 
 
@@ -46,6 +49,33 @@ class RemoteModel(HostedModel):
         pool.loop = lambda: self.loop
         pool.warm = self._warm
         pool.grow(self.instances)
+
+    def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
+        """See `Model`: the last ones come and go. Raises as `start`; then there are as many as before."""
+        pool, before = self._pool, self.instances
+        if not self.places_instances:
+            after = configured_instances(self, config)
+        elif (devices := self._devices(config)) and (former := self._devices(pool.program.config)):
+            after = len(devices)
+            if devices[:before] != former[:after]:
+                return None
+        else:
+            return None
+        former_program, pool.program = pool.program, replace(pool.program, config=config)
+        try:
+            pool.grow(after)
+        except BaseException:
+            pool.program = former_program
+            pool.shrink(before)
+            raise
+        pool.shrink(after)
+        self.instances = after
+        return max(0, after - before), max(0, before - after)
+
+    def _devices(self, config: ModelConfig) -> list[Device]:
+        """Where each instance is, if that does not depend on which GPUs there are."""
+        anywhere = {"CPU", "MODEL"} | ({"AUTO"} if self.platform == "python" else set())
+        return config.devices(int) if all(group.kind in anywhere for group in config.instance_groups) else []
 
     def _changed(self) -> None:
         self.on_change()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -20,8 +22,9 @@ from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.kserve.inference import UnaryInference
 from triglot.protocols.kserve.raw_request import decode_raw, is_raw
 from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length, text_size
-from triglot.protocols.kserve.service import KServe, check_change_size
+from triglot.protocols.kserve.service import FILE_PREFIX, NO_FILES, KServe
 from triglot.protocols.rows import MAX_CONTROL_BYTES, Operation, Route
+from triglot.protocols.wire import check_control_size
 
 REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
 """One that is named is refused (spec 3.1)."""
@@ -68,7 +71,7 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
                 partial(_decode_change, request_class),
                 change,
                 partial(_encode_changed, verb),
-                body_limit=_change_limit,
+                body_limit=partial(_change_limit, service.max_upload if verb == "load" else 0),
             )
             for repository in REPOSITORIES
         ]
@@ -164,16 +167,22 @@ def _decode_change(request_class: Any, http: HttpRequest) -> Any:
         if not isinstance(value, bool | str):
             raise InvalidArgument(f"parameter '{key}' must be a string or a boolean, got {type_name(value)}")
         try:
+            if isinstance(value, str) and key.startswith(FILE_PREFIX):
+                request.parameters[key].bytes_param = base64.b64decode(value, validate=True)
+                continue
             setattr(request.parameters[key], "bool_param" if isinstance(value, bool) else "string_param", value)
+        except binascii.Error as error:
+            raise InvalidArgument(f"parameter '{key}': expected base64, got something else: {error}") from None
         except ValueError:  # JSON knows texts that UTF-8 does not.
             raise InvalidArgument(f"parameter '{key}' has a lone surrogate, expected Unicode text") from None
     return request
 
 
-def _change_limit(headers: Mapping[str, str]) -> int:
+def _change_limit(max_upload: int, headers: Mapping[str, str]) -> int:
     length = headers.get("content-length", "")
-    check_change_size(int(length) if length.isdecimal() else 0)
-    return MAX_CONTROL_BYTES
+    if not max_upload:
+        check_control_size(int(length) if length.isdecimal() else 0, f": {NO_FILES}")
+    return max_upload or MAX_CONTROL_BYTES
 
 
 def _encode_changed(verb: str, name: str, _: Any) -> HttpResponse:

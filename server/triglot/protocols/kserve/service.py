@@ -8,7 +8,7 @@ from typing import Any
 
 from triglot.core.call import Call
 from triglot.core.duplex import Duplex
-from triglot.core.errors import InvalidArgument, ModelNotFound, Unavailable, Unimplemented
+from triglot.core.errors import Internal, InvalidArgument, ModelNotFound, Unavailable, Unimplemented
 from triglot.core.types import TensorSpec
 from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
@@ -26,8 +26,8 @@ from triglot.protocols.kserve.layouts import InferDecoder
 from triglot.protocols.kserve.regions import Regions
 from triglot.protocols.kserve.stream import InferStream
 from triglot.protocols.kserve.stream_requests import StreamRequests
-from triglot.protocols.rows import MAX_CONTROL_BYTES, Kind, Method, Operation, Service
-from triglot.protocols.wire import length_prefix, parse_control, rest_size, serialize
+from triglot.protocols.rows import Kind, Method, Operation, Service
+from triglot.protocols.wire import check_control_size, length_prefix, parse, parse_control, rest_size, serialize
 from triglot.telemetry.store import Telemetry
 from triglot.version import __version__
 
@@ -46,7 +46,7 @@ EXTENSIONS = (
 CONFIG = "config"
 FILE_PREFIX = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
-NO_FILES = "models are loaded from the repository, never from a request's files"
+NO_FILES = "models are loaded from the repository alone; --allow-model-upload lets requests bring files"
 
 
 class KServe:
@@ -59,7 +59,11 @@ class KServe:
         telemetry: Telemetry,
         extensions: Sequence[Extension] = (),
         regions: Regions | None = None,
+        *,
+        max_upload: int = 0,
     ) -> None:
+        self.max_upload = max_upload
+        """Bytes that a request to load a model may have where it brings the model's files; 0: it may not."""
         self.extensions = extensions
         self._dataplane = dataplane
         self._extended = ExtendedPlane(dataplane, regions or Regions())
@@ -154,7 +158,16 @@ class KServe:
     async def load_model(self, request: pb.RepositoryModelLoadRequest, _: Call) -> str:
         """The model's name, when it serves (spec 3.9). Raises `ServingError`: see `Manager.load_model`."""
         name = _model_to_change(request)
-        await self._dataplane.load_model(name, _parameter(request.parameters, CONFIG, "string_param"))
+        parameters = dict(request.parameters)
+        sent = {key: parameters.pop(key) for key in sorted(parameters) if key.startswith(FILE_PREFIX)}
+        if sent and not self.max_upload:
+            refused = next(iter(sent))
+            raise Internal(
+                f"failed to load '{name}', failed to poll from model repository: '{refused}': {NO_FILES}"
+            )
+
+        files = {key.removeprefix(FILE_PREFIX): _of_kind(key, one, "bytes_param") for key, one in sent.items()}
+        await self._dataplane.load_model(name, _parameter(parameters, CONFIG, "string_param"), files)
         return name
 
     async def unload_model(self, request: pb.RepositoryModelUnloadRequest, _: Call) -> str:
@@ -196,7 +209,7 @@ class KServe:
                     bytes,
                 ),
                 _unary("RepositoryIndex", inspect, pb.RepositoryIndexRequest, self.repository_index),
-                _change("RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load_model),
+                _change("RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load_model, self.max_upload),
                 _change("RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload_model),
                 *(method for extension in self.extensions for method in extension.methods()),
             ),
@@ -218,24 +231,16 @@ def _model_to_change(request: RepositoryChange) -> str:
 def _parameter(parameters: Mapping[str, pb.ModelRepositoryParameter], key: str, field: str) -> Any:
     """The one parameter that there may be, or None. Raises `InvalidArgument` for another, or another kind."""
     for other in sorted(parameters):
-        if other.startswith(FILE_PREFIX):
-            raise InvalidArgument(f"parameter '{other}': {NO_FILES}")
         if other != key:
             raise InvalidArgument(f"unexpected parameter '{other}', expected '{key}'")
-    if key not in parameters:
-        return None
-    kind = parameters[key].WhichOneof("parameter_choice")
+    return _of_kind(key, parameters[key], field) if key in parameters else None
+
+
+def _of_kind(key: str, parameter: pb.ModelRepositoryParameter, field: str) -> Any:
+    kind = parameter.WhichOneof("parameter_choice")
     if kind != field:
         raise InvalidArgument(f"parameter '{key}': expected {field}, got {kind or 'nothing'}")
-    return getattr(parameters[key], field)
-
-
-def check_change_size(size: int) -> None:
-    """Raises `InvalidArgument` for a request to load or unload of more bytes than a configuration has."""
-    if size > MAX_CONTROL_BYTES:
-        raise InvalidArgument(
-            f"the request has {size} bytes, at most {MAX_CONTROL_BYTES} are expected: {NO_FILES}"
-        )
+    return getattr(parameter, field)
 
 
 def _refuse_repository(name: str) -> None:
@@ -249,10 +254,11 @@ def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadat
     return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=shape)
 
 
-def _change(name: str, request_class: Any, call: Any) -> Method:
+def _change(name: str, request_class: Any, call: Any, max_upload: int = 0) -> Method:
     def decode(data: bytes) -> Any:
-        check_change_size(len(data))
-        return parse_control(request_class, data)
+        if not max_upload:  # Else the transport's limit is the limit.
+            check_control_size(len(data), f": {NO_FILES}")
+        return parse(request_class, data)
 
     return Method(name, Kind.UNARY, Operation.ADMINISTER, decode, call, _encode_changed)
 

@@ -171,7 +171,8 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
             environment=environment_of(parameters, folder),
             source=source,
             text=json_text(message),
-            sign=_sign(message),
+            sign=_sign(message, "name", "version_policy", "instance_group"),
+            groups_sign=_sign(pb.ModelConfig(instance_group=message.instance_group)),
         )
     except (ValueError, ModelLoadError) as error:
         raise ModelLoadError(f"{source}: {error}", Code.INVALID_ARGUMENT) from None
@@ -223,10 +224,10 @@ def _starts(config: ModelConfig) -> dict[str, int]:
     return counts | {INSTANCES: sum(one.count * max(1, len(one.gpus)) for one in config.instance_groups)}
 
 
-def _sign(message: pb.ModelConfig) -> str:
+def _sign(message: pb.ModelConfig, *without: str) -> str:
     own = pb.ModelConfig()
     own.CopyFrom(message)
-    for name in ("name", "version_policy"):
+    for name in without:
         own.ClearField(name)
     return hashlib.sha256(own.SerializeToString(deterministic=True)).hexdigest()
 

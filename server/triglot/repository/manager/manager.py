@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -33,10 +33,12 @@ from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import DRAIN_SECONDS, Reconciler
 from triglot.repository.manager.registry import Registry
 from triglot.repository.manager.thread import in_thread
+from triglot.repository.manager.uploads import Upload
 from triglot.repository.scan.layout import listed
 from triglot.repository.scan.load_errors import (
     broken_names,
     by_name,
+    not_polled,
     not_yet,
     why_not,
     wrong_models,
@@ -294,19 +296,32 @@ class Manager:
 
     # --- one by one ---
 
-    async def load_model(self, name: str, config: str | None = None) -> None:
+    async def load_model(
+        self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
         """Load the model of this name, or again if its files or its configuration have changed (spec 3.9).
 
         Returns when its versions serve. `config`, the JSON of a ModelConfig, stands in place of its config.pbtxt
-        until the next call. Raises `Unavailable` unless the models are controlled explicitly, `InvalidArgument`
+        until the next call, and `files`, by their paths, in place of its folder; these need a `config`.
+
+        Raises `Unavailable` unless the models are controlled explicitly, `InvalidArgument`
         for a wrong name or `config` and for a model that cannot be loaded, and `Internal` for one that is not
         there. What served goes on then; and when this is cancelled, the load does.
         """
         self._require_explicit(name)
         overrides = {}
+        upload = None
+        if files:
+            if config is None:
+                raise Internal(f"{not_polled(name)}: files are loaded with a 'config', and there is none")
+            upload = await in_thread(partial(Upload, name, files))
         if config is not None:
-            message = await in_thread(partial(parse_override, config, name))
-            overrides[name] = Override(message, self._most_instances)
+            try:
+                message = await in_thread(partial(parse_override, config, name))
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{not_polled(name)}: {error.message}") from None
+            folder = None if upload is None else upload.folder
+            overrides[name] = Override(message, self._most_instances, folder)
         async with self._looking:
             others = {key: versions for key, versions in self.registry.wanted.items() if key != name}
             asked = name.__eq__
@@ -341,6 +356,9 @@ class Manager:
         ]
         if failed:
             raise InvalidArgument(f"load failed for model '{name}': {' '.join(failed)}")
+        for version in self.registry.wanted_versions(name):
+            if version.servable is not None:
+                version.servable.loaded_from = upload
 
     def unload_model(self, name: str, *, dependents: bool = False) -> None:
         """Unload the model; it takes no calls any more, and those that run come to their end (spec 3.9).

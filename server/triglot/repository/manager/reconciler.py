@@ -20,8 +20,9 @@ from triglot.core.errors import Code, MissingDependency, ModelLoadError, Serving
 from triglot.model.model import Model
 from triglot.repository.manager.dependents import Actions, Dependents
 from triglot.repository.manager.garbage import Garbage
+from triglot.repository.manager.instances import have_instances
 from triglot.repository.manager.load_lock import LoadLock
-from triglot.repository.manager.loader import Adapt, Load, Loader, Warm, forget_frames, own_error
+from triglot.repository.manager.loader import Adapt, Complete, Load, Loader, Warm, forget_frames, own_error
 from triglot.repository.manager.plan import Plan, State, Version, plan
 from triglot.repository.manager.registry import Registry
 from triglot.repository.scan.scanner import Wanted
@@ -171,7 +172,7 @@ class Reconciler:
             log.info("%s is not wanted any more", files)
             self._superseded(version, before)
             if isinstance(outcome, Servable):
-                self._drain(outcome, f"closed {files}")
+                self._drop(outcome, f"closed {files}")
             return
         # Another entry when it was not wanted for a while.
         version = known[files.version]
@@ -186,7 +187,7 @@ class Reconciler:
         complete = partial(
             self.dependents.complete, files, pass_on=pass_on, is_wanted=partial(self._is_wanted, files)
         )
-        opening = asyncio.create_task(self._loader.open(files, complete))
+        opening = asyncio.create_task(self._opened(files, complete))
         try:
             await self._wait_for_load(opening, files)
         except asyncio.CancelledError:
@@ -207,6 +208,14 @@ class Reconciler:
             if isinstance(error, ModelLoadError)
             else ModelLoadError(f"{files.file}: {type(error).__name__}: {error}")
         )
+
+    async def _opened(self, files: ModelFiles, complete: Complete) -> Servable:
+        version = self.registry.serving(files.name, files.version)
+        if version is not None and version.servable is not None and version.served is not None:
+            servable, before = version.servable, version.served
+            if files.says_other_instances(before) and await have_instances(servable, files.config, before.config):
+                return servable
+        return await self._loader.open(files, complete)
 
     async def _wait_for_load(self, opening: asyncio.Task[Servable], files: ModelFiles) -> None:
         """Until it has ended, has taken too long, or has taken long and is not wanted any more."""
@@ -242,7 +251,7 @@ class Reconciler:
             return
         if (error := opening.exception()) is None:
             servable = opening.result()
-            self._drain(servable, f"closed {servable}")
+            self._drop(servable, f"closed {servable}")
         else:
             forget_frames(error)
 
@@ -251,8 +260,13 @@ class Reconciler:
         version.state, version.served, version.error = State.READY, version.files, None
         version.retry = False  # Whoever asked for that while it was loaded has it now.
         self.registry.update(version.files.name)
-        if former is not None:
+        if former is not None and former is not servable:
             self._drain(former, f"closed the former {version.files}")
+
+    def _drop(self, servable: Servable, done: str) -> None:
+        """Nobody wants what was loaded; one that serves, with other instances by now, goes on."""
+        if all(version.servable is not servable for version in self.registry.entries[servable.name].values()):
+            self._drain(servable, done)
 
     def _superseded(self, version: Version, before: ModelFiles) -> None:
         """Forget a load that nobody waits for any more."""

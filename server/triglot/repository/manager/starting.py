@@ -9,6 +9,7 @@ from functools import partial
 
 from triglot.core.call import Call, Reach
 from triglot.core.errors import Internal, ModelLoadError, ServingError, is_serving_error, text_of
+from triglot.executors.hosted import HostedModel
 from triglot.executors.work import Function, Inputs
 from triglot.model.model import Model
 from triglot.scheduling.servable import Servable
@@ -27,7 +28,9 @@ async def start_instances(servable: Servable, reach: Reach) -> None:
         if servable.on_loop:
             await _on_thread(partial(start, servable.function, {}, Call()))
         else:
-            await servable.on_every_instance({}, start, _explain)
+            await servable.on_every_instance({}, start, explained)
+    if not isinstance(model, HostedModel):  # Whose processes are started as those that replace others.
+        servable.preparations.append(lambda function: start(function, {}, Call()))
 
 
 def _start(servable: Servable, reach: Reach, _: Function, __: Inputs, call: Call) -> None:
@@ -46,7 +49,7 @@ async def _on_thread(start: partial[None]) -> None:
         except BaseException as error:  # SystemExit, too.
             # No future of asyncio's takes a StopIteration.
             plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            started.set_exception(error if plain else _explain(error))
+            started.set_exception(error if plain else explained(error))
         else:
             started.set_result(None)
 
@@ -54,7 +57,7 @@ async def _on_thread(start: partial[None]) -> None:
     await asyncio.shield(asyncio.wrap_future(started))
 
 
-def _explain(error: BaseException) -> ServingError:
+def explained(error: BaseException) -> ServingError:
     """For the server's operator, so with the model's own words."""
     if is_serving_error(error):
         return error

@@ -56,8 +56,11 @@ async def warm_up(servable: Servable, requests: Sequence[WarmUpRequest] = (), re
                 await runner.run(sample)
             except ServingError as error:
                 raise ModelLoadError(f"{servable}: {sample.name}: {error.message}", error.code) from error
+    again = partial(runner.run_again, _samples(servable, requests))
     if isinstance(servable.model, HostedModel):
-        servable.model.warm_up = partial(runner.run_again, _samples(servable, requests))
+        servable.model.warm_up = again
+    else:
+        servable.preparations.append(again)
 
 
 # --- what is run ---

@@ -82,4 +82,9 @@ def why_not(name: str, look: Scan, roots: Iterable[Root]) -> str:
         return ""
     nowhere = [str(look.problems.get(place, f"no model of this name in {place}")) for place in places]
     reasons = "; ".join(why or nowhere)
-    return f"failed to load '{name}', failed to poll from model repository" + (f": {reasons}" if reasons else "")
+    return not_polled(name) + (f": {reasons}" if reasons else "")
+
+
+def not_polled(name: str) -> str:
+    """Triton's words for a model that cannot be loaded."""
+    return f"failed to load '{name}', failed to poll from model repository"

@@ -67,6 +67,11 @@ class ModelFiles:
     def __str__(self) -> str:
         return f"{self.name} version {self.version}" + (f" ({self.label})" if self.label else "")
 
+    def says_other_instances(self, before: ModelFiles) -> bool:
+        """Whether nothing but the configured instances differs from these."""
+        same_files = replace(self, config=before.config) == before
+        return same_files and self.config.says_other_instances(before.config)
+
 
 Root = Path | ModelSettings | ModelFiles
 """Where models lie: a repository folder, a model's folder or file, what a configuration says of one model, or one
@@ -77,11 +82,13 @@ version that is known already."""
 class Override:
     """What a client's request has in place of a model's config.pbtxt: a message of `parse_override`.
 
-    `most_instances`: so many it may ask for, or as many as the model's own configuration does.
+    `most_instances`: so many it may ask for, or as many as the model's own configuration does. `folder`: what it
+    has sent in place of the model's folder, too.
     """
 
     message: Any
     most_instances: int = MAX_INSTANCES
+    folder: Path | None = None
 
 
 Overrides = Mapping[str, Override]
@@ -125,7 +132,8 @@ def find_models(
     `allow_symlinks`: links may lead out of the root that they are found in. A root may be a link in any case.
     """
     found = Found()
-    for root in roots:
+    sent = [override.folder for override in overrides.values() if override.folder is not None]
+    for root in [*sent, *roots]:
         if isinstance(root, ModelSettings):
             with found.collecting(root.name):
                 _Search(found, root.base_path, overrides, allow_symlinks).find_versions(root)
@@ -204,7 +212,7 @@ class _Search:
             if folder.name.startswith((".", "__")):
                 continue
             with self.found.collecting(str(folder)):
-                if not folder.is_dir():
+                if not folder.is_dir() or self._is_replaced(folder):
                     continue
                 if not NAME.fullmatch(folder.name):
                     # Not looked into: what a file system keeps for itself may not be read.
@@ -220,6 +228,10 @@ class _Search:
             empty = False
         if empty:
             raise NothingFound(f"{self.root}: no models here; expected NAME/[VERSION/]{_FILES}")
+
+    def _is_replaced(self, folder: Path) -> bool:
+        override = self.overrides.get(folder.name)
+        return override is not None and override.folder is not None
 
     def _add(self, path: Path, name: str, versions: list[ModelFiles]) -> None:
         models = self.found.models

@@ -175,6 +175,9 @@ class SequenceSchedule:
         self._table.end(sequence_id, self._clock())
         self._go_on()
 
+    def resized(self) -> None:
+        """See `Schedule`. Sequences are bound to their instances: there are no more, and no fewer."""
+
     def close(self) -> None:
         """See `Schedule`. A sequence is over when nothing of it waits or runs."""
         self._closed = True

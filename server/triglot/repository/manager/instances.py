@@ -1,0 +1,39 @@
+"""Other instances of a version that serves, where nothing else of its configuration differs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from triglot.core.errors import Code, ModelLoadError
+from triglot.model.config import ModelConfig
+from triglot.model.configure import change_instances
+from triglot.repository.manager.starting import explained
+from triglot.repository.manager.thread import in_thread
+from triglot.scheduling.servable import Servable
+
+
+async def have_instances(servable: Servable, config: ModelConfig, before: ModelConfig) -> bool:
+    """Have those come that a configuration says, and those go that it does not say; the others go on meanwhile.
+
+    `before`: the one that they were made by, which differs in its instances only. False where the version has to
+    be loaded anew for that: sequences are bound to their instances, and some models place theirs on devices as
+    they are loaded. Raises `ModelLoadError` for what an instance raises that comes; then there are as many as
+    before.
+    """
+    model = servable.model
+    if servable.sequences is not None:
+        return False
+    try:
+        change = await in_thread(partial(change_instances, model, config))
+    except ValueError as wrong:
+        raise ModelLoadError(f"{config.source}: {wrong}", Code.INVALID_ARGUMENT) from wrong
+    if change is None:
+        return False
+    come, go = change
+    if errors := await servable.resize(come, go):
+        back = await in_thread(partial(change_instances, model, before))
+        await servable.resize(0, min(come - len(errors), back[1] if back else 0))
+        error = explained(errors[0])
+        raise ModelLoadError(f"{servable}: {error.message}", error.code) from errors[0]
+    model.model_config = config
+    return True

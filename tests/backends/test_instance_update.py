@@ -1,0 +1,264 @@
+"""A load whose configuration says other instances and nothing else: they come and go, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from triton_served import Door, in_common, ints, serving, write_model
+
+from waiting import until
+
+CONFIG = """
+backend: "python"
+input [ { name: "X" data_type: TYPE_INT32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ -1 ] } ]
+"""
+BATCHED = CONFIG + "max_batch_size: 8\ndynamic_batching { }\n"
+COUNTED = """
+import probe
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.name = args["model_instance_name"], args["model_instance_kind"], args["model_instance_device_id"]
+        probe.seen.append(("initialize", *self.name))
+        probe.initializing()
+
+    def execute(self, requests):
+        probe.executing()
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + 1)])
+
+    def finalize(self):
+        probe.seen.append(("finalize", *self.name))
+"""
+DECOUPLED = COUNTED.replace(
+    "return [self.answer(request) for request in requests]",
+    """for request in requests:
+            sender = request.get_response_sender()
+            sender.send(self.answer(request), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)""",
+)
+FORMS = {
+    "one by one": (COUNTED, CONFIG),
+    "batched": (COUNTED, BATCHED),
+    "decoupled": (DECOUPLED, CONFIG + "model_transaction_policy { decoupled: true }\n"),
+}
+
+
+class House:
+    """A model under explicit control, and what its instances have done."""
+
+    def __init__(self, door: Door, folder: Path, probe: Any, config: str) -> None:
+        self.door = door
+        self.folder = folder
+        self.probe = probe
+        self.config = config
+
+    async def load(self, *groups: str, more: str = "") -> None:
+        """With these instance groups."""
+        said = ", ".join(f"{{ {group} }}" for group in groups)
+        text = f"{self.config}{more}instance_group [ {said} ]\n"
+        await asyncio.to_thread((self.folder / "config.pbtxt").write_text, text)
+        await self.door.server.manager.load_model("counted")
+
+    async def counts(self) -> tuple[int, int]:
+        """How often `initialize` and `finalize` have been called, after a request that is answered."""
+        shape = ints(1, 2)[None] if "max_batch_size" in self.config else ints(1, 2)
+        if "decoupled" not in self.config:
+            assert (await self.door.infer("counted", {"X": shape})).outputs["Y"].flatten().tolist() == [2, 3]
+        return self.calls("initialize"), self.calls("finalize")
+
+    def calls(self, name: str) -> int:
+        return sum(one[0] == name for one in self.probe.seen)
+
+    def there(self) -> list[tuple[str, str, str]]:
+        """The instances that have been initialized and not finalized."""
+        there = [one[1:] for one in self.probe.seen if one[0] == "initialize"]
+        for one in self.probe.seen:
+            if one[0] == "finalize":
+                there.remove(one[1:])
+        return sorted(there)
+
+
+@asynccontextmanager
+async def house_of(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, config: str) -> AsyncIterator[House]:
+    probe = in_common(monkeypatch)
+    probe.initializing = probe.executing = lambda: None
+    model = write_model(folder, "counted", code, config)
+    async with serving(folder, model_control_mode="explicit") as door:
+        yield House(door, model, probe, config)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_instances_come_and_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str) -> None:
+    async with house_of(monkeypatch, tmp_path, *FORMS[form]) as house:
+        await house.load("count: 3 kind: KIND_CPU")
+        assert await house.counts() == (3, 0)
+        await house.load("count: 4 kind: KIND_CPU")
+        assert await house.counts() == (4, 0)
+        await house.load("count: 2 kind: KIND_CPU")
+        assert await house.counts() == (4, 2)
+        await house.load("count: 3 kind: KIND_CPU")
+        assert await house.counts() == (5, 2)
+        assert len(set(house.there())) == 3
+        house.door.server.manager.unload_model("counted")
+        await until(lambda: house.calls("finalize") == 5)
+    assert house.there() == []
+
+
+async def test_the_devices_say_which_instances_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with house_of(monkeypatch, tmp_path, COUNTED, CONFIG) as house:
+        await house.load("count: 2 kind: KIND_CPU", "count: 1 kind: KIND_GPU gpus: [ 0 ]")
+        assert await house.counts() == (3, 0)
+        await house.load("count: 1 kind: KIND_CPU", "count: 3 kind: KIND_GPU gpus: [ 0 ]")
+        assert await house.counts() == (5, 1)
+        await house.load("count: 2 kind: KIND_GPU gpus: [ 0 ]", "count: 2 kind: KIND_CPU")
+        assert await house.counts() == (6, 2)
+        assert [one[1:] for one in house.there()].count(("GPU", "0")) == 2
+
+
+async def test_what_else_differs_is_loaded_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with house_of(monkeypatch, tmp_path, COUNTED, CONFIG) as house:
+        await house.load("count: 2 kind: KIND_CPU")
+        await house.load("count: 3 kind: KIND_CPU", more='parameters { key: "a" value { string_value: "b" } }\n')
+        assert await house.counts() == (5, 0) or house.calls("finalize") == 2
+        await until(lambda: house.calls("finalize") == 2)
+        file = house.folder / "1" / "model.py"
+        file.write_text(file.read_text() + "\n# another\n")
+        await house.load("count: 4 kind: KIND_CPU", more='parameters { key: "a" value { string_value: "b" } }\n')
+        await until(lambda: house.calls("finalize") == 5)
+        assert await house.counts() == (9, 5)
+
+
+async def test_an_instance_comes_while_the_others_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with house_of(monkeypatch, tmp_path, COUNTED, CONFIG) as house:
+        await house.load("count: 1 kind: KIND_CPU")
+        house.probe.executing = lambda: (house.probe.begun.set(), house.probe.returned.wait(30))
+        first = asyncio.create_task(house.door.infer("counted", {"X": ints(1)}))
+        assert await asyncio.to_thread(house.probe.begun.wait, 30)
+        second = asyncio.create_task(house.door.infer("counted", {"X": ints(2)}))
+        house.probe.executing = lambda: None
+        await house.load("count: 2 kind: KIND_CPU")
+        await second  # It waited for the first one's instance, and has another now.
+        assert not first.done()
+        house.probe.returned.set()
+        await first
+
+
+async def test_calls_go_on_while_an_instance_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with house_of(monkeypatch, tmp_path, COUNTED, CONFIG) as house:
+        await house.load("count: 1 kind: KIND_CPU")
+        house.probe.initializing = lambda: (house.probe.begun.set(), house.probe.returned.wait(30))
+        loading = asyncio.create_task(house.load("count: 2 kind: KIND_CPU"))
+        assert await asyncio.to_thread(house.probe.begun.wait, 30)
+        assert await house.counts() == (2, 0)
+        assert not loading.done()
+        house.probe.returned.set()
+        await loading
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_an_instance_that_fails_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
+) -> None:
+    def fails_at_last() -> None:
+        if house.calls("initialize") == 4:
+            raise RuntimeError("no room left")
+
+    async with house_of(monkeypatch, tmp_path, *FORMS[form]) as house:
+        await house.load("count: 2 kind: KIND_CPU")
+        house.probe.initializing = fails_at_last
+        with pytest.raises(Exception, match="no room left"):
+            await house.load("count: 4 kind: KIND_CPU")
+        assert await house.counts() == (4, 1)
+        house.probe.initializing = lambda: None
+        await house.load("count: 3 kind: KIND_CPU")
+        assert await house.counts() == (5, 1)
+
+
+async def test_a_configuration_that_is_wrong_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with house_of(monkeypatch, tmp_path, COUNTED, CONFIG) as house:
+        await house.load("count: 3 kind: KIND_CPU")
+        with pytest.raises(Exception, match="instance_group"):
+            await house.load("--- invalid ---")
+        await house.load("count: 2 kind: KIND_CPU")
+        assert await house.counts() == (3, 1)
+
+
+PLAIN = """
+import os
+import threading
+
+import triglot
+
+class Plain(triglot.Model):
+    inputs = [triglot.TensorSpec("X", "INT32", [-1])]
+    outputs = [triglot.TensorSpec("Y", "INT64", [2])]
+
+    def infer(self, inputs):
+        return {"Y": [os.getpid(), threading.get_ident()]}
+
+    def load(self, folder):
+        (folder.parents[2] / f"loaded.{os.getpid()}.{id(self)}").touch()
+"""
+
+
+@pytest.mark.parametrize("execution", ["thread", "process"])
+async def test_models_of_our_own(tmp_path: Path, execution: str) -> None:
+    repository = tmp_path / "repository"
+    folder = repository / "plain" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(PLAIN)
+
+    async def load(count: int) -> None:
+        text = f'instance_group [ {{ count: {count} kind: KIND_CPU }} ]\nbackend: "python"\n'
+        if execution == "process":
+            text += 'parameters { key: "execution" value { string_value: "process" } }\n'
+        await asyncio.to_thread((repository / "plain" / "config.pbtxt").write_text, text)
+        await door.server.manager.load_model("plain")
+
+    def loaded() -> int:
+        return len(list(tmp_path.glob("loaded.*")))
+
+    async with serving(repository, model_control_mode="explicit") as door:
+        await load(2)
+        before = loaded()
+        assert before == (2 if execution == "process" else 1)
+        await load(3)
+        assert loaded() == (3 if execution == "process" else 1)
+        await load(1)
+        answers = await asyncio.gather(*[door.infer("plain", {"X": ints(1)}) for _ in range(20)])
+        assert len({tuple(answer.outputs["Y"].tolist()) for answer in answers}) == 1
+        assert (answers[0].outputs["Y"][0] == os.getpid()) == (execution == "thread")
+        await load(2)
+        assert loaded() == (4 if execution == "process" else 1)
+
+
+async def test_unloading_while_an_instance_is_to_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with house_of(monkeypatch, tmp_path, COUNTED, CONFIG) as house:
+        await house.load("count: 1 kind: KIND_CPU")
+        house.probe.executing = lambda: (house.probe.begun.set(), house.probe.returned.wait(30))
+        running = asyncio.create_task(house.door.infer("counted", {"X": ints(1)}))
+        assert await asyncio.to_thread(house.probe.begun.wait, 30)
+        await house.load("count: 2 kind: KIND_CPU")
+        leaving = asyncio.create_task(house.load("count: 1 kind: KIND_GPU gpus: [ 0 ]"))
+        await until(lambda: house.calls("initialize") == 3)
+        house.door.server.manager.unload_model("counted")
+        house.probe.returned.set()
+        await running
+        with pytest.raises(Exception, match="was unloaded"):
+            await leaving
+        await until(lambda: house.calls("finalize") == 3)
+        with pytest.raises(grpc.aio.AioRpcError, match="counted"):
+            await house.counts()
