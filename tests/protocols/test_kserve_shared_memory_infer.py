@@ -183,6 +183,16 @@ async def test_places_that_are_not_there(
     assert said == expected(door, code, text)
 
 
+async def test_a_place_whose_end_no_number_can_say(house: House) -> None:
+    """In Triton's words. Only JSON knows such numbers."""
+    said = await ask(house, "rest", "identity_fp32", x(RegionSlice("all", 32, 2**64 - 32), 1, 2))
+    assert said.code is Code.INVALID_ARGUMENT
+    assert said.text == (
+        f"Integer overflow detected: byte_size ({2**64 - 32}) + offset (32) exceeds maximum value ({2**64 - 1}) "
+        "for region 'all'"
+    )
+
+
 @EVERY
 async def test_an_output_that_is_larger_than_its_place(door: str, house: House, made: Memory) -> None:
     inputs = [In("a", np.array([1], "i4")), In("b", np.array([2], "i4"))]

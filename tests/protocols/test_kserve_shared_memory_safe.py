@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -35,6 +36,7 @@ import triglot
 from triglot.core.errors import Code
 from triglot.core.types import OutputWish, RegionSlice
 from triglot.protocols.kserve.regions import Region
+from waiting import until
 
 EVERY = pytest.mark.parametrize("door", DOORS)
 INTO: Wishes = {"y": OutputWish(region=WHOLE)}
@@ -54,6 +56,12 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     count: int = request.param
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
     return count
+
+
+async def names_of(house: House) -> list[str]:
+    """The regions that are listed."""
+    _, _, reply = await house.rest.call("GET", "/v2/systemsharedmemory/status")
+    return [region["name"] for region in json.loads(reply)]
 
 
 @asynccontextmanager
@@ -164,6 +172,26 @@ async def test_a_region_that_is_unregistered_while_it_is_used(door: str, name: s
             assert made.array("f4", SIZE // 4).tolist() == [3.0] * (SIZE // 4)
             assert other.get(SIZE) == bytes(SIZE)
             assert (await ask(house, door, "scalar", X, {"y": None})).raw() == bytes(SIZE)
+
+
+@EVERY
+@pytest.mark.parametrize("name", ["r", ""])
+async def test_a_region_goes_with_the_last_request_that_uses_it(door: str, name: str, made: Memory) -> None:
+    """As in Triton: until then it is listed, and may be used by more."""
+    model = Waiting()
+    async with house_of(made, model) as house:
+        first = asyncio.ensure_future(ask(house, door, "scalar", X, {"y": None}))
+        await asyncio.to_thread(model.runs.wait)
+        assert await unregister(house, name) == FINE
+        assert await names_of(house) == ["r"]
+        second = asyncio.ensure_future(ask(house, door, "scalar", X, INTO))
+        await until(lambda: house.server.manager.registry.servable("scalar").queue_depth == 1)
+        model.go.set()
+        assert [answer.code for answer in await asyncio.gather(first, second)] == [Code.OK, Code.OK]
+        await until(lambda: not house.server._regions.registered())
+        assert (await ask(house, door, "scalar", X, INTO)).text.endswith(
+            "Unable to find shared memory region: 'r'"
+        )
 
 
 @EVERY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sequence_models import DIRECT, Driver, Summing, error_of, rows_of, sequence
 from triglot import Call
 from triglot.core.errors import Cancelled, Code, DeadlineExceeded, InvalidArgument, Unavailable
 from triglot.executors.work import AwaitedExecution
+from triglot.model.scheduling import OldestStrategy, SequenceBatching
 
 # --- the backlog ---
 
@@ -136,13 +138,55 @@ def leave(driver: Driver, execution: AwaitedExecution) -> None:
     driver.turn()
 
 
-async def test_a_request_that_was_cancelled_is_left_out() -> None:
-    driver, first = full()
-    second, third = driver.send(10, 1), driver.send(3, 1, end=True)
+def assert_cancelled(*executions: AwaitedExecution, sequence_id: int = 1) -> None:
+    for one in executions:
+        assert isinstance(error_of(one), Cancelled)
+        expected = f"sequence {sequence_id} was cancelled with another request of it that waited"
+        assert error_of(one).message == expected
+
+
+OLDEST = replace(DIRECT, strategy=OldestStrategy(max_candidate_sequences=1))
+
+
+@pytest.mark.parametrize("batching", [DIRECT, OLDEST])
+@pytest.mark.parametrize("end", [True, False])
+async def test_a_request_that_is_cancelled_ends_its_sequence(batching: SequenceBatching, *, end: bool) -> None:
+    driver = started(batching, 1, rows=1)
+    second, third, other = driver.send(10, 1), driver.send(3, 1, end=end), driver.send(7, 2, start=True, end=True)
     leave(driver, second)
+    assert_cancelled(third)
+    assert driver.run()
+    assert value_of(other) == 7  # It has the slot now.
+    with pytest.raises(InvalidArgument, match="must specify the START flag"):
+        driver.send(1, 1)
+    again = driver.send(4, 1, start=True)
+    assert driver.run()
+    assert value_of(again) == 4  # Its state is its own.
+    assert driver.reading("sequences_ended", reason="cancelled") == 1
+
+
+async def test_what_comes_before_a_cancelled_request_is_executed() -> None:
+    driver, first = full()
+    second, third, fourth = driver.send(10, 1), driver.send(3, 1), driver.send(4, 1)
+    leave(driver, third)
+    assert_cancelled(fourth)
     while driver.run():
         pass
-    assert [value_of(one) for one in (first, third)] == [1, 4]
+    assert [value_of(one) for one in (first, second)] == [1, 11]
+    assert not driver.schedule.holds(1)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+async def test_a_sequence_in_the_backlog_is_cancelled_as_a_whole(which: int) -> None:
+    driver, _ = full()
+    waiting = [driver.send(1, 2, start=True), driver.send(2, 2), driver.send(3, 2)]
+    again = driver.send(5, 2, start=True, end=True)
+    leave(driver, waiting.pop(which))
+    assert_cancelled(*waiting, sequence_id=2)
+    driver.send(1, 1, end=True)
+    while driver.run():
+        pass
+    assert value_of(again) == 5
 
 
 async def test_a_start_that_was_cancelled_takes_with_it_what_follows() -> None:
@@ -150,9 +194,7 @@ async def test_a_start_that_was_cancelled_takes_with_it_what_follows() -> None:
     followers = [driver.send(1, 1), driver.send(1, 1, end=True)]
     again = driver.send(5, 1, start=True)
     leave(driver, first)
-    for one in followers:
-        assert isinstance(error_of(one), InvalidArgument)
-        assert "must specify the START flag" in error_of(one).message
+    assert_cancelled(*followers)
     while driver.run():
         pass
     assert value_of(again) == 5
@@ -199,7 +241,7 @@ async def test_a_request_that_was_taken_and_is_cancelled_before_it_runs_is_left_
     first.call.cancel()
     driver.finish(batch)
     assert isinstance(error_of(first), Cancelled)
-    assert "must specify the START flag" in error_of(follower).message
+    assert_cancelled(follower)
     assert (driver.schedule.holds(1), driver.lease.held, len(driver.schedule)) == (False, 0, 0)
 
 
@@ -211,9 +253,8 @@ async def test_a_deadline_that_passed_is_found_when_it_is_its_turn() -> None:
     assert driver.run()
     assert isinstance(error_of(late), DeadlineExceeded)
     assert value_of(other) == 3
-    again = driver.send(4, 1)
-    assert driver.run()
-    assert value_of(again) == 4
+    with pytest.raises(InvalidArgument, match="must specify the START flag"):
+        driver.send(4, 1)
 
 
 async def test_a_cancelled_call_that_nobody_took_back() -> None:

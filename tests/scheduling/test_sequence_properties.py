@@ -199,11 +199,9 @@ class World:
             assert (future.exception() is not None) == one.failed
         else:
             error = error_of(one.execution)
-            if isinstance(error, InvalidArgument):
-                starts = [other for other in self.sent if other.start and (other.id == one.id)]
-                assert any(other.left and other.generation == one.generation for other in starts)
-            elif isinstance(error, Cancelled):
-                assert one.left
+            if isinstance(error, Cancelled):
+                same = [other for other in self.sent if (other.id, other.generation) == (one.id, one.generation)]
+                assert any(other.left for other in same)
             else:
                 assert isinstance(error, Unavailable)
                 assert "timeout of the corresponding sequence has been expired" in error.message

@@ -18,7 +18,14 @@ import numpy as np
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError
 from triglot.core.tensor import DATATYPES, Array, element_count, raw_buffer
-from triglot.core.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, OutputWish
+from triglot.core.types import (
+    InferenceRequest,
+    InferenceResponse,
+    InputTensor,
+    OutputTensor,
+    OutputWish,
+    RegionSlice,
+)
 from triglot.dataplane.dataplane import DataPlane
 from triglot.platform.cpus import usable_cpus
 from triglot.protocols.kserve.classification import classify
@@ -58,7 +65,7 @@ class ExtendedPlane:
         """As `DataPlane.infer`. Raises `NotFound` for a region, too, and whatever else is wrong with it."""
         call.model_name = request.model_name
         with self._dataplane.servable_of(request) as servable:
-            targets = self._targets(request)
+            targets, _sources = self._targets(request), self._sources(request)
             checkouts = await self._read(servable, request, call, targets if _may_borrow(servable) else None)
             with _returned(checkouts):
                 response = await self._dataplane.infer_on(servable, request, call)
@@ -68,7 +75,7 @@ class ExtendedPlane:
         """As `DataPlane.infer_stream`; in a region, every answer takes the place of the one before."""
         call.model_name = request.model_name
         with self._dataplane.servable_of(request) as servable:
-            targets = self._targets(request)
+            targets, _sources = self._targets(request), self._sources(request)
             await self._read(servable, request, call)
             async with aclosing(await self._dataplane.infer_stream_on(servable, request, call)) as responses:
                 async for response in responses:
@@ -82,12 +89,16 @@ class ExtendedPlane:
             for name, wish in request.options.outputs.items()
         }
 
+    def _sources(self, request: InferenceRequest) -> Sequence[tuple[int, Region, RegionSlice]]:
+        """Which inputs come from where. Regions stay registered as long as somebody has this."""
+        assert request.options is not None
+        return [(at, self._regions.find(place), place) for at, place in request.options.inputs.items()]
+
     async def _read(
         self, servable: Servable, request: InferenceRequest, call: Call, beside: Targets | None = None
     ) -> Sequence[Checkout]:
         """Fill the inputs that are in regions; with `beside`, they may be lent where no target is."""
-        assert request.options is not None  # Else it would not be here.
-        sources = [(at, self._regions.find(place), place) for at, place in request.options.inputs.items()]
+        sources = self._sources(request)
         size = sum(place.size for _, _, place in sources)
         self._regions.check_total(size)
         call.size += size

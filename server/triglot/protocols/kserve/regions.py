@@ -3,7 +3,7 @@
 Strategy: a region is a file that another process may make smaller at any time. The kernel copies small tensors
 and says when there is less than there was. Large ones are copied through a mapping, or lent; where a part of that
 was gone, the kernel is asked after all, and knows why. A region stays open as long as anybody refers to it: those
-of requests that run outlive their unregistering.
+of requests that run outlive their unregistering, and are listed until then, as in Triton.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ RESERVED = ("/triton_python_backend_shm_region_", "/sem.")
 MAX_REGIONS = 512
 """Each is a file descriptor, of which many systems give a process 1024."""
 LONGEST_NAME = 255
+LARGEST = 2**64 - 1
+"""What fits into the numbers of Triton's."""
 QUICK_BYTES = 128 * 1024
 """From this size on copying through a mapping is quicker."""
 REUSED_BYTES = 64 * 1024 * 1024
@@ -86,6 +88,11 @@ class Region:
             raise InvalidArgument(
                 f"Invalid offset for shared memory region: '{self.name}': it has {self.size} bytes, got "
                 f"offset {offset}"
+            )
+        if offset + size > LARGEST:
+            raise InvalidArgument(
+                f"Integer overflow detected: byte_size ({size}) + offset ({offset}) exceeds maximum value "
+                f"({LARGEST}) for region '{self.name}'"
             )
         if offset + size > self.size:
             raise InvalidArgument(
@@ -174,6 +181,8 @@ class Regions:
         self.prefix = prefix
         self.most_bytes = most_bytes
         self._regions: dict[str, Region] = {}
+        self._unregistered = weakref.WeakValueDictionary[str, Region]()
+        """Those that requests still use."""
         self._buffers = Buffers()
 
     def register(self, name: str, key: str, offset: int, size: int) -> None:
@@ -186,7 +195,7 @@ class Regions:
             text = f"there are {MAX_REGIONS} regions, as many as there may be"
             raise _refusal(name, text, Code.RESOURCE_EXHAUSTED)
         if size < 1:
-            raise _refusal(name, "byte_size: expected at least 1, got 0")
+            raise _refusal(name, "invalid args: byte_size: expected at least 1, got 0")
         path = self._path(name, key)
         try:
             descriptor = os.open(path, _FLAGS)
@@ -205,8 +214,12 @@ class Regions:
         slashed = "/" + key.removeprefix("/")
         if "/" in key[1:] or key in ("", "/") or slashed in ("/.", "/.."):
             raise _refusal(name, f"key: expected '/NAME', got '{key}'")
-        if slashed.startswith(RESERVED):
-            raise _refusal(name, f"key '{key}' begins with a reserved prefix, one of {', '.join(RESERVED)}")
+        for prefix in RESERVED:
+            if slashed.startswith(prefix):
+                raise InvalidArgument(
+                    f"cannot register shared memory region '{name}' with key '{key}' as the key contains the "
+                    f"reserved prefix '{prefix[1:]}'"
+                )
         if not slashed.startswith(self.prefix):
             expected = f"expected one that begins with '{self.prefix}', the server's shared_memory_prefix"
             raise _refusal(name, f"key: {expected}, got '{key}'")
@@ -214,7 +227,8 @@ class Regions:
 
     def find(self, place: RegionSlice) -> Region:
         """The region of a place. Raises `NotFound`, and `InvalidArgument` for a place that is not in it."""
-        region = self._regions.get(place.region)
+        # As in Triton, one that is used may be used by more.
+        region = self._regions.get(place.region) or self._unregistered.get(place.region)
         if region is None:
             raise NotFound(f"Unable to find shared memory region: '{place.region}'")
         region.check(place.offset, place.size)
@@ -229,19 +243,19 @@ class Regions:
             )
 
     def registered(self, name: str = "") -> list[Region]:
-        """The region of this name, or all of them. Raises `NotFound`."""
+        """The region of this name, or all of them, with those that requests still use. Raises `NotFound`."""
+        there = {**self._unregistered, **self._regions}
         if not name:
-            return list(self._regions.values())
-        if name not in self._regions:
+            return list(there.values())
+        if name not in there:
             raise NotFound(f"Unable to find system shared memory region: '{name}'")
-        return [self._regions[name]]
+        return [there[name]]
 
     def unregister(self, name: str = "") -> None:
         """Forget the region of this name, if there is one, or all of them."""
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+        for gone in [name] if name else list(self._regions):
+            if (region := self._regions.pop(gone, None)) is not None:
+                self._unregistered[gone] = region
         if not self._regions:
             self._buffers = Buffers()
 

@@ -4,8 +4,8 @@ Strategy: a sequence has a slot from its first request to its end, or waits for 
 slot is a row of one instance, so all requests of a sequence meet the same instance, one after the other. Several
 sequences with the same id follow each other in one `SequenceRun`; where others wait, the next queues up anew.
 
-A request that is taken out before the model has met it is as if it had not come, with two exceptions: with a START
-go the requests that follow it, and an END still ends its sequence.
+A request that is taken out before the model has met it ends its sequence, as in Triton: what follows it is
+cancelled, and in the backlog what waits before it, too. Who goes on begins anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from triglot.core.errors import InvalidArgument, ServingError, Unavailable
+from triglot.core.errors import Cancelled, InvalidArgument, ServingError, Unavailable
 from triglot.core.request_scheduling import Scheduling
 from triglot.executors.work import Inputs, reason_to_skip
 from triglot.scheduling.sequences.request import SequenceRequest, SequenceRun, SequenceWork, Slot
@@ -188,7 +188,7 @@ class SequenceTable:
                 self.over["end"] += request.end
             else:
                 run.begun = run.begun and not request.start
-                dropped += self._forgo(request, 0)
+                dropped += self._forgo(request, [], 0)
             self._settle(run, now)
         return dropped
 
@@ -196,35 +196,40 @@ class SequenceTable:
 
     def drop(self, request: SequenceRequest, now: float) -> list[Dropped]:
         """Take out a request that waits; what goes with it."""
-        pending = request.run.pending
-        at = pending.index(request)
-        del pending[at]
+        run = request.run
+        at = run.pending.index(request)
+        del run.pending[at]
         self.waiting -= 1
-        dropped = self._forgo(request, at)
-        self._settle(request.run, now)
+        first = at
+        if run in self.backlog and not request.start:  # Else the model has what came before, or is to have it.
+            first = max(before for before in range(at) if run.pending[before].start)
+        dropped = self._forgo(request, self._taken_out(run, first, at), first)
+        self._settle(run, now)
         return dropped
 
-    def _forgo(self, request: SequenceRequest, at: int) -> list[Dropped]:
-        """It will not be executed; what came after it is in its sequence's `pending` from `at` on."""
-        run, ended = request.run, request.end
-        followers: list[SequenceRequest] = []
-        if request.start:
-            followers = self._followers(run, at)
-            ended = ended or any(follower.end for follower in followers)
-            if at == len(run.pending):
-                ended, run.open = ended or run.open, False
-        if ended:
+    def _forgo(self, request: SequenceRequest, others: list[SequenceRequest], at: int) -> list[Dropped]:
+        """It will not be executed, nor these others of its sequence, nor what of it is `pending` from `at` on."""
+        run = request.run
+        others += self._followers(run, at)
+        ended = request.end or any(other.end for other in others)
+        if at == len(run.pending):
+            ended, run.open = ended or run.open, False
+        if ended:  # Else it was counted when another one took its place.
             self.over["cancelled"] += 1
-        return [(follower, _not_started(follower.work, run.id)) for follower in followers]
+        text = f"sequence {run.id} was cancelled with another request of it that waited"
+        return [(other, Cancelled(text)) for other in others]
 
     def _followers(self, run: SequenceRun, at: int) -> list[SequenceRequest]:
         """Take out what belongs to the same sequence as what was in `pending` before `at`."""
-        followers: list[SequenceRequest] = []
-        while at < len(run.pending) and not run.pending[at].start:
-            followers.append(run.pending[at])
-            del run.pending[at]
-        self.waiting -= len(followers)
-        return followers
+        starts = (number for number in range(at, len(run.pending)) if run.pending[number].start)
+        return self._taken_out(run, at, next(starts, len(run.pending)))
+
+    def _taken_out(self, run: SequenceRun, first: int, end: int) -> list[SequenceRequest]:
+        pending = list(run.pending)
+        run.pending.clear()
+        run.pending.extend(pending[:first] + pending[end:])
+        self.waiting -= end - first
+        return pending[first:end]
 
     def end(self, sequence_id: int | str, now: float) -> None:
         """The sequence goes on elsewhere: what waits of it is its last."""
