@@ -130,8 +130,8 @@ async def test_what_else_differs_is_loaded_anew(monkeypatch: pytest.MonkeyPatch,
     async with house_of(monkeypatch, tmp_path, COUNTED, CONFIG) as house:
         await house.load("count: 2 kind: KIND_CPU")
         await house.load("count: 3 kind: KIND_CPU", more='parameters { key: "a" value { string_value: "b" } }\n')
-        assert await house.counts() == (5, 0) or house.calls("finalize") == 2
         await until(lambda: house.calls("finalize") == 2)
+        assert await house.counts() == (5, 2)
         file = house.folder / "1" / "model.py"
         file.write_text(file.read_text() + "\n# another\n")
         await house.load("count: 4 kind: KIND_CPU", more='parameters { key: "a" value { string_value: "b" } }\n')
@@ -194,6 +194,62 @@ async def test_a_configuration_that_is_wrong_changes_nothing(
             await house.load("--- invalid ---")
         await house.load("count: 2 kind: KIND_CPU")
         assert await house.counts() == (3, 1)
+
+
+SEQUENCES = """
+backend: "python"
+input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+max_batch_size: 1
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  control_input [ { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } } ]
+}
+"""
+SUMMING = (
+    COUNTED.replace(
+        'Y", x + 1)',
+        'Y", self.sum(request, x))',
+    )
+    + """
+    def sum(self, request, x):
+        start = pb_utils.get_input_tensor_by_name(request, "START").as_numpy().item()
+        self.total = x if start else self.total + x
+        return self.total
+"""
+)
+
+
+async def test_sequences_go_on_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def send(sequence_id: int, value: int, *, start: bool = False, end: bool = False) -> int:
+        said = {"sequence_id": sequence_id, "sequence_start": start, "sequence_end": end}
+        reply = await house.door.infer("counted", {"X": ints(value)[None]}, parameters=said)
+        return int(reply.outputs["Y"].item())
+
+    async with house_of(monkeypatch, tmp_path, SUMMING, SEQUENCES) as house:
+        await house.load("count: 2 kind: KIND_CPU")
+        assert [await send(1, 10, start=True), await send(2, 20, start=True)] == [10, 20]
+        waiting = asyncio.create_task(send(3, 30, start=True))  # For a slot.
+        await house.load("count: 3 kind: KIND_CPU")
+        assert await waiting == 30
+        await house.load("count: 1 kind: KIND_CPU")
+        assert [await send(1, 1), await send(2, 2), await send(3, 3)] == [11, 22, 33]
+        assert (house.calls("initialize"), house.calls("finalize")) == (3, 0)
+        assert await send(3, 1, end=True) == 34
+        await until(lambda: house.calls("finalize") == 1)
+        assert [await send(2, 1, end=True), await send(1, 1, end=True)] == [23, 12]
+        await until(lambda: house.calls("finalize") == 2)
+        assert len(house.there()) == 1
+        assert await send(4, 5, start=True) == 5
+        waiting = asyncio.create_task(send(5, 6, start=True))
+        await house.load("count: 2 kind: KIND_CPU")
+        assert await waiting == 6
+        assert (house.calls("initialize"), house.calls("finalize")) == (4, 2)
+        await house.load("count: 1 kind: KIND_CPU")
+        # Unloaded while an instance is to go when its sequence is over.
+        house.door.server.manager.unload_model("counted")
+        assert [await send(4, 1, end=True), await send(5, 1, end=True)] == [6, 7]
+        await until(lambda: house.calls("finalize") == 4)
 
 
 PLAIN = """

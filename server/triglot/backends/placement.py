@@ -30,7 +30,6 @@ def devices_of(file: Path, config: ModelConfig, gpu_count: Callable[[], int], hi
 class _Place(Generic[T]):
     item: T
     users: int = 0
-    goes: bool = False
 
 
 class Placement(Generic[T]):
@@ -53,27 +52,21 @@ class Placement(Generic[T]):
             place: _Place[T] = self._threads.place
         except AttributeError:
             with self._giving:
-                place = min([one for one in self._places if not one.goes], key=lambda one: one.users)
+                place = min(self._places, key=lambda one: one.users)
                 place.users += 1
             self._threads.place = place
         return place.item
 
-    def change(self, come: Sequence[T], go: Sequence[T]) -> int:
-        """Some items come, and others go as soon as their threads `leave`; how many of these have a thread."""
+    def add(self, items: Sequence[T]) -> None:
+        """For threads that come."""
         with self._giving:
-            for place in self._places:
-                place.goes |= any(place.item is item for item in go)
-            self._places = [place for place in self._places if place.users or not place.goes]
-            self._places += [_Place(item) for item in come]
-            return sum(place.goes for place in self._places)
+            self._places += [_Place(item) for item in items]
 
-    def leave(self, *, anyway: bool = False) -> bool:
-        """Whether the calling thread's item is one that goes, or is left `anyway`: it is not its own any more."""
-        place: _Place[T] | None = getattr(self._threads, "place", None)
-        if place is None or not (place.goes or anyway):
-            return False
+    def leave(self) -> None:
+        """The calling thread's item is not its own any more, and goes where it is nobody's."""
+        place: _Place[T] = self._threads.place
         del self._threads.place
         with self._giving:
             place.users -= 1
-            self._places = [one for one in self._places if one is not place or place.users or not place.goes]
-        return True
+            if not place.users:
+                self._places.remove(place)

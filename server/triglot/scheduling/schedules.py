@@ -29,7 +29,13 @@ def executors_for(model: Model, name: str, function: Function, explain: Explain)
     names = (f"{name}#{number}" for number in itertools.count())
     if model.sequence_batching is None:
         return [ThreadExecutor(names, model.instances, function, explain, loop, model.end_instance)]
-    return [ThreadExecutor(names, 1, function, explain, loop) for _ in range(model.instances)]
+    return [ThreadExecutor(names, 1, function, explain, loop, model.end_instance) for _ in range(model.instances)]
+
+
+def executor_for_sequences(model: Model, name: str, function: Function, explain: Explain) -> Executor:
+    """For an instance that comes later."""
+    loop = asyncio.get_running_loop()
+    return ThreadExecutor(iter([name]), 0, function, explain, loop, model.end_instance)
 
 
 def schedule_for(model: Model, limit: int, executors: Sequence[Executor], guard: LoopGuard) -> Schedule:

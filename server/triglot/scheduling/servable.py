@@ -43,7 +43,7 @@ from triglot.model.model import Model, is_async, is_decoupled
 from triglot.model.signature import default_of
 from triglot.scheduling.admission import Admission, Gate, refusals
 from triglot.scheduling.response_cache import ModelCache, ResponseCache
-from triglot.scheduling.schedules import executors_for, schedule_for
+from triglot.scheduling.schedules import executor_for_sequences, executors_for, schedule_for
 from triglot.scheduling.sequences import SequenceSchedule
 
 log = logging.getLogger(__name__)
@@ -228,7 +228,8 @@ class Servable:
         self._timers = TimerWheel(self._loop)
         # Not a method: the threads would keep this.
         self._explain: Explain = partial(explained, str(self))
-        self._executors = executors_for(model, f"{name}/{version}", self.function, self._explain)
+        self._executors = list(executors_for(model, f"{name}/{version}", self.function, self._explain))
+        self._leaving: set[asyncio.Task[None]] = set()
         self._schedule = schedule_for(model, self._limit, self._executors, self.guard)
         for executor in self._executors:  # Now that nothing is wrong with the model any more.
             executor.open()
@@ -298,12 +299,40 @@ class Servable:
 
         Returns why some of those that were to come did not; then none goes.
         """
+        if self.sequences is not None:
+            return await self._resize_sequences(self.sequences, come, go)
         (executor,) = self._executors
         errors = await executor.add(come, self._prepare)
         self._schedule.resized()
         if not errors:
             await executor.remove(go)
         return errors
+
+    async def _resize_sequences(self, schedule: SequenceSchedule, come: int, go: int) -> Sequence[BaseException]:
+        """Those that go are not waited for: their sequences may take long."""
+        errors: list[BaseException] = []
+        for number in range(come):
+            name = f"{self.name}/{self.version}#{self.model.instances - come + number}"
+            executor = executor_for_sequences(self.model, name, self.function, self._explain)
+            executor.open()
+            if failed := await executor.add(1, self._prepare):
+                errors += failed
+                executor.close()
+            else:
+                self._executors.append(executor)
+                schedule.add(executor)
+        for _ in range(0 if errors else go):
+            leaving = asyncio.create_task(self._retire(schedule))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        return errors
+
+    async def _retire(self, schedule: SequenceSchedule) -> None:
+        executor = await schedule.remove()
+        await executor.remove(1)
+        executor.close()
+        self._executors.remove(executor)
+        await asyncio.to_thread(executor.join)
 
     def _prepare(self, function: Function) -> None:
         for prepare in self.preparations:
@@ -348,6 +377,8 @@ class Servable:
         """
         self._schedule.close()
         self.preparations.clear()  # They know this.
+        for leaving in self._leaving:
+            leaving.cancel()
         if self.answers is not None:
             self.answers.close()
         self.end_leases(at_once=at_once)

@@ -119,31 +119,31 @@ class DecoupledModel(TritonModel):
     def _start_one(self, instance: Instance) -> None:
         started = Future[None]()
         thread = threading.Thread(target=self._run, args=(instance, started), name=instance.name, daemon=True)
-        thread.start()
         self._threads[instance] = thread
+        thread.start()
         started.result()
 
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
         """See `Model`: the threads are its own. Raises what an `initialize` raises; what came before it goes."""
         with self._starting:
-            come, go = self._differing(config)
+            came: list[Instance] = []
+            come = self._coming(config)
             try:
                 for instance in come:
                     self._start_one(instance)
+                    came.append(instance)
             except BaseException:
-                self._end(come)
+                self._all = [instance for instance in self._all if instance not in come]
                 self.instances = len(self._all)
+                self._end(came)
                 raise
-            self._all += come
-            self._end(go)
-            self._all = [instance for instance in self._all if instance not in go]
+            self._end([instance for instance in list(self._all) if self._goes(instance)])
         return 0, 0
 
     def _end(self, instances: Sequence[Instance]) -> None:
         self._waiting.end(instances)
         for instance in instances:
-            if (thread := self._threads.pop(instance, None)) is not None:
-                thread.join()
+            self._threads.pop(instance).join()
 
     async def infer(self, inputs: Inputs, call: Call) -> AsyncGenerator[Answer, None]:
         """The responses as they are sent. Raises the error of one that has an error, which is the last then."""
@@ -167,6 +167,7 @@ class DecoupledModel(TritonModel):
         try:
             self._initialize(instance)
         except BaseException as error:
+            self._threads.pop(instance, None)
             started.set_exception(error)
             return
         started.set_result(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,9 @@ class TritonModel(Model):
         self._modules = modules
         self._request_class = modules.names["InferenceRequest"]
         self._initializing = threading.Lock()
+        self._changing = threading.Lock()
+        self._going = Counter[tuple[str, str]]()
+        """How many of each device are to end."""
         self.reshaping: Reshaping | None = None
         self.iterative: SequenceBatching | None = None
         """Where requests may come again: the model's sequences. A process is not told of others."""
@@ -49,23 +53,32 @@ class TritonModel(Model):
     def start_instance(self, call: Call) -> None:
         """See `Model`."""
 
-    def _differing(self, config: ModelConfig) -> tuple[list[Instance], list[Instance]]:
-        """The instances that come and those that go, where a configuration says others than there are."""
+    def _coming(self, config: ModelConfig) -> list[Instance]:
+        """The instances that come where a configuration says others than there are; `_going` are those that go."""
         wanted = list(self.configured(config))
+        there = Counter(instance.device for instance in self._all)
+        self._going = there - Counter(instance.device for instance in wanted)
         self.instances = len(wanted)
-        go: list[Instance] = []
-        # One that could not be initialized is not kept in place of one that runs.
-        for instance in sorted(self._all, key=lambda one: not one.initialized):
-            same = next((one for one in wanted if one.device == instance.device), None)
-            if same is None:
-                go.append(instance)
-            else:
-                wanted.remove(same)
         names = {instance.name for instance in self._all}
+        come: list[Instance] = []
         for instance in wanted:
-            instance.rename(names)
-            names.add(instance.name)
-        return wanted, go
+            if there[instance.device]:
+                there[instance.device] -= 1
+            else:
+                instance.rename(names)
+                names.add(instance.name)
+                come.append(instance)
+        self._all += come
+        return come
+
+    def _goes(self, instance: Instance) -> bool:
+        """Whether this one is to go, and is not there any more."""
+        with self._changing:
+            if not self._going[instance.device]:
+                return False
+            self._going[instance.device] -= 1
+            self._all.remove(instance)
+            return True
 
     def _initialize(self, instance: Instance) -> None:
         # Libraries load models in ways that two threads must not at the same time; in Triton each has a process.
@@ -103,17 +116,16 @@ class PlacedModel(TritonModel):
 
     def change_instances(self, config: ModelConfig) -> tuple[int, int] | None:
         """See `Model`."""
-        come, go = self._differing(config)
-        there = self._placement.change(come, go)
-        self._all = [one for one in self._all if one.initialized or one not in go] + come
-        return len(come), there
+        come = self._coming(config)
+        self._placement.add(come)
+        return len(come), self._going.total()
 
     def end_instance(self) -> bool:
         """See `Model`: calls `finalize`."""
         instance = self._mine()
-        if not self._placement.leave():
+        if not self._goes(instance):
             return False
-        self._all.remove(instance)
+        self._placement.leave()
         instance.finalize()
         return True
 
@@ -123,6 +135,8 @@ class PlacedModel(TritonModel):
             try:
                 self._initialize(instance)
             except BaseException:
-                self._placement.leave(anyway=True)
+                self._placement.leave()
+                with self._changing:
+                    self._all.remove(instance)
                 raise
         return instance

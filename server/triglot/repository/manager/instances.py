@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from triglot.core.errors import Code, ModelLoadError
+from triglot.executors.hosted import HostedModel
 from triglot.model.config import ModelConfig
 from triglot.model.configure import change_instances
 from triglot.repository.manager.starting import explained
@@ -15,13 +16,13 @@ from triglot.scheduling.servable import Servable
 async def have_instances(servable: Servable, config: ModelConfig, before: ModelConfig) -> bool:
     """Have those come that a configuration says, and those go that it does not say; the others go on meanwhile.
 
-    `before`: the one that they were made by, which differs in its instances only. False where the version has to
-    be loaded anew for that: sequences are bound to their instances, and some models place theirs on devices as
-    they are loaded. Raises `ModelLoadError` for what an instance raises that comes; then there are as many as
-    before.
+    An instance that has sequences goes when these are over, which is not waited for. `before`: the configuration
+    that they were made by, which differs in its instances only. False where the version has to be loaded anew for
+    that, since the model places its instances as it is loaded, or its sequences do. Raises `ModelLoadError` for
+    what an instance raises that comes; then there are as many as before.
     """
     model = servable.model
-    if servable.sequences is not None:
+    if servable.sequences is not None and (isinstance(model, HostedModel) or not _all_alike(config, before)):
         return False
     try:
         change = await in_thread(partial(change_instances, model, config))
@@ -37,3 +38,10 @@ async def have_instances(servable: Servable, config: ModelConfig, before: ModelC
         raise ModelLoadError(f"{servable}: {error.message}", error.code) from errors[0]
     model.model_config = config
     return True
+
+
+def _all_alike(*configs: ModelConfig) -> bool:
+    """Whether it does not matter which instance goes: all are on one device."""
+    groups = [group for config in configs for group in config.instance_groups]
+    kinds = {(group.kind, *group.gpus) for group in groups}
+    return len(kinds) == 1 and not any(group.kind == "GPU" and len(group.gpus) != 1 for group in groups)

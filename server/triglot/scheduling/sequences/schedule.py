@@ -43,10 +43,11 @@ _LARGEST_NUMBER = 2**31 - 1
 class Instance:
     """What a schedule knows of one instance. `runs`: whether it has a batch. `timer` is for one that may grow.
 
-    `losses`: how often its place was lost (`HostedModel.on_lost`).
+    `losses`: how often its place was lost (`HostedModel.on_lost`). `left` is set where it is to leave, and has no
+    sequence any more.
     """
 
-    __slots__ = ("buffers", "executor", "losses", "number", "runs", "timer")
+    __slots__ = ("buffers", "executor", "left", "losses", "number", "runs", "timer")
 
     def __init__(self, number: int, executor: Executor, buffers: Buffers | None) -> None:
         self.number = number
@@ -55,6 +56,7 @@ class Instance:
         self.runs = False
         self.losses = 0
         self.timer: Timer | None = None
+        self.left: asyncio.Event | None = None
 
 
 class SequenceSchedule:
@@ -88,6 +90,7 @@ class SequenceSchedule:
         self._strategy = strategy_of(model, self._tensors.key, alone=alone)
         self._table = SequenceTable(instances=len(executors), rows=self._strategy.rows, max_idle=batching.max_idle)
         self._instances = [Instance(at, one, buffers_for(model)) for at, one in enumerate(executors)]
+        self._new_buffers = partial(buffers_for, model)
         self._defer = defer
         self._later = later
         self._clock = clock
@@ -176,7 +179,25 @@ class SequenceSchedule:
         self._go_on()
 
     def resized(self) -> None:
-        """See `Schedule`. Sequences are bound to their instances: there are no more, and no fewer."""
+        """See `Schedule`. `add` and `remove` do that."""
+
+    def add(self, executor: Executor) -> None:
+        """There is one more instance."""
+        self._instances.append(Instance(self._table.add_instance(), executor, self._new_buffers()))
+        self._go_on()
+
+    async def remove(self) -> Executor:
+        """One instance gets no more sequences; what executed it, once those that it has are over."""
+        instance = self._instances[self._table.retire()]
+        instance.left = asyncio.Event()
+        self._let_leave()
+        await instance.left.wait()
+        return instance.executor
+
+    def _let_leave(self) -> None:
+        for one in self._instances:
+            if one.left is not None and not one.runs and self._table.has_left(one.number):
+                one.left.set()
 
     def close(self) -> None:
         """See `Schedule`. A sequence is over when nothing of it waits or runs."""
@@ -210,6 +231,7 @@ class SequenceSchedule:
             self.empty.clear()
         if self._closed and not live:
             self.lease = nullcontext()  # Whom it belongs to would live as long as this.
+        self._let_leave()
         due = self._table.next_due()
         if due < self._timer_at or (self._timer is not None and not live):
             self._set_timer(due)

@@ -35,11 +35,13 @@ class SequenceTable:
 
     def __init__(self, *, instances: int, rows: int, max_idle: float) -> None:
         self._max_idle = max_idle
-        self._free = [Slot(row, instance) for row in range(rows) for instance in range(instances)]
+        self._rows = rows
+        self._free: list[Slot] = []
         self._idle_since: dict[SequenceRun, float] = {}
-        self._ready: list[dict[SequenceRun, None]] = [{} for _ in range(instances)]
+        self._ready: list[dict[SequenceRun, None]] = []
+        self._leaving: set[int] = set()
         self._closed = False
-        self.slots = len(self._free)
+        self.slots = 0
         self.live: dict[int | str, SequenceRun] = {}
         self.backlog: dict[SequenceRun, None] = {}
         self.woken: set[int] = set()
@@ -49,6 +51,33 @@ class SequenceTable:
         self.started = 0
         self.over: Counter[str] = Counter()
         """Sequences that were, since the beginning, by reason."""
+        for _ in range(instances):
+            self.add_instance()
+
+    # --- instances ---
+
+    def add_instance(self) -> int:
+        """There is one more; its number."""
+        number = len(self._ready)
+        self._ready.append({})
+        self.slots += self._rows
+        for row in range(self._rows):
+            self._give_away(Slot(row, number))
+        return number
+
+    def retire(self) -> int:
+        """The instance with the fewest sequences gets no more of them; its number."""
+        free = Counter(slot.instance for slot in self._free)
+        number = max(set(range(len(self._ready))) - self._leaving, key=lambda one: (free[one], one))
+        self._leaving.add(number)
+        self.slots -= free[number]
+        self._free = [slot for slot in self._free if slot.instance != number]
+        heapq.heapify(self._free)
+        return number
+
+    def has_left(self, instance: int) -> bool:
+        """Whether no sequence has a slot there."""
+        return not any(run.slot is not None and run.slot.instance == instance for run in self.live.values())
 
     def holds(self, sequence_id: int | str) -> bool:
         """Whether a request with this id continues a sequence."""
@@ -116,6 +145,12 @@ class SequenceTable:
         if slot is None:
             return
         self._ready[slot.instance].pop(run, None)
+        if slot.instance in self._leaving:
+            self.slots -= 1
+        else:
+            self._give_away(slot)
+
+    def _give_away(self, slot: Slot) -> None:
         if self.backlog:
             first = next(iter(self.backlog))
             del self.backlog[first]
