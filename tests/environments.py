@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-OLDEST_PYTHON = (3, 11, 4)
+OLDEST_PYTHON = (3, 11, 2)
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "tests" / "requirements"
 

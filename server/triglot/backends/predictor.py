@@ -16,7 +16,6 @@ import inspect
 import json
 import logging
 import os
-import tarfile
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -36,7 +35,7 @@ from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
-from triglot.platform.archives import unpack
+from triglot.platform.archives import TarError, unpack
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +151,7 @@ def _unpack(file: Path, package: Path, target: Path) -> list[Path]:
     """The folders of a source distribution's modules."""
     try:
         unpack(package, target)
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, TarError) as error:
         raise ModelLoadError(f"{file}: packages: cannot unpack {package.name}: {error}") from error
     entries = list(target.iterdir())
     # A source distribution is one folder, NAME-VERSION.

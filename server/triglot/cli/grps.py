@@ -11,7 +11,6 @@ import atexit
 import logging
 import re
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager
@@ -29,7 +28,7 @@ from triglot.backends.grps.unit_test import DEFAULT_TEST, run_unittest
 from triglot.config.options import LOG_LEVELS, NO_PORT, OPTIONS, Config, ConfigError
 from triglot.config.sources import load_config
 from triglot.core.errors import ModelLoadError
-from triglot.platform.archives import unpack
+from triglot.platform.archives import TarError, unpack
 from triglot.repository.config.settings import NAME
 from triglot.repository.scan.source import LAST_VERSION, ModelFiles
 from triglot.telemetry.store import Telemetry
@@ -110,7 +109,7 @@ def _unpacked(archive: Path) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
         unpack(archive, folder, mode="r:gz")
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, TarError) as error:
         raise ModelLoadError(f"{archive}: expected a project's folder, or a gzipped tar of it: {error}") from None
     return folder
 

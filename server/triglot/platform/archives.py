@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import lzma
-import tarfile
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING or sys.version_info >= (3, 11, 4):
+    import tarfile
+else:  # Which has no filters.
+    from backports import tarfile
+
+TarError, TarInfo, tar_filter = tarfile.TarError, tarfile.TarInfo, tarfile.tar_filter
 
 _PIECE = 1 << 20
 
@@ -21,7 +28,7 @@ def unpack(
 ) -> None:
     """Unpack it into `folder`; `mode` and `keep` are `tarfile.open`'s mode and `extractall`'s filter.
 
-    Raises `OSError` and `tarfile.TarError`, also when the sum of what is compressed is not what its end says.
+    Raises `OSError` and `TarError`, also when the sum of what is compressed is not what its end says.
     """
     try:
         with tarfile.open(archive, mode) as packed:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from triglot.platform.archives import unpack
+from triglot.platform.archives import TarInfo, tar_filter, unpack
 
 FOLDER, LOCK, WHOLE = "folder", "lock", "whole"
 """What there is in an archive's place: the folder, its lock, and once it is whole what it was unpacked from."""
@@ -42,7 +41,7 @@ class Unpacked:
     def of(cls, archive: Path, finish: Callable[[Path], object], cancelled: Callable[[], bool]) -> Unpacked:
         """Unpack it unless that was done before; `finish` completes a new folder.
 
-        Blocks. Raises `GivenUp`, `OSError`, `tarfile.TarError`, and what `finish` raises.
+        Blocks. Raises `GivenUp`, `OSError`, `TarError`, and what `finish` raises.
         """
         source = _source_of(archive)
         home = _home()
@@ -111,13 +110,11 @@ def _wait_for(lock: IO[str], kind: int, cancelled: Callable[[], bool]) -> None:
 
 
 def _unpack(archive: Path, folder: Path, finish: Callable[[Path], object], cancelled: Callable[[], bool]) -> None:
-    def plain(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+    def plain(member: TarInfo, path: str) -> TarInfo | None:
         if cancelled():
             raise GivenUp
         # Root would give files to whoever has their owner's number here.
-        return tarfile.tar_filter(member, path).replace(
-            uid=os.geteuid(), gid=os.getegid(), uname="", gname="", deep=False
-        )
+        return tar_filter(member, path).replace(uid=os.geteuid(), gid=os.getegid(), uname="", gname="", deep=False)
 
     shutil.rmtree(folder, ignore_errors=True)  # Of who did not come to the end.
     folder.mkdir()
