@@ -7,14 +7,15 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING or sys.version_info >= (3, 11, 4):
     import tarfile
 else:  # Which has no filters.
     from backports import tarfile
 
-TarError, TarInfo, tar_filter = tarfile.TarError, tarfile.TarInfo, tarfile.tar_filter
+TarError, tar_filter = tarfile.TarError, tarfile.tar_filter
+TarInfo: TypeAlias = tarfile.TarInfo
 
 _PIECE = 1 << 20
 
