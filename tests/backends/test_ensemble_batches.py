@@ -12,6 +12,7 @@ import pytest
 import triglot
 from served_models import SECONDS, Arrays, Function, ensemble, ints, serving, step
 from triglot.core.call import Call
+from triglot.core.errors import Code
 from triglot.core.request_scheduling import PLAIN
 from waiting import until
 
@@ -40,6 +41,61 @@ async def test_every_request_gets_its_own_rows() -> None:
         await asyncio.gather(*[ask(at) for at in range(32)])
         assert max(sizes) > 1
         await served.is_idle()
+
+
+def doubling(seen: list[tuple[int, ...]], *shape: int, max_batch_size: int = 0) -> Function:
+    """A model that keeps the shapes that it gets."""
+
+    def infer(inputs: Arrays) -> Any:
+        seen.append(inputs["x"].shape)
+        return {"y": inputs["x"] * 2}
+
+    return Function(infer, **shaped(*shape, max_batch_size=max_batch_size))
+
+
+def shaped(*shape: int, max_batch_size: int = 0) -> dict[str, Any]:
+    """What a model says of `x` and `y` that have the same shape."""
+    x, y = ([triglot.TensorSpec(name, "INT32", shape)] for name in "xy")
+    return {"inputs": x, "outputs": y, "max_batch_size": max_batch_size}
+
+
+@pytest.mark.parametrize(
+    ("own", "max_batch_size", "plain", "asked", "shapes"),
+    [
+        # A tensor of the dims of a model that batches is a batch of one for it; else its first dim is the batch.
+        ((2,), 0, (2,), (2,), [(1, 2), (2,)]),
+        ((-1,), 0, (2,), (2,), [(1, 2), (2,)]),
+        ((4, 2), 0, (-1, 2), (4, 2), [(4, 2), (4, 2)]),
+        # For a model that does not, a batch of one is one, unless its shape has that dim, too.
+        ((-1, 2), 8, (2,), (1, 2), [(1, 2), (2,)]),
+        ((-1, 2), 8, (-1, 2), (1, 2), [(1, 2), (1, 2)]),
+        ((-1, 2), 8, (2,), (3, 2), [(3, 2)]),
+    ],
+)
+async def test_steps_with_and_without_a_batch(
+    own: tuple[int, ...],
+    max_batch_size: int,
+    plain: tuple[int, ...],
+    asked: tuple[int, ...],
+    shapes: list[tuple[int, ...]],
+) -> None:
+    """A tensor has the shape of the model that takes it, with the batch dim or without."""
+    seen: list[tuple[int, ...]] = []
+    steps = step("batched", "x", "m"), step("plain", "m", "y")
+    models = {
+        "e": ensemble(*steps, **shaped(*own, max_batch_size=max_batch_size)),
+        "batched": doubling(seen, -1, 2, max_batch_size=8),
+        "plain": doubling(seen, *plain),
+    }
+    x = np.ones(asked, np.int32)
+    async with serving(models) as served:
+        if len(shapes) == 2:
+            assert (await served.infer("e", x)).tolist() == (x * 4).tolist()
+        else:
+            error = await served.error("e", x)
+            assert error.code is Code.INVALID_ARGUMENT
+            assert error.message.startswith("in ensemble 'e', unexpected shape for input 'x' for model 'plain'")
+        assert seen == shapes
 
 
 async def test_what_one_member_says_of_its_scheduling_is_not_the_batchs() -> None:

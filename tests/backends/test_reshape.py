@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from test_onnx_backend import node, save, save_identity, serve, tensor
 
-from triglot.backends.reshaping import Reshape
 from triglot.core.errors import ModelLoadError
+from triglot.model.reshaping import Reshape
 from triglot.repository.config.model_config import read_config
 
 ROWS = """

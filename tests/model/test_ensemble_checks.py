@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from triglot import Signature, Step, TensorSpec
-from triglot.model.ensemble import IN_CONFIG, IN_PYTHON, Part, check_fit, check_steps
+from triglot.model.ensemble_checks import IN_CONFIG, IN_PYTHON, Part, check_fit, check_steps
 
 
 def spec(name: str, datatype: str = "FP32", shape: Sequence[int] | None = (-1,)) -> TensorSpec:
@@ -157,6 +157,12 @@ WRONG_FIT: dict[str, tuple[Signature, Part, Part, str]] = {
         Part(Signature([spec("x", shape=(-1, 4))], [spec("y")])),
         "[1].input_map[x]: 'two' has shape [-1,4], output 'y' of 'one' has [-1,3]",
     ),
+    "shape with and without the batch": (
+        XY,
+        Part(Signature([spec("x", shape=(-1, -1))], [spec("y", shape=(-1, 3))], max_batch_size=8)),
+        Part(Signature([spec("x", shape=(4,))], [spec("y")])),
+        "[1].input_map[x]: 'two' has shape [4], output 'y' of 'one' has [-1,3]",
+    ),
     "rank of an input": (
         XY,
         Part(Signature([spec("x", shape=(-1, 3))], [spec("y")])),
@@ -186,6 +192,16 @@ FITS: dict[str, tuple[Signature, Part, Part]] = {
         BATCHED,
         Part(Signature(BATCHED.inputs, BATCHED.outputs, max_batch_size=9)),
         Part(Signature(BATCHED.inputs, BATCHED.outputs)),
+    ),
+    "steps that batch": (
+        Signature([spec("x", shape=(2,))], [spec("y", shape=(8, 2))]),
+        Part(BATCHED),
+        Part(BATCHED),
+    ),
+    "a step that does not batch": (
+        BATCHED,
+        Part(Signature([spec("x", shape=(2,))], [spec("y", shape=(-1, 2))])),
+        Part(BATCHED),
     ),
     "any rank": (XY, Part(Signature([spec("x")], [spec("y", shape=None)])), Part(XY)),
     "any size": (

@@ -16,7 +16,7 @@ from triglot.core.types import InferenceRequest, InputTensor, TensorSpec
 from triglot.model.config import ModelConfig, TensorConfig
 from triglot.model.configure import configure
 from triglot.model.declared_signatures import signatures_of
-from triglot.model.ensemble import IN_CONFIG, Part, check_fit
+from triglot.model.ensemble_checks import IN_CONFIG, Part, check_fit
 from triglot.model.model import Model
 from triglot.model.scheduling import DynamicBatching, Step
 from triglot.model.signature import Signature

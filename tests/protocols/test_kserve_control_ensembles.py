@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from control_doors import EXPLICIT, FINE, Row, ask, control_of, put, put_config, until_index
+from control_doors import EXPLICIT, FINE, SAYS, Row, ask, control_of, put, put_config, until_index
 from doors import open_house
 
 from gates import Gate
@@ -205,3 +205,18 @@ async def test_another_configuration_of_an_ensemble(door: str, tmp_path: Path) -
         assert await ask(house, "e") == 1
         assert await control.load("e", config=text % (step % "y")) == FINE
         assert await ask(house, "e") == 2
+
+
+async def test_a_part_that_batches_takes_the_place_of_one_that_does_not(door: str, tmp_path: Path) -> None:
+    """The ensemble goes on, and its tensors get the batch dim that they now need."""
+    put_parts(tmp_path, a=1)
+    put_ensemble(tmp_path / "e", "a")
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        control = control_of(house, door)
+        assert await control.load("e") == FINE
+        assert await ask(house, "e") == 1
+        batched = SAYS.replace("[-1]", "[-1, -1]") + "\n    max_batch_size = 4\n"
+        for says, text in ((2, batched), (3, SAYS)):
+            put(tmp_path / "a" / "1", says, text)
+            assert await control.load("a") == FINE
+            assert await ask(house, "e") == says

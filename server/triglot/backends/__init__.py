@@ -7,10 +7,10 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from triglot.backends.reshaping import warn_of_reshapes
 from triglot.core.errors import MissingDependency, ModelLoadError, text_of
 from triglot.model.config import NO_CONFIG, ModelConfig
 from triglot.model.model import Model
+from triglot.model.reshaping import warn_of_reshapes
 
 BACKENDS = {
     "ensemble": "triglot.backends.ensemble:load",

@@ -20,12 +20,12 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument as OnnxI
 
 from triglot.backends.parameters import warn_of_others
 from triglot.backends.placement import Placement, devices_of
-from triglot.backends.reshaping import reshaped
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 from triglot.model.config import NO_CONFIG, Device, ModelConfig
 from triglot.model.model import Model
+from triglot.model.reshaping import reshaped
 
 log = logging.getLogger(__name__)
 

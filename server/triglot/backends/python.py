@@ -17,10 +17,10 @@ from typing import Any
 from triglot.backends import foreign_classes, missing_dependency
 from triglot.backends.foreign_classes import mentions
 from triglot.backends.model_modules import ModelModules, OwnFinder
-from triglot.backends.reshaping import warn_of_reshapes
 from triglot.core.errors import ModelLoadError, NeedsProcess
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model, is_async
+from triglot.model.reshaping import warn_of_reshapes
 
 log = logging.getLogger(__name__)
 

@@ -95,6 +95,15 @@ class Signature:
         optional = {spec.name for spec in self.inputs if spec.optional}
         object.__setattr__(self, "may_lack", frozenset(optional | defaults.keys()))
 
+    @property
+    def batched(self) -> bool:
+        """Whether the first dim of every shape is the batch."""
+        return self.max_batch_size > 0
+
+    def dims(self, spec: TensorSpec) -> Sequence[int] | None:
+        """The shape of one of its tensors without the batch dim; None: any rank."""
+        return spec.shape[1:] if spec.shape is not None and self.batched else spec.shape
+
 
 def _rules(kind: str, specs: Sequence[TensorSpec], max_batch_size: int) -> dict[str, TensorRule]:
     for spec in specs:

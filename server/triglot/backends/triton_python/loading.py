@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from triglot.backends.reshaping import reshaped
 from triglot.backends.triton_python.config import ModelConfig, complete, using_decoupled_model_transaction_policy
 from triglot.backends.triton_python.datatypes import datatype_of_config
 from triglot.backends.triton_python.decoupled import DecoupledModel
@@ -24,6 +23,7 @@ from triglot.core.types import TensorSpec
 from triglot.model.config import Device
 from triglot.model.config import ModelConfig as Configured
 from triglot.model.model import is_async
+from triglot.model.reshaping import reshaped
 from triglot.model.scheduling import DynamicBatching
 
 log = logging.getLogger(__name__)

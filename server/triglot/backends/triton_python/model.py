@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from triglot.backends.placement import Placement
-from triglot.backends.reshaping import Reshaping
 from triglot.backends.triton_python.home import Home
 from triglot.backends.triton_python.instance import Instance
 from triglot.backends.triton_python.names import TritonModules
@@ -18,6 +17,7 @@ from triglot.core.call import Call
 from triglot.core.tensor import Array
 from triglot.model.config import ModelConfig
 from triglot.model.model import Model
+from triglot.model.reshaping import Reshaping
 from triglot.model.scheduling import SequenceBatching
 
 Inputs = Mapping[str, Array]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from triglot.backends.reshaping import Reshaping
 from triglot.backends.triton_python.errors import TritonError
 from triglot.backends.triton_python.parameters import NO_PARAMETERS, as_json, checked
 from triglot.backends.triton_python.tensor import Tensor, normal
 from triglot.core.errors import ServingError
 from triglot.core.tensor import Array
 from triglot.core.types import Answer, ParameterValue
+from triglot.model.reshaping import Reshaping
 
 
 class InferenceResponse:

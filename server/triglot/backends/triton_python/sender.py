@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from triglot.backends.reshaping import Reshaping
 from triglot.backends.triton_python.errors import TritonModelException
 from triglot.backends.triton_python.response import InferenceResponse
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError
 from triglot.core.types import Answer
+from triglot.model.reshaping import Reshaping
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 DROPPED = Internal(

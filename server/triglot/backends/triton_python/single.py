@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from triglot.backends.reshaping import Reshaping
 from triglot.backends.triton_python.errors import TritonError
 from triglot.backends.triton_python.home import Home
 from triglot.backends.triton_python.instance import Instance
@@ -20,6 +19,7 @@ from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError, is_serving_error
 from triglot.core.types import Answer
+from triglot.model.reshaping import Reshaping
 
 log = logging.getLogger(__name__)
 

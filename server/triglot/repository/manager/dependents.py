@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from triglot.core import checks
 from triglot.core.call import MAX_MODEL_CALLS
 from triglot.core.errors import Code, MissingDependency, ModelLoadError
-from triglot.model.ensemble import IN_CONFIG, IN_PYTHON, Ensemble, Keys, Part, check_fit, check_steps
+from triglot.model.ensemble import Ensemble
+from triglot.model.ensemble_checks import IN_CONFIG, IN_PYTHON, Keys, Part, check_fit, check_steps
 from triglot.model.scheduling import Step
 from triglot.repository.config.settings import NAME, NAME_RULE
 from triglot.repository.manager.plan import State, Version
@@ -89,7 +90,7 @@ class Dependents:
         self._tries[name][servable.version] = _Try(steps, _files(served))
         self._check_served(files, steps, served, keys)
         try:
-            _check_fit(model, servable, served, keys)
+            _connect(model, servable, served, keys)
         except ValueError as error:
             raise _wrong(files, error) from None
 
@@ -221,7 +222,7 @@ class Dependents:
         if None in served:
             return False
         try:
-            _check_fit(model, servable, served, IN_PYTHON)
+            _connect(model, servable, served, IN_PYTHON)
         except ValueError:
             return False
         return True
@@ -278,14 +279,12 @@ def _check_values(model: Ensemble, keys: Keys) -> None:
     checks.count("max_inflight_requests", model.max_inflight_requests)
 
 
-def _check_fit(model: Ensemble, servable: Servable, served: Served, keys: Keys) -> None:
-    parts = [one.servable for one in served if one is not None]
-    check_fit(
-        model.steps,
-        servable.signature,
-        [Part(part.signature, part.decoupled) for part in parts if part is not None],
-        keys,
-    )
+def _connect(model: Ensemble, servable: Servable, served: Served, keys: Keys) -> None:
+    """Raises `ValueError` as `check_fit`, and changes nothing then."""
+    servables = [one.servable for one in served if one is not None]
+    parts = [Part(one.signature, one.decoupled) for one in servables if one is not None]
+    check_fit(model.steps, servable.signature, parts, keys)
+    model.connect(servable.signature, parts)
 
 
 def _files(served: Served) -> list[ModelFiles | None]:

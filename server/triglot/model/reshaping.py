@@ -1,4 +1,8 @@
-"""`reshape` of a configuration: clients have `dims`, the model the same elements in another shape (spec 1.4)."""
+"""Tensors whose elements stay as they are while their shape changes (spec 1.4, 5.3).
+
+`reshape` of a configuration: clients have `dims`, the model another shape. Between the steps of an ensemble, of
+which some models batch and some do not: the batch dim.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +52,41 @@ class Reshaping:
 
     def given(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """The model's inputs of a client's."""
-        return _all(self.inputs, inputs)
+        return all_of(self.inputs, inputs)
 
     def made(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """A client's outputs of the model's."""
-        return _all(self.outputs, outputs)
+        return all_of(self.outputs, outputs)
 
 
-def _all(reshapes: Mapping[str, Reshape], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: reshapes[name](array) if name in reshapes else array for name, array in arrays.items()}
+@dataclass(frozen=True, slots=True)
+class Rebatch:
+    """Gives a tensor the batch dim of the model that takes it, or takes it away, where its shape says so.
+
+    `dims` are that model's, without the batch dim; `batched`: it has one.
+    """
+
+    dims: Sequence[int]
+    batched: bool
+
+    def __call__(self, array: Array) -> Array:
+        """The same elements: as a batch of one, or those of a batch of one. Any other array as it is."""
+        shape, fits = array.shape, may_be_same(array.shape, self.dims)
+        if self.batched and fits:
+            return array.reshape(1, *shape)
+        return array.reshape(shape[1:]) if not self.batched and not fits and shape[:1] == (1,) else array
+
+
+def may_be_same(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes can be those of one array, -1 being any size."""
+    return len(shape) == len(other) and all(
+        -1 in dims or dims[0] == dims[1] for dims in zip(shape, other, strict=True)
+    )
+
+
+def all_of(changes: Mapping[str, Reshape | Rebatch], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays, those changed that are named."""
+    return {name: changes[name](array) if name in changes else array for name, array in arrays.items()}
 
 
 def reshaped(
