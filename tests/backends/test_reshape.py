@@ -176,3 +176,49 @@ async def test_a_triton_python_model(tmp_path: Path, execution: str, end: str) -
         arrays = [np.full((rows, 1), rows, "f4") for rows in (1, 2, 3)]
         answers = await asyncio.gather(*(client.infer("FP32", x=array) for array in arrays))
     assert answers == [("FP32", [len(array), 1], (array + 1).tobytes()) for array in arrays]
+
+
+STEP = """
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 6 ] reshape { shape: [ 6, 1 ] } } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 6 ] reshape { shape: [ 6, 1 ] } } ]
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: {batch}
+input [ {{ name: "x" data_type: TYPE_FP32 dims: [ {dims} ] reshape {{ shape: [ {shape} ] }} }} ]
+output [ {{ name: "y" data_type: TYPE_FP32 dims: [ {dims} ] reshape {{ shape: [ {shape} ] }} }} ]
+ensemble_scheduling {{ step {{
+  model_name: "step" input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
+}} }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "dims", "shape", "sent"),
+    [
+        (8, "3, 2", "6", (2, 3, 2)),
+        (0, "2, 3, 2", "2, 6", (2, 3, 2)),
+        (0, "-1, 3, 2", "-1, 6", (2, 3, 2)),
+        # A batch of one for the step, and none for clients.
+        (0, "3, 2", "6", (3, 2)),
+    ],
+)
+async def test_an_ensemble(tmp_path: Path, batch: int, dims: str, shape: str, sent: tuple[int, ...]) -> None:
+    """Its tensors have `shape`, which are `dims` of the step, whose model has a third shape."""
+    save_identity(configured(tmp_path / "step", STEP), "FLOAT", ["rows", 6, 1])
+    configured(tmp_path / "model", ENSEMBLE.format(batch=batch, dims=dims, shape=shape))
+    array = np.arange(math.prod(sent), dtype="f4").reshape(sent)
+    async with serve(tmp_path) as client:
+        assert await client.infer("FP32", x=array) == ("FP32", list(sent), array.tobytes())
+
+
+async def test_an_ensemble_whose_step_has_another_shape(tmp_path: Path) -> None:
+    save_identity(tmp_path / "step" / "1" / "model.onnx", "FLOAT", [2, 3])
+    configured(tmp_path / "model", ENSEMBLE.format(batch=0, dims="2, 3", shape="3, 2"))
+    with pytest.raises(ModelLoadError) as caught:
+        async with serve(tmp_path):
+            pass
+    said = r"input_map\[x\]: 'step' has shape \[2,3\], input 'x' of the ensemble has \[3,2\]"
+    with pytest.raises(ModelLoadError, match=said):
+        raise caught.value.__cause__ or caught.value

@@ -24,7 +24,7 @@ BACKENDS = {
     "xgboost": "triglot.backends.xgboost:load",
 }
 """Name → "module:function"; the function makes a loaded `Model` of a model's file and configuration."""
-RESHAPING = ("onnx", "python")
+RESHAPING = ("ensemble", "onnx", "python")
 """Those that heed a configuration's `reshape`."""
 EXTRAS = {
     "flask": "grps",

@@ -18,9 +18,9 @@ from triglot.core.call import Call
 from triglot.core.errors import ModelNotFound, ServingError, Unavailable
 from triglot.core.tensor import Array
 from triglot.core.types import Answer
-from triglot.model.ensemble_checks import Part
+from triglot.model.ensemble_checks import Keys, Part, check_fit
 from triglot.model.model import Model
-from triglot.model.reshaping import Rebatch, all_of
+from triglot.model.reshaping import Rebatch, Reshape, Reshaping, all_of
 from triglot.model.scheduling import Step
 from triglot.model.signature import Signature, TensorRule
 
@@ -38,11 +38,18 @@ class Ensemble(Model):
 
     steps: Sequence[Step] = ()
     max_inflight_requests: int = 0
+    reshaping: Reshaping | None = None
+    """Of a configuration's `reshape`: steps have other shapes than clients."""
     platform: ClassVar[str] = "ensemble"
 
-    def connect(self, signature: Signature, parts: Sequence[Part]) -> None:
-        """The models of the steps are there, and `check_fit` has passed; again when others take their places."""
-        self._links = _links(self.steps, signature, parts)
+    def connect(self, signature: Signature, parts: Sequence[Part], keys: Keys) -> None:
+        """The models of the steps are there, and later others in their places.
+
+        Raises `ValueError` as `check_fit`, and changes nothing then.
+        """
+        inside = signature if self.reshaping is None else self.reshaping.inside(signature)
+        check_fit(self.steps, inside, parts, keys)
+        self._links = _links(self.steps, inside, parts, self.reshaping)
         self._graphs = {}
 
     async def infer(self, inputs: Inputs, call: Call) -> dict[str, Array]:
@@ -51,7 +58,8 @@ class Ensemble(Model):
         Those that a step has left out are not there.
         """
         try:
-            return await _Run(self._graph(call.requested_outputs), inputs, call).answer()
+            given = inputs if self.reshaping is None else self.reshaping.given(inputs)
+            return await _Run(self._graph(call.requested_outputs), given, call).answer()
         except ServingError as error:
             text = f"in ensemble '{call.model_name}', {error.message}"
             if isinstance(error, ModelNotFound):  # Not what the client asked for.
@@ -78,7 +86,7 @@ class Ensemble(Model):
 
     @cached_property
     def _links(self) -> _Links:
-        return _Links([{} for _ in self.steps], {})
+        return _Links([{} for _ in self.steps], [])
 
     @cached_property
     def _limits(self) -> list[asyncio.Semaphore] | None:
@@ -91,14 +99,16 @@ class Ensemble(Model):
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """Between models of which some batch and others do not: what is done with the inputs of each step, by name,
-    and with the ensemble's outputs."""
+    """How the shapes of tensors change: of the inputs of each step, and of the ensemble's outputs one after the
+    other, by name."""
 
     inputs: Sequence[Mapping[str, Rebatch]]
-    outputs: Mapping[str, Rebatch]
+    outputs: Sequence[Mapping[str, Rebatch | Reshape]]
 
 
-def _links(steps: Sequence[Step], signature: Signature, parts: Sequence[Part]) -> _Links:
+def _links(
+    steps: Sequence[Step], signature: Signature, parts: Sequence[Part], reshaping: Reshaping | None
+) -> _Links:
     batched = {spec.name: signature.batched for spec in signature.inputs}
     for step, part in zip(steps, parts, strict=True):
         batched |= dict.fromkeys(step.outputs.values(), part.signature.batched)
@@ -116,7 +126,7 @@ def _links(steps: Sequence[Step], signature: Signature, parts: Sequence[Part]) -
     own = signature.output_rules
     return _Links(
         [found(step.inputs, part.signature, part.signature.input_rules) for step, part in taken],
-        found({name: name for name in own}, signature, own),
+        [found({name: name for name in own}, signature, own), {} if reshaping is None else reshaping.outputs],
     )
 
 
@@ -140,8 +150,8 @@ class _Graph:
     ) -> None:
         steps = self.steps = [steps[at] for at in needed]
         self.outputs = outputs
-        self.rebatches = [links.inputs[at] for at in needed]
-        self.rebatched_outputs = links.outputs
+        self.changes = [links.inputs[at] for at in needed]
+        self.last_changes = [changes for changes in links.outputs if changes]
         self.limits = None if limits is None else [limits[at] for at in needed]
         self.takes = [frozenset(step.inputs.values()) for step in steps]
         self.names = [tuple(step.outputs) for step in steps]
@@ -190,8 +200,9 @@ class _Run:
                 while done:
                     self._ended(done.pop())
             lacks = not self._absent.isdisjoint(self._graph.outputs)
-            there, changes = self._there, self._graph.rebatched_outputs
-            there = all_of(changes, there) if changes else there
+            there = self._there
+            for changes in self._graph.last_changes:
+                there = all_of(changes, there)
             return Answer(there, partial=True) if lacks else there
         finally:
             for task in running:
@@ -234,8 +245,8 @@ class _Run:
             self._uses[tensor] -= 1
             if not self._uses[tensor]:
                 del self._there[tensor]
-        if graph.rebatches[at]:
-            inputs = all_of(graph.rebatches[at], inputs)
+        if graph.changes[at]:
+            inputs = all_of(graph.changes[at], inputs)
         answer = self._infer(at, inputs) if graph.limits is None else self._in_turn(graph.limits[at], at, inputs)
         started: asyncio.Future[Any] = asyncio.ensure_future(answer)
         return started

@@ -17,7 +17,7 @@ from triglot.core.errors import Code, ModelLoadError
 from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig, TensorConfig
-from triglot.model.signature import shape_text
+from triglot.model.signature import Signature, shape_text
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,21 @@ class Reshaping:
         """The model's inputs of a client's."""
         return all_of(self.inputs, inputs)
 
-    def made(self, outputs: dict[str, Any]) -> dict[str, Any]:
+    def made(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
         """A client's outputs of the model's."""
         return all_of(self.outputs, outputs)
+
+    def inside(self, signature: Signature) -> Signature:
+        """The model's of a client's."""
+        inputs = {name: (*(-1,) * one.batch, *one.target) for name, one in self.inputs.items()}
+        outputs = {name: (*(-1,) * one.batch, *one.source) for name, one in self.outputs.items()}
+        return replace(
+            signature, inputs=_shaped(signature.inputs, inputs), outputs=_shaped(signature.outputs, outputs)
+        )
+
+
+def _shaped(specs: Sequence[TensorSpec], shapes: Mapping[str, Sequence[int]]) -> list[TensorSpec]:
+    return [replace(spec, shape=shapes.get(spec.name, spec.shape)) for spec in specs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from triglot.core import checks
 from triglot.core.call import MAX_MODEL_CALLS
 from triglot.core.errors import Code, MissingDependency, ModelLoadError
 from triglot.model.ensemble import Ensemble
-from triglot.model.ensemble_checks import IN_CONFIG, IN_PYTHON, Keys, Part, check_fit, check_steps
+from triglot.model.ensemble_checks import IN_CONFIG, IN_PYTHON, Keys, Part, check_steps
 from triglot.model.scheduling import Step
 from triglot.repository.config.settings import NAME, NAME_RULE
 from triglot.repository.manager.plan import State, Version
@@ -283,8 +283,7 @@ def _connect(model: Ensemble, servable: Servable, served: Served, keys: Keys) ->
     """Raises `ValueError` as `check_fit`, and changes nothing then."""
     servables = [one.servable for one in served if one is not None]
     parts = [Part(one.signature, one.decoupled) for one in servables if one is not None]
-    check_fit(model.steps, servable.signature, parts, keys)
-    model.connect(servable.signature, parts)
+    model.connect(servable.signature, parts, keys)
 
 
 def _files(served: Served) -> list[ModelFiles | None]:
