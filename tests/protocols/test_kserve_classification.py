@@ -287,5 +287,32 @@ async def test_labels_change_with_the_version(tmp_path: Path) -> None:
         assert await first(house) == b"4.000000:1:after"
 
 
-async def first(house: House) -> bytes:
-    return elements(await ask(house, "grpc", "m", [In("x", ROW)], {"y": OutputWish(1)}))[2][0]
+ENSEMBLE = """
+platform: "ensemble"
+input [{ name: "x" data_type: TYPE_FP32 dims: [-1] }]
+%s
+ensemble_scheduling { step {
+  model_name: "%s" input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }
+} }
+"""
+
+
+async def test_labels_of_an_ensemble(tmp_path: Path) -> None:
+    """Its own, or those of the step that gives the output, through another ensemble, too, and of a new version."""
+    write(tmp_path / "scores", output("labels.txt"))
+    (tmp_path / "scores" / "labels.txt").write_bytes(b"before\nbefore")
+    for name, step in (("m", "inner"), ("inner", "scores"), ("own", "inner")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "labels.txt").write_bytes(b"own\nown")
+        said = output("labels.txt" if name == "own" else "")
+        (tmp_path / name / "config.pbtxt").write_text(ENSEMBLE % (said, step))
+    async with open_house([tmp_path], model_control_mode="explicit", load_model="*") as house:
+        assert [await first(house, name) for name in ("m", "own")] == [b"4.000000:1:before", b"4.000000:1:own"]
+        (tmp_path / "scores" / "labels.txt").write_bytes(b"after\nafter")
+        code, _, _ = await house.grpc.call("RepositoryModelLoad", b"\x12\x06scores")
+        assert code is Code.OK
+        assert [await first(house, name) for name in ("m", "own")] == [b"4.000000:1:after", b"4.000000:1:own"]
+
+
+async def first(house: House, model: str = "m") -> bytes:
+    return elements(await ask(house, "grpc", model, [In("x", ROW)], {"y": OutputWish(1)}))[2][0]

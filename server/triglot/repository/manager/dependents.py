@@ -221,10 +221,13 @@ class Dependents:
         served = self._served(model.steps)
         if None in served:
             return False
+        labels = servable.labels
         try:
             _connect(model, servable, served, IN_PYTHON)
         except ValueError:
             return False
+        if servable.labels != labels:  # They are those of the ensembles that it is part of, too.
+            self._changed.append(servable.name)
         return True
 
     # --- which are made of which ---
@@ -280,10 +283,19 @@ def _check_values(model: Ensemble, keys: Keys) -> None:
 
 
 def _connect(model: Ensemble, servable: Servable, served: Served, keys: Keys) -> None:
-    """Raises `ValueError` as `check_fit`, and changes nothing then."""
-    servables = [one.servable for one in served if one is not None]
-    parts = [Part(one.signature, one.decoupled) for one in servables if one is not None]
-    model.connect(servable.signature, parts, keys)
+    """Raises `ValueError` as `check_fit`, and changes nothing then.
+
+    An output that has no labels of its own has those of the step that gives it.
+    """
+    servables = [one.servable for one in served if one is not None and one.servable is not None]
+    model.connect(servable.signature, [Part(one.signature, one.decoupled) for one in servables], keys)
+    own = [tensor.name for tensor in model.model_config.outputs if tensor.label_file is not None]
+    servable.labels = {
+        tensor: part.labels[name]
+        for step, part in zip(model.steps, servables, strict=True)
+        for name, tensor in step.outputs.items()
+        if name in part.labels
+    } | {name: servable.labels[name] for name in own}
 
 
 def _files(served: Served) -> list[ModelFiles | None]:
