@@ -14,6 +14,7 @@ from triton_served import DECOUPLED, SECONDS, X_TO_Y, Door, in_common, ints, rep
 from triglot.backends.triton_python.answers import BUFFER, LOOP_BUFFER
 from triglot.core.call import Call
 from triglot.core.types import InferenceRequest, InputTensor
+from triglot.repository.config.completed import completed
 from waiting import ever_later, until
 
 HEAD = """
@@ -43,11 +44,11 @@ def model(folder: Path, execute: str, config: str = DECOUPLED, kind: str = "def"
     )
 
 
-async def outcome(door: Door, *xs: int, empty_final: bool = False) -> list[Any]:
+async def outcome(door: Door, *xs: int, empty_final: bool = False, model: str = "m") -> list[Any]:
     """The values of a request's stream, and an error's text; with `empty_final` what each says of being final."""
     said = {"parameters": {"triton_enable_empty_final_response": True}} if empty_final else {}
     found: list[Any] = []
-    async for message in door.stream([request("m", {"X": ints(*xs)}, **said)]):
+    async for message in door.stream([request(model, {"X": ints(*xs)}, **said)]):
         if message.error_message:
             found.append(message.error_message)
             continue
@@ -70,6 +71,52 @@ async def test_final_responses(tmp_path: Path, probe: SimpleNamespace, kind: str
         assert await outcome(door, 1, 2, 1, empty_final=True) == [(1, False), (2, False), (9, True)]
         assert await outcome(door, 1, 2, 0) == [1, 2]
         assert await outcome(door, 0) == []
+
+
+ENSEMBLE = """
+platform: "ensemble"
+input [ { name: "X" data_type: TYPE_INT32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+ensemble_scheduling {
+  max_inflight_requests: 4
+  step { model_name: "m" input_map { key: "X" value: "X" } output_map { key: "Y" value: "numbers" } }
+  step { model_name: "twice" input_map { key: "X" value: "numbers" } output_map { key: "Y" value: "Y" } }
+}
+"""
+TWICE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        taken = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        assert all(array.shape == (1, 1) for array in taken)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", array * 2)]) for array in taken]
+"""
+
+
+@pytest.mark.parametrize("policy", ["", "model_transaction_policy { decoupled: false }"])
+async def test_an_ensemble(tmp_path: Path, probe: SimpleNamespace, policy: str) -> None:
+    """It is what its steps are, whatever its configuration says; between the steps a batch of one."""
+    model(
+        tmp_path,
+        f"""for request in requests:
+    sender = request.get_response_sender()
+    for value in x_of(request):
+        sender.send(response(value))
+    sender.send({FINAL})""",
+    )
+    batched = "max_batch_size: 2 dynamic_batching {}" + X_TO_Y.replace("-1", "1")
+    write_model(tmp_path, "twice", TWICE, batched)
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "config.pbtxt").write_text(ENSEMBLE + policy)
+    async with serving(tmp_path) as door:
+        numbers = range(40)
+        assert await outcome(door, *numbers, model="e") == [2 * number for number in numbers]
+        final = [(2, False), (4, False), (True,)]
+        assert await outcome(door, 1, 2, empty_final=True, model="e") == final
+        assert await outcome(door, model="e") == []
+        refused = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+        assert await door.failure("e", {"X": ints(1)}) == (grpc.StatusCode.UNIMPLEMENTED, refused)
+        config = door.server.dataplane.loaded_from("e")
+        assert completed(config).model_transaction_policy.decoupled
 
 
 @pytest.mark.parametrize(

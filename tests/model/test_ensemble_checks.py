@@ -109,12 +109,6 @@ def test_right_steps() -> None:
 BATCHED = Signature([spec("x", shape=(-1, 2))], [spec("y", shape=(-1, 2))], max_batch_size=8)
 CHAIN = [step("x", "m", "one"), step("m", "y", "two")]
 WRONG_FIT: dict[str, tuple[Signature, Part, Part, str]] = {
-    "decoupled": (
-        XY,
-        Part(XY),
-        Part(XY, decoupled=True),
-        "[1].model_name: 'two' answers with a stream (it is decoupled); expected a model with one answer",
-    ),
     "small batches": (
         BATCHED,
         Part(BATCHED),
@@ -185,6 +179,47 @@ def test_an_output_that_does_not_fit() -> None:
         check_fit(CHAIN, XY, [Part(XY), last], IN_CONFIG)
 
 
+XZ = Signature([spec("x"), spec("z")], [spec("y")])
+STREAM = Part(XY, decoupled=True)
+WRONG_STREAMS: dict[str, tuple[list[Step], list[Part], Signature, str]] = {
+    "with an input": (
+        [step("x", "m", "one"), Step("two", {"x": "x", "z": "m"}, {"y": "y"})],
+        [STREAM, Part(XZ)],
+        XY,
+        "ensemble_scheduling.step[1].input_map: expected tensors that come together, 'x' comes once, 'm' with "
+        "each answer of the decoupled 'one'",
+    ),
+    "of two streams": (
+        [step("x", "m", "one"), step("x", "n", "two"), Step("three", {"x": "m", "z": "n"}, {"y": "y"})],
+        [STREAM, STREAM, Part(XZ)],
+        XY,
+        "ensemble_scheduling.step[2].input_map: expected tensors that come together, 'm' comes with each "
+        "answer of the decoupled 'one', 'n' with each answer of the decoupled 'two'",
+    ),
+    "of one stream and what comes of it": (
+        [step("x", "m", "one"), step("m", "n", "two"), Step("three", {"x": "n", "z": "m"}, {"y": "y"})],
+        [STREAM, STREAM, Part(XZ)],
+        XY,
+        "ensemble_scheduling.step[2].input_map: expected tensors that come together, 'n' comes with each "
+        "answer of the decoupled 'two', 'm' with each answer of the decoupled 'one'",
+    ),
+    "outputs": (
+        [step("x", "m", "one"), step("m", "y", "two"), step("x", "z", "three")],
+        [STREAM, Part(XY), Part(XY)],
+        Signature([spec("x")], [spec("y"), spec("z")]),
+        "output: expected tensors that come together, 'y' comes with each answer of the decoupled 'one', 'z' once",
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "parts", "signature", "text"), WRONG_STREAMS.values(), ids=WRONG_STREAMS)
+def test_what_does_not_come_together(
+    steps: list[Step], parts: list[Part], signature: Signature, text: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        check_fit(steps, signature, parts, IN_CONFIG)
+
+
 ANY = Part(Signature((), (), any_tensors=True))
 FITS: dict[str, tuple[Signature, Part, Part]] = {
     "the same": (XY, Part(XY), Part(XY)),
@@ -216,6 +251,8 @@ FITS: dict[str, tuple[Signature, Part, Part]] = {
         Part(Signature([spec("x"), spec("z")], [spec("y")], defaults={"z": np.ones(1, np.float32)})),
     ),
     "what says nothing": (XY, ANY, ANY),
+    "decoupled": (XY, STREAM, Part(XY)),
+    "a stream of a stream": (XY, STREAM, STREAM),
 }
 
 

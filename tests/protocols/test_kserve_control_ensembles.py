@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import operator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from doors import open_house
 
 from gates import Gate
 from triglot.core.errors import Code
+from waiting import until_found
 
 TENSORS = 'input { name: "x" data_type: TYPE_INT32 dims: -1 } output { name: "y" data_type: TYPE_INT32 dims: -1 }'
 PYTHON_FORM = """
@@ -220,3 +223,17 @@ async def test_a_part_that_batches_takes_the_place_of_one_that_does_not(door: st
             put(tmp_path / "a" / "1", says, text)
             assert await control.load("a") == FINE
             assert await ask(house, "e") == says
+
+
+async def test_a_decoupled_part_takes_the_place_of_one_that_is_not(door: str, tmp_path: Path) -> None:
+    """The ensemble is loaded again, as what it then is."""
+    put_parts(tmp_path, a=1)
+    put_ensemble(tmp_path / "e", "a")
+    decoupled = (Code.UNIMPLEMENTED, "ModelInfer RPC doesn't support models with decoupled transaction policy")
+    async with open_house([tmp_path], **EXPLICIT) as house:
+        control = control_of(house, door)
+        assert await control.load("e") == FINE
+        for says, text, answer in ((2, SAYS.replace("return", "yield"), decoupled), (3, SAYS, 3)):
+            put(tmp_path / "a" / "1", says, text)
+            assert await control.load("a") == FINE
+            await until_found(lambda: ask(house, "e"), partial(operator.eq, answer))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig, TensorConfig
 from triglot.model.declared_signatures import signatures_of
+from triglot.model.ensemble import Ensemble
 from triglot.model.model import Model, is_decoupled
 from triglot.model.scheduling_rules import CONFIG_KEYS, check_scheduling
 from triglot.model.signature import Signature, default_of, shape_text
@@ -54,8 +55,8 @@ def _set_scheduling(model: Model, config: ModelConfig) -> None:
 
 
 def _check_decoupled(model: Model, config: ModelConfig) -> None:
-    if config.decoupled is None or model.takes_messages:
-        return
+    if config.decoupled is None or model.takes_messages or isinstance(model, Ensemble):
+        return  # An ensemble is what the models of its steps are.
     decoupled = is_decoupled(model.infer)
     if config.decoupled != decoupled:
         raise ValueError(

@@ -102,11 +102,6 @@ def check_fit(steps: Sequence[Step], signature: Signature, parts: Sequence[Part]
     }
     for at, (step, part) in enumerate(zip(steps, parts, strict=True)):
         where = f"{keys.step}[{at}]"
-        if part.decoupled:
-            raise ValueError(
-                f"{where}.{keys.model}: '{step.model}' answers with a stream (it is decoupled); expected a model "
-                "with one answer"
-            )
         limit = part.signature.max_batch_size
         if 0 < limit < signature.max_batch_size:
             raise ValueError(
@@ -119,8 +114,40 @@ def check_fit(steps: Sequence[Step], signature: Signature, parts: Sequence[Part]
             rule = part.signature.output_rules.get(name)
             spec = None if rule is None else rule.spec
             sources[tensor] = _Source(f"output '{name}' of '{step.model}'", spec, part.signature)
+    _check_streams(steps, signature, parts, keys)
     for where, tensor, taken, taking in _taken(steps, signature, parts, keys):
         _check_tensor(where, sources[tensor], taken, taking)
+
+
+def streams_of(steps: Sequence[Step], parts: Sequence[Part]) -> dict[str, int | None]:
+    """Of each tensor the decoupled step with each of whose answers it comes; None: it comes once."""
+    givers = {tensor: at for at, step in enumerate(steps) for tensor in step.outputs.values()}
+
+    def stream_of(tensor: str) -> int | None:
+        while (at := givers.get(tensor)) is not None and not parts[at].decoupled:
+            tensor = next(iter(steps[at].inputs.values()))
+        return at
+
+    tensors = {tensor for step in steps for tensor in (*step.inputs.values(), *step.outputs.values())}
+    return {tensor: stream_of(tensor) for tensor in tensors}
+
+
+def _check_streams(steps: Sequence[Step], signature: Signature, parts: Sequence[Part], keys: Keys) -> None:
+    """What is taken together comes together."""
+    streams = streams_of(steps, parts)
+    taken = [(f"{keys.step}[{at}].{keys.inputs}", list(step.inputs.values())) for at, step in enumerate(steps)]
+    taken.append(("output", [spec.name for spec in signature.outputs]))
+    for where, (first, *others) in taken:
+        for other in others:
+            if streams[first] != streams[other]:
+                one, two = (_when(streams[name], steps) for name in (first, other))
+                raise ValueError(
+                    f"{where}: expected tensors that come together, '{first}' comes {one}, '{other}' {two}"
+                )
+
+
+def _when(stream: int | None, steps: Sequence[Step]) -> str:
+    return "once" if stream is None else f"with each answer of the decoupled '{steps[stream].model}'"
 
 
 def _check_names(where: str, step: Step, signature: Signature, keys: Keys) -> None:

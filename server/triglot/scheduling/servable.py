@@ -282,6 +282,10 @@ class Servable:
             yield from self.answers.readings()
         yield from self.guard.readings()
 
+    def stream_from(self, function: Function) -> None:
+        """Before it takes calls: it is decoupled, as its model's `infer` does not say; this yields the answers."""
+        self.function, self.decoupled, self._joins_streams = function, True, False
+
     def bound(self, admission: Admission) -> None:
         """Count the requests that come from now on, and refuse those that are too many."""
         self._gate = Gate(admission)

@@ -93,6 +93,8 @@ class Dependents:
             _connect(model, servable, served, keys)
         except ValueError as error:
             raise _wrong(files, error) from None
+        if _streams(served):
+            servable.stream_from(model.infer_stream)
 
     def _forget(self, name: str, number: int) -> None:
         """The former try of this version, and those of versions that are not wanted any more."""
@@ -221,6 +223,8 @@ class Dependents:
         served = self._served(model.steps)
         if None in served:
             return False
+        if servable.decoupled is not _streams(served):
+            return False
         labels = servable.labels
         try:
             _connect(model, servable, served, IN_PYTHON)
@@ -296,6 +300,11 @@ def _connect(model: Ensemble, servable: Servable, served: Served, keys: Keys) ->
         for name, tensor in step.outputs.items()
         if name in part.labels
     } | {name: servable.labels[name] for name in own}
+
+
+def _streams(served: Served) -> bool:
+    """Whether one of them is decoupled, and so an ensemble made of them."""
+    return any(one is not None and one.servable is not None and one.servable.decoupled for one in served)
 
 
 def _files(served: Served) -> list[ModelFiles | None]:
