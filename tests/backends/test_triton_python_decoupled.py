@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,6 +118,36 @@ async def test_an_ensemble(tmp_path: Path, probe: SimpleNamespace, policy: str) 
         assert await door.failure("e", {"X": ints(1)}) == (grpc.StatusCode.UNIMPLEMENTED, refused)
         config = door.server.dataplane.loaded_from("e")
         assert completed(config).model_transaction_policy.decoupled
+
+
+@pytest.mark.parametrize("name", ["m", "e"])
+async def test_a_full_queue(tmp_path: Path, probe: SimpleNamespace, name: str) -> None:
+    """Of `default_queue_policy`; in an ensemble it is the step's error."""
+    policy = "dynamic_batching { default_queue_policy { max_queue_size: 2 } }"
+    probe.gate = threading.Event()
+    model(
+        tmp_path,
+        f"""probe.seen.append(x_of(requests[0])[0])
+probe.gate.wait({SECONDS})
+requests[0].get_response_sender().send(response(5), {FINAL})""",
+        DECOUPLED + policy,
+    )
+    write_model(tmp_path, "twice", TWICE.replace("(1, 1)", "(1,)"), X_TO_Y)
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "config.pbtxt").write_text(ENSEMBLE.replace("max_inflight_requests: 4", ""))
+    async with serving(tmp_path) as door:
+        asked = [asyncio.create_task(outcome(door, 0, model=name))]
+        await until(lambda: probe.seen)
+        asked += [asyncio.create_task(outcome(door, number, model=name)) for number in range(1, 8)]
+        await until(lambda: sum(task.done() for task in asked) == 5)
+        probe.gate.set()
+        found = await asyncio.gather(*asked)
+        answer = [5] if name == "m" else [10]
+        errors = [one[0] for one in found if one != answer]
+        assert (found.count(answer), len(errors)) == (3, 5)
+        full = "Exceeds maximum queue size: 2 requests wait, as many as max_queue_size allows"
+        expected = full if name == "m" else f"in ensemble 'e', model 'm': {full}"
+        assert {error.removeprefix("[request id: <id_unknown>] ") for error in errors} == {expected}
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,13 @@ from triglot.backends.triton_python.model import Inputs, TritonModel
 from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, Internal, is_serving_error, own_copy
+from triglot.core.errors import Cancelled, Internal, QueueFull, is_serving_error, own_copy
 from triglot.core.types import Answer
 from triglot.model.config import ModelConfig
 
 log = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS = 1.0
 
 
 class _Work:
@@ -57,8 +59,12 @@ class _Waiting:
     def __len__(self) -> int:
         return len(self._works)
 
-    def put(self, work: _Work) -> None:
+    def put(self, work: _Work, limit: int) -> None:
+        """Raises `QueueFull` where so many wait; 0: there is no limit."""
         with self._there:
+            if limit and len(self._works) >= limit:
+                text = f"Exceeds maximum queue size: {limit} requests wait, as many as max_queue_size allows"
+                raise QueueFull(text, retry_after=RETRY_AFTER_SECONDS)
             self._works.append(work)
             self._there.notify()
 
@@ -152,7 +158,8 @@ class DecoupledModel(TritonModel):
         answers = Answers()
         rows = min([array.shape[0] if array.ndim else 1 for array in inputs.values()], default=1)
         work = _Work(inputs, call, answers, rows)
-        self._waiting.put(work)
+        batching = self.dynamic_batching
+        self._waiting.put(work, 0 if batching is None else batching.policy.max_queue_size)
         del inputs
         try:
             while (answer := await answers.take()) is not None:
