@@ -1,5 +1,5 @@
 # Every target makes the virtual environment that it needs, and keeps it until its requirements change.
-.PHONY: serve test check codegen bench clean
+.PHONY: serve test check codegen bench release clean
 SHELL := /bin/bash
 PYTHON ?= python3
 # Tests start hundreds of servers: each would be compiled anew.
@@ -41,6 +41,13 @@ codegen:  ## Regenerate what `make check` compares.
 
 bench:  ## Measure what bench/results.md says, in ten minutes; ARGS=NAME... runs other benches, ARGS=all every one.
 	@python="$(call environment,dev)" && "$$python" -m bench $(ARGS)
+
+release:  ## Build wheel and sdist into dist/, and check both.
+	@python="$(call environment,release)" && set -ex && rm -rf dist && \
+	"$$python" -m build --outdir dist . && \
+	"$$python" -m twine check --strict dist/* && \
+	"$$python" -m check_wheel_contents dist/*.whl && \
+	test "$$(stat -c %s dist/*.whl)" -le 3000000
 
 clean:  ## Remove the virtual environments and caches.
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

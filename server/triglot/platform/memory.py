@@ -15,7 +15,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -29,19 +28,21 @@ HEAPS = 1
 HEAPS_VARIABLE = "MALLOC_ARENA_MAX"
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 TUNABLES, MALLOC_TUNABLE = "GLIBC_TUNABLES", "glibc.malloc."
+_PROBE_BYTES = 1 << 20
 REST_SECONDS = 10.0
 RESTING_SHARE = 0.05
 """Of a CPU, what a process that rests may use."""
 
 
-class _Place(ctypes.Structure):
-    """Dl_info."""
+class _Info(ctypes.Structure):
+    """mallinfo2's, which glibc has from 2.33 on."""
 
     _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks")),
+        ("mapped", ctypes.c_size_t),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks")),
+        ("used", ctypes.c_size_t),
+        *((name, ctypes.c_size_t) for name in ("fordblks", "keepcost")),
     )
 
 
@@ -81,12 +82,23 @@ def _glibc() -> ctypes.CDLL | None:
         if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
             return None
         library = ctypes.CDLL(None)
-        found = _Place()
-        if not library.dladdr(ctypes.cast(library.malloc, ctypes.c_void_p), ctypes.byref(found)):
-            return None
+        library.mallinfo2.restype = _Info
+        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+        library.free.restype, library.free.argtypes = None, (ctypes.c_void_p,)
     except (AttributeError, OSError, ValueError):  # No confstr, no such name in it, or no such function.
         return None
-    return library if Path(os.fsdecode(found.file or b"")).name.startswith(("libc.so", "libc-")) else None
+    # Not where `malloc` is: an executable that is linked to fixed addresses has a stub of its own.
+    before = _used(library)
+    block = library.malloc(_PROBE_BYTES)
+    counted = _used(library) - before
+    library.free(block)
+    return library if counted >= _PROBE_BYTES // 2 else None
+
+
+def _used(library: ctypes.CDLL) -> int:
+    info = library.mallinfo2()
+    used: int = info.mapped + info.used
+    return used
 
 
 async def give_back_at_rest(seconds: float = REST_SECONDS) -> None:
