@@ -133,6 +133,17 @@ class Config:
         "clients that ask for no page",
     )
     server_name: str = _option("triglot", "name in the server metadata; some clients insist on theirs")
+    platform_names: str = _option(
+        "triton",
+        "what KServe V2's metadata calls a model's platform: triton, as Triton does (onnxruntime_onnx); oip, as "
+        "the Open Inference Protocol's own list does (onnx_onnxv1), where it has the platform",
+        choices=("triton", "oip"),
+    )
+    typed_contents: bool = _option(
+        False,
+        "answer KServe V2's ModelInfer and ModelStreamInfer with typed contents in place of raw tensors, as "
+        "MLServer does; a request's parameter typed_contents wins; FP16 and BF16 have none: such answers are raw",
+    )
     max_message_size: int = _option(
         2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1, most=2**31 - 1
     )

@@ -30,7 +30,7 @@ PLAIN = Scheduling()
 _MAX_ID = 2**64 - 1
 _SCHEDULING = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
 _NOT_THE_MODELS = frozenset(
-    (*_SCHEDULING, "binary_data_output", "triton_enable_empty_final_response", "signature_name")
+    (*_SCHEDULING, "binary_data_output", "triton_enable_empty_final_response", "signature_name", "typed_contents")
 )
 
 

@@ -140,8 +140,9 @@ class InferenceResponse:
     """What one execution gave.
 
     `final`: its model says that no further answer follows. `placed`: the outputs that are in a region of shared
-    memory already, and leave without their data. `answer`: what a model on a thread returned; while it is here,
-    counts of references tell who else has its arrays.
+    memory already, and leave without their data. `typed`: elements are wanted in typed fields, where the protocol
+    has such. `answer`: what a model on a thread returned; while it is here, counts of references tell who else has
+    its arrays.
     """
 
     model_name: str
@@ -151,6 +152,7 @@ class InferenceResponse:
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
     final: bool = False
     placed: frozenset[str] = frozenset()
+    typed: bool = False
     answer: object = None
 
 

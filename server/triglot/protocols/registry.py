@@ -66,7 +66,16 @@ def rows(
         extensions = _extensions(dataplane, limits, logs)
         extensions += [SystemSharedMemory(regions, dataplane.control), CudaSharedMemory()]
         max_upload = config.max_message_size if config.allow_model_upload else 0
-        kserve = KServe(dataplane, config.server_name, telemetry, extensions, regions, max_upload=max_upload)
+        kserve = KServe(
+            dataplane,
+            config.server_name,
+            telemetry,
+            extensions,
+            regions,
+            max_upload=max_upload,
+            oip_platforms=config.platform_names == "oip",
+            typed_contents=config.typed_contents,
+        )
         services.append(kserve.grpc_service())
         routes += _of("kserve", kserve_routes(kserve, limits))
     if "tfserving" in served:

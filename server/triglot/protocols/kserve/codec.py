@@ -12,7 +12,16 @@ import numpy as np
 from triglot.core.errors import InvalidArgument, ServingError
 from triglot.core.scattered import SMALL_BYTES, Scattered
 from triglot.core.scattering import may_scatter
-from triglot.core.tensor import DATATYPES, Array, Buffer, byte_length, element_count, object_array, raw_buffer
+from triglot.core.tensor import (
+    DATATYPES,
+    Array,
+    Buffer,
+    byte_length,
+    bytes_elements,
+    element_count,
+    object_array,
+    raw_buffer,
+)
 from triglot.core.types import (
     InferenceRequest,
     InferenceResponse,
@@ -251,7 +260,10 @@ def _decode_contents(tensor: pb.ModelInferRequest.InferInputTensor, model: str) 
 
 
 def encode_infer(response: InferenceResponse) -> bytes:
-    """A serialized ModelInferResponse: every output is raw (spec 0.1), joined from the arrays' own memory."""
+    """A serialized ModelInferResponse: every output is raw (spec 0.1), joined from the arrays' own memory.
+
+    Of a `typed` response they are all `contents`, unless a datatype has no field there.
+    """
     return small_answer(response) or b"".join(infer_pieces(response))
 
 
@@ -268,7 +280,7 @@ def packing_size(response: InferenceResponse | StreamError) -> int:
         return 0
     size = 0
     for output in response.outputs:
-        if output.datatype == "BYTES" and output.name not in response.placed:
+        if (response.typed or output.datatype == "BYTES") and output.name not in response.placed:
             size += output.array.size * BYTES_WORK
     return size
 
@@ -288,6 +300,8 @@ def encode_stream_infer(answer: InferenceResponse | StreamError) -> bytes:
 
 def infer_pieces(response: InferenceResponse) -> list[Any]:
     outputs = response.outputs
+    if response.typed and all(output.datatype in _CONTENTS_FIELD for output in outputs):
+        return [_typed_infer(response)]
     pieces: list[Any] = [
         _response_head(
             response.model_name,
@@ -306,6 +320,20 @@ def infer_pieces(response: InferenceResponse) -> list[Any]:
         buffer = b"" if placed and output.name in placed else raw_buffer(output.array)
         pieces += length_prefix(_RAW_OUTPUTS, byte_length(buffer)), buffer
     return pieces
+
+
+def _typed_infer(response: InferenceResponse) -> bytes:
+    message = pb.ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    encode_parameters(response.parameters, message.parameters)
+    for output in response.outputs:
+        array, field = output.array, _CONTENTS_FIELD[output.datatype]
+        tensor = message.outputs.add(name=output.name, datatype=output.datatype, shape=array.shape)
+        if output.name not in response.placed:
+            elements = bytes_elements(array) if output.datatype == "BYTES" else array.ravel().tolist()
+            tensor.contents.MergeFrom(pb.InferTensorContents(**{field: elements}))
+    return serialize(message)
 
 
 @lru_cache(maxsize=256)
@@ -351,7 +379,7 @@ def encode_parameters(values: Mapping[str, ParameterValue], into: Any) -> None:
 def small_answer(response: InferenceResponse, *, final: bool | None = None) -> bytes | None:
     """The ModelInferResponse of an answer; with `final` the ModelStreamInferResponse, which says whether it is so.
 
-    None for one with parameters of its own, with BYTES, without tensors, or of more bytes.
+    None for one with parameters of its own, with BYTES or typed outputs, without tensors, or of more bytes.
     """
     if (framing := _framing_of(response, final)) is None:
         return None
@@ -368,7 +396,7 @@ def small_answer(response: InferenceResponse, *, final: bool | None = None) -> b
 
 def _framing_of(response: InferenceResponse, final: bool | None) -> tuple[int, bytes, tuple[bytes, ...]] | None:
     """See `_framing`; None for what is no small answer."""
-    if response.parameters or response.placed:
+    if response.parameters or response.placed or response.typed:
         return None
     layout = []
     for output in response.outputs:

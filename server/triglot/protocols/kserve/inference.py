@@ -10,15 +10,22 @@ from triglot.dataplane.dataplane import DataPlane, Decoupled
 from triglot.dataplane.inference import Awaited
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
+from triglot.protocols.kserve.parameters import wants_typed
 
 
 class UnaryInference:
-    """See `Inferring`. `endpoint` is what the error of a decoupled model calls the way that the request came."""
+    """See `Inferring`. `endpoint` is what the error of a decoupled model calls the way that the request came.
 
-    def __init__(self, dataplane: DataPlane, extended: ExtendedPlane, endpoint: str) -> None:
+    `typed`: outputs are `contents` where a request does not say.
+    """
+
+    def __init__(
+        self, dataplane: DataPlane, extended: ExtendedPlane, endpoint: str, *, typed: bool = False
+    ) -> None:
         self._dataplane = dataplane
         self._extended = extended
         self._endpoint = endpoint
+        self._typed = typed
 
     def submit(self, request: InferenceRequest, call: Call, done: Done, defer: Defer | None = None) -> OnLoop:
         """See `Inferring`."""
@@ -31,9 +38,11 @@ class UnaryInference:
             raise name_request(error, request.id) from None
         return self._dataplane.submit(servable, request, call, done, defer)
 
-    def answer(self, outcome: Outcome, _: InferenceRequest) -> InferenceResponse:
+    def answer(self, outcome: Outcome, request: InferenceRequest) -> InferenceResponse:
         """See `Inferring`."""
         response: InferenceResponse = outcome.answer
+        if self._typed or request.parameters:
+            response.typed = wants_typed(request, self._typed)
         return response
 
     def map_error(self, error: ServingError, _: Outcome, request: InferenceRequest) -> ServingError:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from triglot.core.errors import InvalidArgument
 from triglot.core.types import InferenceRequest, OutputWish, ParameterValue, RegionSlice
 
+TYPED = "typed_contents"
 _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "sequence_id": ((int, str), "int64_param or string_param (JSON: an integer or a string)"),
     "sequence_start": ((bool,), "bool_param (JSON: true or false)"),
@@ -16,6 +17,7 @@ _RESERVED: dict[str, tuple[tuple[type, ...], str]] = {
     "binary_data_output": ((bool,), "bool_param (JSON: true or false)"),
     "triton_enable_empty_final_response": ((bool,), "bool_param (JSON: true or false)"),
     "signature_name": ((str,), "string_param (JSON: a string)"),
+    TYPED: ((bool,), "bool_param (JSON: true or false)"),
 }
 _UNSIGNED = ("priority", "timeout")
 REGION = "shared_memory_region"
@@ -51,6 +53,11 @@ def set_parameters(request: InferenceRequest, parameters: dict[str, ParameterVal
             raise InvalidArgument(f"parameter '{key}': expected {expected}, got {value!r}")
     request.parameters = parameters
     request.signature_name = str(parameters.get("signature_name", ""))
+
+
+def wants_typed(request: InferenceRequest, default: bool) -> bool:
+    """Whether outputs over gRPC are to be `contents` instead of raw: as a parameter of ours says, or `default`."""
+    return bool(request.parameters.get(TYPED, default))
 
 
 def region_of(parameters: Mapping[str, ParameterValue], what: str) -> RegionSlice | None:

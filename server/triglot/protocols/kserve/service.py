@@ -46,6 +46,8 @@ EXTENSIONS = (
 CONFIG = "config"
 FILE_PREFIX = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
+OIP_PLATFORMS = {"onnxruntime_onnx": "onnx_onnxv1", "pytorch_libtorch": "pytorch_torchscript"}
+"""What the Open Inference Protocol's list of platforms calls those that Triton calls otherwise."""
 NO_FILES = "models are loaded from the repository alone; --allow-model-upload lets requests bring files"
 
 
@@ -61,6 +63,8 @@ class KServe:
         regions: Regions | None = None,
         *,
         max_upload: int = 0,
+        oip_platforms: bool = False,
+        typed_contents: bool = False,
     ) -> None:
         self.max_upload = max_upload
         """Bytes that a request to load a model may have where it brings the model's files; 0: it may not."""
@@ -68,6 +72,8 @@ class KServe:
         self._dataplane = dataplane
         self._extended = ExtendedPlane(dataplane, regions or Regions())
         self._server_name = server_name
+        self._typed = typed_contents
+        self._platforms = OIP_PLATFORMS if oip_platforms else {}
         self._decode = InferDecoder()
         self._streamed = telemetry.endpoint(PROTOCOL, "GRPC", "ModelStreamInfer", inference=True)
 
@@ -111,14 +117,14 @@ class KServe:
         return pb.ModelMetadataResponse(
             name=model.name,
             versions=model.versions,
-            platform=model.platform,
+            platform=self._platforms.get(model.platform, model.platform),
             inputs=map(_tensor_metadata, model.signature.inputs),
             outputs=map(_tensor_metadata, model.signature.outputs),
         )
 
     def inference(self, endpoint: str) -> UnaryInference:
         """How requests of a route are run once; `endpoint` is what the error of a decoupled model calls it."""
-        return UnaryInference(self._dataplane, self._extended, endpoint)
+        return UnaryInference(self._dataplane, self._extended, endpoint, typed=self._typed)
 
     def infer_stream(self, requests: Duplex, call: Call) -> AsyncGenerator[bytes, None]:
         """ModelStreamInfer; requests come undecoded, since one that cannot be decoded is answered in band.
@@ -133,6 +139,7 @@ class KServe:
             call,
             self._streamed,
             end_on_error=end_on_error,
+            typed=self._typed,
         )
         return InferStream(asked).run(requests)
 

@@ -25,6 +25,7 @@ from triglot.protocols.kserve.codec import (
 )
 from triglot.protocols.kserve.errors import name_request
 from triglot.protocols.kserve.extended_plane import ExtendedPlane
+from triglot.protocols.kserve.parameters import wants_typed
 from triglot.telemetry.calls import Endpoint, Observation
 
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -118,6 +119,7 @@ class StreamRequests:
         endpoint: Endpoint,
         *,
         end_on_error: bool,
+        typed: bool,
     ) -> None:
         self._decode = decode
         self._dataplane = dataplane
@@ -125,6 +127,8 @@ class StreamRequests:
         self._call = call
         self._endpoint = endpoint
         self._end_on_error = end_on_error
+        self.typed = typed
+        """Outputs are `contents` where a request does not say."""
         self._sequences: dict[tuple[str, Any], _InSequence] = {}
         """The last request of each that is being answered."""
 
@@ -195,6 +199,7 @@ class StreamRequests:
                 if ended:
                     raise Internal(f"model '{response.model_name}' has answered after its final answer")
                 ended = response.final
+                response.typed = wants_typed(request, self.typed)
                 await apart.put(await _encoded_sized(response, observed, final=ended))
         if not ended and request.parameters.get(WANTS_EMPTY_FINAL):
             end = InferenceResponse(request.model_name, request.model_version, request.id, [])
@@ -262,6 +267,7 @@ class _OneAnswer:
             self._fail(error)
             return
         response: InferenceResponse = ended.answer
+        response.typed = wants_typed(self._request, self._requests.typed)
         if packing_size(response) > LONG_BYTES:
             assert self._line is not None
             self._line.begin(self._encode_long(response), self._leave)

@@ -1,0 +1,65 @@
+"""What metadata calls the platforms of models: as Triton does, or as the Open Inference Protocol's list does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doors import DEMO, open_house
+
+from triglot import Model, TensorSpec
+from triglot.model.config import ModelConfig
+from triglot.pb.kserve import inference_pb2 as pb
+
+TRITON = {"onnx": "onnxruntime_onnx", "torch": "pytorch_libtorch", "tensorflow": "tensorflow_savedmodel"}
+OIP = {"onnx": "onnx_onnxv1", "torch": "pytorch_torchscript", "tensorflow": "tensorflow_savedmodel"}
+# These the list does not have.
+OTHERS = {"sklearn": "sklearn", "xgboost": "xgboost", "python": "python"}
+FILES = {
+    "onnx": "model.onnx",
+    "torch": "model.pt",
+    "tensorflow": "saved_model.pb",
+    "sklearn": "model.joblib",
+    "xgboost": "model.bst",
+    "python": "model.py",
+}
+
+
+class Plain(Model):
+    inputs = [TensorSpec("x", "FP32", [-1])]
+    outputs = [TensorSpec("y", "FP32", [-1])]
+
+    def infer(self, inputs: Any) -> Any:
+        return {"y": inputs["x"]}
+
+
+def of_platform(backend: str, file: Path, config: ModelConfig) -> Model:
+    return type("Of", (Plain,), {"platform": (TRITON | OTHERS)[backend]})()
+
+
+@pytest.mark.parametrize(("option", "expected"), [({}, TRITON), ({"platform_names": "oip"}, OIP)])
+async def test_both_doors_name_the_platform(
+    tmp_path: Path, option: dict[str, str], expected: dict[str, str]
+) -> None:
+    for name, file in FILES.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / file).write_bytes(b"")
+    async with open_house([tmp_path], load=of_platform, **option) as house:
+        for name, platform in (expected | OTHERS).items():
+            _, _, reply = await house.grpc.call("ModelMetadata", _asked(name))
+            assert pb.ModelMetadataResponse.FromString(reply).platform == platform
+            _, _, body = await house.rest.call("GET", f"/v2/models/{name}")
+            assert json.loads(body)["platform"] == platform
+
+
+async def test_the_onnx_demo() -> None:
+    pytest.importorskip("onnxruntime")
+    async with open_house([DEMO / "image_classifier"], platform_names="oip") as house:
+        _, _, body = await house.rest.call("GET", "/v2/models/image_classifier")
+        assert json.loads(body)["platform"] == "onnx_onnxv1"
+
+
+def _asked(name: str) -> bytes:
+    return pb.ModelMetadataRequest(name=name).SerializeToString()
