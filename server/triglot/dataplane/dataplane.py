@@ -374,6 +374,10 @@ class DataPlane:
         """
         return self._registry.is_ready(name, version) and not self.stopping
 
+    async def check_ready(self, name: str, version: str = "") -> bool:
+        """As `model_ready`, and by what the model's own code says."""
+        return self.model_ready(name, version) and await self.servable(name, version).check_ready()
+
     @property
     def ready(self) -> bool:
         """Whether every wanted model is loaded and has a live instance, and the server is not stopping."""

@@ -153,7 +153,7 @@ class ModelCalls:
         elif task.action == "unload":
             await self._dataplane.unload_model(task.model, dependents=task.dependents)
         try:
-            return self._dataplane.model_ready(task.model, task.version)
+            return await self._dataplane.check_ready(task.model, task.version)
         except NotFound:
             return False
 

@@ -116,6 +116,10 @@ class Model:
     inputs and the call of each request; their shapes may differ. It answers with a list, an item for each request,
     in their order: its outputs, or an exception that is this request's alone."""
 
+    check_ready: Callable[[], bool] | None = None
+    """Whether it is ready by what its own code knows; who asks for the model's readiness asks this, too. Called on
+    a thread of its own, once at a time; what it raises means that it is not."""
+
     def load(self, folder: Path) -> None:
         """Called once, before the first `infer`, with the folder that holds the model's files."""
 

@@ -42,6 +42,7 @@ from triglot.model.ensemble import Ensemble
 from triglot.model.model import Model, is_async, is_decoupled
 from triglot.model.signature import default_of
 from triglot.scheduling.admission import Admission, Gate, refusals
+from triglot.scheduling.readiness import Readiness
 from triglot.scheduling.response_cache import ModelCache, ResponseCache
 from triglot.scheduling.schedules import executor_for_sequences, executors_for, schedule_for
 from triglot.scheduling.sequences import SequenceSchedule
@@ -249,6 +250,7 @@ class Servable:
         """What keeps the files that it was loaded from, where these are temporary."""
         self._gate: Gate | None = None
         self.answers: ModelCache | None = None
+        self._readiness = None if model.check_ready is None else Readiness(str(self), model.check_ready)
         self.labels: Mapping[str, Sequence[bytes]] = {}
         """The names of classes, of each output that has some."""
         self._queue_full = 0
@@ -262,6 +264,10 @@ class Servable:
         if self._hosted is not None and not self._hosted.alive:
             return False
         return any(executor.alive for executor in self._executors)
+
+    async def check_ready(self) -> bool:
+        """Whether it is ready by what its own code says."""
+        return self._readiness is None or await self._readiness.ask()
 
     @property
     def queue_depth(self) -> int:

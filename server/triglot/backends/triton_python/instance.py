@@ -75,6 +75,25 @@ class Instance:
             result = self._model.execute(list(requests))
             return self._started(result) if inspect.iscoroutine(result) else result
 
+    @property
+    def has_check(self) -> bool:
+        """Whether its class has an `is_ready`."""
+        return hasattr(self._class, "is_ready")
+
+    def is_ready(self) -> bool:
+        """What the model's `is_ready` returns, or its coroutine; on any thread. Raises what that raises, and
+        `TypeError` for what is no bool."""
+        model = self._model
+        if model is None:
+            return False
+        with working(self._home, self._home.calls):
+            ready = model.is_ready()
+            if inspect.iscoroutine(ready):
+                ready = self._started(ready).result()
+        if not isinstance(ready, bool):
+            raise TypeError(f"is_ready: expected it to return a bool, got {type(ready).__name__}")
+        return ready
+
     def _started(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """The coroutine runs on a loop of the instance's own, with all others of it."""
         if self._loop is None:

@@ -48,6 +48,12 @@ class TritonModel(Model):
         self.reshaping: Reshaping | None = None
         self.iterative: SequenceBatching | None = None
         """Where requests may come again: the model's sequences. A process is not told of others."""
+        if instances[0].has_check:
+            self.check_ready = self._all_ready
+
+    def _all_ready(self) -> bool:
+        """Whether every instance says so."""
+        return all(instance.is_ready() for instance in self._all)
 
     @abstractmethod
     def start_instance(self, call: Call) -> None:

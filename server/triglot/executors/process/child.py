@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -71,6 +72,8 @@ class Child:
         self._session = session
         self._notices = notices
         self._log: ProcessLog | None = None
+        self._check: Callable[[], bool] | None = None
+        self._checking = 0
 
     # --- the heart ---
 
@@ -90,8 +93,21 @@ class Child:
             if self._log is not None:
                 self._log.follow(self._session.control.log_switches)
             self._session.channel.arena.trim(time.monotonic())
+            if self._check is not None and (number := self._session.control.to_check) != self._checking:
+                self._checking = number
+                check = partial(self._run_check, self._check, number)
+                threading.Thread(target=check, name="ready", daemon=True).start()
         except Exception:  # As long as the heart beats nobody takes the process for hung.
             log.exception("%s: what is done between two calls failed", self._session.name)
+
+    def _run_check(self, check: Callable[[], bool], number: int) -> None:
+        ready = False
+        try:
+            ready = check()
+        except BaseException:  # A model that calls exit() is not ready, either.
+            log.exception("%s: its own check of readiness failed", self._session.name)
+        finally:
+            self._session.control.end_check(number, ready)
 
     # --- the model ---
 
@@ -102,6 +118,7 @@ class Child:
         if loaded is None:
             return
         model, file = loaded
+        self._check = model.check_ready
         on_loop = is_async(model.infer)
         # The loop of `async def` code has a thread of its own, which needs the interpreter meanwhile.
         session.channel.wakeful = not on_loop and _runs_beside_server()
@@ -158,7 +175,7 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
         raise ValueError("execution: expected 'thread' for a model that takes whole messages, got 'process'")
     declared: dict[str, Any] = {}
     for name in Model.__annotations__:
-        if name not in ("infer", "infer_batch", "model_config", "own_metrics", "own_batches"):
+        if name not in ("infer", "infer_batch", "check_ready", "model_config", "own_metrics", "own_batches"):
             try:
                 dumps(declared.setdefault(name, getattr(model, name)))
             except TypeError as error:
@@ -170,6 +187,7 @@ def _declared(model: Model, config: InstanceConfig) -> dict[str, Any]:
         "class": type(model).__name__,
         "takes_call": takes_call(infer),
         "lists": model.infer_batch is not None,
+        "checks_ready": model.check_ready is not None,
         "metrics": model.own_metrics is not None,
         "starts": type(model).start_instance is not Model.start_instance,
         "on_loop": is_async(infer),

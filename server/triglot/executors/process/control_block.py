@@ -10,14 +10,16 @@ import numpy as np
 from triglot.executors.process.arena import mapped, shared_memory
 
 SIZE = 4 * mmap.PAGESIZE
-_BEATS, _LOG_SWITCHES, _CANCELLED = 0, 8, 9
-# Apart by the length of a cache line: the process writes the first, and the server the others.
+_BEATS, _CHECKED, _READY = 0, 1, 2
+_LOG_SWITCHES, _TO_CHECK, _CANCELLED = 8, 9, 10
+# Apart by the length of a cache line: the process writes the first three, and the server the others.
 _CALLS = SIZE // 8 - _CANCELLED
 """Calls that have a place of their own, of those that run at the same time; others share one."""
 
 
 class ControlBlock:
-    """How often the process's heart has beaten, what it is to log, and which of its calls are cancelled."""
+    """How often the process's heart has beaten, what it is to log, whether its model says that it is ready, and
+    which of its calls are cancelled."""
 
     def __init__(self, descriptor: int) -> None:
         self._numbers = np.frombuffer(mapped(descriptor, SIZE, writable=True), np.uint64)
@@ -49,6 +51,25 @@ class ControlBlock:
     @log_switches.setter
     def log_switches(self, switches: int) -> None:
         self._numbers[_LOG_SWITCHES] = switches
+
+    def begin_check(self) -> int:
+        """In the server: have the model asked whether it is ready. The check's number."""
+        self._numbers[_TO_CHECK] += np.uint64(1)
+        return self.to_check
+
+    @property
+    def to_check(self) -> int:
+        """The number of the last check that was begun."""
+        return int(self._numbers[_TO_CHECK])
+
+    def end_check(self, number: int, ready: bool) -> None:
+        """In the process: what came of it."""
+        self._numbers[_READY] = ready
+        self._numbers[_CHECKED] = number
+
+    def checked(self, number: int) -> bool | None:
+        """What came of this check; None before it has ended."""
+        return bool(self._numbers[_READY]) if int(self._numbers[_CHECKED]) == number else None
 
     def is_cancelled(self, call: int) -> bool:
         """In the process: whether somebody has said so."""

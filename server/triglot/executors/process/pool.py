@@ -378,6 +378,10 @@ class Pool:
         """Those that run, or are to, and those that are gone and not forgotten."""
         return [one for slot in self._slots for one in (slot.process, slot.loading) if one] + self._gone
 
+    def check_ready(self) -> bool:
+        """Whether the model of every process that runs says that it is ready. Blocks."""
+        return all(process.check_ready() for slot in self._slots if (process := slot.process) is not None)
+
     def close(self) -> None:
         """Have every process close its model and end; nobody calls them any more. Blocks."""
         with self._free:

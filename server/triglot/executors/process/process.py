@@ -31,6 +31,8 @@ from triglot.model.config import ModelConfig
 
 _STATUS_SECONDS = 5.0
 """How long the status of a process that hung up may take."""
+_LOOK_SECONDS = 0.02
+"""Between two looks for what it leaves in its control block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,13 @@ class Process:
         self.control.log_switches = switches()
 
     # --- its end ---
+
+    def check_ready(self) -> bool:
+        """Whether its model says that it is ready; not when it ends meanwhile. Blocks."""
+        number = self.control.begin_check()
+        while (ready := self.control.checked(number)) is None and not self.ended():
+            time.sleep(_LOOK_SECONDS)
+        return bool(ready)
 
     def why_gone(self) -> str:
         """See `Owner`."""

@@ -35,6 +35,8 @@ class RemoteModel(HostedModel):
         self.inputs_in_place = True  # Its process gets a copy.
         self._pool = pool
         self._start_call: Call | None = None
+        if declared["checks_ready"]:
+            self.check_ready = pool.check_ready
         if declared["metrics"]:
             self.own_metrics = pool.metrics
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection
 from functools import partial
 
@@ -24,10 +25,10 @@ class Health:
         self._dataplane = dataplane
         self._services = frozenset(services)
 
-    def _status(self, name: str) -> pb.HealthCheckResponse:
+    async def _status(self, name: str) -> pb.HealthCheckResponse:
         """SERVING or NOT_SERVING. Raises `ModelNotFound`."""
         everything = not name or name in self._services
-        ok = self._dataplane.ready if everything else self._dataplane.model_ready(name)
+        ok = self._dataplane.ready if everything else await self._dataplane.check_ready(name)
         return pb.HealthCheckResponse(
             status=pb.HealthCheckResponse.SERVING if ok else pb.HealthCheckResponse.NOT_SERVING
         )
@@ -35,21 +36,22 @@ class Health:
     async def check(self, request: pb.HealthCheckRequest, _: Call) -> pb.HealthCheckResponse:
         """Raises `NotFound`."""
         try:
-            return self._status(request.service)
+            return await self._status(request.service)
         except ModelNotFound:
             raise NotFound(f"'{request.service}' is neither a service nor a model here") from None
 
     async def list(self, _: pb.HealthListRequest, __: Call) -> pb.HealthListResponse:
         """Every name that can be checked."""
         names = ["", *self._services, *self._dataplane.known_names()]
-        return pb.HealthListResponse(statuses={name: self._status(name) for name in names})
+        statuses = await asyncio.gather(*map(self._status, names))
+        return pb.HealthListResponse(statuses=dict(zip(names, statuses, strict=True)))
 
     async def watch(self, request: pb.HealthCheckRequest, _: Call) -> AsyncIterator[pb.HealthCheckResponse]:
         """The status now and at every change; SERVICE_UNKNOWN for a name that may still come."""
         last = None
         while True:
             try:
-                status = self._status(request.service)
+                status = await self._status(request.service)
             except ModelNotFound:
                 status = pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
             if status != last:

@@ -88,13 +88,13 @@ class KServe:
     async def model_ready(self, request: pb.ModelReadyRequest, _: Call) -> pb.ModelReadyResponse:
         """An unknown model is not ready, rather than an error (spec 0.11). Raises `InvalidArgument`."""
         try:
-            return pb.ModelReadyResponse(ready=self._dataplane.model_ready(request.name, request.version))
+            return pb.ModelReadyResponse(ready=await self._dataplane.check_ready(request.name, request.version))
         except ModelNotFound:
             return pb.ModelReadyResponse(ready=False)
 
     async def require_model_ready(self, request: pb.ModelReadyRequest, _: Call) -> pb.ModelReadyRequest:
         """REST's form of `model_ready` (spec 3.6). Raises `ModelNotFound`, and `Unavailable` when not ready."""
-        if not self._dataplane.model_ready(request.name, request.version):
+        if not await self._dataplane.check_ready(request.name, request.version):
             raise Unavailable(f"model '{request.name}' is not ready")
         return request
 
