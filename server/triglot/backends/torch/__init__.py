@@ -1,14 +1,16 @@
-"""Programs of PyTorch: TorchScript (`model.pt`) and torch.export (`model.pt2`)."""
+"""Programs of PyTorch: TorchScript (`model.pt`), torch.export and AOTInductor (`model.pt2`)."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from triglot.backends.parameters import warn_of_others
 from triglot.backends.torch.archive import Kind, kind_of
+from triglot.backends.torch.compiled import CompiledModel, read_compiled
 from triglot.backends.torch.exported import read_exported
 from triglot.backends.torch.model import Program, TorchModel
 from triglot.backends.torch.script import read_script
@@ -18,6 +20,12 @@ from triglot.model.model import Model
 
 log = logging.getLogger(__name__)
 
+_READERS: dict[Kind, Callable[[Path, torch.device | None], Program]] = {
+    Kind.SCRIPT: read_script,
+    Kind.EXPORTED: read_exported,
+    Kind.COMPILED: read_compiled,
+}
+
 
 def load(file: Path, config: ModelConfig) -> Model:
     """The program of `file`; what the file holds says which kind it is, whatever its name.
@@ -26,20 +34,25 @@ def load(file: Path, config: ModelConfig) -> Model:
     Raises `ModelLoadError` for any other file, for a device that there is not, and for tensors that cannot be
     named as `config` does.
     """
-    read = read_exported if kind_of(file) is Kind.EXPORTED else read_script
-    devices = _devices(config)
+    kind = kind_of(file)
+    # One that was compiled runs on no other kind of device.
+    read = _READERS[kind]
+    devices = _devices(config, Device("MODEL") if kind is Kind.COMPILED else None)
     programs: dict[Device, Program] = {
         device: read(file, _torch_device(device)) for device in dict.fromkeys(devices)
     }
     warn_of_others(file, config, "torch")
-    return TorchModel(file, config, [programs[device] for device in devices])
+    make = CompiledModel if kind is Kind.COMPILED else TorchModel
+    return make(file, config, [programs[device] for device in devices])
 
 
-def _devices(config: ModelConfig) -> list[Device]:
+def _devices(config: ModelConfig, default: Device | None) -> list[Device]:
     try:
         devices = config.devices(torch.cuda.device_count)
     except ValueError as error:
         raise ModelLoadError(f"{config.source}: {error}") from None
+    if default is not None:
+        return devices or [default]
     return devices or [Device("GPU", number) for number in range(torch.cuda.device_count())] or [Device("CPU")]
 
 

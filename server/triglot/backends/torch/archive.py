@@ -19,7 +19,10 @@ import torch
 
 from triglot.core.errors import ModelLoadError
 
-EXPECTED = "expected a TorchScript program (torch.jit.save) or an exported one (torch.export.save)"
+EXPECTED = (
+    "expected a TorchScript program (torch.jit.save), an exported one (torch.export.save) or one that AOTInductor "
+    "compiled"
+)
 _AHEAD_OF_TIME = "data/aotinductor/"
 _OLD_EXPORT = "serialized_exported_program.json"
 _OLD_PICKLES = ("serialized_state_dict.json", "serialized_constants.json")
@@ -30,6 +33,7 @@ class Kind(enum.Enum):
 
     SCRIPT = "torch.jit.save"
     EXPORTED = "torch.export.save"
+    COMPILED = "torch._inductor.aoti_compile_and_package"
 
 
 def kind_of(file: Path) -> Kind:
@@ -45,13 +49,15 @@ def kind_of(file: Path) -> Kind:
             pickled = stream.read(1) == pickle.PROTO
         what = "a pickle, as torch.save wrote before PyTorch 1.6" if pickled else "no archive of PyTorch's"
         raise ModelLoadError(f"{file}: this is {what}; {EXPECTED}") from None
-    programs = sorted(
-        name.removeprefix("models/").removesuffix(".json") for name in members if name.startswith("models/")
-    )
-    if any(name.startswith(_AHEAD_OF_TIME) for name in members):
-        raise ModelLoadError(f"{file}: this is a package that AOTInductor compiled; {EXPECTED}")
-    if programs and programs != ["model"]:
-        raise ModelLoadError(f"{file}: expected one exported program, called model, got {', '.join(programs)}")
+    compiled = {name.split("/")[2] for name in members if name.startswith(_AHEAD_OF_TIME)}
+    models = (name.removeprefix("models/") for name in members if name.startswith("models/"))
+    programs = {name.removesuffix(".json") for name in models}
+    for found, what in ((compiled, "compiled"), (programs, "exported")):
+        if found and found != {"model"}:
+            names = ", ".join(sorted(found))
+            raise ModelLoadError(f"{file}: expected one {what} program, called model, got {names}")
+    if compiled:
+        return Kind.COMPILED
     if programs or _OLD_EXPORT in members:
         return Kind.EXPORTED
     if "constants.pkl" in members:

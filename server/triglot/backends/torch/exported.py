@@ -139,14 +139,14 @@ def _results(program: Any, nodes: Mapping[str, Any]) -> list[ProgramTensor | Non
     leaves = [_leaf(spec.arg, nodes) for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     if others := [leaf.value for leaf in leaves if not leaf.name and leaf.value is not None]:
         raise ValueError(f"a part of its result is {type(others[0]).__name__}; expected tensors")
-    names = _names(tree_unflatten(list(range(len(leaves))), program.call_spec.out_spec), len(leaves))
+    names = result_names(tree_unflatten(list(range(len(leaves))), program.call_spec.out_spec), len(leaves))
     return [
         ProgramTensor(name, leaf.spec(name)) if leaf.name else None
         for name, leaf in zip(names, leaves, strict=True)
     ]
 
 
-def _names(tree: Any, count: int) -> list[str]:
+def result_names(tree: Any, count: int) -> list[str]:
     """Names of the leaves of a result whose leaves are their own positions."""
     if isinstance(tree, Mapping) and all(isinstance(position, int) for position in tree.values()):
         keys = {position: key for key, position in tree.items()}

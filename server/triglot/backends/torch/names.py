@@ -29,6 +29,11 @@ class ProgramTensor:
         return f"{self.name} (optional)" if self.optional else self.name
 
 
+def input_name(position: int) -> str:
+    """What an input without a name of its own is called."""
+    return f"INPUT__{position}"
+
+
 def output_name(position: int) -> str:
     """What an output without a name of its own is called."""
     return f"OUTPUT__{position}"
@@ -64,6 +69,6 @@ def assign(names: Sequence[str], own: Sequence[str], *, in_order: bool = False) 
 def positional(names: Sequence[str]) -> list[str]:
     """The names of a request's inputs; those that only say that there was none become `INPUT__<index>`."""
     if len(names) == 1 and not names[0]:
-        return ["INPUT__0"]
+        return [input_name(0)]
     matches = [_UNNAMED.fullmatch(name) for name in names]
-    return [f"INPUT__{match[1]}" for match in matches if match] if all(matches) else list(names)
+    return [input_name(int(match[1])) for match in matches if match] if all(matches) else list(names)

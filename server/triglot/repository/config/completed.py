@@ -33,7 +33,7 @@ from triglot.scheduling.servable import Servable
 
 BACKEND_NAMES = {"onnx": "onnxruntime", "torch": "pytorch"}
 """What Triton calls those of our backends that it calls otherwise."""
-TRITON_PLATFORMS = (ENSEMBLE, "onnxruntime_onnx", "pytorch_libtorch", "tensorflow_savedmodel")
+TRITON_PLATFORMS = (ENSEMBLE, "onnxruntime_onnx", "pytorch_libtorch", "tensorflow_savedmodel", "torch_aoti")
 
 
 @dataclass(frozen=True, slots=True)

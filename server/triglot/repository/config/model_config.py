@@ -74,6 +74,7 @@ BACKEND_OF_NAME = {
     "tensorflow": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
     "torch": "torch",
+    "torch_aoti": "torch",
     "xgboost": "xgboost",
 }
 """What a configuration may call our backends, as `backend` and as `platform`."""

@@ -1,0 +1,129 @@
+"""Packages of AOTInductor."""
+
+# ruff: noqa: E402 — without the library there is nothing to import.
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from triglot.core.errors import Code
+
+torch = pytest.importorskip("torch", reason="the torch environment has it")
+if not hasattr(torch._inductor, "aoti_compile_and_package") or shutil.which("g++") is None:
+    pytest.skip("AOTInductor needs torch 2.6 and g++", allow_module_level=True)
+
+from torch_files import ON_CPU, InstanceGroup, config, fp32, lists, load, refused
+from triton_served import serving
+
+ROWS = torch.export.Dim("rows", min=1, max=16)
+CONFIG = """
+platform: "torch_aoti"
+max_batch_size: 8
+input [{ name: "A" data_type: TYPE_FP32 dims: 2 }, { name: "B" data_type: TYPE_FP32 dims: 2 }]
+output [{ name: "total" data_type: TYPE_FP32 dims: 2 }, { name: "less" data_type: TYPE_FP32 dims: 2 }]
+"""
+
+
+class SumAndDifference(torch.nn.Module):  # type: ignore[misc]
+    """Gives a dict."""
+
+    def forward(self, a: Any, more: Any) -> Any:
+        return {"total": a + more["b"], "less": a - more["b"]}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled once: that takes a minute."""
+    example = torch.rand(4, 2), {"b": torch.rand(4, 2)}
+    dims = ({0: ROWS}, {"b": {0: ROWS}})
+    file = tmp_path_factory.mktemp("compiled") / "model.pt2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of torch's own parts.
+        program = torch.export.export(SumAndDifference(), example, dynamic_shapes=dims)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file))
+    return file
+
+
+ONE, OTHER = fp32(1, 2).reshape(1, 2), fp32(3, 5).reshape(1, 2)
+
+
+def test_names_and_outcome(package: Path) -> None:
+    model = load(package, config(["INPUT__0", "INPUT__1"], ["total", "less"]))
+    assert model.platform == "torch_aoti"
+    assert not model.any_tensors
+    assert lists(model.infer({"INPUT__0": ONE, "INPUT__1": OTHER})) == {"total": [[4, 7]], "less": [[-2, -3]]}
+    model.close()
+
+
+def test_configured_names(package: Path) -> None:
+    model = load(package, config(["left", "right"], ["less"], groups=[ON_CPU]))
+    assert [spec.name for spec in model.inputs] == ["left", "right"]
+    assert lists(model.infer({"left": ONE, "right": OTHER})) == {"less": [[-2, -3]]}
+
+
+def test_with_its_own_checks(package: Path) -> None:
+    """The code looks once at the variable: a process of its own."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from torch_files import config, load
+import numpy as np
+from pathlib import Path
+from triglot.core.errors import InvalidArgument
+model = load(Path({str(package)!r}), config(["a", "b"], ["less"]))
+for shape in ((2, 3), (3, 2)):
+    try:
+        model.infer({{"a": np.ones((2, 2), "f4"), "b": np.ones(shape, "f4")}})
+    except InvalidArgument as error:
+        print(error)
+print(model.infer({{"a": np.ones((2, 2), "f4"), "b": np.ones((2, 2), "f4")}})["less"].tolist())
+"""
+    environment = {**os.environ, "AOTI_RUNTIME_CHECK_INPUTS": "1"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert ran.stdout.splitlines() == [
+        "input_handles[1]: unmatched dim value at 1, expected: 2, but got: 3",
+        "expected size 3==2, stride 2==2 at dim=0",
+        "[[0.0, 0.0], [0.0, 0.0]]",
+    ]
+
+
+def test_what_cannot_be_loaded(package: Path, tmp_path: Path) -> None:
+    text = refused(package, code=Code.INVALID_ARGUMENT)
+    assert text.startswith("expected inputs and outputs in a config.pbtxt: what AOTInductor compiled does not say")
+    text = refused(package, config(["one"], ["less"]), Code.INVALID_ARGUMENT)
+    assert text == "input: expected the program's INPUT__0, INPUT__1; got one: none is INPUT__1"
+    damaged = tmp_path / "model.pt2"
+    with zipfile.ZipFile(package) as whole, zipfile.ZipFile(damaged, "w") as archive:
+        for name in whole.namelist():
+            archive.writestr(name, b"" if name.endswith(".so") else whole.read(name))
+    assert refused(damaged).startswith("what AOTInductor compiled cannot be loaded: ")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_another_kind_of_device(package: Path) -> None:
+    text = refused(package, config(groups=[InstanceGroup("GPU")]))
+    assert text.endswith("it was compiled for cpu, and is to run on cuda")
+    assert load(package, config(["a", "b"], ["less"])).instances == 1
+
+
+async def test_behind_a_server_as_triton_configures_it(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "sums" / "1").mkdir(parents=True)
+    shutil.copy(package, tmp_path / "sums" / "1" / "model.pt2")
+    (tmp_path / "sums" / "config.pbtxt").write_text(CONFIG)
+    async with serving(tmp_path / "sums") as door:
+        rows = np.arange(6, dtype="f4").reshape(3, 2)
+        reply = await door.infer("sums", {"A": rows, "B": rows})
+        assert lists(reply.outputs) == {"total": (2 * rows).tolist(), "less": np.zeros((3, 2)).tolist()}
+        code, text = await door.failure("sums", {"A": rows, "B": rows[:, :1]})
+        assert (code.name, "unexpected shape for input 'B'" in text) == ("INVALID_ARGUMENT", True)
+        assert door.server.dataplane.metadata("sums").platform == "torch_aoti"
