@@ -292,6 +292,20 @@ def test_a_model_of_vertex_ai_that_is_elsewhere(uri: str) -> None:
     )
 
 
+# --- KServe ---
+
+KSERVE = {"KSERVE_TLS_CERT_FILE": "/certs/tls.crt", "KSERVE_TLS_KEY_FILE": "/certs/tls.key"}
+
+
+def test_kserve_says_where_its_certificate_is(tmp_path: Path) -> None:
+    config = load_config(toml(tmp_path, 'tls_certificate = "mine.crt"\ntls_key = "mine.key"'), KSERVE, {})
+    assert (config.tls_certificate, config.tls_key) == tuple(KSERVE.values())
+    assert config.host == Config().host
+    ours = {"TRIGLOT_TLS_KEY": "ours.key"}
+    assert load_config(None, KSERVE | ours, {"tls_certificate": "flag.crt"}).tls_key == "ours.key"
+    assert load_config(None, dict.fromkeys(KSERVE, ""), {}) == Config()
+
+
 # --- Kubernetes ---
 
 

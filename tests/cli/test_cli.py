@@ -336,8 +336,36 @@ def test_defaults() -> None:
     assert config.drain_delay + config.grace < 30
 
 
+TRITON = """
+help id exit-timeout-secs model-store model-repository exit-on-error disable-auto-complete-config
+strict-readiness model-control-mode repository-poll-secs load-model model-config-name model-load-thread-count
+model-load-retry-count model-namespacing enable-peer-access allow-http http-address http-port reuse-http-port
+http-header-forward-pattern http-thread-count http-restricted-api http-max-input-size allow-grpc grpc-address
+grpc-port reuse-grpc-port grpc-header-forward-pattern grpc-infer-thread-count grpc-infer-allocation-pool-size
+grpc-max-response-pool-size grpc-use-ssl grpc-use-ssl-mutual grpc-server-cert grpc-server-key grpc-root-cert
+grpc-infer-response-compression-level grpc-keepalive-time grpc-keepalive-timeout
+grpc-keepalive-permit-without-calls grpc-http2-max-pings-without-data
+grpc-http2-min-recv-ping-interval-without-data grpc-http2-max-ping-strikes grpc-max-connection-age
+grpc-max-connection-age-grace grpc-restricted-protocol log-verbose log-info log-warning log-error log-format
+log-file allow-sagemaker sagemaker-port sagemaker-safe-port-range sagemaker-thread-count allow-vertex-ai
+vertex-ai-port vertex-ai-thread-count vertex-ai-default-model allow-metrics allow-gpu-metrics allow-cpu-metrics
+metrics-address metrics-port metrics-interval-ms metrics-config trace-config cache-config cache-directory
+rate-limit rate-limit-resource pinned-memory-pool-byte-size cuda-memory-pool-byte-size cuda-virtual-address-size
+min-supported-compute-capability buffer-manager-thread-count host-policy model-load-gpu-limit backend-directory
+backend-config repoagent-directory strict-model-config response-cache-byte-size trace-file trace-level
+trace-rate trace-count trace-log-frequency
+"""
+"""The flags of tritonserver."""
+
+
 def test_what_stands_in_place_of_tritons_flags_is_there() -> None:
     offered = run_triglot("serve", "--help").stdout
     for named in re.findall(r"--[a-z-]+", " ".join(triton_flags.OURS.values())):
         assert re.search(rf" {named}[ ,]", offered), named
     assert not [flag for flag in triton_flags.OURS if re.search(rf" {flag}[ ,]", offered)]
+    # Every flag of tritonserver's is one of ours, or has something in its place.
+    assert not [
+        flag
+        for flag in TRITON.split()
+        if not re.search(rf" --{flag}[ ,]", offered + " --help ") and f"--{flag}" not in triton_flags.OURS
+    ]

@@ -11,6 +11,19 @@ _CERTIFICATE = "--tls-certificate and --tls-key, for all ports"
 _CLIENT_CA = "--tls-client-ca: whoever has no certificate of those is refused"
 _IN_SECONDS = "in seconds"
 _METRICS = "metrics are at /metrics of the REST port"
+_READ = "metrics are made when they are read, and have no settings"
+_LEVEL = "--log-level"
+_FORWARD = "a model's code finds headers in its call's metadata"
+_RESTRICTED = "there is no authentication yet: put the server behind something that has"
+_NO_THREADS = "one event loop serves all connections; --workers has several processes do so"
+_NO_POOL = "nothing is kept for further requests"
+_SHARED_PORT = "--workers has several processes share the ports"
+_PINGS = "how often clients may ask is fixed"
+_NO_LIBRARIES = "there are no shared libraries to load"
+_NO_RATES = "there is no rate limiter; instance_group of a config.pbtxt says how many requests run"
+_NO_MEMORY_POOL = "there are no pools of GPU memory or pinned memory"
+_NO_SAGEMAKER = "there are no routes of SageMaker's"
+_VERTEX = "--predict-route and --health-route, or AIP_PREDICT_ROUTE and AIP_HEALTH_ROUTE"
 OURS: Mapping[str, str] = MappingProxyType(
     {
         "--model-repository": _REPOSITORY,
@@ -24,7 +37,7 @@ OURS: Mapping[str, str] = MappingProxyType(
         "--allow-http": "--rest-port -1 opens none",
         "--allow-grpc": "--grpc-port -1 opens none",
         "--log-verbose": "--log-verbose-level",
-        "--server-id": "--server-name",
+        "--id": "--server-name",
         "--repository-poll-secs": "--poll-interval",
         "--exit-on-error": "--exit-on-load-error",
         "--exit-timeout-secs": "--grace",
@@ -42,6 +55,54 @@ OURS: Mapping[str, str] = MappingProxyType(
         "--grpc-max-connection-age-grace": f"--max-connection-age-grace, {_IN_SECONDS}",
         "--trace-config": "--trace-file, --trace-level, --trace-rate, --trace-count and --trace-log-frequency",
         "--backend-config": "--default-max-batch-size; other settings are parameters of a model's config.pbtxt",
+        "--strict-readiness": "ready means that all models are, in any case",
+        "--model-config-name": "a model's configuration is its config.pbtxt",
+        "--model-load-thread-count": "models are loaded one after the other",
+        "--model-load-retry-count": "what could not be loaded is tried again when its files have changed",
+        "--model-namespacing": "each name is there once, in all repositories",
+        "--enable-peer-access": _NO_MEMORY_POOL,
+        "--reuse-http-port": _SHARED_PORT,
+        "--reuse-grpc-port": _SHARED_PORT,
+        "--http-header-forward-pattern": _FORWARD,
+        "--grpc-header-forward-pattern": _FORWARD,
+        "--http-thread-count": _NO_THREADS,
+        "--http-max-input-size": "--max-message-size, and --max-json-size for JSON",
+        "--http-restricted-api": _RESTRICTED,
+        "--grpc-restricted-protocol": _RESTRICTED,
+        "--grpc-infer-thread-count": _NO_THREADS,
+        "--grpc-infer-allocation-pool-size": _NO_POOL,
+        "--grpc-max-response-pool-size": _NO_POOL,
+        "--grpc-keepalive-permit-without-calls": "--keepalive-time holds with and without calls",
+        "--grpc-http2-max-pings-without-data": _PINGS,
+        "--grpc-http2-min-recv-ping-interval-without-data": _PINGS,
+        "--grpc-http2-max-ping-strikes": _PINGS,
+        "--log-info": _LEVEL,
+        "--log-warning": _LEVEL,
+        "--log-error": _LEVEL,
+        "--allow-sagemaker": _NO_SAGEMAKER,
+        "--sagemaker-port": _NO_SAGEMAKER,
+        "--sagemaker-safe-port-range": _NO_SAGEMAKER,
+        "--sagemaker-thread-count": _NO_SAGEMAKER,
+        "--allow-vertex-ai": _VERTEX,
+        "--vertex-ai-port": "--rest-port, or AIP_HTTP_PORT",
+        "--vertex-ai-thread-count": _NO_THREADS,
+        "--vertex-ai-default-model": "a predict route is for the one model that is served",
+        "--allow-gpu-metrics": "there are no metrics of GPUs",
+        "--allow-cpu-metrics": "/metrics has those of CPUs in any case",
+        "--metrics-interval-ms": _READ,
+        "--metrics-config": _READ,
+        "--cache-directory": _NO_LIBRARIES,
+        "--backend-directory": _NO_LIBRARIES,
+        "--repoagent-directory": _NO_LIBRARIES,
+        "--rate-limit": _NO_RATES,
+        "--rate-limit-resource": _NO_RATES,
+        "--pinned-memory-pool-byte-size": _NO_MEMORY_POOL,
+        "--cuda-memory-pool-byte-size": _NO_MEMORY_POOL,
+        "--cuda-virtual-address-size": _NO_MEMORY_POOL,
+        "--buffer-manager-thread-count": _NO_MEMORY_POOL,
+        "--min-supported-compute-capability": "gpus of an instance_group say where a model runs",
+        "--model-load-gpu-limit": "gpus of an instance_group say where a model runs",
+        "--host-policy": "the parameter cpus of a model's config.pbtxt",
         "--strict-model-config": "a config.pbtxt may be partial or missing in any case",
         "--disable-auto-complete-config": "a config.pbtxt may be partial or missing in any case",
     }

@@ -1,5 +1,5 @@
-"""Where options come from. A later source wins: defaults, the TOML file, what Vertex AI sets, `TRIGLOT_*`
-variables, flags.
+"""Where options come from. A later source wins: defaults, the TOML file, what Vertex AI and KServe set,
+`TRIGLOT_*` variables, flags.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from triglot.config.options import (
 
 # What Vertex AI sets for a custom container (tfs 7.7), besides AIP_STORAGE_URI.
 VERTEX = {"AIP_HTTP_PORT": "rest_port", "AIP_PREDICT_ROUTE": "predict_route", "AIP_HEALTH_ROUTE": "health_route"}
+# What KServe sets for a serving runtime with TLS.
+KSERVE = {"KSERVE_TLS_CERT_FILE": "tls_certificate", "KSERVE_TLS_KEY_FILE": "tls_key"}
 SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?")
 
 
@@ -41,7 +43,9 @@ def load_config(
     values: dict[str, Any] = dict(defaults or {})
     if file is not None:
         values |= _from_toml(file)
-    values |= _from_vertex(environment) | _from_environment(environment)
+    vertex = _set_by(VERTEX, environment)
+    values |= {"host": ANY_HOST} | vertex if vertex else {}
+    values |= _set_by(KSERVE, environment) | _from_environment(environment)
     for name, value in flags.items():
         check_option(name, value, flag_of(name))
     return Config(**values | dict(flags))
@@ -76,13 +80,14 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _from_vertex(environment: Mapping[str, str]) -> dict[str, Any]:
+def _set_by(variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """The options that a platform's own variables set."""
     values: dict[str, Any] = {}
-    for variable, name in VERTEX.items():
+    for variable, name in variables.items():
         if text := environment.get(variable):
             values[name] = _parse(variable, text, option_type(name))
             check_option(name, values[name], variable)
-    return {"host": ANY_HOST} | values if values else {}
+    return values
 
 
 def vertex_model(environment: Mapping[str, str]) -> Path | None:
