@@ -49,6 +49,16 @@ def test_the_usual_files(tmp_path: Path) -> None:
         read.model("your_model")
 
 
+def test_brpc_of_the_cpp_server_is_grpc_here(tmp_path: Path) -> None:
+    read = project(tmp_path, SERVER.replace("http+grpc", "http+brpc"))
+    assert (read.server.framework, read.server.http_port, read.server.grpc_port) == ("http+grpc", 7080, 7081)
+    (warning,) = read.warnings
+    assert warning == (
+        f"{tmp_path}/conf/server.yml: interface.framework: http+brpc is read as http+grpc: the second port speaks "
+        "gRPC; clients of GrpsBrpcService, and brpc's own protocols and pages, are not served"
+    )
+
+
 def test_other_files_in_their_place(tmp_path: Path) -> None:
     project(tmp_path)
     other = tmp_path / "other.yml"

@@ -25,7 +25,6 @@ from triglot.core.errors import ModelLoadError
         ),
         ("interface.framework", ABSENT, "interface.framework: expected http or http+grpc, got nothing"),
         ("interface.framework", "grpc", "interface.framework: expected http or http+grpc, got 'grpc'"),
-        ("interface.framework", "http+brpc", "got http+brpc: brpc is not supported here"),
         ("interface.host", "localhost", "interface.host: expected an IPv4 address, got 'localhost'"),
         ("interface.host", "1.2.3.456", "interface.host: expected an IPv4 address, got '1.2.3.456'"),
         ("interface.host", None, "interface.host: expected an IPv4 address, got nothing"),

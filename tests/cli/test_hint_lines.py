@@ -95,11 +95,20 @@ def check_grps(model: ModelMetadata, shape: Sequence[int]) -> None:
     check(model.signature, bind_message(grps_codec.decode_message(encoded), model.signature, "m"), shape)
 
 
-def test_a_grps_project_takes_texts() -> None:
-    signature = Signature((), (), any_tensors=True)
-    curl, python, grpcurl = lines(ModelMetadata("m", ["1"], "grps", signature, decoupled=False))
-    assert json.loads(body(curl)) == json.loads(body(grpcurl)) == {"str_data": "hello"}
+def test_a_grps_project_takes_what_it_declares() -> None:
+    """Where it says nothing, only its author knows what it takes."""
+    unknown = ModelMetadata("m", ["1"], "grps", Signature((), (), any_tensors=True), decoupled=False)
+    assert lines(unknown) == []
+    signature = Signature([TensorSpec("x", "FP32", [-1])], OUTPUTS, any_tensors=True)
+    known = ModelMetadata("known", ["1"], "grps", signature, decoupled=False)
+    curl, python, grpcurl = lines(unknown, known, protocols="grps")
+    tensor = {"name": "x", "dtype": "DT_FLOAT32", "shape": [1], "flat_float32": [1.5]}
+    message = {"model": "known-1", "gtensors": {"tensors": [tensor]}}
+    assert json.loads(body(curl)) == json.loads(body(grpcurl)) == message
     assert "{'Content-Type': 'application/json'}" in python
+    assert "/v2/models/known/infer" in lines(known)[0]
+    # It reads the bodies of grps' HTTP itself.
+    assert lines(known, protocols="grps", grps_customized_body=True) == []
 
 
 @pytest.mark.parametrize("datatype", sorted(WITHOUT_SAMPLE | {"UINT16"}))

@@ -104,10 +104,8 @@ def hint_lines(models: list[ModelMetadata], config: Config, grpc_port: int, rest
 
 
 def _calls(model: ModelMetadata, config: Config) -> list[_SampleCall]:
-    if model.signature.any_tensors:
-        if config.grps_customized_body:
-            return []  # What it takes, only its author knows.
-        return [_grps_call({"str_data": "hello"})]
+    if model.signature.any_tensors and not model.signature.inputs:
+        return []  # What it takes, only its author knows.
     # Of examples, and of JSON in JSON, no sample is right for every model; a sequence has an id, and a start.
     simple = model.signature.method == "predict" and not (model.decoupled or model.speaks_json or model.sequences)
     samples = _samples(model) if simple else None
@@ -121,7 +119,9 @@ def _calls(model: ModelMetadata, config: Config) -> list[_SampleCall]:
     has_json = bool(samples) and all(spec.datatype in _ELEMENTS.keys() - {"UINT16"} for spec in specs)
     if "tfserving" in config.protocol_names and has_json:
         calls.append(_tfserving_call(model, samples))
-    if "grps" in config.protocol_names and all(sample.element.grps_field for sample in samples):
+    # In customised HTTP a project reads its requests itself.
+    has_grps = "grps" in config.protocol_names and not config.grps_customized_body
+    if has_grps and all(sample.element.grps_field for sample in samples):
         tensors = {"gtensors": {"tensors": list(map(_grps_tensor, samples))}}
         calls.append(_grps_call({"model": f"{model.name}-{model.versions[-1]}", **tensors}))
     return calls

@@ -20,7 +20,7 @@ def signatures_of(model: Model) -> dict[str, Signature]:
         if not isinstance(signature, Signature):
             raise ValueError(f"signatures: {name!r}: expected a Signature, got {signature!r}")
     if model.any_tensors:
-        return {DEFAULT_SIGNATURE: Signature((), (), any_tensors=True)}
+        return {DEFAULT_SIGNATURE: Signature(tuple(model.inputs), tuple(model.outputs), any_tensors=True)}
     if model.inputs or model.outputs or not declared:
         if DEFAULT_SIGNATURE in declared:
             raise ValueError(f"signatures: {DEFAULT_SIGNATURE!r} is what inputs and outputs declare already")

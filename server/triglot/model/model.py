@@ -55,7 +55,8 @@ class Model:
     """Whether it takes and gives JSON: inputs `instances`, a text each, and `parameters`, one text of an object;
     output `predictions`, one text. All are BYTES."""
     any_tensors: bool = False
-    """Whether it takes inputs of any names, datatypes and shapes, and gives such outputs; it declares none."""
+    """Whether it takes inputs of any names, datatypes and shapes, and gives such outputs; what it declares is for
+    clients to read."""
     any_output_shapes: bool = False
     """Whether its outputs may have other shapes than it declares, as those of Triton's Python models."""
     takes_messages: bool = False

@@ -60,8 +60,8 @@ class Signature:
     """Named inputs and outputs, and what a call of them means: predict, classify or regress.
 
     `defaults`: values of inputs that a request may leave out; `may_lack` are these and the optional ones, which
-    then are not there at all. `max_batch_size` is the model's. `any_tensors`:
-    nothing is declared, and everything is taken and given as it is.
+    then are not there at all. `max_batch_size` is the model's. `any_tensors`: everything is taken and given as it
+    is, whatever is declared.
     classify and regress take one BYTES input `inputs`, of serialized `tensorflow.Example` messages, and give
     `classes` (BYTES) or `scores` (FP32) or both, and `outputs` (FP32) respectively (tfs 3.3).
 
@@ -85,7 +85,8 @@ class Signature:
         if self.method not in METHODS:
             raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {self.method!r}")
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
-            object.__setattr__(self, f"{kind}_rules", _rules(kind, specs, self.max_batch_size))
+            rules = _rules(kind, specs, self.max_batch_size)
+            object.__setattr__(self, f"{kind}_rules", {} if self.any_tensors else rules)
         defaults = {
             name: _checked_default(name, value, self.input_rules.get(name))
             for name, value in self.defaults.items()

@@ -3,6 +3,7 @@
 python tf_grps.py
 """
 
+import shlex
 import sys
 import tempfile
 from contextlib import asynccontextmanager, chdir
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 import tf_models
 import yaml
+from google.protobuf import json_format
 
 from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.gtensors import fill, to_array
@@ -20,9 +22,13 @@ from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.settings import read_project
 from triglot.backends.grps.tf_inferer import TfModelInferer
 from triglot.backends.grps.tf_tensor_converter import TfTensorConverter
+from triglot.cli.hints import hint_lines
+from triglot.config.options import Config
 from triglot.core.call import Call
 from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
 from triglot.core.types import Exchange
+from triglot.model.declared_signatures import signatures_of
+from triglot.model.metadata import ModelMetadata
 from triglot.pb.grps import grps_pb2 as pb
 from triglot.telemetry.monitor import Monitor
 
@@ -79,6 +85,11 @@ def refused(kind, text, function, *arguments):
     with checks.Raises(kind) as caught:
         function(*arguments)
     assert text in str(caught.error), caught.error
+
+
+def described(model):
+    declared = model.declared() if isinstance(model, TfModelInferer) else (model.inputs, model.outputs)
+    return tuple({spec.name: (spec.datatype, spec.shape) for spec in specs} for specs in declared)
 
 
 class Subject:
@@ -224,9 +235,45 @@ async def check_a_project(subject):
         call.exchange = Exchange(message(first=A, second=B).SerializeToString())
         reply = pb.GrpsMessage.FromString(model.infer({}, call))
         assert named(reply) == {"difference": [[-9, -28]], "sum": [[11, 32]]}
+        assert described(model) == (
+            {"first": ("FP32", (-1, 2)), "second": ("FP32", (-1, 2))},
+            {"difference": ("FP32", (-1, 2)), "sum": ("FP32", (-1, 2))},
+        )
+        # The line that is printed for it.
+        signature = signatures_of(model)["serving_default"]
+        curl = hint_lines([ModelMetadata("d", ["1"], "grps", signature, False)], Config(protocols="grps"), 1, 2)[0]
+        call = Call()
+        pasted = json_format.Parse(shlex.split(curl)[-1], pb.GrpsMessage())
+        call.exchange = Exchange(pasted.SerializeToString())
+        assert named(pb.GrpsMessage.FromString(model.infer({}, call)))["sum"] == [[3, 3]]
         answer = model.infer({"first": A, "second": B}, Call())
         assert {name: array.tolist() for name, array in answer.items()} == named(reply)
         model.close()
+
+
+async def check_what_a_model_declares(subject):
+    assert described(loaded(subject.callable)) == (
+        {"first": ("FP32", (-1, 2)), "second": ("FP32", (-1, 2))},
+        {"output_0": ("FP32", (-1, 2))},
+    )
+
+    class Named(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec(None, tf.string, "x")])
+        def __call__(self, x):
+            return tf.strings.length(x)
+
+    class Booleans(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.bool, "x")])
+        def __call__(self, x):
+            return x
+
+    tf.saved_model.save(Named(), str(subject.folder / "named"))
+    inferer = loaded(subject.folder / "named")
+    assert described(inferer) == ({"x": ("BYTES", None)}, {"output": ("INT32", None)})
+    assert list(named(infer(inferer, message(x=np.array(["abc"]))))) == ["output"]
+    # V2 has no way to a tensor that grps has no type for.
+    tf.saved_model.save(Booleans(), str(subject.folder / "booleans"))
+    assert loaded(subject.folder / "booleans").declared() is None
 
 
 # --- devices, operations, files ---

@@ -101,10 +101,12 @@ class GrpsProject:
                 raise
             said = (model_id, description, self._pool, self._failures, self._release)
             if len(runners) == 1 and (batching := runners[0].batching) is not None:
-                return BatchedGrpsModel(runners[0], batching, *said)
-            model = GrpsModel(runners, *said)
-            each = zip(model_ids, runners, strict=True)
-            model.own_batches = {name: runner.batches for name, runner in each if runner.batches is not None}
+                model: GrpsModel = BatchedGrpsModel(runners[0], batching, *said)
+            else:
+                model = GrpsModel(runners, *said)
+                each = zip(model_ids, runners, strict=True)
+                model.own_batches = {name: runner.batches for name, runner in each if runner.batches is not None}
+            model.inputs, model.outputs = runners[0].declared[0], runners[-1].declared[1]
             return model
 
     def _release(self) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 from triglot.backends.grps.batching import DynamicBatcher, reason_to_skip
 from triglot.backends.grps.context import GrpsContext
 from triglot.backends.grps.settings import Batching
+from triglot.backends.grps.tensor_converter import TensorConverter
+from triglot.backends.grps.tensor_inferer import Declared, TensorInferer
 from triglot.core.batch_counts import BatchCounts
 from triglot.core.call import Call
 from triglot.core.errors import Internal, ServingError
@@ -113,6 +115,15 @@ class ModelRunner:
     def batches(self) -> BatchCounts | None:
         """Of the batches that are formed here; None where there are none."""
         return None if self._batcher is None else self._batcher.counts
+
+    @property
+    def declared(self) -> Declared:
+        """Its inputs and outputs; none where a part of the project's own says what they are."""
+        if not isinstance(self._inferer, TensorInferer) or type(self._inferer).infer is not TensorInferer.infer:
+            return (), ()
+        if self._converter is not None and not isinstance(self._converter, TensorConverter):
+            return (), ()
+        return self._inferer.declared() or ((), ())
 
     def run(self, message: Any, context: GrpsContext) -> Any:
         """What the model makes of a GrpsMessage; None once the context has an error."""

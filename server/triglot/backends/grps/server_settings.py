@@ -22,6 +22,8 @@ RESERVED_PATHS = frozenset(
 PATH = re.compile(r"/[A-Za-z0-9_/-]+")
 LAST_PORT = 65535
 NO_LIMIT = -1
+BRPC = "http+brpc"
+"""Of grps' C++ server."""
 
 MODES = ("query_param", "header_param", "body_param")
 
@@ -87,9 +89,14 @@ def read_server(folder: Path, file: Path, warnings: list[str]) -> tuple[str, dic
 def _server(folder: Path, values: YamlMap, warnings: list[str]) -> ServerSettings:
     warnings += values.oddities()
     interface = values.map("interface", INTERFACE_KEYS)
-    if interface.values.get("framework") == "http+brpc":
-        interface.fail("framework", "http or http+grpc", reason="http+brpc: brpc is not supported here")
-    framework = interface.choice("framework", ["http", "http+grpc"])
+    if interface.values.get("framework") == BRPC:
+        framework = "http+grpc"
+        warnings.append(
+            f"{values.file}: interface.framework: {BRPC} is read as {framework}: the second port speaks gRPC; "
+            "clients of GrpsBrpcService, and brpc's own protocols and pages, are not served"
+        )
+    else:
+        framework = interface.choice("framework", ["http", "http+grpc"])
     http_port, grpc_port = _ports(interface, framework)
     max_connections = values.integer("max_connections")
     max_concurrency = values.integer("max_concurrency")

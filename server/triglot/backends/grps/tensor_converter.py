@@ -92,20 +92,24 @@ class TensorConverter(Converter):
 
     def _named(self, result: Any) -> dict[str, Array]:
         """The arrays of a result by name. Raises `Internal`."""
-        if isinstance(result, self._tensor_class):
-            named = {"output": result}
-        elif isinstance(result, list | tuple):
-            named = {f"output_{at}": tensor for at, tensor in enumerate(result)}
-        elif isinstance(result, dict):
-            named = result
-        else:
-            raise Internal(f"expected a tensor, or a list, tuple or dict of tensors, got {type(result).__name__}")
+        named = named_parts(result, self._tensor_class)
         for name, tensor in named.items():
             if not isinstance(name, str):
                 raise Internal(f"output {name!r}: expected a text for a name, got {type(name).__name__}")
             if not isinstance(tensor, self._tensor_class):
                 raise Internal(f"output {name!r}: expected a tensor, got {type(tensor).__name__}")
         return {name: self._to_array(tensor) for name, tensor in named.items()}
+
+
+def named_parts(result: Any, kind: Any) -> dict[Any, Any]:
+    """What a result of tensors of this kind holds, by name. Raises `Internal` for what is no such result."""
+    if isinstance(result, kind):
+        return {"output": result}
+    if isinstance(result, list | tuple):
+        return {f"output_{at}": tensor for at, tensor in enumerate(result)}
+    if isinstance(result, dict):
+        return result
+    raise Internal(f"expected a tensor, or a list, tuple or dict of tensors, got {type(result).__name__}")
 
 
 def _each(function: Callable[[Array], Any], arrays: Arrays) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +12,10 @@ from triglot.backends.grps.inferer import ModelInferer
 from triglot.backends.grps.messages import is_message
 from triglot.backends.grps.tensor_converter import TensorConverter
 from triglot.core.errors import ModelLoadError
+from triglot.core.types import TensorSpec
 
+Declared = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]
+"""Inputs and outputs."""
 ORIGINAL = "original"
 CUDA = re.compile(r"(?:cuda|gpu)(?::(\d+))?")
 
@@ -66,6 +70,10 @@ class TensorInferer(ModelInferer):
             return self._converter.batch_postprocess(answer, contexts)
         # One call for all: which context it gets makes no difference.
         return self.infer(inp, contexts[0])
+
+    def declared(self) -> Declared | None:
+        """The inputs and outputs of the model by its own account; None where it gives none."""
+        return None
 
     @abstractmethod
     def _place_on(self, device: str) -> None:

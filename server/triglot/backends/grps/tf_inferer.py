@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.saved_model.loader_impl import parse_saved_model
 
-from triglot.backends.grps.tensor_inferer import ORIGINAL, TensorInferer, device_name
+from triglot.backends.grps.tensor_converter import named_parts
+from triglot.backends.grps.tensor_inferer import ORIGINAL, Declared, TensorInferer, device_name
 from triglot.backends.grps.tf_tensor_converter import TfTensorConverter
-from triglot.core.errors import InvalidArgument
+from triglot.core.errors import Internal, InvalidArgument
+from triglot.core.tensor import datatype_of
+from triglot.core.types import TensorSpec
+from triglot.model.grps_types import LISTS
 from triglot.model.signature import DEFAULT_SIGNATURE
 
 TAGS = ["serve"]
+_DATATYPES = frozenset(row.datatype for row in LISTS.values())
 
 
 class TfModelInferer(TensorInferer):
@@ -46,6 +53,23 @@ class TfModelInferer(TensorInferer):
             raise ValueError(f"it can neither be called nor has it a signature {DEFAULT_SIGNATURE!r}")
         return model
 
+    def declared(self) -> Declared | None:
+        """As the signature `serving_default` has them; the outputs of what is called with these inputs' names."""
+        signature = self._model.signatures.get(DEFAULT_SIGNATURE)
+        if signature is None:
+            return None
+        inputs = signature.structured_input_signature[1]
+        outputs = signature.structured_outputs
+        if self._takes(inputs):
+            functions = getattr(self._model.__call__, "concrete_functions", ())
+            if len(functions) != 1:
+                return None
+            outputs = functions[0].structured_outputs
+        try:
+            return _specs(inputs), _specs(named_parts(outputs, tf.TensorSpec))
+        except (Internal, TypeError, ValueError):
+            return None
+
     def _call_model(self, arguments: list[Any], named: dict[str, Any]) -> Any:
         """Calls the model or its signature. Raises `InvalidArgument` for other inputs than the signature's."""
         with self._on_device():
@@ -74,3 +98,15 @@ class TfModelInferer(TensorInferer):
 
     def _on_device(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._device == ORIGINAL else tf.device(self._device)
+
+
+def _specs(tensors: Mapping[str, Any]) -> list[TensorSpec]:
+    """Raises `TypeError` or `ValueError` for what grps has no tensors of."""
+    specs = []
+    for name, tensor in tensors.items():
+        datatype = datatype_of(np.empty(0, tensor.dtype.as_numpy_dtype))
+        if datatype not in _DATATYPES:
+            raise ValueError(f"{name}: grps has no tensors of {datatype}")
+        shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
+        specs.append(TensorSpec(name, datatype, shape and [-1 if dim is None else dim for dim in shape]))
+    return specs

@@ -61,7 +61,7 @@ def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits:
     name = signature_name_of(request)
     signature = signature_of(name)
     members = request.first()
-    specs = _undeclared(members) if signature.any_tensors else signature.inputs
+    specs = _undeclared(members, signature.inputs) if signature.any_tensors else signature.inputs
     if not specs:
         raise InvalidArgument(f"Failed to get input map for signature: {name or 'DEFAULT'}")
     if b"instances" not in members:
@@ -80,8 +80,9 @@ def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits:
     return PredictBody(name, True, _read_instances(instances, specs))
 
 
-def _undeclared(members: dict[bytes, Value]) -> list[TensorSpec]:
-    """What a body seems to hold, for a model that declares no inputs: numbers are FP32, as grps' own ndarray is.
+def _undeclared(members: dict[bytes, Value], known: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """What a body seems to hold, for a model that takes any inputs; numbers are FP32, as grps' own ndarray is, but
+    for those of an input that is `known`.
 
     A bare tensor has no name.
     """
@@ -92,7 +93,12 @@ def _undeclared(members: dict[bytes, Value]) -> list[TensorSpec]:
     if not isinstance(given, Object) or not _names_inputs(given):
         return [TensorSpec("", _datatype_of(given), None)]
     values = given.first()
-    return [TensorSpec(text_of(key), _datatype_of(values[key]), None) for key in dict(given.members)]
+    datatypes = {spec.name: spec.datatype for spec in known}
+    specs = []
+    for key in dict(given.members):
+        name = text_of(key)
+        specs.append(TensorSpec(name, datatypes.get(name) or _datatype_of(values[key]), None))
+    return specs
 
 
 def _datatype_of(value: Value | None) -> str:
