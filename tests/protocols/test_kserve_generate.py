@@ -130,7 +130,6 @@ async def test_generate_takes_exactly_one_response(count: int) -> None:
         ("twice", {}, {}, 400, "[request id: <id_unknown>] expected 1 inputs but got 0 inputs"),
         ("twice", {"x": 1, "id": "7", "parameters": {"x": 2}}, {}, 400, "[request id: 7] "),
         ("twice", {"x": 1, "signature_name": "other"}, {}, 400, "has no signature 'other'"),
-        ("texts", {"prompt": "p", "fail": True, "count": 0}, {}, 400, "not today"),
         ("half", {"x": 1}, {}, 400, "output 'y': FP16 has no JSON form"),
         (
             "twice",
@@ -151,6 +150,51 @@ async def test_errors_before_the_first_answer_have_a_status(
         assert (found, kind, list(error)) == (status, "application/json", ["error"])
         assert text in error["error"]
         assert door.leases() == 0
+
+
+async def test_what_fails_while_the_model_runs_is_an_event_with_its_status() -> None:
+    def broken(inputs: Mapping[str, Any]) -> dict[str, Any]:
+        raise KeyError("secret")
+
+    async with live({"texts": Texts(), "broken": Plain(broken)}) as door:
+        for path, body, status, text in (
+            ("texts", {"prompt": "p", "fail": True, "count": 0}, 400, "not today"),
+            ("broken", {"x": 1}, 500, "broken version 1 failed"),
+        ):
+            found, kind, reply = await post(door, f"{path}/generate_stream", body)
+            assert (found, kind) == (status, EVENTS)
+            (event,) = events(reply)
+            assert list(event) == ["error"]
+            assert text in event["error"]
+            found, kind, reply = await post(door, f"{path}/generate", body)
+            assert (found, kind) == (status, "application/json")
+            assert text in json.loads(reply)["error"]
+        assert door.leases() == 0
+
+
+@pytest.mark.parametrize("call", ["generate", "generate_stream"])
+async def test_a_key_stands_once(call: str) -> None:
+    bodies = {
+        '{"x": 1, "x": 2}': "input 'x' already exists in request",
+        '{"x": 1, "\\u0078": 2}': "input 'x' already exists in request",
+        '{"x": 1, "k": 1, "k" : 1}': "parameter 'k' already exists in request",
+        '{"x": 1, "parameters": {"k": "a:b", "k": ""}}': "parameter 'k' already exists in request",
+        f'{{"x": [1{", 1" * 5000}], "x": 2}}': "input 'x' already exists in request",
+    }
+    async with live({"twice": Plain(twice)}) as door:
+        for body, text in bodies.items():
+            status, kind, reply = await post(door, f"twice/{call}", body.encode())
+            assert (status, kind, json.loads(reply)) == (400, "application/json", {"error": text})
+        for body in ('{"x": 1, "k": "a: {\\"x\\": 1}"}', '{"x": [1], "k:": ":"}'):
+            assert (await post(door, f"twice/{call}", body.encode()))[0] == 200
+
+
+async def test_an_output_without_elements() -> None:
+    async with live({"none": Plain(lambda inputs: {"y": inputs["x"][:0]})}) as door:
+        _, _, reply = await post(door, "none/generate", {"x": [1, 2]})
+        assert json.loads(reply)["y"] == []
+        _, _, reply = await post(door, "none/generate_stream", {"x": [1, 2]})
+        assert events(reply)[0]["y"] == []
 
 
 async def test_later_errors_are_the_last_event() -> None:

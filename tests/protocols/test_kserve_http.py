@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import re
 import struct
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -330,3 +331,33 @@ async def test_bodies_that_are_too_large(house: House, coding: str) -> None:
     assert (status, list(reply)) == (413, ["error"])
     assert re.search(f"(larger|holds more) than {LIMIT} bytes", reply["error"])
     await assert_that_all_is_well(house)
+
+
+@pytest.mark.parametrize("transport", ["h1", "aiohttp"])
+@pytest.mark.parametrize(
+    ("coding", "encode", "status"),
+    [
+        ("gzip", gzip.compress, b"200"),
+        ("deflate", zlib.compress, b"200"),
+        ("identity", bytes, b"200"),
+        ("br", bytes, b"501"),
+        ("gzip", bytes, b"400"),
+    ],
+)
+async def test_compressed_bodies_in_small_chunks(
+    transport: str, coding: str, encode: Callable[[bytes], bytes], status: bytes
+) -> None:
+    body = encode(BODY)
+    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: {coding}\r\nConnection: close\r\n"
+    async with open_house(http_transport=transport) as opened:
+        reader, writer = await asyncio.open_connection("127.0.0.1", opened.server.rest_port)
+        writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        for at in range(0, len(body), 3):
+            piece = body[at : at + 3]
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        reply = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        assert reply.split(b" ")[1] == status
+        await assert_that_all_is_well(opened)

@@ -44,7 +44,8 @@ class HttpStream:
 
     `encode` makes of each of the `answers` a chunk, which is sent at once, as one chunk of a chunked body; b"" is
     left out. It may run off the loop: `answer_size` tells how many bytes of text it has to print, about. `waits`:
-    the headers go with the first chunk, so that an error before it has a status.
+    the headers go with the first chunk, so that an error before it has a status, and so has a `ServingError` that
+    is the first of the answers.
     """
 
     answers: AsyncGenerator[Any, None]

@@ -1,7 +1,8 @@
 """Triton's generate calls over REST, and MLServer's stream of answers, which are events (spec 3.8).
 
 Strategy: a stream's headers wait for its first answer, so that an error before it has a status of its own. What
-goes wrong later is an event like the answers. A slow client holds the model up.
+goes wrong once the request has been taken is an event like the answers, first or last. A slow client holds the
+model up.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Generate:
         return only
 
     async def stream(self, request: InferenceRequest, call: Call) -> AsyncGenerator[Any, None]:
-        """The answers, of which none has been asked for yet; an error after the first one is the last of them."""
+        """The answers, of which none has been asked for yet; an error of the execution is the last of them."""
         return self._with_last_word(request, call)
 
     async def _stream_infer(self, asked: RestInfer, call: Call) -> AsyncGenerator[Any, None]:
@@ -157,7 +158,7 @@ class Generate:
                     yield response
                     begun = True
         except Exception as error:
-            if not begun:
+            if not (begun or call.times.queued or call.times.began):
                 raise
             call.outcome = outcome(error)
             yield as_serving_error(error, "generate_stream")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +24,8 @@ from triglot.protocols.kserve.parameters import set_parameters
 from triglot.protocols.wire import limit_error
 
 ID, PARAMETERS, SIGNATURE = "id", "parameters", "signature_name"
+_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?', re.DOTALL)
+"""A string, and what makes it a member's name."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
@@ -44,6 +49,7 @@ def decode_generate(
         if isinstance(name, str) and name and SIGNATURE not in signature.input_rules:
             signature = signature_of(name)
         _check_inputs(signature, model_name)
+        _check_twice(body, members, signature)
         reader = _Reader(signature)
         nested = members.pop(PARAMETERS, None)
         for key, value in members.items():
@@ -69,6 +75,20 @@ def _check_inputs(signature: Signature, model_name: str) -> None:
         raise InvalidArgument(
             f"model '{model_name}' has an input named '{PARAMETERS}', which generate keeps for itself; use infer"
         )
+
+
+def _check_twice(body: bytes, members: dict[str, Any], signature: Signature) -> None:
+    """Raises `InvalidArgument` for a key that stands twice, of which parsers keep the last."""
+    there = len(members) + sum(len(value) for value in members.values() if isinstance(value, dict))
+    if body.count(b":") == there:  # No string has one, and no key was lost.
+        return
+    names = [json.loads(b'"%b"' % name[1]) for name in _STRING.finditer(body) if name[2]]
+    if len(names) == there:
+        return
+    for name, count in Counter(names).items():
+        if count > 1:
+            what = "input" if name in signature.input_rules else "parameter"
+            raise InvalidArgument(f"{what} '{name}' already exists in request")
 
 
 def _object(value: Any) -> dict[str, Any]:

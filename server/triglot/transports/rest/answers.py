@@ -116,7 +116,9 @@ async def send_stream(
             async for answer in answers:
                 chunk = await run_sized(stream.answer_size(answer), stream.encode, answer)
                 if not http.begun:
-                    await http.begin(200, fields)
+                    # An error comes first where a stream tells its errors by itself, and has nothing else to say.
+                    failed = isinstance(answer, ServingError)
+                    await http.begin(usual_error(answer).status if failed else 200, fields)
                 if chunk:
                     # The model ends at the deadline, and may have a last word.
                     await in_time(call, http.write(chunk), LAST_WORD_SECONDS, "while the client was reading")
