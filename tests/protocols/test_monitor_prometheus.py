@@ -180,3 +180,13 @@ def test_an_empty_store_is_a_page_too() -> None:
         families, samples = read(Telemetry(), form)
         assert value(samples, "triglot_event_loop_lag_seconds_count") == 0
         assert "triglot_requests" in {family.name for family in families}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_large_values_are_printed_in_full(telemetry: Telemetry, form: str) -> None:
+    accept, parse = FORMS[form]
+    text, _ = PrometheusText(telemetry).render([], accept)
+    (memory,) = [line for line in text.splitlines() if line.startswith(b"nv_cpu_memory_total_bytes ")]
+    assert memory.split(b" ")[1].isdigit()
+    samples = {sample.name: sample.value for family in parse(text.decode()) for sample in family.samples}
+    assert samples["nv_cpu_memory_total_bytes"] == float(memory.split(b" ")[1])

@@ -11,6 +11,7 @@ from doors import House, open_house
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as classic
 
+from triglot.protocols.monitor.triton_metrics import in_full
 from triglot.telemetry.process import MachineUsage
 
 COUNTERS = {
@@ -113,3 +114,19 @@ def test_a_share_of_no_time_is_none() -> None:
     machine = MachineUsage()
     for _ in range(3):
         assert 0 <= machine.cpu_share() <= 1
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (b"m 3.4e+09", b"m 3400000000"),
+        (b'm{le="1e+06"} -1.2345678901e+09', b'm{le="1e+06"} -1234567890.1'),
+        (b"m 1.0\nn 9.007199254740991e+15\nm 2.5", b"m 1.0\nn 9007199254740991\nm 2.5"),
+        (b"m 1e+16", b"m 1e+16"),
+        (b"m 1e-05", b"m 1e-05"),
+        (b"# HELP m 1e+06 is a number.", b"# HELP m 1e+06 is a number."),
+        (b"m +Inf", b"m +Inf"),
+    ],
+)
+def test_large_values_have_all_their_digits(printed: bytes, expected: bytes) -> None:
+    assert in_full(printed) == expected

@@ -66,9 +66,12 @@ def test_times_longer_than_a_wait_can_be(tmp_path: Path) -> None:
     assert (batching.max_queue_delay, batching.policy.timeout) == (LONGEST_SECONDS, LONGEST_SECONDS)
 
 
-def test_too_many_priority_levels(tmp_path: Path) -> None:
-    said = wrong(tmp_path, "dynamic_batching { priority_levels: 1001 default_priority_level: 1 }")
-    assert said == "dynamic_batching.priority_levels: expected at most 1000, got 1001"
+def test_as_many_priority_levels_as_a_request_can_name(tmp_path: Path) -> None:
+    most = 2**64 - 1
+    text = f"dynamic_batching {{ priority_levels: {most} default_priority_level: {most - 1} }}"
+    batching = read(tmp_path, text).dynamic_batching
+    assert batching is not None
+    assert [batching.level(priority) for priority in (0, 1, 1001, most)] == [most - 1, 1, 1001, most]
 
 
 @given(

@@ -14,6 +14,7 @@ from triglot import InvalidArgument
 from triglot.core.errors import QueueFull, Unavailable
 from triglot.core.request_scheduling import Scheduling
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
+from triglot.scheduling.waiting import LANES_KEPT, Level
 
 
 async def test_a_full_queue_refuses_at_once() -> None:
@@ -68,6 +69,24 @@ async def test_higher_priorities_go_first() -> None:
     model.gate.set()
     await asyncio.gather(busy, *tasks)
     assert model.batches == [[0], [3, 5], [2, 4], [7, 1], [6]]
+    await site.servable.close()
+
+
+async def test_levels_without_number_leave_nothing_behind() -> None:
+    batching = DynamicBatching(priority_levels=2**64 - 1, default_priority_level=2**63)
+    model = Batched(batching, open_gate=False, max_batch_size=1)
+    site = Site(model)
+    priorities = [*range(100, 0, -1), 2**64 - 1, 0]
+    for _ in range(2):
+        model.gate.clear()
+        model.batches.clear()
+        busy = await site.busy(model)
+        tasks = [site.ask(rows(at + 1), call(Scheduling(priority=one))) for at, one in enumerate(priorities)]
+        await site.until(len(tasks))
+        model.gate.set()
+        await asyncio.gather(busy, *tasks)
+        assert model.batches == [[0], *([at] for at in range(100, 0, -1)), [102], [101]]
+        assert sum(type(one) is Level for one in gc.get_objects()) <= LANES_KEPT
     await site.servable.close()
 
 

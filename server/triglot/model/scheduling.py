@@ -12,7 +12,7 @@ from triglot.core import checks
 from triglot.core.tensor import DATATYPES
 
 AUTO_REMOVED = "a delay that is found automatically was removed: expected seconds, 0 (the default) or more"
-MAX_PRIORITY_LEVELS = 1000
+MAX_PRIORITY_LEVELS = 2**64 - 1
 LONGEST_SECONDS = 365 * 24 * 3600.0
 """What a wait may take; the system's own waiting functions have a limit, too."""
 

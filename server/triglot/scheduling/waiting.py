@@ -26,6 +26,8 @@ from triglot.scheduling.kinds import Kinds
 
 REQUESTS = (Execution, Stream)
 """What a request is as work; `Execution | Stream` would be made anew each time."""
+LANES_KEPT = 16
+"""Of priority levels that nobody waits in; there may be as many levels as a request can name."""
 GONE_AT_MOST = 64
 """Requests that were given up, beside as many as wait, whose places are kept until somebody forms a batch."""
 
@@ -205,6 +207,9 @@ class WaitingRoom:
             self._run(then, taken)
         for lane in self._lanes:
             _drop_gone(lane)
+        if len(self._lanes) > LANES_KEPT:
+            self._lanes = [lane for lane in self._lanes if lane.waiting or lane.late]
+            self._levels = {lane.level: lane for lane in self._lanes}
         if isinstance(then, Run) and decision.mixed:
             self._sweep()  # Others wait before those that were taken.
         return taken

@@ -16,7 +16,7 @@ from triglot.core.errors import Code
 from triglot.dataplane.control import Reports
 from triglot.model.metrics import Family
 from triglot.protocols.monitor.model_metrics import own_families, plain_counters, printed
-from triglot.protocols.monitor.triton_metrics import counters, printable, triton_metrics
+from triglot.protocols.monitor.triton_metrics import counters, in_full, printable, triton_metrics
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.calls import ENDED, CallStats, Endpoint, Kind
 from triglot.telemetry.histogram import LATENCY_LIMITS, Histogram, rank
@@ -57,7 +57,7 @@ class PrometheusText:
         """The text in the form that an Accept header asks for, and its content type."""
         encode, content_type = choose_encoder(accept)
         own = own_families(versions)
-        text = encode(_Everything(self._telemetry, versions, self._process, self._machine, own))
+        text = in_full(encode(_Everything(self._telemetry, versions, self._process, self._machine, own)))
         return text if content_type.startswith(OPEN_METRICS) else counters(text, plain_counters(own)), content_type
 
     def page(self, versions: Sequence[Version]) -> Page:
@@ -80,7 +80,7 @@ def render_reports(reports: Reports, accept: str) -> tuple[bytes, str]:
     """The pages of all workers as one, and how the workers are; see `PrometheusText.render`."""
     page = merged_pages(reports.workers, reports.past)
     encode, content_type = choose_encoder(accept)
-    text = encode(_Added(page, reports))
+    text = in_full(encode(_Added(page, reports)))
     return text if content_type.startswith(OPEN_METRICS) else counters(text, page["plain"]), content_type
 
 

@@ -59,6 +59,7 @@ CACHE_COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], float]]] = {
 }
 FAILURES = "nv_inference_request_failure"
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
+_EXPONENT = re.compile(rb"(?m)(?<= )-?[0-9][0-9.]*e\+[0-9]+$")
 _RESERVED = ("model", "version", "reason")
 
 
@@ -94,6 +95,11 @@ def triton_metrics(versions: Sequence[Version], machine: MachineUsage) -> Iterat
     used, total = machine.memory_bytes()
     yield GaugeMetricFamily("nv_cpu_memory_total_bytes", "Bytes of the machine's memory.", total)
     yield GaugeMetricFamily("nv_cpu_memory_used_bytes", "Bytes of the machine's memory in use.", used)
+
+
+def in_full(text: bytes) -> bytes:
+    """Values from 1e+06 on as Triton prints them, up to 1e+16: with all their digits, and no exponent."""
+    return _EXPONENT.sub(lambda value: repr(float(value[0])).removesuffix(".0").encode(), text)
 
 
 def counters(text: bytes, more: Iterable[str] = ()) -> bytes:
