@@ -422,12 +422,30 @@ async def test_one_name_in_two_repositories(door: str, tmp_path: Path) -> None:
         control = control_of(house, door)
         code, text = await control.load("a")
         assert code is Code.INTERNAL
-        assert "model 'a' appears in two or more repositories" in text
+        both = " and ".join(str(tmp_path / one / "a" / "model.py") for one in ("one", "two"))
+        twice = f"model 'a' appears in two or more repositories: {both}"
+        assert twice in text
+        assert await control.index() == [Row("a", "", "UNAVAILABLE", twice), Row("b")]
         assert await control.load("b") == FINE
         assert await ask(house, "b") == 2
 
 
 # --- at the start ---
+
+
+async def test_models_that_cannot_be_read_keep_no_others_from_serving(door: str, tmp_path: Path) -> None:
+    for name in ("config", "code", "fine"):
+        put(tmp_path / name / "1", says=3)
+    put_config(tmp_path / "config", "this is { no configuration")
+    put(tmp_path / "code" / "1", text="def (")
+    options: dict[str, Any] = {"exit_on_load_error": False}
+    for more in ({}, {"model_control_mode": "poll"}, EXPLICIT | {"load_model": "*"}):
+        async with open_house([tmp_path], **options, **more) as house:
+            assert await ask(house, "fine") == 3
+            states = {row.name: row.state for row in await control_of(house, door).index()}
+            # Of what nobody could read there is nothing to load.
+            assert states.pop("config") == ("" if "load_model" in more else "UNAVAILABLE")
+            assert states == {"code": "UNAVAILABLE", "fine": "READY"}
 
 
 async def test_models_are_loaded_at_the_start(tmp_path: Path) -> None:

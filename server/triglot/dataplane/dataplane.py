@@ -350,8 +350,8 @@ class DataPlane:
         """What is wrong with those wanted models of which there is no version at all."""
         return self._manager.broken()
 
-    async def never_loaded(self) -> list[str]:
-        """The models that could be loaded, and never were."""
+    async def never_loaded(self) -> dict[str, str]:
+        """See `Manager.never_loaded`."""
         return await self._manager.never_loaded()
 
     def queue_depth(self) -> int:

@@ -156,10 +156,11 @@ class KServe:
                 response.models.add(
                     name=files.name, version=str(files.version), state=entry.state.value, reason=entry.reason
                 )
-        for name, problem in {} if request.ready else self._dataplane.broken().items():
-            response.models.add(name=name, state="UNAVAILABLE", reason=problem.message)
-        for name in [] if request.ready else await self._dataplane.never_loaded():
-            response.models.add(name=name)
+        if not request.ready:
+            for name, problem in self._dataplane.broken().items():
+                response.models.add(name=name, state="UNAVAILABLE", reason=problem.message)
+            for name, why in (await self._dataplane.never_loaded()).items():
+                response.models.add(name=name, state="UNAVAILABLE" if why else "", reason=why)
         return response
 
     async def load_model(self, request: pb.RepositoryModelLoadRequest, _: Call) -> str:

@@ -47,7 +47,7 @@ from triglot.repository.scan.load_errors import (
 from triglot.repository.scan.once_logger import OnceLogger
 from triglot.repository.scan.paths import is_below
 from triglot.repository.scan.scanner import AtOnce, Scan, Scanner, Wanted
-from triglot.repository.scan.source import ModelFiles, Override, Overrides, Root
+from triglot.repository.scan.source import FoundTwice, ModelFiles, Override, Overrides, Root
 from triglot.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
@@ -471,13 +471,15 @@ class Manager:
         busy = set(self.reconciler.workers)
         return await in_thread(partial(self._scanner.look, roots, held, loaded, at_once, overrides, busy))
 
-    async def never_loaded(self) -> list[str]:
-        """The models that could be loaded, and never were; none unless models are controlled explicitly."""
+    async def never_loaded(self) -> dict[str, str]:
+        """The models that were never loaded, and why not where their name is there twice; none unless models are
+        controlled explicitly."""
         if self._explicit is None:
-            return []
+            return {}
         found = await in_thread(partial(self._scanner.find, self._roots))
         names = [*found.models, *broken_names(found.problems, found.models, self._roots)]
-        return [name for name in names if name not in self.registry.wanted]
+        twice = {Path(key).name: str(one) for key, one in found.problems.items() if isinstance(one, FoundTwice)}
+        return {name: twice.get(name, "") for name in names if name not in self.registry.wanted}
 
     # --- what is loaded along with an ensemble ---
 

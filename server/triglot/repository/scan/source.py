@@ -36,6 +36,10 @@ _NUMBER = re.compile("0*([0-9]{1,19})")
 LAST_VERSION = 2**63 - 1
 
 
+class FoundTwice(ModelLoadError):
+    """A model's name is that of another one, too."""
+
+
 class NotYet(ModelLoadError):
     """There is nothing at the path, or no model in it; one may come."""
 
@@ -238,7 +242,7 @@ class _Search:
         if not NAME.fullmatch(name):
             raise ModelLoadError(f"{path}: a file or folder gives a model the name {name!r}; {NAME_RULE}")
         if name in models:
-            raise ModelLoadError(
+            raise FoundTwice(
                 f"model '{name}' appears in two or more repositories: {models[name][0].file} and "
                 f"{versions[0].file}"
             )
