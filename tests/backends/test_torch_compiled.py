@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 
 from triglot.core.errors import Code
+from triglot.model.config import InstanceGroup
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 if not hasattr(torch._inductor, "aoti_compile_and_package") or shutil.which("g++") is None:
     pytest.skip("AOTInductor needs torch 2.6 and g++", allow_module_level=True)
 
-from torch_files import ON_CPU, InstanceGroup, config, fp32, lists, load, refused
+from torch_files import ON_CPU, config, fp32, lists, load, refused
 from triton_served import serving
 
 ROWS = torch.export.Dim("rows", min=1, max=16)
@@ -34,7 +35,7 @@ output [{ name: "total" data_type: TYPE_FP32 dims: 2 }, { name: "less" data_type
 """
 
 
-class SumAndDifference(torch.nn.Module):  # type: ignore[misc]
+class SumAndDifference(torch.nn.Module):  # type: ignore[name-defined, misc]
     """Gives a dict."""
 
     def forward(self, a: Any, more: Any) -> Any:

@@ -36,7 +36,8 @@ class Plain(Model):
 
 
 def of_platform(backend: str, file: Path, config: ModelConfig) -> Model:
-    return type("Of", (Plain,), {"platform": (TRITON | OTHERS)[backend]})()
+    of: type[Model] = type("Of", (Plain,), {"platform": (TRITON | OTHERS)[backend]})
+    return of()
 
 
 @pytest.mark.parametrize(("option", "expected"), [({}, TRITON), ({"platform_names": "oip"}, OIP)])

@@ -23,7 +23,7 @@ from triglot.protocols.kserve.codec import (
     small_answer,
 )
 
-FIELDS = {
+FIELDS: dict[str, tuple[str, list[Any]]] = {
     "BOOL": ("bool_contents", [True, False]),
     "INT8": ("int_contents", [-128, 127]),
     "INT16": ("int_contents", [-(2**15), 2**15 - 1]),
@@ -55,8 +55,9 @@ def test_every_datatype_in_its_field(datatype: str) -> None:
     assert (message.model_name, message.model_version, message.id) == ("m", "1", "7")
     (found,) = message.outputs
     assert (found.name, found.datatype, list(found.shape)) == ("y", datatype, [2, 2])
-    ((descriptor, elements),) = found.contents.ListFields()
+    ((descriptor, _),) = found.contents.ListFields()
     assert descriptor.name == field
+    elements = getattr(found.contents, field)
     one, other = ([np.float32(value) if datatype == "FP32" else value] * 2 for value in values)
     assert list(elements) == [*one, *other]
     assert not message.raw_output_contents
@@ -135,7 +136,7 @@ async def test_the_servers_option_and_the_requests_parameter(option: bool) -> No
     expected = {None: option, True: True, False: False}
     async with live(models, typed_contents=option) as door:
         for said, is_typed in expected.items():
-            given = {} if said is None else {"typed_contents": said}
+            given: dict[str, Any] = {} if said is None else {"typed_contents": said}
             assert typed(await infer(door, asking("plain", 3, "7", **given))) == ([3.0] if is_typed else None)
             streamed = await answers(door, asking("plain", 3, "7", **given), asking("counting", 2, **given))
             found = [typed(answer.infer_response) for answer in streamed]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class TfModelInferer(TensorInferer):
         inputs = signature.structured_input_signature[1]
         outputs = signature.structured_outputs
         if self._takes(inputs):
-            functions = getattr(self._model.__call__, "concrete_functions", ())
+            functions: Sequence[Any] = getattr(self._model.__call__, "concrete_functions", ())
             if len(functions) != 1:
                 return None
             outputs = functions[0].structured_outputs

@@ -331,8 +331,9 @@ def _typed_infer(response: InferenceResponse) -> bytes:
         array, field = output.array, _CONTENTS_FIELD[output.datatype]
         tensor = message.outputs.add(name=output.name, datatype=output.datatype, shape=array.shape)
         if output.name not in response.placed:
+            tensor.contents.SetInParent()
             elements = bytes_elements(array) if output.datatype == "BYTES" else array.ravel().tolist()
-            tensor.contents.MergeFrom(pb.InferTensorContents(**{field: elements}))
+            getattr(tensor.contents, field).extend(elements)
     return serialize(message)
 
 
