@@ -14,6 +14,7 @@ import pytest
 from process import FREE_PORTS, SECONDS, Rest, Triglot, grpc_channel, rpc
 from triglot.core.tensor import pack_bytes, unpack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
+from waiting import wait_until
 
 # As AI Platform's own guide has it: a predictor, and a pickled object of a module that it does not import.
 PREDICTOR = """
@@ -119,6 +120,28 @@ def test_instances(rest: Rest) -> None:
     assert rest.post(f"{PROJECT}:predict", {"instances": [[2, 3]]}) == (200, {"predictions": [[-199, -199]]})
     body = {"instances": [[2, 3]], "largest": True}
     assert rest.post(f"{PROJECT}/versions/1:predict", body) == (200, {"predictions": [-99]})
+
+
+def test_names_of_versions(tmp_path: Path) -> None:
+    for version in (1, 2):
+        write(tmp_path / "centered" / str(version), version * 100)
+    file = tmp_path / "centered" / "versions.toml"
+    file.write_text('default = "v1"\n[versions]\nv1 = 1\nv2_beta = 2\n')
+    body: dict[str, object] = {"instances": [[2, 3]]}
+    with Triglot(tmp_path, *FREE_PORTS, "--watch", "--poll-interval", "0.05", "--drain-delay", "0") as process:
+        rest = Rest(process.ports()[1])
+        first, second = (200, {"predictions": [[-99, -99]]}), (200, {"predictions": [[-199, -199]]})
+        assert rest.post(f"{PROJECT}/versions/v1:predict", body) == first
+        assert rest.post(f"{PROJECT}/versions/v2_beta:predict", body) == second
+        assert rest.post("/v1/models/centered/labels/v2_beta:predict", body) == second
+        assert rest.post(f"{PROJECT}:predict", body) == first
+        assert rest.post("/v1/models/centered:predict", body) == first
+        status, answer = rest.post(f"{PROJECT}/versions/v3:predict", body)
+        assert (status, answer["error"]["status"]) == (404, "NOT_FOUND")
+        new = file.with_name("new.toml")
+        new.write_text(file.read_text().replace('"v1"', '"v2_beta"'))
+        new.rename(file)
+        wait_until(lambda: rest.post(f"{PROJECT}:predict", body) == second)
 
 
 def test_an_exception_goes_to_the_log_alone(server: Triglot, rest: Rest) -> None:

@@ -28,6 +28,7 @@ from triglot.model.config import ALL, LATEST, MAX_INSTANCES, NO_CONFIG
 from triglot.repository.config.completed import Loaded
 from triglot.repository.config.model_config import parse_override
 from triglot.repository.config.settings import ModelSettings, check_names
+from triglot.repository.config.version_names import VersionNames
 from triglot.repository.manager.loader import Adapt, Load, Warm
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import DRAIN_SECONDS, Reconciler
@@ -154,7 +155,7 @@ class Manager:
                 log.error("%s", problem)
             if raised:
                 raise raised[0]
-            self.registry.labels = {model.name: dict(model.labels) for model in models} | _own_labels(self._roots)
+            self.registry.labels = {model.name: dict(model.labels) for model in models}
             self._asked = set(wanted if self._explicit is not None else ())
             self.reconciler.want(wanted)
             self._note(look)
@@ -169,7 +170,6 @@ class Manager:
             self.registry.label(models)
         except FailedPrecondition as error:
             others.append(error.message)
-        self.registry.labels = {**self.registry.labels, **_own_labels(self._roots)}
         for text in others:
             log.error("%s", text)
         if self._poll_interval > 0:
@@ -438,11 +438,12 @@ class Manager:
         return Loaded(servable, latest, LATEST if files.config.text else next(policies, ALL))
 
     def _note(self, look: Scan, asked: AtOnce = lambda _: True) -> None:
-        """Have what is wrong with the models readable, or with those that are `asked` for."""
+        """Have what is wrong with the models, or with those `asked` for, readable, and their versions named."""
         found = by_name(look.problems, self.registry.wanted, self._roots)
         errors = {name: ServingError(str(problem), code=problem.code) for name, problem in found.items()}
         for name in filter(asked, self.registry.entries):
             self._problems[name] = errors.get(name)
+            self.registry.name_versions(name, look.names.get(name, VersionNames()))
             wanted = self.registry.wanted.get(name, {})
             for number, version in self.registry.entries[name].items():
                 version.problem = errors.get(name) if number in wanted else None
@@ -527,15 +528,6 @@ class Manager:
             self._along.update(part for part in found if not self.registry.is_wanted(part))
             self.reconciler.want({**self.registry.wanted, **{part: look.wanted[part] for part in found}})
             self._note(look, found.__contains__)
-
-
-def _own_labels(roots: Sequence[Root]) -> dict[str, dict[str, int]]:
-    """The labels that versions bring themselves."""
-    labels: dict[str, dict[str, int]] = {}
-    for root in roots:
-        if isinstance(root, ModelFiles) and root.label:
-            labels.setdefault(root.name, {})[root.label] = root.version
-    return labels
 
 
 def _changes(before: Sequence[Root], models: Sequence[ModelSettings]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
 from triglot.repository.config.settings import ModelSettings
+from triglot.repository.config.version_names import VersionNames
 from triglot.repository.manager.plan import State, Version, needs_load
 from triglot.repository.scan.scanner import Wanted
 from triglot.repository.scan.source import version_of
@@ -43,27 +44,29 @@ class Registry:
         self._unloaded: dict[str, Collection[int]] = {}
         """The versions that a model had which clients have unloaded."""
         self.labels: Mapping[str, Mapping[str, int]] = {}
+        """Of a list of models."""
+        self._names: dict[str, VersionNames] = {}
+        """What the models' folders call versions."""
         self._complete = False
 
     # --- a request's model ---
 
     def servable(self, name: str, version: str = "", label: str = "") -> Servable:
-        """The servable that a request for `name` and `version` (empty: the highest that is ready) goes to.
+        """The servable that a request for `name` and `version` (empty: the default one) goes to.
 
         A `with` block that is entered at once is a lease of it. Raises `ModelNotFound`, `InvalidArgument` for a
         version that is no integer, `UnknownLabel`, and `Unavailable` for a version that exists but is not ready.
         """
         if label:
             version = str(self.labelled(name, label))
+        default = self._default.get(name)
         if not version:
-            default = self._default.get(name)
             if default is None:
                 self._known(name)
                 raise ModelNotFound(f"Request for unknown model: '{name}' has no available versions")
             return default
-        highest = self._default.get(name)
-        if highest is not None and version == str(highest.version):
-            return highest  # Most requests that name a version name this one.
+        if default is not None and version == str(default.version):
+            return default  # Most requests that name a version name this one.
         entry = self.version(name, version)
         if entry.state is not State.READY or entry.servable is None:
             raise Unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
@@ -93,8 +96,8 @@ class Registry:
 
     def labelled(self, name: str, label: str) -> int:
         """The version that a label names, available or not. Raises `UnknownLabel` (tfs 3.1)."""
-        number = self.labels.get(name, {}).get(label)
-        if number is None:
+        numbers = {**self._names_of(name).numbers, **self.labels.get(name, {})}
+        if (number := numbers.get(label)) is None:
             raise UnknownLabel(f"Unrecognized servable version label: {label}")
         return number
 
@@ -231,6 +234,16 @@ class Registry:
 
     # --- changes ---
 
+    def name_versions(self, name: str, names: VersionNames) -> None:
+        """Have the versions of a model be called so."""
+        if names != self._names_of(name):
+            self._names[name] = names
+            self._choose(name)
+            self.on_change()
+
+    def _names_of(self, name: str) -> VersionNames:
+        return self._names.get(name, VersionNames())
+
     def want(self, wanted: Wanted) -> None:
         """Replace what is wanted. A version that was not wanted before is tried, whatever came of its last try."""
         before, self.wanted = self.wanted, wanted
@@ -274,7 +287,11 @@ class Registry:
 
     def _choose(self, name: str) -> None:
         known = self.entries.get(name, {}) if name in self.wanted else {}
-        ready = [number for number, version in known.items() if version.state is State.READY]
+        ready = {number for number, version in known.items() if version.state is State.READY}
+        if (named := self._names_of(name).default) is not None and ready:
+            before = self._default.get(name)
+            # What answers so far goes on until the version serves that is to take its place.
+            ready &= {named} if named in ready or before is None else {before.version}
         servable = known[max(ready)].servable if ready else None
         if servable is None:
             self._default.pop(name, None)

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from triglot.repository.config.model_config import CONFIG_FILE
+from triglot.repository.config.version_names import NAMES_FILE
 from triglot.repository.scan.paths import below
 from triglot.repository.scan.source import ModelFiles, named_files
 
@@ -24,11 +25,12 @@ MAX_ENTRIES = 10_000
 
 
 def contents_of(files: ModelFiles) -> dict[str, Sign]:
-    """What belongs to a version: all in its folder but the configuration, and what the configuration names."""
+    """What belongs to a version: all in its folder but what is of the model, and what the configuration names."""
     folder = files.folder or files.file.parent
     if not files.alone:
         found = folder_contents(folder)
-        found.pop(str(folder / CONFIG_FILE), None)
+        for name in (CONFIG_FILE, NAMES_FILE):
+            found.pop(str(folder / name), None)
     elif files.file.suffix == ".py":
         found = {str(file): sign_of(file) for file in folder.glob("*.py")}  # It may import them.
     else:

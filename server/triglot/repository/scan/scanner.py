@@ -20,6 +20,7 @@ from triglot.core.errors import ModelLoadError
 from triglot.model.config import ALL, VersionPolicy
 from triglot.repository.config.model_config import CONFIG_FILE
 from triglot.repository.config.settings import ModelSettings
+from triglot.repository.config.version_names import VersionNames
 from triglot.repository.scan.contents import folder_contents, sign_of, stamp_of
 from triglot.repository.scan.file_snapshots import FileSnapshots
 from triglot.repository.scan.source import Found, ModelFiles, NothingFound, Overrides, Root, find_models
@@ -34,10 +35,11 @@ AtOnce = Callable[[str], bool]
 class Scan:
     """What is wanted now; what is wrong and what is odd, by the model's name or the path.
 
-    `unsettled`: something is being written.
+    `names`: what the models' folders call versions. `unsettled`: something is being written.
     """
 
     wanted: Wanted
+    names: Mapping[str, VersionNames]
     problems: Mapping[str, ModelLoadError]
     warnings: Mapping[str, Sequence[str]]
     unsettled: bool
@@ -72,6 +74,7 @@ class Scanner:
         self._snapshots = FileSnapshots(settle_seconds)
         self._allow_symlinks = allow_symlinks
         self._policies: dict[str, VersionPolicy] = {}
+        self._names: dict[str, VersionNames] = {}
         self._looking = threading.Lock()
 
     def find(self, roots: Sequence[Root]) -> Found:
@@ -100,6 +103,8 @@ class Scanner:
             self._snapshots.keep([*_all_of(held), *loaded, *_all_of(found.models)])
             wanted: dict[str, Mapping[int, ModelFiles]] = {name: {} for name in policies}
             unsettled = False
+            for name, names in found.names.items():
+                unsettled |= not self._has_named(name, names, at_once=at_once(name))
             for name, versions in found.models.items():
                 if name in given:
                     wanted[name] = {files.version: files for files in versions}
@@ -127,7 +132,13 @@ class Scanner:
             for key, problem in found.problems.items():
                 if not isinstance(problem, NothingFound):
                     wanted |= _kept(key, held, wanted)
-            return Scan(wanted, found.problems, found.warnings, unsettled)
+            return Scan(wanted, dict(self._names), found.problems, found.warnings, unsettled)
+
+    def _has_named(self, name: str, names: VersionNames, *, at_once: bool) -> bool:
+        """Whether the model's versions are called so, and not as before until the names have settled."""
+        if self._snapshots.settled(name, "names", names, at_once=at_once or name not in self._names):
+            self._names[name] = names
+        return self._names[name] == names
 
     def _chosen(self, model: _Model) -> tuple[Mapping[int, ModelFiles], bool]:
         """The wanted versions of a model, and whether everything that may be wanted has settled."""

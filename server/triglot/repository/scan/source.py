@@ -26,6 +26,7 @@ from triglot.repository.config.model_config import (
     read_config,
 )
 from triglot.repository.config.settings import NAME, NAME_RULE, ModelSettings
+from triglot.repository.config.version_names import NAMES_FILE, VersionNames, read_names
 from triglot.repository.scan.layout import BACKEND_OF_FILE, backend_by_name, backend_of, candidates, listed
 from triglot.repository.scan.paths import check_links, check_links_below
 
@@ -104,11 +105,12 @@ class Found:
     """The versions of each model, ascending; what is wrong and what is odd, by the model's name or the path.
 
     `folders`: those of models, where they may have a configuration. `policies`: what it says of versions, which is
-    of the model and no part of a version's own.
+    of the model and no part of a version's own; so are the `names` of versions.
     """
 
     models: dict[str, list[ModelFiles]] = field(default_factory=dict)
     policies: dict[str, VersionPolicy] = field(default_factory=dict)
+    names: dict[str, VersionNames] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
     problems: dict[str, ModelLoadError] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
@@ -143,6 +145,10 @@ def find_models(
                 _Search(found, root.base_path, overrides, allow_symlinks).find_versions(root)
         elif isinstance(root, ModelFiles):
             found.models.setdefault(root.name, []).append(root)
+            numbers = found.names.get(root.name, VersionNames()).numbers
+            if root.label:
+                numbers = {**numbers, root.label: root.version}
+            found.names[root.name] = VersionNames(numbers)
         else:
             # Resolves "..", but keeps the name of a symbolic link.
             path = Path(os.path.normpath(root.absolute()))
@@ -189,7 +195,7 @@ class _Search:
         elif all((path / file).is_file() for file in GRPS_PROJECT):
             raise ModelLoadError(f"{path}: this is a grps project; to serve it, run: triglot grps {path}")
         elif versions := self._model_versions(path):
-            self._add(path, path.name, versions)
+            self._add_folder(path, versions)
         else:
             self._find_in_repository()
 
@@ -224,7 +230,7 @@ class _Search:
                     self.found.warn(str(folder), text)
                     continue
                 if versions := self._model_versions(folder):
-                    self._add(folder, folder.name, versions)
+                    self._add_folder(folder, versions)
                 else:
                     text = f"{folder} is left out: no model in it, expected {_EXPECTED}"
                     self.found.warn(str(folder), text)
@@ -236,6 +242,29 @@ class _Search:
     def _is_replaced(self, folder: Path) -> bool:
         override = self.overrides.get(folder.name)
         return override is not None and override.folder is not None
+
+    def _add_folder(self, folder: Path, versions: list[ModelFiles]) -> None:
+        names = self._names(folder, [files.version for files in versions])
+        self._add(folder, folder.name, versions)
+        self.found.names[folder.name] = names
+
+    def _names(self, folder: Path, there: list[int]) -> VersionNames:
+        """Raises `ModelLoadError` for a default that is not there; a name of nothing is odd."""
+        file = folder / NAMES_FILE
+        self._check_file(file)
+        names = read_names(file)
+        wanted = self.found.policies.get(folder.name, ALL).wanted(there)
+        if names.default is not None and names.default not in wanted:
+            raise ModelLoadError(
+                f"{file}: default: expected one of the versions that are served, {listed(wanted)}, got "
+                f"{names.default}",
+                Code.INVALID_ARGUMENT,
+            )
+        for name, number in names.numbers.items():
+            if number not in wanted:
+                text = f"{file}: {name}: version {number} is none of those that are served, {listed(wanted)}"
+                self.found.warn(str(folder), text)
+        return names
 
     def _add(self, path: Path, name: str, versions: list[ModelFiles]) -> None:
         models = self.found.models
@@ -304,10 +333,7 @@ class _Search:
         return replace(config, version_policy=ALL)
 
     def _own_config(self, folder: Path, warnings: list[str]) -> ModelConfig:
-        file = folder / CONFIG_FILE
-        self._check(file)
-        if file.exists() and not file.is_file():  # Reading a pipe may take for ever.
-            raise ModelLoadError(f"{file}: expected a file")
+        self._check_file(folder / CONFIG_FILE)
         return read_config(folder, warnings)
 
     def _override(self, override: Override, folder: Path, warnings: list[str]) -> ModelConfig:
@@ -322,6 +348,11 @@ class _Search:
     def _check(self, path: Path) -> None:
         if not self.allow_symlinks:
             check_links(path, self.root)
+
+    def _check_file(self, file: Path) -> None:
+        self._check(file)
+        if file.exists() and not file.is_file():  # Reading a pipe may take for ever.
+            raise ModelLoadError(f"{file}: expected a file")
 
     def _version_folders(self, folder: Path, name: str, config: ModelConfig, key: str) -> list[ModelFiles]:
         versions: dict[int, ModelFiles] = {}

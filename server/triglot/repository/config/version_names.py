@@ -1,0 +1,74 @@
+"""What a model's folder calls its versions, and which of them is the default: `versions.toml` (tfs 7.1).
+
+default = "v1"
+
+[versions]
+v1 = 1
+v2 = 3
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from triglot.core.errors import Code, ModelLoadError
+from triglot.repository.config.settings import NAME, NAME_RULE
+
+NAMES_FILE = "versions.toml"
+MAX_NAMES_BYTES = 1024 * 1024
+"""It is read at every look at the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionNames:
+    """`numbers` are versions by name, `default` is the one for requests that name none; None: the highest."""
+
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    default: int | None = None
+
+
+def read_names(file: Path) -> VersionNames:
+    """The names in a `versions.toml`; none without a file. Raises `ModelLoadError`, which names file and key."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_NAMES_BYTES + 1)
+    except FileNotFoundError:
+        return VersionNames()
+    except OSError as error:
+        raise ModelLoadError(f"{file}: {error.strerror}") from None
+    try:
+        if len(content) > MAX_NAMES_BYTES:
+            raise ValueError(f"expected at most {MAX_NAMES_BYTES} bytes")
+        return _names(tomllib.loads(content.decode()))
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{file}: {error}", Code.INVALID_ARGUMENT) from None
+
+
+def _names(content: dict[str, Any]) -> VersionNames:
+    """Raises `ValueError`."""
+    if unknown := sorted(content.keys() - {"default", "versions"}):
+        raise ValueError(f"unknown key {unknown[0]!r}, expected default and versions")
+    numbers = content.get("versions", {})
+    if not isinstance(numbers, dict):
+        raise ValueError(f"versions: expected a table of names and numbers, got {numbers!r}")
+    for name, number in numbers.items():
+        if not NAME.fullmatch(name) or name.isdecimal():
+            raise ValueError(f"versions: {name!r}: {NAME_RULE}, and other than digits alone")
+        if not _is_number(number):
+            raise ValueError(f"versions: {name}: expected a version's number, got {number!r}")
+    default = content.get("default")
+    if isinstance(default, str):
+        if default not in numbers:
+            raise ValueError(f"default: expected a name in [versions] or a number, got {default!r}")
+        default = numbers[default]
+    if default is not None and not _is_number(default):
+        raise ValueError(f"default: expected a name in [versions] or a number, got {default!r}")
+    return VersionNames(numbers, default)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
