@@ -32,7 +32,9 @@ class Predictor(object):
 
     def predict(self, instances, **kwargs):
         if kwargs.get("fail"):
-            raise RuntimeError("a secret")
+            raise RuntimeError("Divide by zero")
+        if kwargs.get("no_json"):
+            return [object()]
         outputs = [self._centerer.centered(instance) for instance in instances]
         return [max(output) for output in outputs] if kwargs.get("largest") else outputs
 """
@@ -144,12 +146,22 @@ def test_names_of_versions(tmp_path: Path) -> None:
         wait_until(lambda: rest.post(f"{PROJECT}:predict", body) == second)
 
 
-def test_an_exception_goes_to_the_log_alone(server: Triglot, rest: Rest) -> None:
-    status, answer = rest.post(f"{PROJECT}:predict", {"instances": [[2, 3]], "fail": True})
-    assert (status, answer.keys()) == (500, {"error"})
-    assert answer["error"].startswith("Prediction failed: ")
-    assert "secret" not in answer["error"]
-    server.stderr.wait_for("RuntimeError: a secret")
+@pytest.mark.parametrize("execution", ["thread", "process"])
+def test_an_exceptions_text_reaches_the_client(tmp_path: Path, execution: str) -> None:
+    write(tmp_path / "centered" / "1", 0)
+    parameter = f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
+    (tmp_path / "centered" / "config.pbtxt").write_text(parameter)
+    with Triglot(tmp_path, *FREE_PORTS, "--drain-delay", "0") as process:
+        rest = Rest(process.ports()[1])
+        assert rest.post(f"{PROJECT}:predict", {"instances": [[2, 3]], "fail": True}) == (
+            500,
+            {"error": "Prediction failed: Divide by zero"},
+        )
+        process.stderr.wait_for("RuntimeError: Divide by zero")
+        status, answer = rest.post(f"{PROJECT}:predict", {"instances": [[2, 3]], "no_json": True})
+        assert status == 500
+        assert answer["error"].startswith("Prediction failed: There was a problem processing the outputs: ")
+        assert rest.post(f"{PROJECT}:predict", {"instances": [[2, 3]]}) == (200, {"predictions": [[1, 1]]})
 
 
 def test_what_is_left_out(rest: Rest) -> None:

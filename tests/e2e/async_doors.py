@@ -157,7 +157,7 @@ async def ai_platform(server: Live, value: float) -> Told:
     status, answer, retry = await _rest(server, path, {"instances": [value]})
     if status != 200:
         return Told(_CODES[status], answer["error"], retry=retry)
-    return Told(Code.OK, value=answer["predictions"][0]["y"])
+    return Told(Code.OK, value=answer["predictions"][0])
 
 
 def _document(answer: Any, retry: float | None) -> Told:

@@ -56,11 +56,7 @@ def ask_everybody(server: ServerProcess, shape: list[int]) -> None:
         (tensorflow, {"instances": [{"x": value} for value in VALUES]}, {"predictions": ANSWERS}),
         (tensorflow, {"inputs": VALUES}, {"outputs": ANSWERS}),
         (tensorflow, {"inputs": {"x": VALUES}}, {"outputs": ANSWERS}),
-        (
-            f"/v1/projects/some/models/{MODEL}:predict",
-            instances,
-            {"predictions": [{"y": value} for value in ANSWERS]},
-        ),
+        (f"/v1/projects/some/models/{MODEL}:predict", instances, {"predictions": ANSWERS}),
     ):
         assert rest.post(path, body) == (200, expected)
 

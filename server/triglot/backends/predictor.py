@@ -29,7 +29,7 @@ import orjson
 
 from triglot.backends.model_modules import ModelModules
 from triglot.backends.parameters import warn_of_others
-from triglot.core.errors import Internal, InvalidArgument, ModelLoadError
+from triglot.core.errors import Internal, InvalidArgument, ModelLoadError, is_serving_error, text_of
 from triglot.core.tensor import Array, object_array
 from triglot.core.types import TensorSpec
 from triglot.model.config import ModelConfig
@@ -76,6 +76,7 @@ class PredictorModel(Model):
 
     def __init__(self, predictor: Any, opened: ExitStack) -> None:
         self._predict: Callable[..., Any] = predictor.predict
+        self._name = f"predict() of {type(predictor).__qualname__}"
         # Of the function below a method: a keyword may have the name of its first argument, too.
         self._leading = [predictor] if hasattr(predictor.predict, "__func__") else []
         self._signature = inspect.signature(getattr(predictor.predict, "__func__", predictor.predict))
@@ -85,7 +86,7 @@ class PredictorModel(Model):
         """Calls `predict`.
 
         Raises `InvalidArgument` for what is no JSON and for arguments that `predict` does not have, and
-        `Internal` for a result that is no JSON. What `predict` raises is the framework's to report.
+        `Internal` for a result that is no JSON and, with its text, for what `predict` raises.
         """
         elements = inputs["instances"].ravel().tolist()
         instances = [_parsed(f"instances[{at}]", element) for at, element in enumerate(elements)]
@@ -96,7 +97,14 @@ class PredictorModel(Model):
             self._signature.bind(*self._leading, instances, **parameters)
         except TypeError as error:
             raise InvalidArgument(f"parameters: predict() {error}") from None
-        return {"predictions": object_array([_printed(self._predict(instances, **parameters))], [1])}
+        try:
+            predictions = self._predict(instances, **parameters)
+        except Exception as error:
+            if is_serving_error(error):
+                raise
+            log.error("%s failed", self._name, exc_info=error)
+            raise Internal(text_of(error) or type(error).__name__) from error
+        return {"predictions": object_array([_printed(predictions)], [1])}
 
     def close(self) -> None:
         """Forgets the modules and removes the unpacked packages."""

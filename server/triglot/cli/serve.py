@@ -36,7 +36,7 @@ WATCHING: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
 }
 """Flags of `serve` that stand for options: their help, and the options."""
-JOINED = ("load_model", "allowed_origins", "allowed_hosts")
+JOINED = ("load_model", "named_predictions", "allowed_origins", "allowed_hosts")
 """Options whose flag may come more than once, as it does for Triton; its values add up."""
 DEMO = Path(__file__).parents[1] / "demo"
 WRONG_USE = 2

@@ -244,6 +244,11 @@ class Config:
     monitoring_path: str = _option(
         "", "REST path of metrics in TensorFlow Serving's form; without one there are none", start="/"
     )
+    named_predictions: str = _option(
+        "",
+        "models of one output whose predictions on AI Platform's paths are objects, by the output's name, and no "
+        "bare values; with commas or each with a flag of its own, * for all",
+    )
     predict_route: str = _option(
         "", "one more REST path for predictions; Vertex AI sets it as AIP_PREDICT_ROUTE", start="/"
     )
@@ -393,6 +398,11 @@ class Config:
     def models_to_load(self) -> tuple[str, ...]:
         """The names in `load_model`."""
         return tuple(_parts(self.load_model))
+
+    @property
+    def named_prediction_models(self) -> frozenset[str]:
+        """The names in `named_predictions`."""
+        return frozenset(_parts(self.named_predictions))
 
     @property
     def model_roots(self) -> list[Path]:

@@ -124,7 +124,7 @@ def _tfserving(
 ) -> Rows:
     models = Models(dataplane)
     services = tfserving_services(predictions, models, tensor_content=config.tensor_content)
-    ai_platform = AIPlatform(dataplane, limits)
+    ai_platform = AIPlatform(dataplane, limits, named=config.named_prediction_models)
     metrics = partial(metrics_route, telemetry, dataplane.control)
     routes = [metrics(config.monitoring_path)] if config.monitoring_path else []
     routes += vertex_routes(ai_platform, config.predict_route, config.health_route)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import binascii
+import json
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,6 +15,7 @@ import orjson
 from triglot.core.call import Call
 from triglot.core.errors import (
     Code,
+    Internal,
     InvalidArgument,
     ModelNotFound,
     NotFound,
@@ -24,6 +28,7 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
 from triglot.protocols.json.arrays import parse_large
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.json.text import type_name
 from triglot.protocols.rows import Operation, Route
 from triglot.protocols.tfserving.json_models import (
     INSTANCES,
@@ -39,8 +44,10 @@ from triglot.protocols.tfserving.routes import status_of
 from triglot.scheduling.servable import Servable
 
 PROJECT_MODEL = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}"
-BARE_PLATFORMS = ("sklearn", "xgboost")
-"""AI Platform answers these with bare values, and TensorFlow models with objects by output name (tfs 7.3)."""
+EVERY_MODEL = "*"
+WRAPPER, WRAPPED_DATA = "httpBody", "data"
+_STANDARD_BASE64 = str.maketrans("-_", "+/")
+_IS_WRAPPED = re.compile(rb'\s*\{\s*"%b"' % WRAPPER.encode())
 _CAUSES = {
     Code.INVALID_ARGUMENT: ("Invalid inputs", 1),
     Code.INTERNAL: ("Failed to run the provided model", 2),
@@ -49,6 +56,10 @@ _CAUSES = {
 
 class UnknownResource(NotFound):
     """No such model or version: an error of the service, not of a prediction."""
+
+
+class RoutineFailed(Internal):
+    """What a prediction routine says of its failure, for the client as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +93,26 @@ class Predicted:
 
 
 class AIPlatform:
-    """Takes requests apart and runs them."""
+    """Takes requests apart and runs them.
 
-    def __init__(self, dataplane: DataPlane, limits: JsonLimits = DEFAULT_LIMITS) -> None:
+    `named`: the models, "*" for all, whose predictions are objects even of one output, as those of AI Platform's
+    first runtime were.
+    """
+
+    def __init__(
+        self, dataplane: DataPlane, limits: JsonLimits = DEFAULT_LIMITS, *, named: Collection[str] = ()
+    ) -> None:
         self._dataplane = dataplane
         self.limits = limits
+        self._named = named
 
     def decode_project(self, http: HttpRequest) -> Asked:
         """A call of a project's model. Raises `UnknownResource` and `InvalidArgument`."""
-        find = partial(self._find, http.path["model"], http.path.get("version", ""))
-        return _asked(find, partial(_decode, bytes(http.body), self.limits, of_vertex=False))
+        name = http.path["model"]
+        find = partial(self._find, name, http.path.get("version", ""))
+        named = name in self._named or EVERY_MODEL in self._named
+        body = _unwrapped(bytes(http.body), self.limits)
+        return _asked(find, partial(_decode, body, self.limits, named=named))
 
     def decode_vertex(self, http: HttpRequest) -> Asked:
         """A call of the one model that is served. Raises `Unavailable` and `InvalidArgument`."""
@@ -130,7 +151,12 @@ class AIPlatform:
                 signature_name=request.signature_name,
                 lenient_shapes=True,
             )
-            return Predicted(request, await self._dataplane.infer_on(servable, inference, call))
+            try:
+                return Predicted(request, await self._dataplane.infer_on(servable, inference, call))
+            except Internal as error:
+                if servable.model.speaks_json:
+                    raise RoutineFailed(error.message) from error
+                raise
 
     async def require_ready(self, _: HttpRequest, __: Call) -> None:
         """Raises `Unavailable`."""
@@ -143,7 +169,9 @@ def _asked(find: Callable[[], Servable], decode: Callable[[Servable], PredictCal
     return Asked(find, decode, servable, decode(servable))
 
 
-def _decode(body: bytes, limits: JsonLimits, servable: Servable, *, of_vertex: bool) -> PredictCall:
+def _decode(
+    body: bytes, limits: JsonLimits, servable: Servable, *, of_vertex: bool = False, named: bool = False
+) -> PredictCall:
     if servable.model.speaks_json:
         return _json_call(servable, read_object(body, limits), of_vertex=of_vertex)
     chosen: list[str] = []
@@ -166,8 +194,33 @@ def _decode(body: bytes, limits: JsonLimits, servable: Servable, *, of_vertex: b
         decoded.inputs,
         chosen[-1],
         _parameters(body, limits, of_vertex=of_vertex) if servable.model.takes_parameters else {},
-        named=not of_vertex and servable.platform not in BARE_PLATFORMS,
+        named=named,
     )
+
+
+def _unwrapped(body: bytes, limits: JsonLimits) -> bytes:
+    """The request itself, which generated clients of the API send in an HttpBody. Raises `InvalidArgument`.
+
+    Its `data` are base64, or the JSON as it is; without `data` the request stands in its place.
+    """
+    if not _IS_WRAPPED.match(body):
+        return body
+    values = read_object(body, limits)
+    content = values.get(WRAPPER)
+    if INSTANCES in values or not isinstance(content, dict):
+        return body
+    data = content.get(WRAPPED_DATA)
+    if data is None:
+        return json.dumps(content).encode()
+    if not isinstance(data, str):
+        raise InvalidArgument(f"{WRAPPER}.{WRAPPED_DATA}: expected a string, got {type_name(data)}")
+    if data.lstrip().startswith("{"):
+        return data.encode(errors="surrogatepass")
+    try:
+        text = data.translate(_STANDARD_BASE64).rstrip("=")
+        return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
+    except ValueError as error:
+        raise InvalidArgument(f"{WRAPPER}.{WRAPPED_DATA}: expected base64 or a JSON object: {error}") from None
 
 
 def _json_call(servable: Servable, values: dict[str, Any], *, of_vertex: bool) -> PredictCall:
@@ -281,7 +334,7 @@ def encode_platform_error(error: ServingError) -> HttpResponse:
         body = {"error": {"code": 404, "message": error.message, "status": "NOT_FOUND"}}
         return HttpResponse(orjson.dumps(body), 404)
     text = error.message
-    if error.code in _CAUSES:
+    if error.code in _CAUSES and not isinstance(error, RoutineFailed):
         cause, number = _CAUSES[error.code]
         text = f"{cause}: {text} (Error code: {number})"
     return HttpResponse(orjson.dumps({"error": f"Prediction failed: {text}"}), status_of(error))

@@ -1,0 +1,108 @@
+"""AI Platform's `projects.predict`: what its documents say of answers, and what its clients send."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from live import Live, live
+
+import triglot
+from triglot import TensorSpec
+
+NUMBERS = {"predictions": [5, 4, 3]}
+BODY = {"instances": [[4], [3], [2]], "signature_name": "serving_default"}
+
+
+class Next(triglot.Model):
+    """One output; or two, or a failure of its own."""
+
+    inputs = [TensorSpec("x", "INT32", [-1, 1])]
+    outputs = [TensorSpec("label", "INT32", [-1])]
+
+    def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {"label": inputs["x"][:, 0] + 1}
+
+
+class Both(Next):
+    outputs = [*Next.outputs, TensorSpec("score", "INT32", [-1])]
+
+    def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().infer(inputs), "score": inputs["x"][:, 0]}
+
+
+class Failing(Next):
+    def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        raise ValueError("a secret")
+
+
+async def predict(door: Live, model: str, body: object) -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body)
+    url = f"{door.url.removesuffix('/v2')}/v1/projects/p/models/{model}:predict"
+    async with door.session.post(url, data=data) as answer:
+        return answer.status, json.loads(await answer.read())
+
+
+@pytest.mark.parametrize(
+    ("option", "named"), [("", []), ("n", ["n"]), ("other, n", ["n"]), ("*", ["m", "n"]), ("other", [])]
+)
+async def test_one_output_is_bare_values_unless_an_option_says_so(option: str, named: list[str]) -> None:
+    async with live({"m": Next(), "n": Next(), "both": Both()}, named_predictions=option) as door:
+        objects = {"predictions": [{"label": 5}, {"label": 4}, {"label": 3}]}
+        for model in ("m", "n"):
+            assert await predict(door, model, BODY) == (200, objects if model in named else NUMBERS)
+        two = {"predictions": [{"label": 5, "score": 4}, {"label": 4, "score": 3}, {"label": 3, "score": 2}]}
+        assert await predict(door, "both", BODY) == (200, two)
+
+
+DATA = json.dumps(BODY)
+CODED = base64.b64encode(DATA.encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"httpBody": {"contentType": "application/json", "data": CODED}},
+        {"httpBody": {"contentType": "application/json", "data": CODED.rstrip("=")}},
+        {"httpBody": {"data": DATA, "extensions": []}},
+        {"httpBody": BODY},
+        b' {\n "httpBody" : {"data": "%b"} }' % base64.urlsafe_b64encode(DATA.encode()),
+    ],
+)
+async def test_a_request_in_an_http_body(body: object) -> None:
+    async with live({"m": Next()}) as door:
+        assert await predict(door, "m", body) == (200, NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"httpBody": {"data": "no base64!"}}, "httpBody.data: expected base64 or a JSON object: "),
+        ({"httpBody": {"data": "é"}}, "httpBody.data: expected base64 or a JSON object: "),
+        ({"httpBody": {"data": 3}}, "httpBody.data: expected a string, got a number"),
+        ({"httpBody": {"data": ""}}, ""),
+        ({"httpBody": {"data": "{}"}}, "Missing 'inputs' or 'instances' key"),
+        ({"httpBody": {}}, "Missing 'inputs' or 'instances' key"),
+        ({"httpBody": 3}, "Missing 'inputs' or 'instances' key"),
+        ({"httpBody": {"data": json.dumps({"httpBody": {"data": DATA}})}}, "Missing 'inputs'"),
+        (b'{"httpBody": {"data": ', "the body is no JSON: "),
+    ],
+)
+async def test_an_http_body_that_is_wrong(body: object, text: str) -> None:
+    async with live({"m": Next()}) as door:
+        status, answer = await predict(door, "m", body)
+        assert status == 400
+        assert answer["error"].startswith(f"Prediction failed: Invalid inputs: {text}")
+        assert await predict(door, "m", BODY) == (200, NUMBERS)
+
+
+async def test_what_fails_in_other_models_stays_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    async with live({"m": Failing()}) as door:
+        status, answer = await predict(door, "m", BODY)
+    assert status == 500
+    assert answer["error"].startswith("Prediction failed: Failed to run the provided model: m version 1 failed")
+    assert "secret" not in answer["error"]
+    assert "ValueError: a secret" in caplog.text
