@@ -108,6 +108,8 @@ class Server:
             most_instances=self.config.max_requested_instances or max(FEWEST_INSTANCES, 2 * len(usable_cpus())),
             folders=[*model_folders, *self.config.model_roots],
             load_timeout=self.config.load_timeout,
+            load_retries=self.config.load_retries,
+            load_retry_interval=self.config.load_retry_interval,
             labels_before_load=self.config.labels_before_load,
             wait=self.config.wait_for_models,
             adapt=adapt or DefaultBatching(self.config.default_max_batch_size),

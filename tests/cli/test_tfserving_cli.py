@@ -59,6 +59,8 @@ def test_the_defaults_are_tensorflow_servings() -> None:
         poll_interval=1.0,
         protocols="tfserving",
         wait_for_models=True,
+        load_retries=5,
+        load_retry_interval=60.0,
     )
 
 
@@ -97,6 +99,9 @@ def test_without_variables_of_the_image_nothing_is_assumed() -> None:
         ("--enable_serialization_as_tensor_content=true", "tensor_content", True),
         ("--allow_version_labels_for_unavailable_models", "labels_before_load", True),
         ("--enable_model_warmup=false", "warm_up", False),
+        ("--max_num_load_retries=0", "load_retries", 0),
+        ("--load_retry_interval_micros=500000", "load_retry_interval", 0.5),
+        ("--load_retry_interval_micros=-1", "load_retry_interval", 0.0),
     ],
 )
 def test_a_flag_sets_an_option(flag: str, option: str, value: Any) -> None:

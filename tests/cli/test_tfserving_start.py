@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -178,6 +179,43 @@ def test_a_new_version_is_served(tmp_path: Path) -> None:
         base_path(tmp_path / "new", 2)
         (tmp_path / "new" / "2").rename(folder / "2")
         wait_until(lambda: bool(predict(rest, "default") == 9))
+
+
+BROKEN = "1 / 0"
+
+
+def test_a_load_that_fails_is_tried_again(tmp_path: Path) -> None:
+    """The ports stay closed; and the server ends when all tries have failed."""
+    folder = tmp_path / "m"
+    write_model(folder / "1", BROKEN)
+    flags = (f"--model_base_path={folder}", "--model_name=m", "--load_retry_interval_micros=50000")
+    with TfServing(*flags, "--max_num_load_retries=1000000") as server:
+        server.stderr.wait_for("E m version 1 could not be loaded: .*; retry 2 of 1000000 in 0.05 s")
+        assert "REST on" not in server.stderr.text()
+        base_path(folder, 1)
+        assert predict(server.rest(), "m") == 8
+        server.stop()
+    write_model(folder / "1", BROKEN)
+    with TfServing(*flags, "--max_num_load_retries=2") as server:
+        assert server.wait() == 1
+    assert len(re.findall(" E m version 1 could not be loaded: ", server.stderr.text())) == 3
+
+
+def test_a_version_that_is_going_to_be_tried_again_is_loading(tmp_path: Path) -> None:
+    folder = base_path(tmp_path / "m", 1)
+    flags = (f"--model_base_path={folder}", "--model_name=m", "--file_system_poll_wait_seconds=0.05")
+    for retries, state, code in ((1, "LOADING", "OK"), (0, "END", "UNKNOWN")):
+        with TfServing(*flags, f"--max_num_load_retries={retries}") as server:
+            rest = server.rest()
+            write_model(tmp_path / "new" / "2", BROKEN)
+            (tmp_path / "new" / "2").rename(folder / "2")
+            server.stderr.wait_for(" E m version 2 could not be loaded: ")
+            status, answer = rest.get("/v1/models/m/versions/2")
+            (found,) = answer["model_version_status"]
+            assert (status, found["state"], found["status"]["error_code"]) == (200, state, code)
+            assert predict(rest, "m") == 8
+            server.stop()
+        shutil.rmtree(folder / "2")
 
 
 # --- the configuration file ---

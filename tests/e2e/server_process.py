@@ -15,8 +15,9 @@ QUICK = {
     "TRIGLOT_GRPC_PORT": "0",
     "TRIGLOT_REST_PORT": "0",
     "TRIGLOT_DRAIN_DELAY": "0",
+    "TRIGLOT_LOAD_RETRIES": "0",
 }
-"""Free ports, and an end without a delay."""
+"""Free ports, an end without a delay, and one try of each load."""
 
 
 class ServerProcess(Triglot):

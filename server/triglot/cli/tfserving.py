@@ -40,6 +40,8 @@ DEFAULTS = {
     "poll_interval": 1.0,
     "protocols": "tfserving",
     "wait_for_models": True,
+    "load_retries": 5,
+    "load_retry_interval": 60.0,
 }
 """TensorFlow Serving's, where they differ from ours."""
 NAME_VARIABLE, PATH_VARIABLE, CONTAINER_REST_PORT = "MODEL_NAME", "MODEL_BASE_PATH", 8501
@@ -101,6 +103,15 @@ FLAGS = {
     "file_system_poll_wait_seconds": Flag(
         float, "seconds between two looks for versions; 0 looks once (default: 1)", "poll_interval"
     ),
+    "max_num_load_retries": Flag(
+        int, "how often a version that could not be loaded is tried again (default: 5)", "load_retries"
+    ),
+    "load_retry_interval_micros": Flag(
+        int,
+        "microseconds from a load that failed to the next try; below 0 there are none (default: 60000000)",
+        "load_retry_interval",
+        lambda value: max(value, 0) / 1_000_000,
+    ),
     "allowed_model_roots": Flag(
         str,
         "folders, with commas, that HandleReloadConfigRequest may name besides those of --model_base_path or "
@@ -130,8 +141,6 @@ TUNING: dict[str, Kind] = {
     "rest_api_num_threads": int,
     "num_load_threads": int,
     "num_unload_threads": int,
-    "max_num_load_retries": int,
-    "load_retry_interval_micros": int,
     "flush_filesystem_caches": boolean,
     "tensorflow_session_parallelism": int,
     "tensorflow_intra_op_parallelism": int,

@@ -223,6 +223,10 @@ class Config:
         "loopback address only, with one worker and model_control_mode explicit",
     )
     load_timeout: float = _option(600.0, "seconds that loading a version may take; 0 sets no limit")
+    load_retries: int = _option(
+        0, "how often a version that could not be loaded is tried again, while its files stay as they are"
+    )
+    load_retry_interval: float = _option(60.0, "seconds from a load that failed to its next try; see load_retries")
     default_max_batch_size: int = _option(
         0, "max_batch_size, with dynamic batching, of ONNX models that say none (Triton's is 4); 0: not batched"
     )

@@ -71,10 +71,11 @@ class Models:
                 raise NotFound(f"Could not find version {spec.version} of model {spec.name}")
         response = management_pb2.GetModelStatusResponse()
         for version in versions:
-            status = response.model_version_status.add(
-                version=version.files.version, state=_STATES[version.state], status={}
-            )
-            if (failure := version.failure) is not None:
+            # One that is going to be tried again is loading, to TensorFlow Serving.
+            retried = version.retry_at is not None and version.state is State.UNAVAILABLE
+            state = _STATES[State.LOADING if retried else version.state]
+            status = response.model_version_status.add(version=version.files.version, state=state, status={})
+            if (failure := version.failure) is not None and not retried:
                 # The numbers of both enumerations are gRPC's.
                 code: Any = failure.code
                 status.status.error_code = code

@@ -94,6 +94,8 @@ class Manager:
         labels_before_load: bool = False,
         wait: bool = False,
         load_timeout: float = 0.0,
+        load_retries: int = 0,
+        load_retry_interval: float = 0.0,
         drain_seconds: float = DRAIN_SECONDS,
         adapt: Adapt | None = None,
     ) -> None:
@@ -106,6 +108,8 @@ class Manager:
             max_queue_size=max_queue_size,
             skip_missing_dependencies=skip_missing_dependencies,
             load_timeout=load_timeout,
+            load_retries=load_retries,
+            load_retry_interval=load_retry_interval,
             drain_seconds=drain_seconds,
             adapt=adapt,
         )
@@ -469,7 +473,7 @@ class Manager:
             for version in versions.values()
             if version.state in (State.LOADING, State.READY)
         ]
-        busy = set(self.reconciler.workers)
+        busy = self.reconciler.busy()
         return await in_thread(partial(self._scanner.look, roots, held, loaded, at_once, overrides, busy))
 
     async def never_loaded(self) -> dict[str, str]:

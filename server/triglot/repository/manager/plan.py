@@ -41,7 +41,8 @@ class Version:
 
     `files`: those that were tried last, or are being loaded. `error`: why these could not be loaded; of a READY
     one, which serves its former files then, too. `served`: the files of its servable. `retry`: `files` are to be
-    tried again. `problem`: what is wrong with its model's folder now.
+    tried again; `retry_at`: at this time (monotonic seconds), after so many `retries`. `problem`: what is wrong
+    with its model's folder now.
     """
 
     files: ModelFiles
@@ -51,6 +52,12 @@ class Version:
     servable: Servable | None = None
     served: ModelFiles | None = None
     retry: bool = False
+    retry_at: float | None = None
+    retries: int = 0
+
+    def begun_anew(self, files: ModelFiles) -> Version:
+        """In place of one that is gone."""
+        return Version(files, retries=self.retries if files == self.files else 0)
 
     @property
     def ready(self) -> bool:

@@ -45,7 +45,8 @@ class Reconciler:
     `skip_missing_dependencies`: leave out, with a warning, what needs a library that is not installed, unless the
     model serves or somebody asks for it. `bring` has the models that an ensemble is made of loaded along with it,
     where that is asked for. `adapt` completes each model, and `warm` runs on each version before it
-    takes calls. `load_timeout`: seconds after which a load has failed; 0 sets no limit.
+    takes calls. `load_timeout`: seconds after which a load has failed; 0 sets no limit. What has failed is tried
+    again `load_retries` times, `load_retry_interval` seconds after each failure.
     """
 
     def __init__(
@@ -60,17 +61,23 @@ class Reconciler:
         load_timeout: float,
         drain_seconds: float,
         load_lock_timeout: float = LOAD_LOCK_SECONDS,
+        load_retries: int = 0,
+        load_retry_interval: float = 0.0,
         adapt: Adapt | None = None,
     ) -> None:
         self.registry = registry
         self._loader = Loader(load, warm, max_queue_size, self._announce, adapt)
         self._skip_missing_dependencies = skip_missing_dependencies
         self.load_timeout = load_timeout
+        self._load_retries = load_retries
+        self._load_retry_interval = load_retry_interval
         self._drain_seconds = drain_seconds
         self._left_out: set[ModelFiles] = set()
         self._asked_for: set[str] = set()
         self.workers: dict[str, asyncio.Task[None]] = {}
         """Of the models about which something is being done."""
+        self._only_retry: set[str] = set()
+        """Those of which workers only wait for the time to try again."""
         self._drains: defaultdict[str, set[asyncio.Task[object]]] = defaultdict(set)
         self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self.closing = asyncio.Event()
@@ -132,10 +139,13 @@ class Reconciler:
 
     async def _work(self, name: str) -> None:
         try:
-            while (step := self._next(name)).load is not None:
-                if step.wait:
-                    self._news[name].clear()
-                    await self._news[name].wait()
+            while True:
+                left = self._seconds_to_retry(name)
+                step = self._next(name)
+                if step.load is None and left is None:
+                    break
+                if step.load is None or step.wait:
+                    await self._wait_for_news(name, left, only_retry=step.load is None)
                     continue
                 async with self._load_lock.take() as pass_on:
                     # What is wanted may have changed while it waited for its turn.
@@ -146,6 +156,34 @@ class Reconciler:
             del self.workers[name]
             self.dependents.wake()
 
+    def _seconds_to_retry(self, name: str) -> float | None:
+        """Until a version that failed is tried again, None: there is none; one whose time has come is next."""
+        now, left = time.monotonic(), None
+        for version in self.registry.wanted_versions(name):
+            if version.retry_at is None:
+                continue
+            if version.retry_at <= now:
+                version.retry, version.retry_at = True, None
+            else:
+                left = min(version.retry_at - now, left or float("inf"))
+        return left
+
+    async def _wait_for_news(self, name: str, seconds: float | None, *, only_retry: bool) -> None:
+        self._news[name].clear()
+        if only_retry:
+            self._only_retry.add(name)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news[name].wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._only_retry.discard(name)
+
+    def busy(self) -> set[str]:
+        """The models of which a version may be loading."""
+        return self.workers.keys() - self._only_retry
+
     async def wait_for(self, names: Collection[str]) -> None:
         """Wait until the workers of these models have nothing to do; they go on when this is cancelled."""
         workers = [worker for name, worker in self.workers.items() if name in names]
@@ -154,10 +192,13 @@ class Reconciler:
 
     async def _load(self, files: ModelFiles, pass_on: Callable[[], None]) -> None:
         known = self.registry.entries[files.name]
-        version = known.get(files.version)
-        if version is None or version.gone:
-            version = known[files.version] = Version(files)
-        before, version.files, version.retry = version.files, files, False
+        version = known.get(files.version, Version(files))
+        if version.gone:
+            version = version.begun_anew(files)
+        known[files.version] = version
+        before, version.files, version.retry, version.retry_at = version.files, files, False, None
+        if before != files:
+            version.retries = 0
         if version.state is not State.READY:
             version.state = State.LOADING
             self.registry.on_change()
@@ -258,7 +299,7 @@ class Reconciler:
     def _serve(self, version: Version, servable: Servable) -> None:
         former, version.servable = version.servable, servable
         version.state, version.served, version.error = State.READY, version.files, None
-        version.retry = False  # Whoever asked for that while it was loaded has it now.
+        version.retry, version.retries = False, 0  # Whoever asked for that while it was loaded has it now.
         self.registry.update(version.files.name)
         if former is not None and former is not servable:
             self._drain(former, f"closed the former {version.files}")
@@ -289,6 +330,11 @@ class Reconciler:
         else:
             # A warm-up's errors begin with it.
             text = str(error).removeprefix(f"{files}: ")
+            if version.retries < self._load_retries and not isinstance(error, MissingDependency):
+                version.retries += 1
+                version.retry_at = time.monotonic() + self._load_retry_interval
+                again = f"{version.retries} of {self._load_retries} in {self._load_retry_interval:g} s"
+                text = f"{text}; retry {again}"
             log.error("%s could not be loaded: %s", files, text, exc_info=own_error(error, files))
             log.debug("where it came from:", exc_info=error)
             self.registry.update(files.name)

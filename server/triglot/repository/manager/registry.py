@@ -252,8 +252,10 @@ class Registry:
             for number, files in versions.items():
                 entry = known.get(number)
                 forgiven = number not in before.get(name, {})
-                if entry is None or (entry.gone and (forgiven or needs_load(entry, files))):
+                if entry is None or (entry.gone and forgiven):
                     known[number] = Version(files)
+                elif entry.gone and needs_load(entry, files):
+                    known[number] = entry.begun_anew(files)
                 elif forgiven:
                     entry.retry = entry.error is not None
         for name, known in self.entries.items():
@@ -262,6 +264,8 @@ class Registry:
                 for number, version in known.items()
                 if version.state is State.UNAVAILABLE and number not in wanted.get(name, {})
             )
+            for number in ended:
+                known[number].retry_at = None
             for number in ended[:-ENDED_KEPT]:
                 del known[number]
         # Not `update` of each: this is done at every look at the disk.
@@ -275,7 +279,7 @@ class Registry:
     def retry(self, name: str) -> None:
         """Have what failed of a model tried again when it is wanted next."""
         for version in self.entries.get(name, {}).values():
-            version.retry = version.error is not None
+            version.retry, version.retries = version.error is not None, 0
 
     def update(self, name: str) -> None:
         """Choose the model's default version; to be called after each change of a state."""
