@@ -110,6 +110,7 @@ class Server:
             load_timeout=self.config.load_timeout,
             load_retries=self.config.load_retries,
             load_retry_interval=self.config.load_retry_interval,
+            load_ended=self._load_ended,
             labels_before_load=self.config.labels_before_load,
             wait=self.config.wait_for_models,
             adapt=adapt or DefaultBatching(self.config.default_max_batch_size),
@@ -174,6 +175,9 @@ class Server:
         except BaseException:
             await self.stop()
             raise
+
+    def _load_ended(self, files: ModelFiles, seconds: float, failed: bool) -> None:
+        self.telemetry.loaded_from(str(files.folder or files.file.parent), seconds, failed=failed)
 
     async def _prepare(self, servable: Servable, files: ModelFiles) -> None:
         """Everything that is done with a version before it takes calls; what warms it up counts nowhere."""

@@ -222,22 +222,21 @@ def test_wrong_batching_parameters(tmp_path: Path, text: str | None, message: st
 
 
 @pytest.mark.parametrize(
-    "flag",
+    ("flag", "instead"),
     [
-        "--ssl_config_file=/ssl.config",
-        "--use_alts_credentials",
-        "--saved_model_tags=serve,gpu",
-        "--platform_config_file=/platform.config",
+        ("--ssl_config_file=/ssl.config", ["TRIGLOT_TLS_CERTIFICATE", "TRIGLOT_TLS_KEY", "TRIGLOT_TLS_CLIENT_CA"]),
+        ("--use_alts_credentials", ["proxy"]),
+        ("--platform_config_file=/platform.config", ["--batching_parameters_file", "--saved_model_tags"]),
     ],
 )
-def test_flags_that_cannot_be_kept_are_errors(flag: str) -> None:
+def test_flags_that_cannot_be_kept_are_errors(flag: str, instead: list[str]) -> None:
     name = flag.split("=", maxsplit=1)[0]
-    assert wrong(flag, "--model_base_path=/m").startswith(f"{name}: ")
+    text = wrong(flag, "--model_base_path=/m")
+    assert text.startswith(f"{name}: ")
+    assert all(one in text for one in instead)
 
 
-@pytest.mark.parametrize(
-    "flag", ["--ssl_config_file=", "--use_alts_credentials=false", "--saved_model_tags=serve"]
-)
+@pytest.mark.parametrize("flag", ["--ssl_config_file=", "--use_alts_credentials=false", "--platform_config_file="])
 def test_a_flag_that_says_what_is_so_is_no_error(flag: str) -> None:
     assert config(flag) == config()
 

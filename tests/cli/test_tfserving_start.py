@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,31 @@ def test_a_new_version_is_served(tmp_path: Path) -> None:
         base_path(tmp_path / "new", 2)
         (tmp_path / "new" / "2").rename(folder / "2")
         wait_until(lambda: bool(predict(rest, "default") == 9))
+
+
+def test_what_dashboards_show(tmp_path: Path) -> None:
+    folder = base_path(tmp_path / "m", 1)
+    file = tmp_path / "monitoring.config"
+    file.write_text("prometheus_config { enable: true }")
+    flags = (f"--model_base_path={folder}", "--model_name=m", f"--monitoring_config_file={file}")
+    with TfServing(*flags, "--max_num_load_retries=0", "--file_system_poll_wait_seconds=0.05") as server:
+        rest = server.rest()
+        write_model(tmp_path / "new" / "2", BROKEN)
+        (tmp_path / "new" / "2").rename(folder / "2")
+        server.stderr.wait_for(" E m version 2 could not be loaded: ")
+        assert predict(rest, "m") == 8
+        with urllib.request.urlopen(f"http://127.0.0.1:{rest.port}/monitoring/prometheus/metrics") as page:
+            lines = page.read().decode().splitlines()
+    load = ":tensorflow:cc:saved_model:load"
+    for line in (
+        ':tensorflow:serving:request_count{model_name="m",status="OK"} 1',
+        ':tensorflow:serving:runtime_latency_count{model_name="m",API="Predict",runtime="TF1"} 1',
+        ":tensorflow:core:graph_runs{} 1",
+        f'{load}_attempt_count{{model_path="{folder / "1"}",status="success"}} 1',
+        f'{load}_attempt_count{{model_path="{folder / "2"}",status="fail"}} 1',
+    ):
+        assert line in lines
+    assert any(re.fullmatch(rf'{load}_latency{{model_path="{folder / "1"}"}} [0-9]+', line) for line in lines)
 
 
 BROKEN = "1 / 0"

@@ -157,6 +157,27 @@ def test_an_error(guide: Guide) -> None:
     assert json.loads(body) == {"error": "Servable not found for request: Latest(half)"}
 
 
+# --- tags ---
+
+
+@pytest.mark.newest
+def test_the_tags_of_the_graph(models: Path, tensorflow: Path, tmp_path: Path) -> None:
+    shutil.copytree(models / MODEL, tmp_path / MODEL)
+    (file,) = (tmp_path / MODEL).glob("*/saved_model.pb")
+    tags = b'"\x05serve', b'"\x05train'
+    assert file.read_bytes().count(tags[0]) == 1
+    file.write_bytes(file.read_bytes().replace(*tags))
+    flags = (f"--model_base_path={tmp_path / MODEL}", f"--model_name={MODEL}")
+    with Triglot(
+        *flags, "--saved_model_tags=train", command="tfserving", environment=QUICK, python=tensorflow
+    ) as one:
+        answer = Rest(one.ports()[1]).post(f"/v1/models/{MODEL}:predict", {"instances": [1.0]})
+        assert answer == (200, {"predictions": [2.5]})
+    with Triglot(*flags, command="tfserving", environment=QUICK, python=tensorflow) as other:
+        assert other.wait() == 1
+    assert "train" in other.stderr.text()
+
+
 # --- sockets ---
 
 

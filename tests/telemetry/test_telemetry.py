@@ -148,8 +148,56 @@ def test_tensorflow_servings_metrics() -> None:
         f":tensorflow:serving:request_latency_count{{{labels}}} 2",
     ):
         assert line in lines
-    # The two kinds of count, a histogram of 34 buckets, sum and count; and two lines of types.
-    assert len(lines) == 2 + 34 + 2 + 2
+    # The two kinds of count, a histogram of 34 buckets, sum and count, and what ran; and eight lines of types.
+    assert len(lines) == 2 + 34 + 2 + 2 + 8
+
+
+def test_the_metrics_of_tensorflow_itself() -> None:
+    """Those that Grafana's dashboard for TensorFlow Serving shows, and loads."""
+    telemetry = Telemetry()
+    rest = telemetry.endpoint("tfserving", "REST", "predict", inference=True)
+    for batch, queue, compute in ((1, 5e-6, 15e-6), (2, 0.0, 20e-6), (2, 0.0, 20e-6)):
+        predict(telemetry).record(call_of("m", 1, batch, queue, compute), Code.OK, 1e-3, 0.0, 0, 0)
+    rest.record(call_of("m", 1, 1, 0.0, 5e-6), Code.OK, 1e-3, 0.0, 0, 0)
+    rest.record(call_of("m", 1, 1, 0.0, 100e-6), Code.INTERNAL, 1e-3, 0.0, 0, 0)
+    telemetry.endpoint("kserve", "GRPC", "ModelInfer", inference=True).record(
+        call_of("m", 1, 1, 0.0, 7e-6), Code.OK, 1e-3, 0.0, 0, 0
+    )
+    for failed in (True, False, False):
+        telemetry.loaded_from("/models/m/1", 0.5, failed=failed)
+    telemetry.loaded_from("/models/m/2", 0.5, failed=True)
+    lines = print_metrics(telemetry).splitlines()
+    runtime = 'model_name="m",API="Predict",runtime="TF1"'
+    queuing = ":tensorflow:serving:batching_session:queuing_latency"
+    loads = ":tensorflow:cc:saved_model:load"
+    for line in (
+        "# TYPE :tensorflow:serving:runtime_latency histogram",
+        f':tensorflow:serving:runtime_latency_bucket{{{runtime},le="10"}} 1',
+        f':tensorflow:serving:runtime_latency_bucket{{{runtime},le="18"}} 2',
+        f":tensorflow:serving:runtime_latency_count{{{runtime}}} 4",
+        f":tensorflow:serving:runtime_latency_sum{{{runtime}}} 60",
+        f"# TYPE {queuing} histogram",
+        f'{queuing}_count{{thread_pool_name="model_server_batch_threads"}} 5',
+        f'{queuing}_sum{{thread_pool_name="model_server_batch_threads"}} 5',
+        "# TYPE :tensorflow:core:graph_runs counter",
+        ":tensorflow:core:graph_runs{} 5",
+        # The two calls of a batch have its whole time.
+        f":tensorflow:core:graph_run_time_usecs{{}} {15 + 20 + 5 + 100 + 7}",
+        f'{loads}_attempt_count{{model_path="/models/m/1",status="success"}} 2',
+        f'{loads}_attempt_count{{model_path="/models/m/1",status="fail"}} 1',
+        f'{loads}_attempt_count{{model_path="/models/m/2",status="fail"}} 1',
+        f'{loads}_latency{{model_path="/models/m/1"}} 1000000',
+    ):
+        assert line in lines
+
+
+def test_the_paths_that_models_were_loaded_from_do_not_grow_without_an_end() -> None:
+    telemetry = Telemetry()
+    for number in range(1500):
+        telemetry.loaded_from("/models/m/1", 0.5, failed=False)
+        telemetry.loaded_from(f"/models/m/{number + 2}", 0.5, failed=False)
+    assert len(telemetry.loads) == 1000
+    assert telemetry.loads["/models/m/1"].successes == 1500
 
 
 def test_sums_keep_their_last_microsecond() -> None:

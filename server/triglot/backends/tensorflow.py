@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 # Its loader tells of every file that it reads.
 logging.getLogger("tensorflow").setLevel(logging.WARNING)
 
-TAGS = ["serve"]
+TAGS, SERVE = "TF_GRAPH_TAG", "serve"
+"""Triton's parameter, the tags of the graph to load, with commas; and its default."""
 METHOD_PREFIX = "tensorflow/serving/"
 INTERNAL_PREFIX = "__saved_model_"
 """What the names of signatures begin with that only loading and training use."""
@@ -76,22 +77,23 @@ def load(file: Path, config: ModelConfig) -> Model:
     """The SavedModel whose `saved_model.pb` is `file`, on the devices of `config`.
 
     Raises `ModelLoadError` when it cannot be read or restored, when none of its signatures can be called, and for
-    a device that is not there. Parameters are named in the log: there are none here.
+    a device that is not there. Parameters other than `TAGS` are named in the log.
     """
-    warn_of_others(file, config, "tensorflow")
+    warn_of_others(file, config, "tensorflow", [TAGS])
+    tags = [tag.strip() for tag in config.parameters.get(TAGS, SERVE).split(",")]
     devices = devices_of(file, config, lambda: len(tf.config.list_physical_devices("GPU")))
-    return PlacedSavedModel(file.parent, devices) if devices else SavedModel(file.parent)
+    return PlacedSavedModel(file.parent, devices, tags) if devices else SavedModel(file.parent, tags=tags)
 
 
 class SavedModel(Model):
-    """The graph with the tag `serve`, restored and initialized, and the signatures whose tensors we can carry."""
+    """The graph with these tags, restored and initialized, and the signatures whose tensors we can carry."""
 
     platform = "tensorflow_savedmodel"
 
-    def __init__(self, folder: Path, device: Device = AS_SAVED) -> None:
+    def __init__(self, folder: Path, device: Device = AS_SAVED, tags: Sequence[str] = (SERVE,)) -> None:
         # A session takes any number of calls at a time; more than there are processors gain nothing.
         self.instances = os.cpu_count() or 1
-        self._session, definitions = _restored(folder, device)
+        self._session, definitions = _restored(folder, device, tags)
         self.signature_defs = {name: definition.SerializeToString() for name, definition in definitions.items()}
         self.signatures = dict(_signatures(folder, definitions, self._session.graph))
         if not self.signatures:
@@ -130,12 +132,12 @@ class PlacedSavedModel(Model):
     platform = SavedModel.platform
     places_instances = True
 
-    def __init__(self, folder: Path, devices: Sequence[Device]) -> None:
+    def __init__(self, folder: Path, devices: Sequence[Device], tags: Sequence[str] = (SERVE,)) -> None:
         self.instances = len(devices)
         self._models: dict[Device, SavedModel] = {}
         try:
             for device in dict.fromkeys(devices):
-                self._models[device] = SavedModel(folder, device)
+                self._models[device] = SavedModel(folder, device, tags)
         except BaseException:
             self.close()
             raise
@@ -200,7 +202,7 @@ class _Run:
         return np.array(value, object if isinstance(value, bytes) else None)
 
 
-def _restored(folder: Path, device: Device) -> tuple[Any, Mapping[str, Any]]:
+def _restored(folder: Path, device: Device, tags: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
     """A session with the variables and tables of the SavedModel, and its SignatureDefs.
 
     Raises `ModelLoadError`.
@@ -213,15 +215,15 @@ def _restored(folder: Path, device: Device) -> tuple[Any, Mapping[str, Any]]:
     session = tf.compat.v1.Session(graph=graph, config=options)
     try:
         loader = SavedModelLoader(os.fspath(folder))
-        definition = loader.get_meta_graph_def_from_tags(TAGS)
+        definition = loader.get_meta_graph_def_from_tags(tags)
         place: AbstractContextManager[Any] = nullcontext()
         if device.kind == "GPU":
             _clear_devices(definition.graph_def)
             place = graph.device(f"/device:GPU:{device.id}")
         with graph.as_default(), place:
-            saver, _ = loader.load_graph(graph, TAGS)
+            saver, _ = loader.load_graph(graph, tags)
         loader.restore_variables(session, saver)
-        loader.run_init_ops(session, TAGS)
+        loader.run_init_ops(session, tags)
     except Exception as error:
         session.close()
         raise ModelLoadError(f"{folder}: the SavedModel cannot be loaded: {_own_text(error)}") from error

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from triglot import backends
 from triglot.cli import tfserving as tfserving_cli
 from triglot.cli.hints import hint_lines
 from triglot.cli.tfserving_batching import Batching
@@ -21,6 +22,7 @@ from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.platform.memory import keep_memory
 from triglot.repository.config.settings import ModelSettings, folders_of, settings_of
+from triglot.repository.manager.loader import Load
 from triglot.repository.scan.source import ModelFiles
 from triglot.telemetry.store import Telemetry
 from triglot.transports.listening import raise_file_limit
@@ -61,15 +63,16 @@ def print_error(text: str) -> None:
 class Start:
     """What a command line asks for: models at paths, or `models`, and the file to follow that names them.
 
-    `batching` has the models batched. `surroundings` is what all of it happens in, by the number of the worker.
-    `prepare` is called before anything else, `test` is run in place of serving, and `fails` is told why there is
-    no server. `opened` gives lines for the log when the ports, of gRPC and of REST, are open. See `Server` for
-    `telemetry` and `about`.
+    `load` loads the models, `batching` has them batched. `surroundings` is what all of it happens in, by the
+    number of the worker. `prepare` is called before anything else, `test` is run in place of serving, and `fails`
+    is told why there is no server. `opened` gives lines for the log when the ports, of gRPC and of REST, are open.
+    See `Server` for `telemetry` and `about`.
     """
 
     config: Config
     paths: Sequence[Path] = ()
     models: Sequence[ModelSettings | ModelFiles] | None = None
+    load: Load = backends.load
     batching: Batching | None = None
     skip_missing_dependencies: bool = False
     config_file: Path | None = None
@@ -142,6 +145,7 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
         start.paths,
         config,
         models=start.models,
+        load=start.load,
         adapt=start.batching,
         skip_missing_dependencies=start.skip_missing_dependencies,
         telemetry=start.telemetry,

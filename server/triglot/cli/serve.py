@@ -155,6 +155,7 @@ def _start_tfserving(flags: Mapping[str, Any], others: Iterable[str], environmen
     return Start(
         config,
         models=tfserving_cli.models(flags),
+        load=tfserving_cli.loading(flags),
         batching=tfserving_cli.batching(flags),
         config_file=tfserving_cli.config_file(flags),
         poll_seconds=tfserving_cli.poll_seconds(flags),

@@ -12,14 +12,17 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from triglot import backends
 from triglot.cli.tfserving_batching import Batching, read_parameters
 from triglot.config.options import ANY_HOST, NO_PORT, Config, ConfigError, check_option
 from triglot.config.sources import load_config
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ServingError
+from triglot.model.config import ModelConfig
+from triglot.model.model import Model
 from triglot.pb.tfserving import model_server_config_pb2 as pb
 from triglot.pb.tfserving import option_files_pb2
 from triglot.pb.tfserving.option_files_pb2 import BatchingParameters
@@ -27,6 +30,7 @@ from triglot.protocols.tfserving.batching import parameters_of
 from triglot.protocols.tfserving.model_config import TENSORFLOW, model_settings
 from triglot.repository.config.proto_text import parse_text
 from triglot.repository.config.settings import ModelSettings
+from triglot.repository.manager.loader import Load
 from triglot.version import __version__
 
 log = logging.getLogger(__name__)
@@ -46,6 +50,8 @@ DEFAULTS = {
 """TensorFlow Serving's, where they differ from ours."""
 NAME_VARIABLE, PATH_VARIABLE, CONTAINER_REST_PORT = "MODEL_NAME", "MODEL_BASE_PATH", 8501
 """Of its container image."""
+GRAPH_TAG, SERVE = "TF_GRAPH_TAG", "serve"
+"""The TensorFlow backend's parameter, and what it is by default."""
 MONITORING_PATH = "/monitoring/prometheus/metrics"
 
 
@@ -130,6 +136,7 @@ FLAGS = {
     "monitoring_config_file": Flag(
         str, "a MonitoringConfig in text format, which opens the metrics page", "monitoring_path", _monitoring_path
     ),
+    "saved_model_tags": Flag(str, "tags of the graph to load from a SavedModel, with commas (default: serve)"),
     "enable_batching": Flag(boolean, "execute requests that wait at the same time together"),
     "batching_parameters_file": Flag(str, "BatchingParameters in text format, for --enable_batching"),
     "enable_per_model_batching_parameters": Flag(
@@ -177,11 +184,18 @@ class Refused:
 
 REFUSED = {
     "ssl_config_file": Refused(
-        str, "", "its PEM texts are not read; name files by TRIGLOT_TLS_CERTIFICATE, _TLS_KEY and _TLS_CLIENT_CA"
+        str,
+        "",
+        "its PEM texts are not read; name files of them, for every port, by TRIGLOT_TLS_CERTIFICATE, "
+        "TRIGLOT_TLS_KEY and, in place of client_verify, TRIGLOT_TLS_CLIENT_CA",
     ),
     "use_alts_credentials": Refused(boolean, False, "ALTS is not supported; put the server behind a proxy"),
-    "saved_model_tags": Refused(str, "serve", "only the graph with the tag 'serve' can be served"),
-    "platform_config_file": Refused(str, "", "the platforms cannot be configured"),
+    "platform_config_file": Refused(
+        str,
+        "",
+        "the platforms cannot be configured; --enable_batching with --batching_parameters_file, and "
+        "--saved_model_tags, stand for its parts",
+    ),
 }
 
 
@@ -284,6 +298,20 @@ def poll_seconds(flags: Mapping[str, Any]) -> float:
     """How often the configuration file is read again; 0: never."""
     seconds: float = flags.get("model_config_file_poll_wait_seconds", 0.0)
     return seconds
+
+
+def loading(flags: Mapping[str, Any]) -> Load:
+    """What loads the models."""
+    tags = flags.get("saved_model_tags", SERVE)
+    if tags == SERVE:
+        return backends.load
+
+    def load(backend: str, file: Path, config: ModelConfig) -> Model:
+        if backend == "tensorflow":
+            config = replace(config, parameters={**config.parameters, GRAPH_TAG: tags})
+        return backends.load(backend, file, config)
+
+    return load
 
 
 def batching(flags: Mapping[str, Any]) -> Batching | None:

@@ -38,11 +38,22 @@ class CallStats:
     """The calls of one kind. Times are in microseconds.
 
     `queue`, `compute` and `batches` (how many calls were executed in a batch of each size) are of the calls that
-    were executed; None before the first. `codec` is None where nothing is inferred. `used`: the time of the last
-    call, in seconds since the epoch.
+    were executed; None before the first. `shares` is their part of their batches' compute time. `codec` is None
+    where nothing is inferred. `used`: the time of the last call, in seconds since the epoch.
     """
 
-    __slots__ = ("batches", "bytes_in", "bytes_out", "codec", "compute", "latency", "model", "queue", "used")
+    __slots__ = (
+        "batches",
+        "bytes_in",
+        "bytes_out",
+        "codec",
+        "compute",
+        "latency",
+        "model",
+        "queue",
+        "shares",
+        "used",
+    )
 
     def __init__(self, model: ModelStats, *, inference: bool) -> None:
         self.model = model
@@ -51,6 +62,7 @@ class CallStats:
         self.queue: Histogram | None = None
         self.compute: Histogram | None = None
         self.batches: dict[int, int] = {}
+        self.shares = 0.0
         self.bytes_in = self.bytes_out = 0
         self.used = 0.0
 
@@ -61,6 +73,7 @@ class CallStats:
         self.queue.add(queue_seconds * 1e6)
         self.compute.add(compute_seconds * 1e6)
         self.batches[size] = self.batches.get(size, 0) + 1
+        self.shares += compute_seconds * 1e6 / size
 
     def merge(self, other: CallStats) -> None:
         """Take in the calls of another one of the same endpoint."""
@@ -74,6 +87,7 @@ class CallStats:
             self.compute.merge(other.compute)
         for size, count in other.batches.items():
             self.batches[size] = self.batches.get(size, 0) + count
+        self.shares += other.shares
         self.bytes_in += other.bytes_in
         self.bytes_out += other.bytes_out
         self.used = max(self.used, other.used)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from triglot.telemetry.access_log import AccessLog
@@ -43,6 +44,19 @@ MAX_MISSED_SECONDS = HISTORY_SECONDS
 """Seconds that passed unseen, as empty ones, before time is said to have jumped."""
 
 
+MOST_PATHS = 1000
+"""Of models, whose loads are kept."""
+
+
+@dataclass(slots=True)
+class Loads:
+    """The loads from one path: those that ended well and took so many seconds in all, and those that failed."""
+
+    successes: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+
+
 class Telemetry:
     """What happened since the start. `monitor`: the metrics of models; `clock` gives seconds.
 
@@ -61,6 +75,8 @@ class Telemetry:
         self.metrics = Metrics()
         self.access_log = AccessLog()
         self.loop_lag = Histogram()
+        self.loads: dict[str, Loads] = {}
+        """By the path; the latest ones."""
         self.history: deque[Second] = deque(maxlen=HISTORY_SECONDS)
         self.seconds = 0
         """How many seconds have been finished."""
@@ -96,6 +112,17 @@ class Telemetry:
                 self._kinds, protocol, entrypoint, method, traffic, latencies, self.access_log, internal=internal
             )
         return endpoint
+
+    def loaded_from(self, path: str, seconds: float, *, failed: bool) -> None:
+        """A load of a model has ended."""
+        loads = self.loads[path] = self.loads.pop(path, Loads())
+        if failed:
+            loads.failures += 1
+        else:
+            loads.successes += 1
+            loads.seconds += seconds
+        if len(self.loads) > MOST_PATHS:
+            del self.loads[next(iter(self.loads))]
 
     # --- reading ---
 

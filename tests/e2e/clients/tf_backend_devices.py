@@ -172,7 +172,7 @@ async def check_parameters_are_named_in_the_log(subject):
     with logged("triglot.backends.parameters") as lines:
         load(subject.version("half_plus_two"), parameters={"TF_NUM_INTRA_THREADS": "2"})
     assert lines == [
-        "m/config.pbtxt: parameters: TF_NUM_INTRA_THREADS is ignored; the tensorflow backend has none"
+        "m/config.pbtxt: parameters: TF_NUM_INTRA_THREADS is ignored; the tensorflow backend has TF_GRAPH_TAG"
     ], lines
 
 

@@ -14,7 +14,9 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tf_models import signature, v1
 from tf_subject import FILE, floats, infer, load, texts
 
+from triglot import backends
 from triglot.core.errors import ModelLoadError
+from triglot.model.config import ModelConfig
 
 
 def saved(folder):
@@ -257,10 +259,13 @@ async def check_a_model_that_is_not_for_serving(subject):
         x = v1.placeholder(tf.float32, name="x")
         return {"serving_default": signature({"x": x}, {"y": x})}
 
-    tf_models.save(folder, build, tags=["train"])
+    tf_models.save(folder, build, tags=["train", "gpu"])
     text = load_error(folder)
     assert "'serve'" in text, text
     assert "train" in text, text
+    config = ModelConfig(parameters={"TF_GRAPH_TAG": "gpu, train"})
+    model = backends.load("tensorflow", folder / FILE, config)
+    assert infer(model, x=floats(1, 2))["y"].tolist() == [1, 2]
 
 
 async def check_an_operation_that_nobody_knows(subject):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from triglot.core.call import Call
@@ -10,13 +10,19 @@ from triglot.core.errors import Code
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.dataplane.control import TFSERVING_METRICS, Arguments, Control, Reports
 from triglot.protocols.rows import Operation, Route
-from triglot.telemetry.calls import CallStats, Endpoint, Kind
 from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.merging import merged_texts
 from triglot.telemetry.store import Telemetry
 
+Labels = tuple[tuple[str, str], ...]
 REQUEST_COUNT = ":tensorflow:serving:request_count"
 REQUEST_LATENCY = ":tensorflow:serving:request_latency"
+RUNTIME_LATENCY = ":tensorflow:serving:runtime_latency"
+QUEUING_LATENCY = ":tensorflow:serving:batching_session:queuing_latency"
+GRAPH_RUNS, GRAPH_RUN_TIME = ":tensorflow:core:graph_runs", ":tensorflow:core:graph_run_time_usecs"
+LOAD_ATTEMPTS = ":tensorflow:cc:saved_model:load_attempt_count"
+LOAD_LATENCY = ":tensorflow:cc:saved_model:load_latency"
+THREAD_POOL = "model_server_batch_threads"
 REST_MODELS = "models"
 """What every REST call below /v1/ is counted as that is not one of the three below."""
 API_OF = {
@@ -24,7 +30,7 @@ API_OF = {
     "REST": {**{name: name for name in ("predict", "classify", "regress")}, REST_MODELS: ""},
 }
 """The methods that TensorFlow Serving counts, by entrypoint, and what it calls them."""
-KIND_BYTES = 2048
+KIND_BYTES = 4096
 """What one kind of call takes on the page, about."""
 
 
@@ -63,42 +69,75 @@ def _text(text: str, status: int) -> HttpResponse:
     return HttpResponse(text.encode(), status, "text/plain")
 
 
-def _counted(telemetry: Telemetry) -> Iterator[tuple[Endpoint, Kind, CallStats]]:
-    for endpoint, kind, stats in telemetry.calls():
-        if endpoint.protocol == "tfserving" and endpoint.method in API_OF[endpoint.entrypoint]:
-            yield endpoint, kind, stats
-
-
 def print_metrics(telemetry: Telemetry) -> str:
-    """Requests by model and status, and the latency of those that succeeded, in microseconds."""
-    counts: dict[tuple[str, str], int] = {}
-    latencies: dict[tuple[str, str, str], Histogram] = {}
-    for endpoint, kind, stats in _counted(telemetry):
-        by_status = kind.model, kind.code.name
+    """Requests by model and status, and the latency of those that succeeded, in microseconds.
+
+    Besides, under the names of TensorFlow's own metrics, what models have run and how long it took, whoever
+    called, and how versions were loaded.
+    """
+    counts: dict[Labels, float] = {}
+    latencies: dict[Labels, Histogram] = {}
+    runtimes: dict[Labels, Histogram] = {}
+    queuing = Histogram()
+    runs = run_time = 0.0
+    for endpoint, kind, stats in telemetry.calls():
+        runs += sum(count / size for size, count in list(stats.batches.items()))
+        run_time += stats.shares
+        api = API_OF[endpoint.entrypoint].get(endpoint.method) if endpoint.protocol == "tfserving" else None
+        if api is None:
+            continue
+        model = ("model_name", kind.model)
+        by_status = model, ("status", kind.code.name)
         counts[by_status] = counts.get(by_status, 0) + stats.latency.count
+        if stats.queue is not None:
+            queuing.merge(stats.queue)
         if kind.code is Code.OK:
-            by_api = kind.model, API_OF[endpoint.entrypoint][endpoint.method], endpoint.entrypoint
+            by_api = model, ("API", api), ("entrypoint", endpoint.entrypoint)
             latencies.setdefault(by_api, Histogram()).merge(stats.latency)
-    lines = [f"# TYPE {REQUEST_COUNT} counter"]
-    for (model, status), count in counts.items():
-        lines.append(f"{REQUEST_COUNT}{_labels({'model_name': model, 'status': status})} {count}")
-    lines.append(f"# TYPE {REQUEST_LATENCY} histogram")
-    for (model, api, entrypoint), latency in latencies.items():
-        lines += _histogram(REQUEST_LATENCY, {"model_name": model, "API": api, "entrypoint": entrypoint}, latency)
+            if stats.compute is not None:
+                by_runtime = model, ("API", api.capitalize()), ("runtime", "TF1")
+                runtimes.setdefault(by_runtime, Histogram()).merge(stats.compute)
+    attempts: dict[Labels, float] = {}
+    load_times: dict[Labels, float] = {}
+    for name, loads in list(telemetry.loads.items()):
+        path = ("model_path", name)
+        for status, count in (("success", loads.successes), ("fail", loads.failures)):
+            if count:
+                attempts[path, ("status", status)] = count
+        if loads.successes:
+            load_times[(path,)] = round(loads.seconds * 1e6)
+    lines = [
+        *_counters(REQUEST_COUNT, counts),
+        *_histograms(REQUEST_LATENCY, latencies),
+        *_histograms(RUNTIME_LATENCY, runtimes),
+        *_histograms(QUEUING_LATENCY, {(("thread_pool_name", THREAD_POOL),): queuing} if queuing.count else {}),
+        *_counters(GRAPH_RUNS, {(): round(runs)}),
+        *_counters(GRAPH_RUN_TIME, {(): round(run_time)}),
+        *_counters(LOAD_ATTEMPTS, attempts),
+        *_counters(LOAD_LATENCY, load_times),
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _histogram(name: str, labels: Mapping[str, str], histogram: Histogram) -> Iterable[str]:
-    limits = [f"{limit:g}" for limit in histogram.limits] + ["+Inf"]
-    for limit, count in zip(limits, accumulate(histogram.counts), strict=True):
-        yield f"{name}_bucket{_labels({**labels, 'le': limit})} {count}"
-    yield f"{name}_sum{_labels(labels)} {histogram.sum:.15g}"
-    yield f"{name}_count{_labels(labels)} {histogram.count}"
+def _counters(name: str, samples: Mapping[Labels, float]) -> Iterable[str]:
+    yield f"# TYPE {name} counter"
+    for labels, value in samples.items():
+        yield f"{name}{_labels(labels)} {value}"
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    escaped = {
-        name: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        for name, value in labels.items()
-    }
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"
+def _histograms(name: str, samples: Mapping[Labels, Histogram]) -> Iterable[str]:
+    yield f"# TYPE {name} histogram"
+    for labels, histogram in samples.items():
+        limits = [f"{limit:g}" for limit in histogram.limits] + ["+Inf"]
+        for limit, count in zip(limits, accumulate(histogram.counts), strict=True):
+            yield f"{name}_bucket{_labels((*labels, ('le', limit)))} {count}"
+        yield f"{name}_sum{_labels(labels)} {histogram.sum:.15g}"
+        yield f"{name}_count{_labels(labels)} {histogram.count}"
+
+
+def _labels(labels: Labels) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

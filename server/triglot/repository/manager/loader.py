@@ -41,6 +41,10 @@ Warm = Callable[[Servable, ModelFiles], Awaitable[None]]
 """Runs on a version before it takes calls; what it raises keeps the version from serving."""
 
 
+LoadEnded = Callable[[ModelFiles, float, bool], object]
+"""Told of each load: its seconds, and whether it failed."""
+
+
 def _nothing() -> None:
     pass
 

@@ -29,7 +29,7 @@ from triglot.repository.config.completed import Loaded
 from triglot.repository.config.model_config import parse_override
 from triglot.repository.config.settings import ModelSettings, check_names
 from triglot.repository.config.version_names import VersionNames
-from triglot.repository.manager.loader import Adapt, Load, Warm
+from triglot.repository.manager.loader import Adapt, Load, LoadEnded, Warm
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import DRAIN_SECONDS, Reconciler
 from triglot.repository.manager.registry import Registry
@@ -96,6 +96,7 @@ class Manager:
         load_timeout: float = 0.0,
         load_retries: int = 0,
         load_retry_interval: float = 0.0,
+        load_ended: LoadEnded = lambda *_: None,
         drain_seconds: float = DRAIN_SECONDS,
         adapt: Adapt | None = None,
     ) -> None:
@@ -110,6 +111,7 @@ class Manager:
             load_timeout=load_timeout,
             load_retries=load_retries,
             load_retry_interval=load_retry_interval,
+            load_ended=load_ended,
             drain_seconds=drain_seconds,
             adapt=adapt,
         )

@@ -22,7 +22,16 @@ from triglot.repository.manager.dependents import Actions, Dependents
 from triglot.repository.manager.garbage import Garbage
 from triglot.repository.manager.instances import have_instances
 from triglot.repository.manager.load_lock import LoadLock
-from triglot.repository.manager.loader import Adapt, Complete, Load, Loader, Warm, forget_frames, own_error
+from triglot.repository.manager.loader import (
+    Adapt,
+    Complete,
+    Load,
+    LoadEnded,
+    Loader,
+    Warm,
+    forget_frames,
+    own_error,
+)
 from triglot.repository.manager.plan import Plan, State, Version, plan
 from triglot.repository.manager.registry import Registry
 from triglot.repository.scan.scanner import Wanted
@@ -63,12 +72,14 @@ class Reconciler:
         load_lock_timeout: float = LOAD_LOCK_SECONDS,
         load_retries: int = 0,
         load_retry_interval: float = 0.0,
+        load_ended: LoadEnded = lambda *_: None,
         adapt: Adapt | None = None,
     ) -> None:
         self.registry = registry
         self._loader = Loader(load, warm, max_queue_size, self._announce, adapt)
         self._skip_missing_dependencies = skip_missing_dependencies
         self.load_timeout = load_timeout
+        self._load_ended = load_ended
         self._load_retries = load_retries
         self._load_retry_interval = load_retry_interval
         self._drain_seconds = drain_seconds
@@ -209,6 +220,7 @@ class Reconciler:
         except asyncio.CancelledError:
             self._superseded(version, before)
             raise
+        self._load_ended(files, time.monotonic() - started, not isinstance(outcome, Servable))
         if not self._is_wanted(files):
             log.info("%s is not wanted any more", files)
             self._superseded(version, before)
