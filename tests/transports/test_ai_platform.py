@@ -58,6 +58,16 @@ async def test_one_output_is_bare_values_unless_an_option_says_so(option: str, n
         assert await predict(door, "both", BODY) == (200, two)
 
 
+@pytest.mark.parametrize("signature", ["", '"signature_name": "serving_default", '])
+@pytest.mark.parametrize("space", ["", " "])
+async def test_rows_by_name_are_answered_by_name(signature: str, space: str) -> None:
+    """By both parsers: the second one reads what has keys twice."""
+    async with live({"m": Next()}) as door:
+        for rows in ('[{"x": [4]}, {"x": [3]}]', '[{"x": [4], "x": [4]}, {"x": [3]}]'):
+            body = f'{{{signature}"instances":{space}{rows}}}'.encode()
+            assert await predict(door, "m", body) == (200, {"predictions": [{"label": 5}, {"label": 4}]})
+
+
 DATA = json.dumps(BODY)
 CODED = base64.b64encode(DATA.encode()).decode()
 

@@ -166,9 +166,8 @@ async def by_tensorflow_rows(door: Live, model: str, values: Values) -> list[int
 
 async def by_projects_predict(door: Live, model: str, values: Values) -> list[int]:
     rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    path = f"/v1/projects/p/models/{model}:predict"
-    found: list[int] = (await post(door, path, {"instances": rows}))["predictions"]
-    return found
+    reply = await post(door, f"/v1/projects/p/models/{model}:predict", {"instances": rows})
+    return [row["y"] for row in reply["predictions"]]
 
 
 async def by_grps(door: Live, model: str, values: Values) -> list[int]:

@@ -250,8 +250,8 @@ class Config:
     )
     named_predictions: str = _option(
         "",
-        "models of one output whose predictions on AI Platform's paths are objects, by the output's name, and no "
-        "bare values; with commas or each with a flag of its own, * for all",
+        "models of one output whose predictions on AI Platform's paths are objects, by the output's name, also "
+        "where the instances are bare values; with commas or each with a flag of its own, * for all",
     )
     predict_route: str = _option(
         "", "one more REST path for predictions; Vertex AI sets it as AIP_PREDICT_ROUTE", start="/"

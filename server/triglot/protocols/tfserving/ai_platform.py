@@ -44,6 +44,8 @@ from triglot.protocols.tfserving.routes import status_of
 from triglot.scheduling.servable import Servable
 
 PROJECT_MODEL = "/v1/projects/{project:[^/:]+}/models/{model:[^/:]+}"
+BARE_PLATFORMS = ("sklearn", "xgboost")
+"""AI Platform answers these with bare values, whatever their instances are (tfs 7.3)."""
 EVERY_MODEL = "*"
 WRAPPER, WRAPPED_DATA = "httpBody", "data"
 _STANDARD_BASE64 = str.maketrans("-_", "+/")
@@ -95,8 +97,9 @@ class Predicted:
 class AIPlatform:
     """Takes requests apart and runs them.
 
-    `named`: the models, "*" for all, whose predictions are objects even of one output, as those of AI Platform's
-    first runtime were.
+    A single output is bare values, as AI Platform's documents say; where the instances are objects by input name,
+    so are the predictions, as its first runtime gave them. `named`: the models, "*" for all, whose predictions
+    are objects in any case.
     """
 
     def __init__(
@@ -194,7 +197,7 @@ def _decode(
         decoded.inputs,
         chosen[-1],
         _parameters(body, limits, of_vertex=of_vertex) if servable.model.takes_parameters else {},
-        named=named,
+        named=not of_vertex and servable.platform not in BARE_PLATFORMS and (named or decoded.named),
     )
 
 

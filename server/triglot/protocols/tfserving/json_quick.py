@@ -91,7 +91,8 @@ def _read(values: Any, body: bytes, signature_of: Callable[[str], Signature]) ->
     tensors, text = _Reader(None if is_proven else len(skeleton), specs).read(values[key], row)
     if _object_text(values, {key: text}) != skeleton and not is_proven:
         raise _Irregular
-    return PredictBody(name, row, tensors)
+    rows = values[key]
+    return PredictBody(name, row, tensors, row and isinstance(rows, list) and _names_inputs(rows[0]))
 
 
 def _lists(value: Any, most: int) -> int | None:

@@ -25,11 +25,13 @@ from triglot.protocols.tfserving.tensor import MAX_DIMS, dtype_name
 
 @dataclass(frozen=True, slots=True)
 class PredictBody:
-    """A `:predict` body. `row` says which form it has, and so which the answer gets."""
+    """A `:predict` body. `row` says which form it has, and so which the answer gets; `named`, whether its rows are
+    objects by input name."""
 
     signature_name: str
     row: bool
     inputs: list[InputTensor]
+    named: bool = False
 
 
 @dataclass(frozen=True, slots=True)

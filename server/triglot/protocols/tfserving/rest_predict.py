@@ -77,7 +77,7 @@ def _read_exactly(body: bytes, signature_of: Callable[[str], Signature], limits:
         raise _body_error(request, "Expecting 'instances' to be an list/array")
     if not instances:
         raise _body_error(request, "No values in 'instances' array")
-    return PredictBody(name, True, _read_instances(instances, specs))
+    return PredictBody(name, True, _read_instances(instances, specs), _names_inputs(instances[0]))
 
 
 def _undeclared(members: dict[bytes, Value], known: Sequence[TensorSpec]) -> list[TensorSpec]:
