@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -24,7 +25,7 @@ from triglot.protocols.kserve.parameters import set_parameters
 from triglot.protocols.wire import limit_error
 
 ID, PARAMETERS, SIGNATURE = "id", "parameters", "signature_name"
-_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?', re.DOTALL)
+_STRING = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?', re.DOTALL)
 """A string, and what makes it a member's name."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
@@ -49,13 +50,14 @@ def decode_generate(
         if isinstance(name, str) and name and SIGNATURE not in signature.input_rules:
             signature = signature_of(name)
         _check_inputs(signature, model_name)
-        _check_twice(body, members, signature)
         reader = _Reader(signature)
-        nested = members.pop(PARAMETERS, None)
+        nested = _object(members.get(PARAMETERS))
         for key, value in members.items():
+            if key != PARAMETERS:
+                reader.add(key, value)
+        for key, value in nested.items():
             reader.add(key, value)
-        for key, value in _object(nested).items():
-            reader.add(key, value)
+        _check_twice(body, len(members) + len(nested), signature)
         request = InferenceRequest(model_name, model_version, reader.id, reader.inputs)
         if EMPTY_FINAL in reader.parameters:
             raise InvalidArgument(f"parameter '{EMPTY_FINAL}' is not allowed over HTTP")
@@ -77,15 +79,13 @@ def _check_inputs(signature: Signature, model_name: str) -> None:
         )
 
 
-def _check_twice(body: bytes, members: dict[str, Any], signature: Signature) -> None:
-    """Raises `InvalidArgument` for a key that stands twice, of which parsers keep the last."""
-    there = len(members) + sum(len(value) for value in members.values() if isinstance(value, dict))
-    if body.count(b":") == there:  # No string has one, and no key was lost.
+def _check_twice(body: bytes, members: int, signature: Signature) -> None:
+    """Raises `InvalidArgument` for a key that stands twice, of which parsers keep the last; `members` are left."""
+    if body.count(b":") == members:  # No string has one, and no key was lost.
         return
-    names = [json.loads(b'"%b"' % name[1]) for name in _STRING.finditer(body) if name[2]]
-    if len(names) == there:
-        return
-    for name, count in Counter(names).items():
+    names = (json.loads(b'"%b"' % string[1]) for string in _STRING.finditer(body) if string[2])
+    # Of one more than are left, one stands twice.
+    for name, count in Counter(islice(names, members + 1)).items():
         if count > 1:
             what = "input" if name in signature.input_rules else "parameter"
             raise InvalidArgument(f"{what} '{name}' already exists in request")
