@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -284,6 +286,44 @@ async def test_a_reader_who_leaves() -> None:
         await until(lambda: gated.calls[0].cancelled)
         gated.gate.set()
         await served.is_idle()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_ends_early_keeps_nothing(leaves: bool) -> None:
+    """Not even until the garbage collector comes by: of answers on their way, and of the one that failed."""
+    made: list[weakref.ref[Any]] = []
+
+    def many(_: Arrays) -> Iterator[dict[str, Any]]:
+        for value in range(10):
+            answer = ints(*range(value, 1000))
+            made.append(weakref.ref(answer))
+            yield {"y": answer}
+
+    def fail(inputs: Arrays) -> Any:
+        if inputs["x"][0] == 3:
+            raise triglot.NotFound("no such word")
+        return {"y": inputs["x"]}
+
+    models = {
+        "e": ensemble(step("many", "x", "m"), step("fail", "m", "y")),
+        "many": Function(many),
+        "fail": Function(fail),
+    }
+    async with serving(models) as served:
+        gc.collect()
+        gc.disable()
+        try:
+            stream = answers(served, 0)
+            await anext(stream)
+            if leaves:
+                await stream.aclose()
+            else:
+                with pytest.raises(ServingError):
+                    _ = [response async for response in stream]
+            del stream
+            await until(lambda: all(array() is None for array in made))
+        finally:
+            gc.enable()
 
 
 # --- bounds ---

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from triglot.core.call import Call
-from triglot.core.errors import ModelNotFound, ServingError, Unavailable
+from triglot.core.errors import ModelNotFound, ServingError, Unavailable, without_frames
 from triglot.core.tensor import Array
 from triglot.core.types import Answer
 from triglot.model.ensemble_checks import Keys, Part, check_fit, streams_of
@@ -357,29 +357,31 @@ class _Ahead(Generic[T]):
 
     def __init__(self, items: AsyncGenerator[T, None], most: int, tasks: set[asyncio.Task[None]]) -> None:
         self._most = most
-        self._tasks = tasks
         self._items: deque[T] = deque()
-        self._reads = False
+        self._reads = self._over = False
+        self._failure: BaseException | None = None
         self._news, self._room = asyncio.Event(), asyncio.Event()
-        self._over: asyncio.Task[None] | None = None
         task = asyncio.get_running_loop().create_task(self._run(items))
         tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(tasks.discard)
 
     async def _run(self, items: AsyncGenerator[T, None]) -> None:
-        async with aclosing(items):
-            async for item in items:
-                self._items.append(item)
-                self._news.set()
-                while len(self._items) >= self._most:
-                    self._room.clear()
-                    await self._room.wait()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._over = task
-        self._news.set()
-        _look_at(task)
+        try:
+            async with aclosing(items):
+                async for item in items:
+                    self._items.append(item)
+                    self._news.set()
+                    while len(self._items) >= self._most:
+                        self._room.clear()
+                        await self._room.wait()
+        except asyncio.CancelledError:
+            self._failure = asyncio.CancelledError()  # Not the one whose traceback gets this frame.
+            raise
+        except Exception as error:
+            self._failure = without_frames(error)
+        finally:
+            self._over = True
+            self._news.set()
 
     def __aiter__(self) -> _Ahead[T]:
         return self
@@ -390,13 +392,12 @@ class _Ahead(Generic[T]):
             self._items.popleft()
             self._room.set()
         while not self._items:
-            if self._over is not None:
-                over, self._over = self._over, None
+            if self._over:
+                failure, self._failure = self._failure, None
                 try:
-                    over.result()
+                    raise failure or StopAsyncIteration
                 finally:
-                    del over  # It has the error, whose traceback has this frame.
-                raise StopAsyncIteration
+                    del failure  # Its traceback has this frame.
             self._news.clear()
             await self._news.wait()
         self._reads = True
