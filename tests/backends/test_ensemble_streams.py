@@ -187,6 +187,37 @@ async def test_what_an_answer_leaves_out() -> None:
         assert await streamed(served, 1, 2, outputs=["z"]) == [{}, {"z": [-2]}]
 
 
+async def test_a_stream_that_becomes_a_sequence() -> None:
+    """An answer may say which sequence it belongs to, for the steps after it, and the ensemble's own answer."""
+    calls: list[Call] = []
+
+    def begin_and_end(inputs: Arrays) -> Iterator[triglot.Answer]:
+        last = len(inputs["x"]) - 1
+        for at, value in enumerate(inputs["x"]):
+            said: dict[str, Any] = {"sequence_id": 7}
+            said |= {"sequence_start": True} if at == 0 else {"sequence_end": True} if at == last else {}
+            yield triglot.Answer({"y": ints(value)}, said)
+
+    def total(inputs: Arrays, call: Call) -> Any:
+        calls.append(call)
+        return {"y": inputs["x"]}
+
+    models = {
+        "e": ensemble(step("all", "x", "m"), step("total", "m", "y")),
+        "all": Function(begin_and_end),
+        "total": Function(total, sequence_batching=triglot.SequenceBatching()),
+    }
+    async with serving(models) as served:
+        said = [response.parameters async for response in answers(served, 1, 2, 3, parameters={"color": "red"})]
+    flags = [(True, False), (False, False), (False, True)]
+    assert said == [{"sequence_id": 7, "sequence_start": start, "sequence_end": end} for start, end in flags]
+    scheduling = [call.scheduling for call in calls]
+    assert [(one.sequence_id, one.sequence_start, one.sequence_end) for one in scheduling] == [
+        (7, *one) for one in flags
+    ]
+    assert [call.parameters["color"] for call in calls] == ["red"] * 3
+
+
 async def test_one_answer_is_not_asked_for() -> None:
     models = {"e": ensemble(step("each", "x", "y")), "each": Function(each)}
     async with serving(models) as served:

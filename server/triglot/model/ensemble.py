@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from triglot.core.call import Call
 from triglot.core.errors import ModelNotFound, ServingError, Unavailable, without_frames
 from triglot.core.tensor import Array
-from triglot.core.types import Answer
+from triglot.core.types import Answer, ParameterValue
 from triglot.model.ensemble_checks import Keys, Part, check_fit, streams_of
 from triglot.model.model import Model
 from triglot.model.reshaping import Rebatch, Reshape, Reshaping, all_of
@@ -26,12 +26,15 @@ from triglot.model.scheduling import Step
 from triglot.model.signature import Signature, TensorRule
 
 T = TypeVar("T")
+Parameters = Mapping[str, ParameterValue]
 Inputs = Mapping[str, Array]
 MOST_GRAPHS = 64
 """That an ensemble keeps, each for some of its outputs; clients may ask for others."""
 MOST_ANSWERS = 32
 """Of a decoupled step that are on their way through the steps after it, for one request, unless
 `max_inflight_requests` says otherwise."""
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+"""Parameters of a request, and of an answer."""
 
 
 class Ensemble(Model):
@@ -80,7 +83,7 @@ class Ensemble(Model):
 
     def _run(self, inputs: Inputs, call: Call) -> _Run:
         given = inputs if self.reshaping is None else self.reshaping.given(inputs)
-        return _Run(self._graph(call.requested_outputs), given, call, set())
+        return _Run(self._graph(call.requested_outputs), given, call, set(), call.parameters)
 
     def _graph(self, requested: Sequence[str]) -> _Graph:
         """The steps that these outputs need; all steps where all outputs are requested, or none is named."""
@@ -231,11 +234,20 @@ def _needed(steps: Sequence[Step], outputs: Iterable[str]) -> list[int]:
 class _Run:
     """One request, or one answer of a decoupled step, on its way through the steps of a graph.
 
-    A tensor is let go of when nobody will take it any more. `tasks`: see `_Ahead`.
+    A tensor is let go of when nobody will take it any more. `tasks`: see `_Ahead`. `parameters`: the request's, in
+    the sequence that the decoupled step's answer says.
     """
 
-    def __init__(self, graph: _Graph, inputs: Inputs, call: Call, tasks: set[asyncio.Task[None]]) -> None:
+    def __init__(
+        self,
+        graph: _Graph,
+        inputs: Inputs,
+        call: Call,
+        tasks: set[asyncio.Task[None]],
+        parameters: Parameters,
+    ) -> None:
         self.tasks = tasks
+        self._parameters = parameters
         self._graph = graph
         self._call = call
         self._inputs = inputs
@@ -269,7 +281,8 @@ class _Run:
             there = self._there
             for changes in self._graph.last_changes:
                 there = all_of(changes, there)
-            return Answer(there, partial=True) if lacks else there
+            sequence = _sequence_of(self._parameters)
+            return Answer(there, sequence, partial=lacks) if lacks or sequence else there
         finally:
             for task in running:
                 task.add_done_callback(_look_at)
@@ -332,7 +345,13 @@ class _Run:
 
     def _infer(self, at: int, inputs: Inputs) -> Any:
         graph = self._graph
-        return self._call.infer(graph.steps[at].model, inputs, version=graph.versions[at], outputs=graph.names[at])
+        return self._call.infer(
+            graph.steps[at].model,
+            inputs,
+            version=graph.versions[at],
+            outputs=graph.names[at],
+            parameters=self._parameters,
+        )
 
     async def _in_turn(self, limit: asyncio.Semaphore, at: int, inputs: Inputs) -> Any:
         async with limit:
@@ -342,11 +361,19 @@ class _Run:
         """What becomes of each answer of a decoupled step."""
         graph = self._graph
         step, limit = graph.steps[at], graph.limits[at] if graph.limits else nullcontext()
-        stream = self._call.infer_stream(step.model, inputs, version=graph.versions[at], outputs=graph.names[at])
+        stream = self._call.infer_stream(
+            step.model,
+            inputs,
+            version=graph.versions[at],
+            outputs=graph.names[at],
+            parameters=self._parameters,
+        )
         async with limit, aclosing(stream) as answers:
             async for answer in answers:
                 given = {tensor: answer[name] for name, tensor in step.outputs.items() if name in answer}
-                yield _Ahead(_Run(graph.streams[at], given, self._call, self.tasks).answers(), 1, self.tasks)
+                parameters = _in_sequence(self._parameters, answer)
+                run = _Run(graph.streams[at], given, self._call, self.tasks, parameters)
+                yield _Ahead(run.answers(), 1, self.tasks)
 
 
 class _Ahead(Generic[T]):
@@ -402,6 +429,26 @@ class _Ahead(Generic[T]):
             await self._news.wait()
         self._reads = True
         return self._items[0]
+
+
+def _sequence_of(parameters: Parameters) -> dict[str, ParameterValue]:
+    """What the answer to a request of a sequence says of it, as in Triton."""
+    found = parameters.get("sequence_id")
+    if not found:
+        return {}
+    if isinstance(found, int) and found >= 1 << 63:
+        found -= 1 << 64  # An int64 is what a parameter can be.
+    flags = {name: parameters.get(name, False) for name in SEQUENCE[1:]}
+    return {"sequence_id": found, **flags}
+
+
+def _in_sequence(parameters: Parameters, answer: Mapping[str, Any]) -> Parameters:
+    """The parameters for the steps after a decoupled one: of a sequence, if its answer says one."""
+    said = answer.parameters if isinstance(answer, Answer) else {}
+    if not any(name in said for name in SEQUENCE):
+        return parameters
+    flags = {name: said.get(name, False) for name in SEQUENCE[1:]}
+    return {**parameters, "sequence_id": said.get("sequence_id", parameters.get("sequence_id", 0)), **flags}
 
 
 async def _drained(ahead: _Ahead[_Ahead[dict[str, Array]]]) -> dict[str, Array]:
