@@ -199,10 +199,9 @@ class _Graph:
         self.changes = [plan.changes[at] for at in here]
         self.last_changes = plan.last_changes
         self.limits = [plan.limits[at] for at in here] if plan.limits else None
+        several = plan.max_inflight_requests * max(1, len(here)) or MOST_ANSWERS
         # A stream that is read later may hold the instance that the one which is read now waits for.
-        self.most = (
-            1 if self.outlet is not None else plan.max_inflight_requests * max(1, len(here)) or MOST_ANSWERS
-        )
+        self.most = several if self.outlet is None else 1
         self.takes = [frozenset(step.inputs.values()) for step in steps]
         self.names = [tuple(step.outputs) for step in steps]
         self.versions = [str(step.version) if step.version else "" for step in steps]
@@ -337,10 +336,10 @@ class _Run:
                 self._outlet = ahead
                 return
             answer: Any = _drained(ahead)
+        elif graph.limits is None:
+            answer = self._infer(at, inputs)
         else:
-            answer = (
-                self._infer(at, inputs) if graph.limits is None else self._in_turn(graph.limits[at], at, inputs)
-            )
+            answer = self._in_turn(graph.limits[at], at, inputs)
         self._running[asyncio.ensure_future(answer)] = at
 
     def _infer(self, at: int, inputs: Inputs) -> Any:
