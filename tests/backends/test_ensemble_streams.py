@@ -144,6 +144,20 @@ async def test_streams_of_streams() -> None:
         await served.is_idle()
 
 
+@both
+async def test_a_stream_through_the_same_model_again(infer: Any) -> None:
+    """Whose only instance is free for it when all answers of the first stream are read."""
+    models = {
+        "e": ensemble(step("each", "x", "m"), step("twice", "m", "n"), step("each", "n", "y")),
+        "each": Function(infer),
+        "twice": Function(twice),
+    }
+    async with serving(models) as served:
+        many = range(4 * MOST_ANSWERS)
+        assert await ys(served, *many) == [2 * number for number in many]
+        await served.is_idle()
+
+
 async def test_a_decoupled_step_that_leads_to_no_output() -> None:
     """It is run to its end where all outputs are requested, and there is one answer."""
     seen: list[int] = []

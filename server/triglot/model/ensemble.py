@@ -9,6 +9,7 @@ that can come to its end.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
@@ -180,7 +181,7 @@ class _Graph:
     the graphs of the answers of its own decoupled steps; the outputs are those of one of them, the `outlet`, if
     they are not its own. `uses`: how often each tensor is taken, the answer counted as one. `given`: the tensors
     that come from outside, which may lack those that are optional. `most`: runs of it at the same time, for one
-    request.
+    request. `models`: of its steps and those after them. `read_out`: decoupled steps that are not held up.
     """
 
     def __init__(
@@ -194,6 +195,10 @@ class _Graph:
         self.streams = {
             place: _Graph(plan, needed, outputs, at) for place, at in enumerate(here) if plan.decoupled[at]
         }
+        after = (graph.models for graph in self.streams.values())
+        self.models: set[str] = {step.model for step in steps}.union(*after)
+        # Their models have to be free for the steps after them.
+        self.read_out = {place for place, graph in self.streams.items() if steps[place].model in graph.models}
         self.outlet = next((place for place, graph in self.streams.items() if graph.leads_out), None)
         self.leads_out: bool = bool(self.outputs) or self.outlet is not None
         self.changes = [plan.changes[at] for at in here]
@@ -367,8 +372,8 @@ class _Run:
             outputs=graph.names[at],
             parameters=self._parameters,
         )
-        async with limit, aclosing(stream) as answers:
-            async for answer in answers:
+        async with limit:
+            async for answer in _Ahead(stream, sys.maxsize if at in graph.read_out else 1, self.tasks):
                 given = {tensor: answer[name] for name, tensor in step.outputs.items() if name in answer}
                 parameters = _in_sequence(self._parameters, answer)
                 run = _Run(graph.streams[at], given, self._call, self.tasks, parameters)
