@@ -369,3 +369,15 @@ def test_what_stands_in_place_of_tritons_flags_is_there() -> None:
         for flag in TRITON.split()
         if not re.search(rf" --{flag}[ ,]", offered + " --help ") and f"--{flag}" not in triton_flags.OURS
     ]
+
+
+def test_flags_on_the_page_for_who_comes_from_triton() -> None:
+    """Those of Triton are Triton's, or the same here, and the others are ours."""
+    page = (Path(triglot.__file__).parents[2] / "docs" / "migrating" / "triton.md").read_text()
+    offered = set(re.findall(r"--[a-z-]+", run_triglot("serve", "--help").stdout))
+    table, differs = page.partition("## Flags")[2].split("## What differs on purpose")
+    for row in re.findall(r"^\| `-.*$", table, re.MULTILINE):
+        theirs, ours = row.strip("| ").split(" | ")
+        assert offered.issuperset(re.findall(r"--[a-z-]+", ours)), row
+        assert (offered | triton_flags.OURS.keys()).issuperset(re.findall(r"--[a-z-]+", theirs)), row
+    assert offered.issuperset(re.findall(r"`(--[a-z-]+)", differs))
