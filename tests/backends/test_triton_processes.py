@@ -50,7 +50,7 @@ async def test_models_that_call_others(tmp_path: Path) -> None:
 async def test_what_a_model_knows_and_its_responses_parameters(tmp_path: Path) -> None:
     async with in_processes(tmp_path, "what_came") as door:
         answer = await door.infer("what_came", {"TEXT": text("a")[None]}, id="seven", parameters={"mine": 3})
-        assert answer.parameters == {"words": 2, "short": True, "weight": 0.5, "of": "it"}
+        assert answer.parameters == {"words": 2, "short": True, "of": "it"}
         said = json.loads(answer.outputs["SAID"].item())
         assert said["args"]["model_name"] == "what_came"
         assert said["args"]["model_instance_name"] in {f"what_came_0_{number}" for number in range(4)}

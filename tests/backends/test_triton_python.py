@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from triton_served import MODELS, Door, copied, ints, reply, request, serving, text
+from triton_served import MODELS, X_TO_Y, Door, copied, ints, reply, request, serving, text, write_model
 
 SUM = {"INPUT0": np.arange(4, dtype=np.float32), "INPUT1": np.full(4, 2, np.float32)}
 UTILS = ("triton_python_backend_utils", "c_python_backend_utils")
@@ -97,7 +97,7 @@ async def test_what_a_model_knows() -> None:
 async def test_the_parameters_of_a_response() -> None:
     async with serving(MODELS) as door:
         answer = await door.infer("what_came", {"TEXT": text("a")[None]})
-        assert answer.parameters == {"words": 2, "short": True, "weight": 0.5, "of": "it"}
+        assert answer.parameters == {"words": 2, "short": True, "of": "it"}
         assert_array_equal(answer.outputs["OTHER"], [["é".encode()]])
 
 
@@ -140,6 +140,39 @@ async def test_its_own_modules(tmp_path: Path) -> None:
     new = sys.modules.keys() - modules
     assert not [name for name in new if name.startswith("triglot_modules_") or name in ("helper", "late", *UTILS)]
     assert not caches(tmp_path)
+
+
+IMPORTS = """
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "net"))
+import model
+import weights
+
+class TritonPythonModel:
+    def execute(self, requests):
+        import model as again
+        assert again is model, again
+        y = np.array([model.VALUE, weights.VALUE], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", y)]) for _ in requests]
+"""
+
+
+async def test_a_folder_that_it_puts_in_front_of_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files may be called as the model's own; what another model finds there is another module."""
+    for number, name in enumerate("mn"):
+        folder = write_model(tmp_path, name, IMPORTS, X_TO_Y) / "1"
+        (folder / "weights.py").write_text("from model import VALUE\n")
+        (folder / "net").mkdir()
+        (folder / "net" / "model.py").write_text(f"VALUE = {number}\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = set(sys.modules)
+    async with serving(tmp_path) as door:
+        for number, name in enumerate("mn"):
+            assert (await door.infer(name, {"X": ints(1)})).outputs["Y"].tolist() == [number, number]
+    assert not [name for name in sys.modules.keys() - modules if name.startswith("triglot_modules_")]
+    assert "model" not in sys.modules.keys() - modules
 
 
 async def test_the_utilities_are_there_while_a_model_is_loaded() -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from triton_served import DECOUPLED, X_TO_Y, in_common, ints, request, serving, write_model
+from triton_served import DECOUPLED, X_TO_Y, in_common, ints, reply, request, serving, write_model
 
 from waiting import ever_later, until
 
@@ -89,6 +89,42 @@ class TritonPythonModel:
     write_model(tmp_path, "m", code, X_TO_Y)
     async with serving(tmp_path) as door:
         assert (await door.infer("m", {"X": ints(1)})).outputs["Y"].tolist() == [2]
+
+
+TOGETHER = """
+import asyncio
+import probe
+
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        probe.seen.append(1)
+        while len(probe.seen) < 2:
+            await asyncio.sleep(0.005)
+        x = pb_utils.get_input_tensor_by_name(requests[0], "X").as_numpy()
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 2)]), 1)
+"""
+ASKS = """
+class TritonPythonModel:
+    async def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        request = pb_utils.InferenceRequest(model_name="together", inputs=requests[0].inputs())
+        for response in await request.async_exec(decoupled=True):
+            sender.send(pb_utils.InferenceResponse(response.output_tensors()))
+        sender.send(flags=1)
+"""
+
+
+async def test_coroutines_that_ask_a_decoupled_model_run_at_the_same_time(
+    tmp_path: Path, probe: SimpleNamespace
+) -> None:
+    """On one instance: the other model answers the first when it has the second."""
+    write_model(tmp_path, "together", TOGETHER, DECOUPLED)
+    write_model(tmp_path, "m", ASKS, DECOUPLED)
+    async with serving(tmp_path) as door:
+        messages = [message async for message in door.stream([request("m", {"X": ints(x)}) for x in (1, 2)])]
+    assert sorted(reply(one.infer_response).outputs["Y"].item() for one in messages) == [2, 4]
 
 
 async def test_models_are_loaded_where_the_server_lets_them(tmp_path: Path) -> None:

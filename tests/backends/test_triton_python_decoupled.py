@@ -232,6 +232,47 @@ sender.send(pb_utils.InferenceResponse([]), {FINAL})"""
     ]
 
 
+PROCESS = 'parameters { key: "execution" value { string_value: "process" } }'
+SEQUENCES = "sequence_batching { oldest { max_candidate_sequences: 4 } }"
+
+
+@pytest.mark.parametrize("more", ["", PROCESS, SEQUENCES], ids=["thread", "process", "sequences"])
+async def test_outputs_that_nobody_requested_are_left_out(tmp_path: Path, more: str) -> None:
+    code = f"""class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            wanted = "".join(sorted(request.requested_output_names()))
+            tensors = [pb_utils.Tensor(name, np.frombuffer(wanted.encode(), np.uint8)) for name in ("Y", "Z", "W")]
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse(tensors))
+            sender.send(pb_utils.InferenceResponse(tensors[1:]), {FINAL})
+"""
+    z = 'output [ { name: "Z" data_type: TYPE_UINT8 dims: [ -1 ] } ]\n'
+    config = DECOUPLED.replace('"Y" data_type: TYPE_INT32', '"Y" data_type: TYPE_UINT8') + z
+    write_model(tmp_path, "m", code, config + more)
+    asks = """class TritonPythonModel:
+    def execute(self, requests):
+        request = pb_utils.InferenceRequest(
+            model_name="m", inputs=requests[0].inputs(), requested_output_names=["Y"],
+            correlation_id=7, flags=pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+        names = [sorted(one.name() for one in answer.output_tensors()) for answer in request.exec(decoupled=True)]
+        assert names == [["Y"], []], names
+        return [pb_utils.InferenceResponse([])]
+"""
+    write_model(tmp_path, "asks", asks, X_TO_Y)
+
+    async def answers(*names: str) -> list[dict[str, bytes]]:
+        said = {"outputs": names, "parameters": {"sequence_id": 3, "sequence_start": True}}
+        messages = [reply(one.infer_response) async for one in door.stream([request("m", {"X": ints(1)}, **said)])]
+        return [{name: array.tobytes() for name, array in one.outputs.items()} for one in messages]
+
+    async with serving(tmp_path) as door:
+        assert await answers("Y") == [{"Y": b"Y"}, {}]
+        assert await answers("Z") == [{"Z": b"Z"}, {"Z": b"Z"}]
+        assert await answers() == [{"Y": b"YZ", "Z": b"YZ"}, {"Z": b"YZ"}]
+        await door.infer("asks", {"X": ints(1)})
+
+
 async def test_requests_are_answered_at_the_same_time(tmp_path: Path, probe: SimpleNamespace) -> None:
     """One instance; the senders of both requests send in turn once both have come."""
     execute = f"""probe.senders += [(request.get_response_sender(), x_of(request)[0]) for request in requests]

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from triton_served import X_TO_Y, Door, in_common, ints, serving, write_model
 
+from waiting import until
+
 BATCHED = """
 max_batch_size: 8
 dynamic_batching { max_queue_delay_microseconds: 5000000 preferred_batch_size: [ 4 ] }
@@ -113,7 +115,20 @@ class TritonPythonModel:
         ("sys.exit('bye')", f"{FAILED}SystemExit: bye"),
         ("[pb_utils.InferenceResponse([np.zeros(1)])]", "output_tensors: expected Tensors, got ndarray"),
         ("[pb_utils.InferenceResponse(error='no')]", "error: expected a TritonError, got str"),
-        ("[pb_utils.InferenceResponse(parameters={'a': []})]", "parameters: 'a': expected a bool, an int"),
+        (
+            "[pb_utils.InferenceResponse(parameters={'a': 0.5})]",
+            f"{FAILED}TritonModelException: Expect parameters values to have type bool/int/str, "
+            "found type <class 'float'>",
+        ),
+        (
+            "pb_utils.InferenceRequest(inputs=[], parameters={'a': None})",
+            "parameters values to have type bool/int/str, found type <class 'NoneType'>",
+        ),
+        (
+            "[pb_utils.InferenceResponse(parameters={1: 'a'})]",
+            "Expect parameters keys to have type str, found type <class 'int'>",
+        ),
+        ("[pb_utils.InferenceResponse(parameters=[])]", ", got <class 'list'>"),
         (
             "[pb_utils.InferenceResponse([pb_utils.Tensor('Y', [1])])]",
             "Tensor 'Y': expected a numpy array, got list",
@@ -168,51 +183,111 @@ class TritonPythonModel:
     assert told == [(code, "so it is") for code in CODES.values()]
 
 
-SENDERS = """
-import probe
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
-            sender = request.get_response_sender()
-            if x[0] == 0:
-                continue
-            if x[0] == 1:
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]), 1)
-            elif x[0] == 2:
-                threading.Thread(target=self.send, args=(sender, x)).start()
-            elif x[0] == 3:
-                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-            else:
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
-
-    def send(self, sender, x):
-        probe.returned.wait(20)
-        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]), 1)
-"""
-
-
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return in_common(monkeypatch)
 
 
-async def test_a_response_may_be_sent(tmp_path: Path, probe: SimpleNamespace) -> None:
-    write_model(tmp_path, "m", SENDERS, X_TO_Y)
+SENDERS = """
+import asyncio
+import probe
+
+
+def response(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[value]], np.int32))])
+
+
+class TritonPythonModel:
+    KIND execute(self, requests):
+        returned = []
+        for request in requests:
+            sender, answer = request.get_response_sender(), None
+            STEPS
+            returned.append(answer)
+            del sender
+        return returned
+
+    def later(self, sender, value):
+        probe.returned.wait(20)
+        try:
+            sender.send(response(value), 1)
+        except pb_utils.TritonModelException as error:
+            probe.seen.append(str(error))
+"""
+FINAL = "sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)"
+LATER = "threading.Thread(target=self.later, args=(sender, 2)).start()"
+SECOND = "Unable to send response. Non-decoupled model cannot send more than one response."
+NO_FIRST = "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+
+
+def senders(folder: Path, *steps: str, kind: str = "def", config: str = X_TO_Y.replace("-1", "1, 1")) -> None:
+    code = SENDERS.replace("KIND", kind).replace("STEPS", "\n            ".join(steps))
+    write_model(folder, "m", code, config)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected", "logged"),
+    [
+        (["sender.send(response(1), 1)"], 1, ""),
+        (["sender.send(response(1))", FINAL], 1, ""),
+        (["sender.send(response(1))"], 1, ""),
+        ([LATER], 2, ""),
+        (["sender.send(response(1))", "sender.send(response(3))"], 1, SECOND),
+        (["sender.send(response(1), 1)", "sender.send(response(3), 1)"], 1, SECOND),
+        (["sender.send(response(1), 1)", "answer = response(3)"], 1, SECOND),
+        (["sender.send(response(1))", "answer = response(3)"], 1, SECOND),
+        (["sender.send(response(1))", "1 / 0"], 1, "division by zero"),
+        (["sender.send(response(1), 1)", FINAL], 1, "Response sender has been closed."),
+        ([FINAL], f"{FAILED}TritonModelException: {NO_FIRST}", NO_FIRST),
+        (["pass"], "dropped the request's response sender", ""),
+    ],
+)
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_a_response_may_be_sent(
+    tmp_path: Path,
+    probe: SimpleNamespace,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    steps: list[str],
+    expected: int | str,
+    logged: str,
+) -> None:
+    senders(tmp_path, *steps, kind=kind)
     async with serving(tmp_path) as door:
-        assert (await door.infer("m", {"X": ints(1)})).outputs["Y"].tolist() == [1]
-        later = asyncio.create_task(door.infer("m", {"X": ints(2)}))
+        asked = asyncio.create_task(outcomes(door, 1))
         probe.returned.set()
-        assert (await later).outputs["Y"].tolist() == [2]
-        _, told = await door.failure("m", {"X": ints(0)})
-        assert "dropped the request's response sender" in told
-        _, told = await door.failure("m", {"X": ints(3)})
-        assert "TRITONSERVER_RESPONSE_COMPLETE_FINAL and no response" in told
-        _, told = await door.failure("m", {"X": ints(4)})
-        assert "A model without a decoupled transaction policy sends one" in told
+        [outcome] = await asked
+    if isinstance(expected, str):
+        assert has(outcome, grpc.StatusCode.INTERNAL, expected)
+    else:
+        assert outcome == expected
+    assert (logged in caplog.text) if logged else not caplog.text
+
+
+async def test_nothing_is_sent_after_what_was_returned(tmp_path: Path, probe: SimpleNamespace) -> None:
+    senders(tmp_path, "answer = response(1)", LATER)
+    async with serving(tmp_path) as door:
+        assert await outcomes(door, 1) == [1]
+        probe.returned.set()
+        await until(lambda: probe.seen)
+    assert probe.seen == [SECOND]
+
+
+async def test_what_was_sent_stays_when_the_others_fail(tmp_path: Path, probe: SimpleNamespace) -> None:
+    steps = (
+        'xs = [pb_utils.get_input_tensor_by_name(one, "X").as_numpy().item() for one in requests]',
+        "if xs[len(returned)] == 1: sender.send(response(1))",
+        "if xs[len(returned)] == 2: answer = 'a'",
+        "if returned and 3 in xs: 1 / 0",
+    )
+    senders(tmp_path, *steps, config=BATCHED.replace("[ 4 ]", "[ 2 ]"))
+    async with serving(tmp_path) as door:
+        first, second = await outcomes(door, 1, 3)
+        assert first == 1
+        assert has(second, grpc.StatusCode.INTERNAL, "division by zero")
+        first, second = await outcomes(door, 1, 2)
+        assert first == 1
+        assert has(second, grpc.StatusCode.INTERNAL, "found type 'str'")
 
 
 SUMS = """

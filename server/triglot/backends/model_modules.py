@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 _numbers = itertools.count()
+_STANDARD_LIBRARY = str(Path(os.__file__).parent)
 _plain_names = threading.RLock()
 """Held while a model's modules go by their plain names."""
 
@@ -86,17 +87,19 @@ class OwnFinder(MetaPathFinder):
 class ModelModules(OwnFinder):
     """The modules and packages right in some folders, until `close()`.
 
-    A package has an `__init__.py`. Names of the standard library stay the standard library's.
+    A package has an `__init__.py`. Names of the standard library stay the standard library's. A folder within the
+    first one comes first when the model's code has put it in front of `sys.path`: its `model.py` is what
+    `import model` in another `model.py` means.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         paths = [str(folder) for folder in folders]
+        self._folder = folders[0].resolve()
+        self._packages: dict[str, str] = {}
         self._own = {module.name for module in pkgutil.iter_modules(paths)} - sys.stdlib_module_names
         self.builtins = vars(builtins) | {"__import__": self.import_from_own}
         super().__init__(f"triglot_modules_{next(_numbers)}", paths)
-        package = ModuleType(self.name)
-        package.__path__ = paths
-        sys.modules[self.name] = package
+        self._add_package(self.name, paths)
 
     def __contains__(self, name: str) -> bool:
         return name.partition(".")[0] in self._own
@@ -110,7 +113,24 @@ class ModelModules(OwnFinder):
 
     def real_name(self, name: str) -> str:
         """The name in `sys.modules` of what the model calls `name`."""
-        return f"{self.name}.{name}" if name in self else name
+        if name not in self:
+            return name
+        first = name.partition(".")[0]
+        package = self._packages.get(first) or self._packages.setdefault(first, self._package_of(first))
+        return f"{package}.{name}"
+
+    def _package_of(self, name: str) -> str:
+        """The package for the folder that has the module of that name."""
+        for entry in itertools.takewhile(_STANDARD_LIBRARY.__ne__, map(str, sys.path)):
+            if self._folder in Path(entry).resolve().parents and PathFinder.find_spec(name, [entry]):
+                return self._add_package(f"{self.name}.<{name}>", [entry])
+        return self.name
+
+    def _add_package(self, name: str, paths: list[str]) -> str:
+        package = ModuleType(name)
+        package.__path__ = paths
+        sys.modules[name] = package
+        return name
 
     @contextmanager
     def by_plain_names(self) -> Iterator[None]:

@@ -52,20 +52,25 @@ def _off_loop(home: Home | None, work: Callable[[], T]) -> T:
 
 
 class ResponseIterator:
-    """The responses of a decoupled model, one by one; an error is the last of them."""
+    """The responses of a decoupled model, one by one; an error is the last of them.
+
+    Made when the first one has come, as in Triton: a coroutine that awaits `async_exec` and then iterates holds
+    its loop up for the others only.
+    """
 
     def __init__(self, home: Home | None, answers: Generator[Mapping[str, Any], None, None]) -> None:
         self._home = home
         self._answers = answers
         self._over = False
+        self._first = self._next()
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         return self
 
     def __next__(self) -> InferenceResponse:
-        if self._over:
-            raise StopIteration
-        response = _off_loop(self._home, self._next)
+        response = self._come()
+        if response is None and not self._over:
+            response = _off_loop(self._home, self._next)
         if response is None:
             raise StopIteration
         return response
@@ -74,11 +79,17 @@ class ResponseIterator:
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        pool = here(self._home).pool
-        response = await asyncio.get_running_loop().run_in_executor(pool, copy_context().run, self._next)
+        response = self._come()
+        if response is None:
+            pool = here(self._home).pool
+            response = await asyncio.get_running_loop().run_in_executor(pool, copy_context().run, self._next)
         if response is None:
             raise StopAsyncIteration
         return response
+
+    def _come(self) -> InferenceResponse | None:
+        first, self._first = self._first, None
+        return first
 
     def _next(self) -> InferenceResponse | None:
         try:
@@ -93,7 +104,7 @@ class ResponseIterator:
 
     def cancel(self) -> None:
         """End the other model's work."""
-        self._over = True
+        self._over, self._first = True, None
         with suppress(ValueError):  # Another thread waits for a response; it is the last one.
             self._answers.close()
 

@@ -12,19 +12,18 @@ from triglot.core.types import ParameterValue
 NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
-def checked(parameters: object, what: str) -> Mapping[str, ParameterValue]:
-    """Parameters that a model gives. Raises `TritonModelException` for what no protocol can carry."""
+def checked(parameters: object) -> Mapping[str, ParameterValue]:
+    """Parameters that a model gives. Raises `TritonModelException` for what Triton's are not, floats too."""
     if parameters is None:
         return NO_PARAMETERS
     if not isinstance(parameters, Mapping):
-        raise TritonModelException(f"{what}: parameters: expected a dict, got {type(parameters).__name__}")
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
     for key, value in parameters.items():
         if not isinstance(key, str):
-            raise TritonModelException(f"{what}: parameters: expected texts as keys, got {key!r}")
-        if not isinstance(value, bool | int | float | str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, bool | int | str):
             raise TritonModelException(
-                f"{what}: parameters: {key!r}: expected a bool, an int, a float or a str, "
-                f"got {type(value).__name__}"
+                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
             )
     return dict(parameters)
 

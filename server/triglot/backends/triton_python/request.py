@@ -110,7 +110,7 @@ class InferenceRequest:
         self._model, self._version = text(model_name, "InferenceRequest: model_name"), int(model_version)
         self._id, self._correlation_id = text(request_id, "InferenceRequest: request_id"), correlation_id
         self._flags, self._timeout, self._priority = flags, timeout, priority
-        self._parameters = checked(parameters, "InferenceRequest")
+        self._parameters = checked(parameters)
         self._trace = trace
         self._call: Call | None = None
         self._line: Line | None = None

@@ -37,7 +37,7 @@ class InferenceResponse:
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse: error: expected a TritonError, got {type(error).__name__}")
         self._error = error
-        self._parameters = checked(parameters, "InferenceResponse")
+        self._parameters = checked(parameters)
 
     @classmethod
     def of(cls, outputs: Mapping[str, Array]) -> Self:
@@ -66,10 +66,10 @@ class InferenceResponse:
         """The parameters, as JSON."""
         return as_json(self._parameters)
 
-    def answer(self, reshaping: Reshaping | None = None, *, final: bool = False) -> Answer:
-        """What the server is answered. Raises a `ServingError` where there is an error."""
+    def outcome(self, reshaping: Reshaping | None = None, *, final: bool = False) -> Answer | ServingError:
+        """What the server is answered."""
         if self._error is not None:
-            raise self._error.serving_error()
+            return self._error.serving_error()
         outputs = {tensor.name(): normal(tensor.array) for tensor in self._tensors}
         if reshaping is not None:
             outputs = reshaping.made(outputs)

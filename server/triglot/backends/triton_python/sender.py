@@ -13,6 +13,7 @@ from triglot.core.types import Answer
 from triglot.model.reshaping import Reshaping
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+UNSENT = "Unable to send response."
 DROPPED = Internal(
     "the model has dropped the request's response sender before it sent TRITONSERVER_RESPONSE_COMPLETE_FINAL"
 )
@@ -36,34 +37,36 @@ class Line:
     whether the model wants to see the request once more.
     """
 
-    __slots__ = ("_closing", "_outlet", "_over", "again", "call", "closed", "decoupled", "reshaping", "taken")
+    __slots__ = (
+        "_closing", "_outlet", "_over", "_sent", "again", "call", "closed", "decoupled", "reshaping", "taken",
+    )  # fmt: skip
 
     def __init__(self, call: Call, outlet: Outlet, *, decoupled: bool, reshaping: Reshaping | None = None) -> None:
         self.call = call
         self.reshaping = reshaping
         self.decoupled = decoupled
         self.closed = self.taken = self.again = False
-        self._over = False
+        self._sent = self._over = False
         self._outlet = outlet
         self._closing = threading.Lock()
 
     def send(self, response: InferenceResponse | None, *, final: bool) -> None:
-        """Raises `TritonModelException` once closed, and for the second response of a model that gives one."""
+        """Raises `TritonModelException` once closed; of a model that is not decoupled also for a second response,
+        and for a final flag before the first."""
+        answer = None if response is None else response.outcome(self.reshaping, final=final)
         with self._closing:
-            if self.closed:
-                raise TritonModelException("Unable to send response. Response sender has been closed.")
-            if not self.decoupled and response is not None and self._over:
+            if not self.decoupled and answer is not None and self._sent:
+                raise TritonModelException(f"{UNSENT} Non-decoupled model cannot send more than one response.")
+            if not self.decoupled and answer is None and not self._sent:
                 raise TritonModelException(
-                    "Unable to send response. A model without a decoupled transaction policy sends one."
+                    f"{UNSENT} Non-decoupled model cannot send complete final before sending a response."
                 )
-            self.closed = final
+            if self.closed:
+                raise TritonModelException(f"{UNSENT} Response sender has been closed.")
+            self._sent, self.closed = True, final
             over = self._over
-            self._over = over or final or not self.decoupled or (response is not None and response.has_error())
-        if response is not None and not over:  # After an error nobody reads any more.
-            try:
-                answer: Answer | ServingError = response.answer(self.reshaping, final=final)
-            except ServingError as error:
-                answer = error
+            self._over = over or final or not self.decoupled or isinstance(answer, ServingError)
+        if answer is not None and not over:  # After an error nobody reads any more.
             self._outlet.put(answer)
         if final:
             self._outlet.end()
@@ -104,7 +107,7 @@ class InferenceResponseSender:
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"send: response: expected an InferenceResponse, got {type(response).__name__}")
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
-            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+            raise TritonModelException(f"{UNSENT} Unsupported flag provided.")
         if response is None and not flags:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."

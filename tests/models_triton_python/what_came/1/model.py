@@ -40,5 +40,5 @@ class TritonPythonModel:
         ]
         return pb_utils.InferenceResponse(
             [one for one in tensors if one.name() in request.requested_output_names()],
-            parameters={"words": 2, "short": True, "weight": 0.5, "of": "it"},
+            parameters={"words": 2, "short": True, "of": "it"},
         )
