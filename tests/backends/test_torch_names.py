@@ -14,6 +14,9 @@ from triglot.core.errors import Code, Internal, InvalidArgument
 from triglot.core.types import TensorSpec
 from triglot.model.config import NO_CONFIG, ModelConfig
 from triglot.model.configure import configure
+from triglot.model.declared_signatures import signatures_of
+from triglot.model.scheduling import ControlInput, SequenceBatching, SequenceState
+from triglot.model.signature import DEFAULT_SIGNATURE
 
 torch = pytest.importorskip("torch", reason="the torch environment has it")
 
@@ -156,6 +159,46 @@ def test_configured_names(tmp_path: Path, inputs: dict[str, float], answer: dict
     assert not model.any_tensors
     assert [spec.name for spec in model.inputs] == list(inputs)
     assert lists(model.infer({name: fp32(value) for name, value in inputs.items()})) == answer
+
+
+SEQUENCES = SequenceBatching(
+    controls=[ControlInput("START__2", "START", "FP32")],
+    states=[SequenceState("SUM__1", "NEW__1", "FP32", (1,))],
+)
+SUMS = forward("x: Tensor, total: Tensor, start: Tensor", "return (x + start, total + x)")
+
+
+@pytest.mark.parametrize("x", ["INPUT__0", "x", "image"])
+@pytest.mark.parametrize("y", ["OUTPUT__0", "y"])
+def test_controls_and_states_of_sequences(tmp_path: Path, x: str, y: str) -> None:
+    """They say their position, whatever the clients' tensors are called."""
+    configured = replace(config([x], [y], batch=4), sequence_batching=SEQUENCES)
+    model = load(script(tmp_path / "model.pt", SUMS), configured)
+    configure(model, configured)
+    assert list(model.inputs) == [
+        TensorSpec(x, "FP32", (-1, -1)),
+        TensorSpec("START__2", "FP32", (-1, 1)),
+        TensorSpec("SUM__1", "FP32", (-1, 1)),
+    ]
+    assert [spec.name for spec in signatures_of(model)[DEFAULT_SIGNATURE].inputs] == [x]
+    answer = model.infer({x: fp32(3)[None], "SUM__1": fp32(10)[None], "START__2": fp32(1)[None]})
+    assert lists(answer) == {y: [[4]], "NEW__1": [[13]]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("START", "got x, START, SUM__1: neither its own names nor all of them <name>__<index>"),
+        ("START__0", "got x, START__0, SUM__1: two of them have the same index"),
+        ("START__3", "got x, START__3, SUM__1: there are only 3"),
+    ],
+)
+def test_controls_that_are_no_inputs(tmp_path: Path, name: str, text: str) -> None:
+    sequences = replace(SEQUENCES, controls=[ControlInput(name, "START", "FP32")])
+    configured = replace(config(["x"], ["y"]), sequence_batching=sequences)
+    file = script(tmp_path / "model.pt", SUMS)
+    expected = f"input: expected the program's x, total, start; {text}"
+    assert refused(file, configured, Code.INVALID_ARGUMENT) == expected
 
 
 def test_what_a_configuration_declares(tmp_path: Path) -> None:

@@ -38,12 +38,32 @@ platform: "pytorch_libtorch"
 input { name: "x" data_type: TYPE_BF16 dims: -1 }
 output { name: "y" data_type: TYPE_BF16 dims: -1 }
 """
+SUMS = """
+platform: "pytorch_libtorch"
+max_batch_size: 8
+sequence_batching {
+  control_input [
+    { name: "START__2" control [{ kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }] },
+    { name: "READY__3" control [{ kind: CONTROL_SEQUENCE_READY fp32_false_true: [ 0, 1 ] }] }
+  ]
+  state [{ input_name: "INPUT_STATE__1" output_name: "OUTPUT_STATE__1" data_type: TYPE_FP32 dims: 1 }]
+}
+input { name: "INPUT__0" data_type: TYPE_FP32 dims: 1 }
+output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 1 }
+instance_group [{ kind: KIND_CPU }]
+"""
 
 
 def write(folder: Path) -> None:
-    """A repository: `pair` and `halved` have a configuration, `plain` has none, `scores` needs none."""
-    for name in ("pair", "halved", "plain", "scores"):
+    """A repository: `pair`, `halved` and `sums` have a configuration, `plain` has none, `scores` needs none."""
+    for name in ("pair", "halved", "plain", "scores", "sums"):
         (folder / name / "1").mkdir(parents=True)
+    (folder / "sums" / "config.pbtxt").write_text(SUMS)
+    added = "total = (state * (1 - start) + x) * ready\n    return (total * 10 + start, total)"
+    script(
+        folder / "sums" / "1" / "model.pt",
+        forward("x: Tensor, state: Tensor, start: Tensor, ready: Tensor", added),
+    )
     (folder / "pair" / "config.pbtxt").write_text(PAIR)
     script(folder / "pair" / "1" / "model.pt", forward("a: Tensor, b: Tensor", "return a + b, a - b"))
     (folder / "halved" / "config.pbtxt").write_text(HALVED)
@@ -59,9 +79,12 @@ class Served:
     rest: Rest
     channel: grpc.Channel
 
-    def infer(self, model: str, **inputs: Any) -> dict[str, Any]:
+    def infer(self, model: str, sequence: int = 0, start: bool = False, **inputs: Any) -> dict[str, Any]:
         """KServe's ModelInfer of float32 or bfloat16 arrays; raises `grpc.RpcError`."""
         request = pb.ModelInferRequest(model_name=model)
+        if sequence:
+            request.parameters["sequence_id"].int64_param = sequence
+            request.parameters["sequence_start"].bool_param = start
         for name, array in inputs.items():
             datatype = "FP32" if array.dtype == np.float32 else "BF16"
             request.inputs.add(name=name, datatype=datatype, shape=array.shape)
@@ -109,6 +132,7 @@ A, B = np.array([[1, 2]], "f4"), np.array([[10, 20]], "f4")
         ),
         ("halved", [("x", "BF16", [-1])], [("y", "BF16", [-1])]),
         ("plain", [], []),
+        ("sums", [("INPUT__0", "FP32", [-1, 1])], [("OUTPUT__0", "FP32", [-1, 1])]),
         ("scores", [("x", "FP32", [-1, 3])], [("score", "FP32", [-1]), ("best", "INT64", [-1])]),
     ],
 )
@@ -152,6 +176,19 @@ def test_what_is_refused(served: Served) -> None:
         "PyTorch execute failure: The size of tensor a (2) must match the size of tensor b (3) at "
         "non-singleton dimension 0",
     )
+
+
+def test_controls_and_states_of_sequences(served: Served) -> None:
+    def sum_of(sequence: int, value: float, start: bool = False) -> Any:
+        return served.infer("sums", sequence, start, INPUT__0=np.array([[value]], "f4"))
+
+    assert [sum_of(7, 1, True), sum_of(8, 5, True)] == [{"OUTPUT__0": [[11]]}, {"OUTPUT__0": [[51]]}]
+    assert [sum_of(7, 2), sum_of(8, 5), sum_of(7, 3)] == [
+        {"OUTPUT__0": [[30]]},
+        {"OUTPUT__0": [[100]]},
+        {"OUTPUT__0": [[60]]},
+    ]
+    assert sum_of(7, 4, True) == {"OUTPUT__0": [[41]]}
 
 
 def test_many_calls_at_a_time(served: Served) -> None:

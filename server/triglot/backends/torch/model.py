@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -75,20 +75,21 @@ class TorchModel(Model):
         program = programs[0]
         self._inputs = program.inputs
         try:
-            self._input_names = _input_names(config.inputs, program.inputs)
-            self._renames = _Renames(config.outputs, program.outputs)
-            self._declare(config, program)
+            added = _added(config)
+            self._input_names = _input_names(config.inputs, added.inputs, program.inputs)
+            self._renames = _Renames(config.outputs, added.outputs, program.outputs)
+            self._declare(config, added, program)
         except ValueError as error:
             raise ModelLoadError(f"{config.source or file}: {error}", Code.INVALID_ARGUMENT) from None
 
-    def _declare(self, config: ModelConfig, program: Program) -> None:
+    def _declare(self, config: ModelConfig, added: _Added, program: Program) -> None:
         inputs, outputs = _specs(program.inputs), _specs(program.outputs)
         if outputs:
             self.inputs = _renamed(self._input_names, inputs)
             self.outputs = _renamed(self._renames.of(list(outputs)), outputs)
         elif config.inputs and config.outputs:
-            self.inputs = [_spec("input", tensor, config) for tensor in config.inputs]
-            self.outputs = [_spec("output", tensor, config) for tensor in config.outputs]
+            self.inputs = [_spec("input", tensor, config) for tensor in (*config.inputs, *added.inputs)]
+            self.outputs = [_spec("output", tensor, config) for tensor in (*config.outputs, *added.outputs)]
         else:
             self.any_tensors = True
 
@@ -156,8 +157,14 @@ class TorchModel(Model):
 class _Renames:
     """The configured names of outputs, and the program's own."""
 
-    def __init__(self, configured: Sequence[TensorConfig], known: Sequence[ProgramTensor] | None) -> None:
+    def __init__(
+        self,
+        configured: Sequence[TensorConfig],
+        added: Sequence[TensorConfig],
+        known: Sequence[ProgramTensor] | None,
+    ) -> None:
         self._configured = [tensor.name for tensor in configured]
+        self._added = [tensor.name for tensor in added]
         self._known = None if known is None else self._make([tensor.name for tensor in known])
 
     def of(self, own: Sequence[str]) -> Mapping[str, str]:
@@ -168,31 +175,55 @@ class _Renames:
         if not self._configured:
             return {name: name for name in own}
         numbered = list(own) == [output_name(position) for position in range(len(own))]
+        in_order = numbered or len(own) == len(self._configured) == 1
         try:
-            return assign(self._configured, own, in_order=numbered or len(own) == len(self._configured) == 1)
+            return assign(self._configured, own, in_order=in_order, added=self._added)
         except ValueError as error:
-            raise ValueError(
-                f"output: expected the program's {', '.join(own)}; got {', '.join(self._configured)}: {error}"
-            ) from None
+            got = ", ".join((*self._configured, *self._added))
+            raise ValueError(f"output: expected the program's {', '.join(own)}; got {got}: {error}") from None
 
 
-def _input_names(configured: Sequence[TensorConfig], inputs: Sequence[ProgramTensor] | None) -> Mapping[str, str]:
-    """The program's own name by the one that a client uses; empty when nothing says what clients use.
+class _Added(NamedTuple):
+    """What the server adds for sequences, and no client sends or gets: controls and states."""
+
+    inputs: Sequence[TensorConfig]
+    outputs: Sequence[TensorConfig]
+
+
+def _added(config: ModelConfig) -> _Added:
+    batching = config.sequence_batching
+    if batching is None:
+        return _Added((), ())
+    controls = [TensorConfig(control.name, control.datatype, (1,)) for control in batching.controls]
+    states = [TensorConfig(state.input_name, state.datatype, state.dims) for state in batching.states]
+    outputs = [
+        TensorConfig(state.output_name, state.datatype, state.dims)
+        for state in batching.states
+        if not state.returned
+    ]
+    return _Added([*controls, *states], outputs)
+
+
+def _input_names(
+    configured: Sequence[TensorConfig], added: Sequence[TensorConfig], inputs: Sequence[ProgramTensor] | None
+) -> Mapping[str, str]:
+    """The program's own name by the one that a call uses; empty when nothing says what clients use.
 
     Raises `ValueError`.
     """
-    names = [tensor.name for tensor in configured]
+    names, more = [tensor.name for tensor in configured], [tensor.name for tensor in added]
     if not configured:
         return {name: name for name in _specs(inputs)}
     if inputs is None:
-        return {name: name for name in names}
+        return {name: name for name in (*names, *more)}
     try:
-        assigned = assign(names, [tensor.name for tensor in inputs], in_order=True)
+        assigned = assign(names, [tensor.name for tensor in inputs], in_order=True, added=more)
         if left := missing(inputs, assigned.values()):
             raise ValueError(f"none is {', '.join(left)}")
     except ValueError as error:
         wanted = ", ".join(map(str, inputs))
-        raise ValueError(f"input: expected the program's {wanted}; got {', '.join(names)}: {error}") from None
+        got = ", ".join((*names, *more))
+        raise ValueError(f"input: expected the program's {wanted}; got {got}: {error}") from None
     return assigned
 
 

@@ -1,7 +1,8 @@
 """Which of a program's inputs or outputs a name means.
 
 Strategy: names in a configuration are read as Triton reads them: they are the program's own, or all of them say
-their position (`INPUT__0`), or they stand in the program's order.
+their position (`INPUT__0`), or they stand in the program's order. What the server adds for sequences says its
+position whatever clients' tensors are called.
 """
 
 from __future__ import annotations
@@ -45,12 +46,21 @@ def missing(inputs: Iterable[ProgramTensor], given: Iterable[str]) -> list[str]:
     return [tensor.name for tensor in inputs if not tensor.optional and tensor.name not in there]
 
 
-def assign(names: Sequence[str], own: Sequence[str], *, in_order: bool = False) -> dict[str, str]:
+def assign(
+    names: Sequence[str], own: Sequence[str], *, in_order: bool = False, added: Sequence[str] = ()
+) -> dict[str, str]:
     """The program's own name for each of the names: they are its own, or `<name>__<index>`, all of them.
 
-    `in_order`: other names mean the program's first ones, in its order.
+    `in_order`: other names mean the program's first ones, in its order. `added`: more names, by themselves.
     Raises `ValueError` for names that are neither, and for an index that there is not, or twice.
     """
+    assigned = _assign(names, own, in_order) | _assign(added, own, False)
+    if len(set(assigned.values())) < len(names) + len(added):
+        raise ValueError("two of them have the same index")
+    return assigned
+
+
+def _assign(names: Sequence[str], own: Sequence[str], in_order: bool) -> dict[str, str]:
     if set(own).issuperset(names):
         return {name: name for name in names}
     matches = [_POSITION.fullmatch(name) for name in names]
@@ -61,8 +71,6 @@ def assign(names: Sequence[str], own: Sequence[str], *, in_order: bool = False) 
         positions = list(range(len(names)))
     if any(position >= len(own) for position in positions):
         raise ValueError(f"there are only {len(own)}")
-    if len(set(positions)) < len(positions):
-        raise ValueError("two of them have the same index")
     return {name: own[position] for name, position in zip(names, positions, strict=True)}
 
 
