@@ -20,7 +20,9 @@ def run(spec: str = "") -> NoReturn:
     from triglot.cli.serve import main  # noqa: PLC0415
 
     gc.enable()
-    status = main(spec=spec)
+    arguments = sys.argv[1:]
+    del sys.argv[1:]  # They are not the models': code of theirs may look for arguments of its own, unittest does.
+    status = main(arguments, spec=spec)
     threading._shutdown()  # type: ignore[attr-defined]  # Waits for threads, executors' too; there is no other way.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

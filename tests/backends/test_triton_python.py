@@ -175,6 +175,52 @@ async def test_a_folder_that_it_puts_in_front_of_the_path(tmp_path: Path, monkey
     assert "model" not in sys.modules.keys() - modules
 
 
+TESTED = """
+import importlib
+import unittest
+
+VALUE = {number}
+
+
+class Case(unittest.TestCase):
+    def test_value(self):
+        import package.inner
+
+        self.assertEqual(importlib.import_module("helper").VALUE, {number})
+        self.assertEqual(importlib.import_module("package.inner").VALUE, {number})
+        self.assertIs(importlib.import_module("package.inner").MARK, package.inner.MARK)
+        with self.assertRaisesRegex(ModuleNotFoundError, "No module named 'helpless'"):
+            importlib.import_module("helpless")
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        result = unittest.main("model", exit=False).result
+        y = np.array([result.testsRun, result.wasSuccessful()], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", y)]) for _ in requests]
+"""
+
+
+@pytest.mark.parametrize("execution", ["thread", "process"])
+async def test_what_its_code_calls_finds_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, execution: str
+) -> None:
+    """unittest imports the model, as Triton's own tests of such models have it do; each model is its own."""
+    more = f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
+    for number, name in enumerate("mn"):
+        folder = write_model(tmp_path, name, TESTED.format(number=number), X_TO_Y + more) / "1"
+        (folder / "package").mkdir()
+        for file in ("helper.py", "package/__init__.py", "package/inner.py"):
+            (folder / file).write_text(f"VALUE, MARK = {number}, object()\n")
+    monkeypatch.setattr(sys, "argv", ["triglot"])
+    modules, finders = set(sys.modules), list(sys.meta_path)
+    async with serving(tmp_path) as door:
+        for name in "mnm":
+            assert (await door.infer(name, {"X": ints(1)})).outputs["Y"].tolist() == [1, 1]
+    assert sys.meta_path == finders
+    assert not {"model", "helper", "package", "package.inner"} & (sys.modules.keys() - modules)
+
+
 async def test_the_utilities_are_there_while_a_model_is_loaded() -> None:
     assert not sys.modules.keys() & set(UTILS)
     async with serving(MODELS / "add_sub"):

@@ -153,9 +153,8 @@ async def test_a_fork_of_the_process_answers_nothing(tmp_path: Path) -> None:
 async def test_an_answer_to_another_call_is_nobodys(tmp_path: Path) -> None:
     async with told(tmp_path) as one:
         other = "frames.pack(frames.Frame(frames.Kind.DONE, 10**6, places=()))"
-        text = (
-            f"from triglot.executors.process import frames\nos.write(int(sys.argv[1]), {other})\ntime.sleep(600)"
-        )
+        write = f"os.write(int(sys.orig_argv[-5]), {other})"
+        text = f"from triglot.executors.process import frames\n{write}\ntime.sleep(600)"
         with pytest.raises(Unavailable, match="answered another call and was killed"):
             await one.run(text)
         assert await one.say("'next'") == "next"

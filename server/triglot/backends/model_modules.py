@@ -5,7 +5,8 @@ model has. An `import helper` in a module of the model is led there: Python look
 `__builtins__` of the module that imports, and these modules have their own. So another version of the same model
 has modules of its own, an import works whenever it runs, and none shadows a package for the rest of the process.
 Pickles name modules too, and the code that reads them is not the model's: while the model loads, and only then,
-anyone can import its modules by their plain names, as far as these are free.
+anyone can import its modules by their plain names, as far as these are free. Where it is known whose code runs
+(`running`), what that calls may import them, too: under the plain name stands a module that leads to that model's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -27,6 +29,8 @@ from typing import Any, NoReturn
 
 _numbers = itertools.count()
 _STANDARD_LIBRARY = str(Path(os.__file__).parent)
+running: ContextVar[ModelModules | None] = ContextVar("running_model_modules", default=None)
+"""Those of the model whose code runs, where that is known."""
 _plain_names = threading.RLock()
 """Held while a model's modules go by their plain names."""
 
@@ -138,9 +142,11 @@ class ModelModules(OwnFinder):
         with _plain_names:
             aliases = _Aliases(self)
             sys.meta_path.insert(0, aliases)
+            token = running.set(self)
             try:
                 yield
             finally:
+                running.reset(token)
                 sys.meta_path.remove(aliases)
                 for name in aliases.given:
                     sys.modules.pop(name, None)
@@ -202,3 +208,58 @@ class _Aliases(MetaPathFinder, Loader):
         # The import system has put the alias's own spec there.
         assert module.__spec__ is not None
         module.__spec__ = self._specs[module.__spec__.name]
+
+
+# --- plain names while models serve ---
+
+
+class PlainNames(MetaPathFinder, Loader):
+    """Finds the modules of the model whose code runs, for code that is not the model's: importlib, unittest.
+
+    From when it is made to `close()`. What a name means to everybody stays that.
+    """
+
+    def __init__(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def close(self) -> None:
+        """Forget the names."""
+        sys.meta_path.remove(self)
+        for name, module in list(sys.modules.items()):
+            if isinstance(module, _RunningModels):
+                sys.modules.pop(name, None)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `MetaPathFinder`."""
+        modules = running.get()
+        if modules is None or fullname not in modules:
+            return None
+        if path is None:
+            found = PathFinder.find_spec(fullname)
+            free = found is None or found.loader is None  # A folder without an `__init__.py` comes last.
+        else:
+            free = isinstance(sys.modules.get(fullname.partition(".")[0]), _RunningModels)
+        return ModuleSpec(fullname, self) if free else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """See `Loader`."""
+        return _RunningModels(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `Loader`. Raises what the model's own module raises."""
+        module.__dir__()
+
+
+class _RunningModels(ModuleType):
+    """The module of this name of the model whose code runs."""
+
+    def __getattr__(self, name: str) -> Any:
+        modules = running.get()
+        if modules is None or self.__name__ not in modules:
+            raise AttributeError(f"{self.__name__} is a model's own module, and no code of the model's runs here")
+        return getattr(modules.import_module(self.__name__), name)
+
+    def __dir__(self) -> list[str]:
+        return list(self.__getattr__("__dict__"))

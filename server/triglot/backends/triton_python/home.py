@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from triglot.backends.model_modules import ModelModules, running
 from triglot.backends.triton_python.errors import TritonModelException
 from triglot.core.call import Call, ModelCall, ModelTask, no_models
 from triglot.model.metrics import ModelMetrics
@@ -20,7 +21,10 @@ MOST_CALLS = 64
 
 
 class Home:
-    """One version of a model. `calls`: on whose behalf its code runs, where that is not a request."""
+    """One version of a model. `calls`: on whose behalf its code runs, where that is not a request; `modules`: its
+    own."""
+
+    modules: ModelModules | None = None
 
     def __init__(self, name: str, version: int, folder: Path) -> None:
         self.name = name
@@ -65,10 +69,11 @@ _work: ContextVar[tuple[Home, Call] | None] = ContextVar("triton_python_work", d
 @contextmanager
 def working(home: Home, call: Call) -> Iterator[None]:
     """Within the block this thread, and what it starts on a loop, works for the call."""
-    token = _work.set((home, call))
+    token, modules = _work.set((home, call)), running.set(home.modules)
     try:
         yield
     finally:
+        running.reset(modules)
         _work.reset(token)
 
 

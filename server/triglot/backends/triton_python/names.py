@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from triglot.backends.model_modules import ModelModules
+from triglot.backends.model_modules import ModelModules, PlainNames
 from triglot.backends.triton_python import calls, config, datatypes, errors, metrics, request, response, sender
 from triglot.backends.triton_python.home import Home
 from triglot.backends.triton_python.logger import Logger, LogLevel
@@ -124,18 +124,21 @@ def remove() -> None:
 class TritonModules(ModelModules):
     """The modules of a Triton Python model, which see the utilities; its folder's folders are packages, too.
 
-    From when it is made to `close()`, `triton_python_backend_utils` can be imported by anyone.
+    From when it is made to `close()`, `triton_python_backend_utils` can be imported by anyone, and what its code
+    calls finds the modules by their plain names.
     """
 
     def __init__(self, folders: Sequence[Path], home: Home) -> None:
         super().__init__(folders)
         self._own |= _plain_folders(folders) - self._own
         self.home = home
+        home.modules = self
         self.names = utilities(home)
         for name in NAMES:
             sys.modules[f"{self.name}.{name}"] = ProvidedModule(name, self.names)
         self._own |= set(NAMES)
         self._provided = True
+        self._plain = PlainNames()
         provide()
 
     def close(self) -> None:
@@ -143,6 +146,7 @@ class TritonModules(ModelModules):
         super().close()
         if self._provided:
             self._provided = False
+            self._plain.close()
             remove()
 
 

@@ -42,6 +42,7 @@ _DIE_WITH_PARENT = 1
 def main() -> None:
     """What `Process.start` runs, with the arguments SOCKET CONTROL NOTICES PARENT NAME."""
     end, control, notices, parent = map(int, sys.argv[1:5])
+    del sys.argv[1:]  # The model's code may look for arguments of its own: unittest does.
     # A terminal's Ctrl-C is for the server: it lets the calls end first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent)
