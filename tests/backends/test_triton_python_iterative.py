@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from triton_served import DECOUPLED, X_TO_Y, Door, ints, reply, request, serving, write_model
 
@@ -139,6 +140,61 @@ async def test_an_error_later_on_is_of_those_that_are_left(tmp_path: Path) -> No
         with pytest.raises(grpc.aio.AioRpcError, match="alone"):
             await answer(door, 2)
         assert await first == 1
+
+
+async def test_who_comes_again_has_no_answer_yet(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    file = path / "1" / "model.py"
+    early = "responses.append(pb_utils.InferenceResponse([]))"
+    file.write_text(file.read_text().replace("responses.append(None)", early, 1))
+    expected = "Expected a None object in the execute function return list for reschduled request, found type 'Inf"
+    async with serving(path) as door:
+        with pytest.raises(grpc.aio.AioRpcError, match=expected):
+            await answer(door, 2)
+        assert await answer(door, 1) == 1
+
+
+GENERATES = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.left = 0
+
+    def execute(self, requests):
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            self.left = (self.left or x.item()) - 1
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.full(x.shape, self.left, np.int32))])
+            if self.left:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            request.get_response_sender().send(response, flags=0 if self.left else 1)
+"""
+AGAIN = "sequence_batching { iterative_sequence: true }"
+UNSUPPORTED = [
+    "sequence_batching { direct { } iterative_sequence: false }",
+    "sequence_batching { oldest { } iterative_sequence: false }",
+    "dynamic_batching { }",
+]
+
+
+@pytest.mark.parametrize("shape", [[], [1]])
+async def test_as_in_tritons_own_tests(tmp_path: Path, shape: list[int]) -> None:
+    """Without controls, and with responses that end with the last one."""
+    config = DECOUPLED.replace("-1", "1") + AGAIN + f"\nmax_batch_size: {4 * len(shape)}"
+    write_model(tmp_path, "m", GENERATES, config)
+    async with serving(tmp_path) as door:
+        for _ in range(2):
+            stream = door.stream([request("m", {"X": ints(3).reshape([*shape, 1])})])
+            found = [reply(one.infer_response).outputs["Y"].tolist() async for one in stream]
+            assert np.reshape(found, -1).tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("batching", UNSUPPORTED)
+async def test_schedulers_that_do_not_take_requests_back(tmp_path: Path, batching: str) -> None:
+    write_model(tmp_path, "m", GENERATES, DECOUPLED.replace("-1", "1") + batching + "\nmax_batch_size: 4")
+    said = {"parameters": {"sequence_id": 1, "sequence_start": True}}
+    async with serving(tmp_path) as door:
+        [only] = [one async for one in door.stream([request("m", {"X": ints(3)[None]}, **said)])]
+        assert "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE" in only.error_message
 
 
 async def test_a_model_that_keeps_the_sender_of_who_has_left(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ class TritonPythonModel:
         ),
         (
             "requests[0].set_release_flags(2)",
-            "whose sequence_batching says iterative_sequence",
+            f"{FAILED}TritonModelException: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
         ),
     ],
 )

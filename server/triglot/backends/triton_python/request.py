@@ -220,8 +220,8 @@ class InferenceRequest:
             raise TritonModelException(f"set_release_flags: expected ..._ALL or ..._RESCHEDULE, got {flags!r}")
         if self._line is None or (flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and self._batching is None):
             raise TritonModelException(
-                "set_release_flags: TRITONSERVER_REQUEST_RELEASE_RESCHEDULE is for the requests of a model whose "
-                "sequence_batching says iterative_sequence"
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which is for the requests of a "
+                "model whose sequence_batching says iterative_sequence"
             )
         self._line.again = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 

@@ -140,7 +140,8 @@ def _respond(instance: Instance, line: Line, response: Any) -> None:
     if response is None and (line.taken or line.again):
         return
     if line.again or not isinstance(response, InferenceResponse):
-        wanted, which = ("a None", " for rescheduled request") if line.again else ("an 'InferenceResponse'", "")
+        # Triton's own words, as they are spelled there.
+        wanted, which = ("a None", " for reschduled request") if line.again else ("an 'InferenceResponse'", "")
         text = (
             f"Expected {wanted} object in the execute function return list{which}, "
             f"found type '{type(response).__name__}'"
