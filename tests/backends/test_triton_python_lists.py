@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from triton_served import X_TO_Y, Door, in_common, ints, serving, write_model
+from triton_served import SECONDS, X_TO_Y, Door, in_common, ints, request, serving, write_model
 
 from waiting import until
 
@@ -288,6 +288,129 @@ async def test_what_was_sent_stays_when_the_others_fail(tmp_path: Path, probe: S
         first, second = await outcomes(door, 1, 2)
         assert first == 1
         assert has(second, grpc.StatusCode.INTERNAL, "found type 'str'")
+
+
+SHAPES = """
+import probe
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        probe.seen.append(sorted(len(one.as_numpy()[0]) for request in requests for one in request.inputs()))
+        probe.returned.wait(20)
+        for request in requests:
+            request.get_response_sender().send(pb_utils.InferenceResponse([]), 1)
+"""
+
+
+@pytest.mark.parametrize("more", ["", "model_transaction_policy { decoupled: true }"], ids=["one", "decoupled"])
+@pytest.mark.parametrize(
+    ("ragged", "lists"), [("", [[1], [2, 2], [3]]), ("allow_ragged_batch: true", [[1], [2, 2, 3]])]
+)
+async def test_requests_of_a_list_have_equal_shapes_unless_they_need_not(
+    tmp_path: Path, probe: SimpleNamespace, ragged: str, lists: list[list[int]], more: str
+) -> None:
+    config = X_TO_Y.replace("[ -1 ] } ]", f"[ -1 ] {ragged} }} ]", 1)
+    write_model(tmp_path, "m", SHAPES, f"{config} max_batch_size: 8 dynamic_batching {{ }} {more}")
+
+    async def one(size: int) -> None:
+        async for message in door.stream([request("m", {"X": ints(*range(size))[None]})]):
+            assert not message.error_message
+
+    async with serving(tmp_path) as door:
+        servable = door.server.dataplane.servable("m")
+        first = asyncio.create_task(one(1))
+        await until(lambda: probe.seen)
+        others = [asyncio.create_task(one(size)) for size in (2, 2, 3)]
+        await until(lambda: servable.leases == 4)
+        probe.returned.set()
+        await asyncio.gather(first, *others)
+    assert sorted(probe.seen) == lists
+
+
+IDENTITY = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        given = {one.name().replace("IN", "OUT"): one.as_numpy() for one in request.inputs()}
+        zeros = np.zeros((1, 1), np.int32)
+        names = ["OUTPUT0", "OUTPUT1"] if FILLED else list(given)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, given.get(name, zeros)) for name in names])
+"""
+TENSORS = """
+max_batch_size: 4
+input [
+  { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
+  { name: "INPUT1" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
+]
+output [
+  { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] },
+  { name: "OUTPUT1" data_type: TYPE_INT32 dims: [ 1 ] }
+]
+"""
+WAITS = "dynamic_batching { preferred_batch_size: [ 2 ], max_queue_delay_microseconds: 60000000 }"
+BOTH = {"INPUT0": "INPUT0", "INPUT1": "INPUT1"}, {"OUTPUT0": "OUTPUT0", "OUTPUT1": "OUTPUT1"}
+Map = dict[str, str]
+
+
+def write_ensemble(folder: Path, name: str, *steps: tuple[str, Map, Map]) -> None:
+    (folder / name / "1").mkdir(parents=True)
+    lines = [
+        f'step {{ model_name: "{model}" model_version: -1 '
+        + " ".join(f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in inputs.items())
+        + " ".join(f' output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items())
+        + " }"
+        for model, inputs, outputs in steps
+    ]
+    text = f'platform: "ensemble"\n{TENSORS}ensemble_scheduling {{ {" ".join(lines)} }}'
+    (folder / name / "config.pbtxt").write_text(text)
+
+
+async def test_optional_inputs_as_in_tritons_own_tests(tmp_path: Path) -> None:
+    write_model(tmp_path, "waits", IDENTITY.replace("FILLED", "True"), TENSORS + WAITS)
+    write_model(tmp_path, "filled", IDENTITY.replace("FILLED", "True"), TENSORS)
+    write_model(tmp_path, "given", IDENTITY.replace("FILLED", "False"), TENSORS)
+    inner = {"OUTPUT0": "inner0", "OUTPUT1": "inner1"}
+    write_ensemble(tmp_path, "around", ("waits", *BOTH))
+    write_ensemble(
+        tmp_path,
+        "pipeline",
+        ("filled", BOTH[0], {"OUTPUT0": "inner"}),
+        ("filled", {"INPUT1": "inner"}, BOTH[1]),
+    )
+    write_ensemble(
+        tmp_path,
+        "connected",
+        ("given", BOTH[0], inner),
+        ("given", {"INPUT0": "inner0", "INPUT1": "inner1"}, BOTH[1]),
+    )
+
+    async def ask(model: str, *names: str, all_outputs: bool = False) -> dict[str, int]:
+        inputs = {name: ints(int(name[-1]) + 5)[None] for name in names}
+        outputs = () if all_outputs else [name.replace("IN", "OUT") for name in names]
+        answer = await door.infer(model, inputs, outputs=outputs, timeout=SECONDS)
+        return {name: array.item() for name, array in answer.outputs.items()}
+
+    async with serving(tmp_path) as door:
+        statistics = door.server.dataplane.servable("waits").statistics
+        for model in ("waits", "around"):
+            for names in (("INPUT0", "INPUT1"), ("INPUT1",)):
+                wanted = {name.replace("IN", "OUT"): int(name[-1]) + 5 for name in names}
+                found = await asyncio.gather(ask(model, *names), ask(model, *names))
+                assert list(found) == [wanted, wanted]
+        assert {size: one.count for size, one in statistics.batches.items()} == {2: 4}
+        for model in ("waits", "around"):
+            mixed = [asyncio.create_task(ask(model, *names)) for names in (["INPUT0"], ["INPUT1"], [*BOTH[0]])]
+            answered = asyncio.as_completed(mixed)
+            for one in (next(answered), next(answered)):
+                assert await one in [{"OUTPUT0": 5}, {"OUTPUT1": 6}, {"OUTPUT0": 5, "OUTPUT1": 6}]
+            assert sum(not one.done() for one in mixed) == 1  # It waits for company.
+            for task in mixed:
+                task.cancel()
+        assert await ask("pipeline", "INPUT0", "INPUT1", all_outputs=True) == {"OUTPUT0": 0, "OUTPUT1": 5}
+        assert await ask("connected", "INPUT0", all_outputs=True) == {"OUTPUT0": 5}
 
 
 SUMS = """

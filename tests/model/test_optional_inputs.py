@@ -66,8 +66,8 @@ def test_the_error_names_only_what_is_missing() -> None:
     with pytest.raises(InvalidRequest) as caught:
         bind_inputs(signature, InferenceRequest("m", inputs=[one("bias", 1)]))
     assert caught.value.message == (
-        "expected 3 inputs but got 1 inputs for model 'm'. Got input(s) ['bias'], but missing required input(s) "
-        "['x', 'scale']. Please provide all required input(s)."
+        "expected number of inputs between 2 and 3 but got 1 inputs for model 'm'. Got input(s) ['bias'], but "
+        "missing required input(s) ['x','scale']. Please provide all required input(s)."
     )
 
 

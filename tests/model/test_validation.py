@@ -64,14 +64,14 @@ TABLE: list[tuple[str, Signature, list[InputTensor], str]] = [
         "all inputs missing",
         PAIR,
         [],
-        f"expected 2 inputs but got 0 inputs for model 'm'. Got no input, but missing required input(s) "
-        f"['a', 'b']. {PLEASE}",
+        f"expected 2 inputs but got 0 inputs for model 'm'. Got input(s) [], but missing required input(s) "
+        f"['a','b']. {PLEASE}",
     ),
     (
         "one input too many",
         PAIR,
         [A, B, tensor("c", "INT32", [1], I4)],
-        "expected 2 inputs but got 3 inputs for model 'm'. Got input(s) ['a', 'b', 'c'].",
+        "expected 2 inputs but got 3 inputs for model 'm'. Got input(s) ['a','b','c'].",
     ),
     ("an unknown input", PAIR, [A, tensor("c", "INT32", [1], I4)], "unexpected inference input 'c' for model 'm'"),
     ("an input twice", PAIR, [A, A], "input 'a' already exists in request"),

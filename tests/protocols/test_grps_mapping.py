@@ -48,7 +48,7 @@ def test_by_name_or_in_the_order_of_the_inputs() -> None:
             InvalidRequest,
             "model 'm' has 2 inputs, ['x', 'y']; the message has 3 unnamed tensors",
         ),
-        ([], InvalidRequest, "expected 2 inputs but got 0 inputs for model 'm'. Got no input"),
+        ([], InvalidRequest, "expected 2 inputs but got 0 inputs for model 'm'. Got input(s) []"),
         ([tensor(7, [1], name="x")] * 2, InvalidRequest, "input 'x' already exists in request"),
         (
             [tensor(7, [1], name="x"), tensor(9, ["a"], name="z")],

@@ -72,8 +72,8 @@ MISFITS: list[tuple[str, Infer, str]] = [
     (
         "no inputs",
         Infer("two_inputs", []),
-        f"expected 2 inputs but got 0 inputs for model 'two_inputs'. Got no input, but missing required input(s) "
-        f"['a', 'b']. {PLEASE}",
+        f"expected 2 inputs but got 0 inputs for model 'two_inputs'. Got input(s) [], but missing required "
+        f"input(s) ['a','b']. {PLEASE}",
     ),
     (
         "input name",

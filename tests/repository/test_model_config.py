@@ -315,6 +315,7 @@ UNDERSTOOD = {
 )
 def test_no_other_field_is_passed_over(tmp_path: Path, path: str, field: str) -> None:
     message = pb.ModelConfig()
+    message.backend = "onnxruntime"
     inner: Any = getattr(message, path).add() if path else message
     if path in ("input", "output"):
         inner.name, inner.data_type = "x", pb.TYPE_FP32
@@ -324,3 +325,11 @@ def test_no_other_field_is_passed_over(tmp_path: Path, path: str, field: str) ->
     config_of(message, tmp_path, "config", warnings)
     key = f"{path}[0].{field}" if path else field
     assert [warning.split(": ")[:2] for warning in warnings] == [["config", key]]
+
+
+def test_a_field_of_lists_is_understood_where_there_are_lists(tmp_path: Path) -> None:
+    message = pb.ModelConfig(backend="python")
+    message.input.add(name="x", data_type=pb.TYPE_FP32, dims=[-1], allow_ragged_batch=True)
+    warnings: list[str] = []
+    config_of(message, tmp_path, "config", warnings)
+    assert not warnings

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from triglot.core.batch_counts import BatchCounts
+from triglot.core.tensor import Array
 from triglot.core.types import TensorSpec
 from triglot.model.config import NO_CONFIG, ModelConfig
 from triglot.model.metrics import ModelMetrics
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether it is `async def`, and so runs on the event loop."""
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+def kind_in_lists(equal_shapes: Sequence[str], inputs: Mapping[str, Array]) -> Hashable:
+    """What requests of a list have in common: the inputs that there are, and the shapes of some."""
+    return frozenset((name, array.shape[1:] if name in equal_shapes else ()) for name, array in inputs.items())
 
 
 def is_decoupled(infer: Callable[..., Any]) -> bool:
@@ -67,6 +73,8 @@ class Model:
     """Whether it looks at `call.parameters`."""
     max_batch_size: int = 0
     """Largest first dim of the inputs, for every signature; 0: there is no batch dimension to check."""
+    equal_shapes: Sequence[str] = ()
+    """With `infer_batch`: inputs that have the same shape, but for the first dim, in all requests of a list."""
     instances: int = 1
     """How many threads call `infer` at the same time (plain functions and generators); with `execution` "process",
     how many processes there are."""
@@ -114,8 +122,8 @@ class Model:
     """`infer(self, inputs)` or `infer(self, inputs, call)`, see above."""
     infer_batch: Callable[..., Any] | None = None
     """`infer_batch(self, inputs, calls)`, for a model with `dynamic_batching` that takes a batch as a list: the
-    inputs and the call of each request; their shapes may differ. It answers with a list, an item for each request,
-    in their order: its outputs, or an exception that is this request's alone."""
+    inputs and the call of each request; shapes may differ, but for `equal_shapes`. It answers with a list, an item
+    for each request, in their order: its outputs, or an exception that is this request's alone."""
 
     check_ready: Callable[[], bool] | None = None
     """Whether it is ready by what its own code knows; who asks for the model's readiness asks this, too. Called on

@@ -122,14 +122,23 @@ def _reject_input_count(signature: Signature, request: InferenceRequest) -> None
             raise InvalidRequest(f"input '{name}' already exists in request")
         seen.add(name)
     missing = [name for name in signature.input_rules if name not in seen and name not in signature.may_lack]
-    got = f" Got input(s) {names}" if names else " Got no input"
+    most = len(signature.inputs)
+    least = most - len(signature.may_lack)
+    expected = f"{most} inputs" if least == most else f"number of inputs between {least} and {most}"
     lacking = (
-        f", but missing required input(s) {missing}. Please provide all required input(s)." if missing else "."
+        f", but missing required input(s) {_listed(missing)}. Please provide all required input(s)."
+        if missing
+        else "."
     )
     raise InvalidRequest(
-        f"expected {len(signature.inputs)} inputs but got {len(names)} inputs for model "
-        f"'{request.model_name}'.{got}{lacking}"
+        f"expected {expected} but got {len(names)} inputs for model '{request.model_name}'. "
+        f"Got input(s) {_listed(names)}{lacking}"
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """As Triton lists names."""
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
 def _datatype_error(tensor: InputTensor, spec: TensorSpec, model: str) -> InvalidRequest:

@@ -12,7 +12,7 @@ from triglot.executors.declarations import looks_at_call
 from triglot.executors.joining import NoBatchDim, layout_of, rows_of
 from triglot.executors.work import Inputs
 from triglot.model.declared_signatures import signatures_of
-from triglot.model.model import Model
+from triglot.model.model import Model, kind_in_lists
 from triglot.model.scheduling import DynamicBatching
 
 MOST_PADDED_BYTES = 256 * 1024 * 1024
@@ -70,8 +70,9 @@ class Kinds:
         )
 
     def _kind_of_listed(self, inputs: Inputs, call: Call) -> Hashable:
-        if self._optional:  # The model may look once, for all requests, which inputs there are.
-            return call.signature_name, frozenset(inputs)
+        if self._optional or self._model.equal_shapes:
+            # The model may look once, for all requests, which inputs there are.
+            return call.signature_name, kind_in_lists(self._model.equal_shapes, inputs)
         return (None if self._model.any_tensors else call.signature_name,)
 
     def _listed(self, inputs: Inputs) -> int:

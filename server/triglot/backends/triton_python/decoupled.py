@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from triglot.core.call import Call
 from triglot.core.errors import Cancelled, Internal, QueueFull, is_serving_error, own_copy
 from triglot.core.types import Answer
 from triglot.model.config import ModelConfig
+from triglot.model.model import kind_in_lists
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +35,16 @@ RETRY_AFTER_SECONDS = 1.0
 
 
 class _Work:
-    """A request that waits for an instance; `rows` are its own."""
+    """A request that waits for an instance; `rows` are its own, and others of its `kind` may be with it."""
 
-    __slots__ = ("answers", "call", "inputs", "queued", "rows")
+    __slots__ = ("answers", "call", "inputs", "kind", "queued", "rows")
 
-    def __init__(self, inputs: Inputs, call: Call, answers: Answers, rows: int) -> None:
+    def __init__(self, inputs: Inputs, call: Call, answers: Answers, rows: int, kind: Hashable) -> None:
         self.inputs = inputs
         self.call = call
         self.answers = answers
         self.rows = rows
+        self.kind = kind
         self.queued = time.perf_counter()
 
 
@@ -84,10 +86,13 @@ class _Waiting:
                 self._there.notify()  # It may have been woken in place of another one.
                 return works
             rows = 0
-            while self._works and (not works or (self._most and rows + self._works[0].rows <= self._most)):
+            while self._works and (not works or self._fits(self._works[0], works[0].kind, rows)):
                 works.append(self._works.popleft())
                 rows += works[-1].rows
             return works
+
+    def _fits(self, work: _Work, kind: Hashable, rows: int) -> bool:
+        return self._most > 0 and rows + work.rows <= self._most and work.kind == kind
 
     def end(self, instances: Collection[Instance]) -> None:
         """There is nothing more for these."""
@@ -157,7 +162,7 @@ class DecoupledModel(TritonModel):
             await asyncio.to_thread(self._start)
         answers = Answers()
         rows = min([array.shape[0] if array.ndim else 1 for array in inputs.values()], default=1)
-        work = _Work(inputs, call, answers, rows)
+        work = _Work(inputs, call, answers, rows, kind_in_lists(self.equal_shapes, inputs))
         batching = self.dynamic_batching
         self._waiting.put(work, 0 if batching is None else batching.policy.max_queue_size)
         del inputs

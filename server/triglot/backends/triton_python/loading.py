@@ -78,6 +78,11 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
             model.dynamic_batching = DynamicBatching()
     model.configured = configured
     model.max_batch_size = largest
+    model.equal_shapes = [
+        tensor["name"]
+        for tensor in completed["input"]
+        if -1 in tensor["dims"] and not tensor.get("allow_ragged_batch")
+    ]
     specs = [_specs(file, kind, completed) for kind in ("input", "output")]
     model.inputs, model.outputs, model.reshaping = reshaped(file, replace(config, max_batch_size=largest), *specs)
     model.model_config = config

@@ -7,7 +7,7 @@ is set, at any depth, is named in a warning. A value that cannot be meant is an 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,8 @@ _UNDERSTOOD = (
     | {"sequence_batching.state.initial_state"}
 )
 """Fields, each with all that is below it."""
+_UNDERSTOOD_IN_LISTS = _UNDERSTOOD | {"input.allow_ragged_batch"}
+"""As `_UNDERSTOOD`, of models that get their requests as a list."""
 
 
 def read_config(folder: Path, warnings: list[str]) -> ModelConfig:
@@ -177,7 +179,8 @@ def config_of(message: pb.ModelConfig, folder: Path, source: str, warnings: list
         )
     except (ValueError, ModelLoadError) as error:
         raise ModelLoadError(f"{source}: {error}", Code.INVALID_ARGUMENT) from None
-    warnings += [f"{source}: {note}" for note in (*_without_effect(message), *misspelt(parameters))]
+    understood = _UNDERSTOOD_IN_LISTS if config.backend in ("", "python") else _UNDERSTOOD
+    warnings += [f"{source}: {note}" for note in (*_without_effect(message, understood), *misspelt(parameters))]
     return config
 
 
@@ -246,15 +249,15 @@ def _items(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _without_effect(message: Message, key: str = "", path: str = "") -> Iterator[str]:
+def _without_effect(message: Message, understood: Set[str], key: str = "", path: str = "") -> Iterator[str]:
     """A note for each field that is set and not understood."""
     for field, value in message.ListFields():
         inner_path = path + field.name
-        if inner_path in _UNDERSTOOD:
+        if inner_path in understood:
             continue
-        if any(known.startswith(inner_path + ".") for known in _UNDERSTOOD):
+        if any(known.startswith(inner_path + ".") for known in understood):
             for inner_key, item in _items(key + field.name, value):
-                yield from _without_effect(item, inner_key + ".", inner_path + ".")
+                yield from _without_effect(item, understood, inner_key + ".", inner_path + ".")
         else:
             yield f"{key}{field.name}: without effect here"
 
