@@ -1,5 +1,5 @@
 # Every target makes the virtual environment that it needs, and keeps it until its requirements change.
-.PHONY: serve test check codegen bench release clean
+.PHONY: serve test check codegen bench docs release clean
 SHELL := /bin/bash
 PYTHON ?= python3
 # Tests start hundreds of servers: each would be compiled anew.
@@ -41,6 +41,9 @@ codegen:  ## Regenerate what `make check` compares.
 
 bench:  ## Measure what bench/results.md says, in ten minutes; ARGS=NAME... runs other benches, ARGS=all every one.
 	@python="$(call environment,dev)" && "$$python" -m bench $(ARGS)
+
+docs:  ## Build the site of docs/ into site/.
+	@python="$(call environment,docs)" && "$$python" -m zensical build --clean
 
 release:  ## Build wheel and sdist into dist/, and check both.
 	@python="$(call environment,release)" && set -ex && rm -rf dist && \

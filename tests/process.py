@@ -127,9 +127,11 @@ class Triglot:
         environment: Mapping[str, str] | None = None,
         before: str = "",
         python: str | Path = sys.executable,
+        folder: Path | None = None,
     ) -> None:
         self._process = subprocess.Popen(
             triglot_command((command, *arguments), before, python),
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,0 +1,215 @@
+"""Pages of the documentation as a reader runs them: each block of code, in order, in a folder of the page's own.
+
+A block with a title is a file. One `triglot` command that serves is the page's server from there on. Other shell
+blocks run in bash, and Python without a title with the server up. A text block after one of these is what it
+prints. Configuration is parsed. `<!-- not run: REASON -->` before a block leaves it out.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import text_format
+
+import environments
+from process import Triglot, clean_environment
+from triglot.pb.kserve import model_config_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN_SECONDS = 120
+SERVES = ("serve", "tfserving", "grps")
+WELL_KNOWN = ("8000", "8001", "8500", "8501")
+"""Ports of the text, which are others where it is run."""
+OTHER_LIBRARIES = {
+    "tritonclient": "tritonclient",
+    "kserve": "kserve",
+    "mlserver": "mlserver",
+    "tensorflow": "tensorflow",
+    "tensorflow_serving": "tensorflow",
+    "torch": "torch",
+    "sklearn": "ml",
+    "xgboost": "ml",
+    "joblib": "ml",
+}
+"""The environment that has each library."""
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+)
+_TITLE = re.compile(r'\btitle="([^"]+)"')
+_NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block, and why it is `not_run`, if so. `line`: of its fence."""
+
+    language: str
+    title: str
+    text: str
+    line: int
+    not_run: str = ""
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The blocks of a page, in order."""
+    blocks = []
+    for match in _FENCE.finditer(page):
+        indent, info = match["indent"], match["info"].strip()
+        title = _TITLE.search(info)
+        reason = _NOT_RUN.search(page[: match.start()].rstrip() + "\n")
+        text = "".join(line.removeprefix(indent) for line in match["text"].splitlines(keepends=True))
+        line = page.count("\n", 0, match.start()) + 1
+        language = info.split()[0] if info else ""
+        blocks.append(Block(language, title[1] if title else "", text, line, reason[1] if reason else ""))
+    return blocks
+
+
+class Reader:
+    """Runs the blocks of a page in `folder`; to be closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server = ExitStack()
+        self._ports: dict[str, str] = {}
+        self._printed: str | None = None
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.close()
+
+    def read(self, block: Block) -> None:
+        """Raises `AssertionError` for what does not do as the page says."""
+        printed, self._printed = self._printed, None
+        if block.not_run:
+            return
+        if block.title:
+            file = self._folder / block.title
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.text)
+        if block.language == "text":
+            assert printed is not None, "a text block that follows no command"
+            assert_printed(block.text, printed, self._ports)
+        elif block.language in ("sh", "bash"):
+            self._run_shell(block.text)
+        elif block.language == "python":
+            tree = ast.parse(block.text)
+            if not block.title:
+                self._run_python(block.text, tree)
+        else:
+            check_syntax(block.language, block.text)
+
+    def _run_shell(self, text: str) -> None:
+        command = shlex.split(text, comments=True)
+        if command[:1] == ["triglot"] and command[1:2] and command[1] in SERVES:
+            self._serve(command[1], command[2:])
+        else:
+            self._printed = self._output(["bash", "-ec", self._ported(text)])
+
+    def _serve(self, command: str, arguments: list[str]) -> None:
+        self._server.close()
+        python = environments.python(self._environment_of_models())
+        server = Triglot(*arguments, command=command, python=python, environment=QUICK, folder=self._folder)
+        self._server.enter_context(server)
+        grpc, rest = server.ports()
+        self._ports = dict(zip(WELL_KNOWN, map(str, (rest, grpc, grpc, rest)), strict=True))
+
+    def _environment_of_models(self) -> str:
+        """The one that has what the models of the folder need."""
+        kinds = {file.suffix for file in self._folder.rglob("*")}
+        names = {file.name for file in self._folder.rglob("*")}
+        if "saved_model.pb" in names:
+            return "tensorflow"
+        if kinds & {".pt", ".pt2"}:
+            return "torch"
+        return "ml" if kinds & {".joblib", ".pkl", ".bst"} else "dev"
+
+    def _run_python(self, text: str, tree: ast.Module) -> None:
+        imported = {
+            name.partition(".")[0]
+            for node in ast.walk(tree)
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        other = next((OTHER_LIBRARIES[name] for name in sorted(imported) if name in OTHER_LIBRARIES), "dev")
+        self._printed = self._output([str(environments.python(other)), "-c", self._ported(text)])
+
+    def _ported(self, text: str) -> str:
+        for known, port in self._ports.items():
+            text = re.sub(rf"(?<=:){known}\b", port, text)
+        return text
+
+    def _output(self, command: list[str]) -> str:
+        scripts = Path(sys.executable).parent
+        done = subprocess.run(
+            command,
+            cwd=self._folder,
+            env=clean_environment(PATH=f"{scripts}{os.pathsep}{os.environ['PATH']}"),
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+QUICK = {
+    "TRIGLOT_HOST": "127.0.0.1",
+    "TRIGLOT_GRPC_PORT": "0",
+    "TRIGLOT_REST_PORT": "0",
+    "TRIGLOT_DRAIN_DELAY": "0",
+}
+
+
+def assert_printed(expected: str, printed: str, ports: dict[str, str]) -> None:
+    """`...` as a line stands for any lines, `…` for any text of a line; ports are those of the text."""
+    for known, port in ports.items():
+        printed = re.sub(rf"(?<=:){port}\b", known, printed)
+    parts = []
+    for line in expected.strip().splitlines():
+        if line.strip() == "...":
+            parts.append(r"(?:.*\n)*?")
+        else:
+            parts.append(".*".join(re.escape(part) for part in line.rstrip().split("…")) + r"[ \t]*\n")
+    assert re.fullmatch("".join(parts), printed.strip() + "\n"), f"expected:\n{expected}\nprinted:\n{printed}"
+
+
+def check_syntax(language: str, text: str) -> None:
+    """Whether it can be read as what it says it is."""
+    if language == "toml":
+        tomllib.loads(text)
+    elif language == "json":
+        json.loads(text)
+    elif language == "pbtxt":
+        text_format.Parse(text, model_config_pb2.ModelConfig())
+    else:
+        raise AssertionError(f"a block of {language!r}: expected sh, python, text, toml, json or pbtxt")
+
+
+def links_of(page: str) -> Iterator[str]:
+    """The targets of its links, without those in code."""
+    text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page))
+    yield from (match[1] for match in re.finditer(r"\]\(([^)\s]+)\)", text))
+
+
+def anchors_of(page: str) -> set[str]:
+    """What headings of a page are called in links, as GitHub calls them."""
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -1,0 +1,36 @@
+"""What README and docs say can be done, done; and where their links lead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from doc_pages import PAGES, ROOT, Reader, anchors_of, blocks_of, links_of
+
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_block(name: str, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    try:
+        for block in blocks_of((ROOT / name).read_text()):
+            try:
+                reader.read(block)
+            except Exception as error:
+                raise AssertionError(f"{name}:{block.line}: {error}") from error
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    for target in links_of(page.read_text()):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name}: {target}: no such file"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors_of(file.read_text()), f"{name}: {target}: no such heading"
