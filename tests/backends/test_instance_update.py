@@ -90,11 +90,13 @@ class House:
 
 
 @asynccontextmanager
-async def house_of(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, config: str) -> AsyncIterator[House]:
+async def house_of(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, config: str, **options: Any
+) -> AsyncIterator[House]:
     probe = in_common(monkeypatch)
     probe.initializing = probe.executing = lambda: None
     model = write_model(folder, "counted", code, config)
-    async with serving(folder, model_control_mode="explicit") as door:
+    async with serving(folder, model_control_mode="explicit", **options) as door:
         yield House(door, model, probe, config)
 
 
@@ -183,6 +185,23 @@ async def test_an_instance_that_fails_leaves_the_others(
         house.probe.initializing = lambda: None
         await house.load("count: 3 kind: KIND_CPU")
         assert await house.counts() == (5, 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_change_that_was_given_up_is_a_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
+) -> None:
+    async with house_of(monkeypatch, tmp_path, *FORMS[form], load_timeout=0.5) as house:
+        await house.load("count: 1 kind: KIND_CPU")
+        house.probe.initializing = lambda: house.probe.returned.wait(30)
+        with pytest.raises(Exception, match=r"was not loaded within 0\.5 s"):
+            await house.load("count: 2 kind: KIND_CPU")
+        assert (await house.counts())[1] == 0
+        house.probe.initializing = lambda: None
+        house.probe.returned.set()
+        await house.load("count: 3 kind: KIND_CPU")
+        await until(lambda: house.calls("finalize") == 2)
+        assert await house.counts() == (5, 2)
 
 
 async def test_a_configuration_that_is_wrong_changes_nothing(

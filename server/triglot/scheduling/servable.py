@@ -246,6 +246,8 @@ class Servable:
         self.preparations: list[Callable[[Function], object]] = []
         """What an instance that comes later does first, on its thread, with the model's function."""
         self.load_seconds = 0.0
+        self.half_changed = False
+        """Whether a change of its instances was given up on its way."""
         self.loaded_from: object = None
         """What keeps the files that it was loaded from, where these are temporary."""
         self._gate: Gate | None = None

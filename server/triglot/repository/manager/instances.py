@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from triglot.core.errors import Code, ModelLoadError
@@ -18,12 +19,23 @@ async def have_instances(servable: Servable, config: ModelConfig, before: ModelC
 
     An instance that has sequences goes when these are over, which is not waited for. `before`: the configuration
     that they were made by, which differs in its instances only. False where the version has to be loaded anew for
-    that, since the model places its instances as it is loaded, or its sequences do. Raises `ModelLoadError` for
-    what an instance raises that comes; then there are as many as before.
+    that, since the model places its instances as it is loaded, or its sequences do, or since a change before was
+    given up. Raises `ModelLoadError` for what an instance raises that comes; then there are as many as before.
     """
-    model = servable.model
-    if servable.sequences is not None and (isinstance(model, HostedModel) or not _all_alike(config, before)):
+    bound = servable.sequences is not None
+    if bound and (isinstance(servable.model, HostedModel) or not _all_alike(config, before)):
         return False
+    if servable.half_changed:
+        return False
+    try:
+        return await _change(servable, config, before)
+    except asyncio.CancelledError:
+        servable.half_changed = True
+        raise
+
+
+async def _change(servable: Servable, config: ModelConfig, before: ModelConfig) -> bool:
+    model = servable.model
     try:
         change = await in_thread(partial(change_instances, model, config))
     except ValueError as wrong:
