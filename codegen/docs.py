@@ -1,6 +1,6 @@
-"""Writes the README's table of options from `triglot.config`.
+"""Writes the table of options in docs/configuration.md from `triglot.config`.
 
-python codegen/readme.py [--check]
+python codegen/docs.py [--check]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from triglot.config.options import ENVIRONMENT_PREFIX, OPTIONS, option_type
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 
 
@@ -29,15 +29,15 @@ def table() -> str:
 
 
 def main() -> int:
-    """Write the README, or with --check compare it; 1 when it differs."""
-    text = README.read_text()
+    """Write the page, or with --check compare it; 1 when it differs."""
+    text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     written = f"{before}{BEGIN}\n{table()}\n{END}{after}"
     if "--check" not in sys.argv[1:]:
-        README.write_text(written)
+        PAGE.write_text(written)
     elif text != written:
-        print("README.md: the table of options is out of date; run `make codegen`", file=sys.stderr)
+        print("docs/configuration.md: the table of options is out of date; run `make codegen`", file=sys.stderr)
         return 1
     return 0
 
