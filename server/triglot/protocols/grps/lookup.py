@@ -1,4 +1,4 @@
-"""From grps' id of a model, `name-version`, to the version that answers (grps 5.2, 10)."""
+"""From grps' id of a model, `name-version`, to the version that answers (grps 5.2, 11.10)."""
 
 from __future__ import annotations
 
