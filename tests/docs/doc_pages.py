@@ -182,13 +182,44 @@ def assert_printed(expected: str, printed: str, ports: dict[str, str]) -> None:
     """`...` as a line stands for any lines, `…` for any text of a line; ports are those of the text."""
     for known, port in ports.items():
         printed = re.sub(rf"(?<=:){port}\b", known, printed)
-    parts = []
-    for line in expected.strip().splitlines():
+    lines = [line.rstrip() for line in printed.strip().splitlines()]
+    runs = _runs([line.rstrip() for line in expected.strip().splitlines()])
+    at = 0
+    for number, run in enumerate(runs):
+        # The first run is at the beginning, the last one at the end, and those between are where they come first.
+        starts = range(at, len(lines) - len(run) + 1)
+        starts = starts[:1] if number == 0 else starts[-1:] if number == len(runs) - 1 else starts
+        found = (start for start in starts if all(map(_is_like, run, lines[start : start + len(run)])))
+        start = next(found, None)
+        assert start is not None, f"expected:\n{expected}\nprinted:\n{printed}"
+        at = start + len(run)
+    assert at == len(lines) or not runs[-1], f"expected:\n{expected}\nprinted:\n{printed}"
+
+
+def _runs(lines: list[str]) -> list[list[str]]:
+    """What stands between lines of three dots."""
+    runs: list[list[str]] = [[]]
+    for line in lines:
         if line.strip() == "...":
-            parts.append(r"(?:.*\n)*?")
+            runs.append([])
         else:
-            parts.append(".*".join(re.escape(part) for part in line.rstrip().split("…")) + r"[ \t]*\n")
-    assert re.fullmatch("".join(parts), printed.strip() + "\n"), f"expected:\n{expected}\nprinted:\n{printed}"
+            runs[-1].append(line)
+    return runs
+
+
+def _is_like(expected: str, line: str) -> bool:
+    head, *parts = expected.split("…")
+    if not parts:
+        return line == expected
+    *parts, tail = parts
+    if not line.startswith(head) or not line.endswith(tail) or len(line) < len(head) + len(tail):
+        return False
+    rest = line[len(head) : len(line) - len(tail)]
+    for part in parts:
+        _, found, rest = rest.partition(part)
+        if part and not found:
+            return False
+    return True
 
 
 def check_syntax(language: str, text: str) -> None:
