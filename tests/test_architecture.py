@@ -40,13 +40,14 @@ def listed() -> list[str]:
 
 async def test_the_files_that_a_call_enters() -> None:
     entered: Counter[str] = Counter()
+    by_this_call: set[str] = set()
     noting = threading.Event()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and noting.is_set():
             file = Path(frame.f_code.co_filename)
             if file.is_relative_to(PACKAGE):
-                entered[file.relative_to(PACKAGE).as_posix()] += 1
+                by_this_call.add(file.relative_to(PACKAGE).as_posix())
 
     threading.setprofile(note)
     try:
@@ -63,10 +64,13 @@ async def test_the_files_that_a_call_enters() -> None:
                     sys.setprofile(note)
                 request.id = str(number)
                 await infer(request.SerializeToString(), timeout=30)
+                entered.update(by_this_call)
+                by_this_call.clear()
             sys.setprofile(None)
             noting.clear()
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    walk = sorted(file for file, count in entered.items() if count >= CALLS and not file.startswith(CORE))
+    # What comes now and then, as each second's numbers do, is not part of a call; what ends one may come after it.
+    walk = sorted(file for file, count in entered.items() if count > CALLS // 2 and not file.startswith(CORE))
     assert walk == sorted(listed())

@@ -75,9 +75,10 @@ async def test_a_part_that_goes_and_comes_back(tmp_path: Path) -> None:
         here.want(without=["p"])
         assert not here.reconciler.registry.is_ready("e")
         assert not here.reconciler.registry.is_ready("outer")
+        # Each is tried again when it has gone.
+        await until(lambda: here.reason("e").endswith("'p' does not serve: there is no such model"))
+        await until(lambda: "step[0].model_name: 'e' does not serve: e/config.pbtxt" in here.reason("outer"))
         await here.until(outer=UNAVAILABLE, e=UNAVAILABLE)
-        assert here.reason("e").endswith("'p' does not serve: there is no such model")
-        assert "step[0].model_name: 'e' does not serve: e/config.pbtxt" in here.reason("outer")
         before = len(loads.begun)
         here.want(here.model("p"))
         await here.until(outer=READY, e=READY, p=READY)

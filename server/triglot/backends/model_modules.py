@@ -62,7 +62,7 @@ class OwnFinder(MetaPathFinder):
         except ValueError:
             return  # They have been forgotten.
         # Other threads import meanwhile: the names are copied in one step.
-        for name in list(sys.modules):
+        for name in sys.modules.copy():
             if name == self.name or name.startswith(f"{self.name}."):
                 sys.modules.pop(name, None)
         for path in list(sys.path_importer_cache):
@@ -225,7 +225,7 @@ class PlainNames(MetaPathFinder, Loader):
     def close(self) -> None:
         """Forget the names."""
         sys.meta_path.remove(self)
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():  # Others import meanwhile.
             if isinstance(module, _RunningModels):
                 sys.modules.pop(name, None)
 

@@ -83,8 +83,8 @@ async def check_wrong_config(t):
 async def check_files(t):
     content = b"import os"
     call = t.client.load_model("says", config="{}", files={"file:1/model.py": content})
-    text = "parameter 'file:1/model.py': models are loaded from the repository, never from a request's files"
-    await t.refused(call, text, grpc="INVALID_ARGUMENT", http=400)
+    text = "failed to load 'says', failed to poll from model repository: 'file:1/model.py': "
+    await t.refused(call, text, grpc="INTERNAL", http=500)
     assert await ask(t) == 2
 
 

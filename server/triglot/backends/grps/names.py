@@ -66,7 +66,7 @@ class ImportNames:
                 f"{self._folder}: the grps project {present.provided_for} is loaded; "
                 "one process runs one project at a time"
             )
-        self._displaced = {name: module for name, module in sys.modules.items() if _top(name) in TAKEN}
+        self._displaced = {name: module for name, module in sys.modules.copy().items() if _top(name) in TAKEN}
         for name in self._displaced:
             del sys.modules[name]
         self._modules = frozenset(sys.modules)
@@ -91,7 +91,7 @@ class ImportNames:
 
     def remove(self) -> None:
         """Everything is as it was; code of the project's that still runs cannot import any more of it."""
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():
             if _top(name) in TAKEN or (name not in self._modules and self._is_own(module)):
                 del sys.modules[name]
         sys.modules.update(self._displaced)
