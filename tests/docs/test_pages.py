@@ -10,6 +10,8 @@ from doc_pages import PAGES, ROOT, Reader, anchors_of, blocks_of, links_of
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
+# Its servers and scripts run with the newest libraries whatever these tests run with.
+@pytest.mark.newest
 @pytest.mark.parametrize("name", NAMES)
 def test_every_block(name: str, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
