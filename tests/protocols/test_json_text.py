@@ -19,7 +19,15 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge
 from triglot.core.tensor import Array, object_array
 from triglot.protocols.json.arrays import LargeArray
 from triglot.protocols.json.limits import JsonLimits
-from triglot.protocols.json.text import CHUNK, SIMD_FROM_BYTES, flatten, print_array, read_body, type_name
+from triglot.protocols.json.text import (
+    CHUNK,
+    SIMD_FROM_BYTES,
+    flatten,
+    print_array,
+    print_nested,
+    read_body,
+    type_name,
+)
 
 Body = dict[str, Any]
 BLANKS = b" " * SIMD_FROM_BYTES
@@ -305,6 +313,13 @@ def test_long_arrays_are_printed_in_pieces(size: int, dtype: str) -> None:
     pieces = print_array(array)
     assert len(pieces) == (1 if size <= CHUNK else 1 + 2 * -(-size // CHUNK))
     assert printed(array) == array.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_numbers_beside_tokens_are_printed_as_they_are_alone(dtype: str) -> None:
+    array = np.array([[0.1, np.nan], [np.inf, -np.inf], [-0.0, 3]], dtype)
+    assert b"".join(print_nested(array)) == b"[[0.1,NaN],[Infinity,-Infinity],[-0.0,3.0]]"
+    assert b"".join(print_array(array)) == b"[0.1,NaN,Infinity,-Infinity,-0.0,3.0]"
 
 
 def test_tokens_are_printed_bare() -> None:

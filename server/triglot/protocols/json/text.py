@@ -187,5 +187,7 @@ def _print_chunk(chunk: Array) -> bytes:
         return orjson.dumps([element.decode() for element in bytes_elements(chunk)])
     text = orjson.dumps(chunk, option=orjson.OPT_SERIALIZE_NUMPY)
     if kind == "f" and b"n" in text:  # Of null, which stands for NaN and Infinity.
-        return json.dumps(chunk.tolist(), separators=(",", ":")).encode()
+        first, *parts = text.split(b"null")
+        odd = chunk[~np.isfinite(chunk)].tolist()
+        return first + b"".join(json.dumps(one).encode() + part for one, part in zip(odd, parts, strict=True))
     return text
