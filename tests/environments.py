@@ -86,6 +86,10 @@ if __name__ == "__main__":
             f"Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, this is {sys.version.split()[0]}"
         )
     try:
+        import ensurepip  # noqa: F401 - Debian has it in a package of its own.
+    except ImportError:
+        sys.exit(f"{sys.executable} has no venv; on Debian and Ubuntu: apt install python3-venv")
+    try:
         print(os.fspath(python(sys.argv[1])))
     except subprocess.CalledProcessError as error:
         sys.exit(f"the environment could not be made: {' '.join(error.cmd)} ended with status {error.returncode}")
