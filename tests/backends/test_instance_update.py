@@ -11,8 +11,10 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import json_format
 from triton_served import Door, in_common, ints, serving, write_model
 
+from triglot.repository.config.completed import completed
 from waiting import until
 
 CONFIG = """
@@ -115,6 +117,36 @@ async def test_instances_come_and_go(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         house.door.server.manager.unload_model("counted")
         await until(lambda: house.calls("finalize") == 5)
     assert house.there() == []
+
+
+async def test_names_and_groups_make_no_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with house_of(monkeypatch, tmp_path, COUNTED, CONFIG) as house:
+        await house.load('name: "one" count: 3 kind: KIND_CPU')
+        await house.load('name: "a" count: 1 kind: KIND_CPU', 'name: "b" count: 2 kind: KIND_CPU')
+        assert await house.counts() == (3, 0)
+        await house.load("count: 1 kind: KIND_CPU")
+        await house.load("count: 0 kind: KIND_CPU")  # Which is one.
+        assert await house.counts() == (3, 2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_configuration_that_is_sent_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
+) -> None:
+    async with house_of(monkeypatch, tmp_path, *FORMS[form]) as house:
+        await house.load("count: 1 kind: KIND_CPU")
+        manager = house.door.server.manager
+        message = completed(manager.loaded(manager.registry.servable("counted")))
+        for count in (2, 3, 1):
+            message.instance_group[0].count = count
+            text = json_format.MessageToJson(message, preserving_proto_field_name=True)
+            await manager.load_model("counted", text)
+        assert await house.counts() == (3, 2)
+        message.parameters["another"].string_value = "one"
+        message.instance_group[0].count = 2
+        await manager.load_model("counted", json_format.MessageToJson(message, preserving_proto_field_name=True))
+        await until(lambda: house.calls("finalize") == 3)
+        assert await house.counts() == (5, 3)
 
 
 async def test_the_devices_say_which_instances_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ configuration back, for the same model, loads it as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf import json_format
@@ -66,6 +66,19 @@ def completed(loaded: Loaded) -> pb.ModelConfig:
     message.model_transaction_policy.decoupled = servable.decoupled
     message.response_cache.enable = servable.model.response_cache
     return message
+
+
+def says_other_instances(files: ModelFiles, loaded: Loaded) -> bool:
+    """Whether a configuration says all that is so of a version that serves, but for its instances: as clients do
+    who send back what they were told, with another count."""
+    if not files.config.text or replace(files, config=loaded.files.config) != loaded.files:
+        return False
+    said = json_format.Parse(files.config.text, pb.ModelConfig())
+    complete = completed(loaded)
+    for message in (said, complete):
+        for name in ("name", "version_policy", "instance_group"):
+            message.ClearField(name)
+    return said == complete
 
 
 def _complete_kind(message: pb.ModelConfig, servable: Servable, files: ModelFiles) -> None:

@@ -17,7 +17,9 @@ from functools import partial
 from typing import Any
 
 from triglot.core.errors import Code, MissingDependency, ModelLoadError, ServingError
+from triglot.model.config import ALL
 from triglot.model.model import Model
+from triglot.repository.config.completed import Loaded, says_other_instances
 from triglot.repository.manager.dependents import Actions, Dependents
 from triglot.repository.manager.garbage import Garbage
 from triglot.repository.manager.instances import have_instances
@@ -266,7 +268,10 @@ class Reconciler:
         version = self.registry.serving(files.name, files.version)
         if version is not None and version.servable is not None and version.served is not None:
             servable, before = version.servable, version.served
-            if files.says_other_instances(before) and await have_instances(servable, files.config, before.config):
+            differs = files.says_other_instances(before) or says_other_instances(
+                files, Loaded(servable, before, ALL)
+            )
+            if differs and await have_instances(servable, files.config, before.config):
                 return servable
         return await self._loader.open(files, complete)
 
