@@ -216,6 +216,10 @@ async def test_a_configuration_comes_back_as_it_was_sent(tmp_path: Path) -> None
         async with open_house([tmp_path], load, **EXPLICIT) as house:
             said = await asked(house, "m")
             assert await control_of(house, "rest").load("m", config=config_text(**said)) == FINE
+            assert load.count == 1  # It says nothing new.
+            assert await asked(house, "m") == said
+            said["parameters"] = {**said["parameters"], "new": {"string_value": "one"}}
+            assert await control_of(house, "rest").load("m", config=config_text(**said)) == FINE
             assert load.count == 2
             assert await asked(house, "m") == said
             assert await control_of(house, "grpc").load("m", config=config_text(**said)) == FINE
