@@ -20,6 +20,7 @@ import triglot
 from triglot.core.errors import Code, ServingError
 from triglot.executors.process.environment import LENT
 from triglot.executors.process.unpacking import FOLDER, WHOLE
+from triglot.platform.archives import tar_filter, unpack
 from waiting import until
 
 X = {"X": np.arange(3, dtype=np.int32)}
@@ -150,8 +151,7 @@ async def test_an_archive_that_changes(environment: Path, tmp_path: Path, cache:
         (first,) = unpacked(cache)
         await door.server.manager.load_model("own")
         assert unpacked(cache) == [first]
-        with tarfile.open(archive) as before:
-            before.extractall(tmp_path / "again", filter="tar")
+        unpack(archive, tmp_path / "again", keep=tar_filter)
         (module,) = (tmp_path / "again").glob("lib/python3.*/site-packages/only_there.py")
         module.write_text("SAID, FACTOR = 'changed', 5\n")
         packed(tmp_path / "again", archive)
@@ -205,8 +205,7 @@ async def test_a_load_that_nobody_waits_for(environment: Path, tmp_path: Path, c
 async def test_what_was_packed_elsewhere_is_told_where_it_is(environment: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(tmp_path / "environment.tgz"))
     mender = "import pathlib, sys; pathlib.Path(sys.prefix, 'mended').write_text(sys.argv[0])"
-    with tarfile.open(packed(environment, tmp_path / "first.tgz")) as before:
-        before.extractall(tmp_path / "again", filter="tar")
+    unpack(packed(environment, tmp_path / "first.tgz"), tmp_path / "again", keep=tar_filter)
     (tmp_path / "again" / "bin" / "conda-unpack").write_text(mender)
     packed(tmp_path / "again", tmp_path / "environment.tgz")
     async with serving(path) as door:
