@@ -253,6 +253,23 @@ async def test_files_that_cannot_be(
         assert await ask(house, "a") == 7
 
 
+async def test_a_version_that_is_sent_with_a_broken_one(door: str, tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    async with open_house([tmp_path], **EXPLICIT, allow_model_upload=True) as house:
+        sent = {
+            "file:1/model.py": content(door, SENT.replace("NUMBER", "1")),
+            "file:2/model.py": content(door, "?"),
+        }
+        config = '{"backend": "python", "version_policy": {"all": {}}}'
+        code, text = await control_of(house, door).load("a", config=config, **sent)
+        assert (code, "version 2 is at UNAVAILABLE state" in text) == (INVALID, True)
+        assert await ask(house, "a", "1", x=1) == 2
+        (served,) = house.server.manager.registry.in_memory("a")
+        folder = house.server.manager.loaded(served).files.folder
+        assert folder is not None
+        assert folder.is_dir()
+
+
 async def test_a_file_that_is_no_base64(tmp_path: Path) -> None:
     put(tmp_path / "a")
     async with open_house([tmp_path], **EXPLICIT, allow_model_upload=True) as house:

@@ -355,6 +355,10 @@ class Manager:
             raise Unavailable(SHUTTING_DOWN)
         if self.registry.wanted.get(name) != chosen:
             raise Unavailable(f"model '{name}' was unloaded, or loaded again, while it was loaded")
+        for version in self.registry.wanted_versions(name):
+            # What goes on with its former files keeps these.
+            if version.servable is not None and version.served == chosen[version.files.version]:
+                version.servable.loaded_from = upload
         failed = [
             f"version {number} is at UNAVAILABLE state: {version.error};"
             for number, version in sorted(self.registry.entries[name].items())
@@ -362,9 +366,6 @@ class Manager:
         ]
         if failed:
             raise InvalidArgument(f"load failed for model '{name}': {' '.join(failed)}")
-        for version in self.registry.wanted_versions(name):
-            if version.servable is not None:
-                version.servable.loaded_from = upload
 
     def unload_model(self, name: str, *, dependents: bool = False) -> None:
         """Unload the model; it takes no calls any more, and those that run come to their end (spec 3.9).
