@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from triglot.core.errors import queue_full
 from triglot.core.running import Defer
-from triglot.executors.executor import queue_full
 from triglot.executors.work import Function
 
 

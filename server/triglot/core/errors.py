@@ -12,6 +12,8 @@ E = TypeVar("E", bound=BaseException)
 
 MAX_MESSAGE = 4096
 """Characters of a text that reach a client."""
+RETRY_AFTER_SECONDS = 1.0
+"""When to come again, where a request that comes too many is told so."""
 
 
 class Code(enum.IntEnum):
@@ -92,6 +94,11 @@ class QueueFull(ServingError):
     """A bound on the requests that wait, or on their bytes, is reached: the model's or the server's."""
 
     code = Code.RESOURCE_EXHAUSTED
+
+
+def queue_full(what: str) -> QueueFull:
+    """The error of a request that comes too many; `what` there is already."""
+    return QueueFull(f"Exceeds maximum queue size: {what}", retry_after=RETRY_AFTER_SECONDS)
 
 
 class Unimplemented(ServingError):

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from triglot.core.call import MAX_MODEL_CALLS, Call, ModelCall, ModelTask, Reach
 from triglot.core.errors import (
+    RETRY_AFTER_SECONDS,
     Cancelled,
     Code,
     FailedPrecondition,
@@ -30,7 +31,6 @@ from triglot.core.errors import (
 from triglot.core.tensor import Array
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.model_tensors import arrays_of, request_of
-from triglot.executors.executor import RETRY_AFTER_SECONDS
 from triglot.scheduling.servable import Servable
 from triglot.telemetry.calls import Endpoint, Observation
 from triglot.telemetry.store import Telemetry

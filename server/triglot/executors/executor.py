@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from triglot.core.errors import QueueFull
 from triglot.core.running import Defer
 from triglot.executors.work import Function
-
-RETRY_AFTER_SECONDS = 1.0
 
 
 class Executor(Protocol):
@@ -54,8 +51,3 @@ class Executor(Protocol):
 
     def join(self) -> None:
         """On another thread, after `close`: block until nothing runs any more."""
-
-
-def queue_full(what: str) -> QueueFull:
-    """The error of a request that comes too many; `what` there is already."""
-    return QueueFull(f"Exceeds maximum queue size: {what}", retry_after=RETRY_AFTER_SECONDS)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from triglot.core.errors import queue_full
 from triglot.core.running import Defer
-from triglot.executors.executor import queue_full
 from triglot.executors.work import Explain, Function
 
 

@@ -17,9 +17,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from triglot.core.errors import Unavailable
+from triglot.core.errors import Unavailable, queue_full
 from triglot.core.running import Defer
-from triglot.executors.executor import Executor, queue_full
+from triglot.executors.executor import Executor
 from triglot.executors.parking import Doorbell, Parking
 from triglot.executors.work import Explain, Function, Hook, Inputs, InstanceExecution, Work
 

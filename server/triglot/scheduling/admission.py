@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
+from triglot.core.errors import queue_full
 from triglot.core.readings import Reading
-from triglot.executors.executor import queue_full
 
 
 @dataclass(frozen=True, slots=True)

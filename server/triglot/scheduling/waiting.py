@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from triglot.core.batch_counts import BatchCounts
-from triglot.core.errors import ServingError, Unavailable
+from triglot.core.errors import RETRY_AFTER_SECONDS, ServingError, Unavailable, queue_full
 from triglot.core.readings import Reading
-from triglot.executors.executor import RETRY_AFTER_SECONDS, queue_full
 from triglot.executors.stream import Stream
 from triglot.executors.work import Execution, Work
 from triglot.model.model import Model

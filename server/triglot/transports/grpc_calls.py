@@ -27,8 +27,6 @@ from triglot.transports.shutdown import SHUTTING_DOWN
 MAX_DETAILS_BYTES = 4096
 """Longer status texts overflow what clients accept as metadata."""
 END_AGAIN_SECONDS = 1.0
-RETRY_AFTER_SECONDS = 1.0
-"""The hint of calls that are refused because the server is busy."""
 LAST_WORD_SECONDS = 1.0
 """For what a stream still has to say when its deadline is over."""
 READ_SECONDS = LAST_WORD_SECONDS + 0.1

@@ -8,10 +8,7 @@ from __future__ import annotations
 import threading
 from typing import Self
 
-from triglot.core.errors import Cancelled, QueueFull
-
-RETRY_AFTER_SECONDS = 1.0
-"""Until other bodies may be complete."""
+from triglot.core.errors import RETRY_AFTER_SECONDS, Cancelled, QueueFull
 
 
 class RequestBytes:

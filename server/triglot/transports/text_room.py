@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
-from triglot.core.errors import QueueFull
-from triglot.transports.request_bytes import RETRY_AFTER_SECONDS
+from triglot.core.errors import RETRY_AFTER_SECONDS, QueueFull
 
 FREE_BYTES = 1024 * 1024
 """A body that is not longer needs no room: reading ahead takes as much."""

@@ -24,14 +24,12 @@ from triglot.backends.triton_python.model import Inputs, TritonModel
 from triglot.backends.triton_python.names import TritonModules
 from triglot.backends.triton_python.sender import Line
 from triglot.core.call import Call
-from triglot.core.errors import Cancelled, Internal, QueueFull, is_serving_error, own_copy
+from triglot.core.errors import Cancelled, Internal, is_serving_error, own_copy, queue_full
 from triglot.core.types import Answer
 from triglot.model.config import ModelConfig
 from triglot.model.model import kind_in_lists
 
 log = logging.getLogger(__name__)
-
-RETRY_AFTER_SECONDS = 1.0
 
 
 class _Work:
@@ -65,8 +63,7 @@ class _Waiting:
         """Raises `QueueFull` where so many wait; 0: there is no limit."""
         with self._there:
             if limit and len(self._works) >= limit:
-                text = f"Exceeds maximum queue size: {limit} requests wait, as many as max_queue_size allows"
-                raise QueueFull(text, retry_after=RETRY_AFTER_SECONDS)
+                raise queue_full(f"{limit} requests wait, as many as max_queue_size allows")
             self._works.append(work)
             self._there.notify()
 

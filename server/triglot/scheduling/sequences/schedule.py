@@ -15,12 +15,12 @@ from functools import partial
 
 from triglot.core.batch_counts import BatchCounts
 from triglot.core.buffers import Buffers
-from triglot.core.errors import InvalidArgument, Unavailable
+from triglot.core.errors import InvalidArgument, Unavailable, queue_full
 from triglot.core.readings import Reading
 from triglot.core.request_scheduling import Scheduling
 from triglot.core.running import Defer
 from triglot.executors.declarations import looks_at_call
-from triglot.executors.executor import Executor, queue_full
+from triglot.executors.executor import Executor
 from triglot.executors.hosted import HostedModel
 from triglot.executors.joining import buffers_for, layout_of
 from triglot.executors.stream import Stream

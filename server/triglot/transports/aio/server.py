@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from triglot.config.options import NO_PORT, Config
-from triglot.core.errors import Code, QueueFull
+from triglot.core.errors import RETRY_AFTER_SECONDS, Code, QueueFull
 from triglot.protocols.rows import Kind, Method, Service
 from triglot.telemetry.calls import Endpoint
 from triglot.telemetry.store import Telemetry
@@ -24,7 +24,6 @@ from triglot.transports.aio.requests import AioRequests
 from triglot.transports.aio.unary import answer
 from triglot.transports.aio.unsent import StreamContext, UnsentAnswers
 from triglot.transports.grpc_calls import (
-    RETRY_AFTER_SECONDS,
     BidiStream,
     Calls,
     ServerStream,

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from triglot.core.errors import QueueFull
+from triglot.core.errors import RETRY_AFTER_SECONDS, QueueFull
 from triglot.transports.aio.hang_up import hang_up
-from triglot.transports.grpc_calls import RETRY_AFTER_SECONDS, SlowReader
+from triglot.transports.grpc_calls import SlowReader
 from triglot.transports.http2.core.limits import Limits
 
 log = logging.getLogger(__name__)

@@ -7,10 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from triglot.core.errors import Internal, PayloadTooLarge, QueueFull, ServingError, Unimplemented
+from triglot.core.errors import (
+    RETRY_AFTER_SECONDS,
+    Internal,
+    PayloadTooLarge,
+    QueueFull,
+    ServingError,
+    Unimplemented,
+)
 from triglot.core.running import Running
 from triglot.protocols.rows import Kind
-from triglot.transports.grpc_calls import RETRY_AFTER_SECONDS
 from triglot.transports.http2.body import Body
 from triglot.transports.http2.connection_timers import ConnectionTimers
 from triglot.transports.http2.core.connection import Connection

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from triglot.config.options import Config
-from triglot.core.errors import Unavailable
+from triglot.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from triglot.core.http import HttpResponse
 from triglot.core.running import Running
 from triglot.core.timer_wheel import TimerWheel
@@ -26,8 +26,6 @@ from triglot.transports.shutdown import SHUTTING_DOWN
 
 CLEAN_UP_SECONDS = 1.0
 """What is left to write and close when the grace period is over."""
-RETRY_AFTER_SECONDS = 1.0
-"""Until a connection may be free."""
 NO_FIELDS: Mapping[str, str] = {}
 
 
