@@ -1,0 +1,126 @@
+"""Sample calls: what a first request of a model looks like in each protocol, over REST and over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from triglot.model.metadata import ModelMetadata
+from triglot.model.samples import Sample, samples_of
+from triglot.model.signature import DEFAULT_SIGNATURE
+
+
+class _Element(NamedTuple):
+    """An element of a datatype, and the fields that hold such elements in each protocol's messages.
+
+    `grps_field` is empty where grps has none.
+    """
+
+    kserve_field: str
+    dtype: str
+    tensorflow_field: str
+    grps_field: str = ""
+
+
+_ELEMENTS = {
+    "BOOL": _Element("bool_contents", "DT_BOOL", "bool_val"),
+    "BYTES": _Element("bytes_contents", "DT_STRING", "string_val", "flat_string"),
+    "FP32": _Element("fp32_contents", "DT_FLOAT", "float_val", "flat_float32"),
+    "FP64": _Element("fp64_contents", "DT_DOUBLE", "double_val", "flat_float64"),
+    "INT8": _Element("int_contents", "DT_INT8", "int_val", "flat_int8"),
+    "INT16": _Element("int_contents", "DT_INT16", "int_val", "flat_int16"),
+    "INT32": _Element("int_contents", "DT_INT32", "int_val", "flat_int32"),
+    "INT64": _Element("int64_contents", "DT_INT64", "int64_val", "flat_int64"),
+    "UINT8": _Element("uint_contents", "DT_UINT8", "int_val", "flat_uint8"),
+    "UINT16": _Element("uint_contents", "DT_UINT16", "int_val"),
+    "UINT32": _Element("uint_contents", "DT_UINT32", "uint32_val"),
+    "UINT64": _Element("uint64_contents", "DT_UINT64", "uint64_val"),
+}
+LARGEST_SAMPLE = 16
+
+
+class SampleCall(NamedTuple):
+    """One call of a model in one protocol, over REST and over gRPC. `json`: REST insists on the content type."""
+
+    path: str
+    body: dict[str, Any]
+    method: str
+    message: dict[str, Any]
+    json: bool = False
+
+
+def sample_calls(
+    model: ModelMetadata, protocols: Collection[str], *, grps_customized_body: bool = False
+) -> list[SampleCall]:
+    """A call in each of the protocols that can make one; none of a model whose inputs no small sample fits."""
+    if model.signature.any_tensors and not model.signature.inputs:
+        return []  # What it takes, only its author knows.
+    # Of examples, and of JSON in JSON, no sample is right for every model; a sequence has an id, and a start.
+    simple = model.signature.method == "predict" and not (model.decoupled or model.speaks_json or model.sequences)
+    samples = samples_of(model.signature.inputs, LARGEST_SAMPLE) if simple else None
+    if samples is None or any(sample.datatype not in _ELEMENTS for sample in samples):
+        return []
+    calls = []
+    if "kserve" in protocols:
+        calls.append(_kserve_call(model.name, samples))
+    # TensorFlow Serving's REST interface takes no call without inputs, and has JSON for some types only (tfs 4.2).
+    specs = [*model.signature.inputs, *model.signature.outputs]
+    has_json = bool(samples) and all(spec.datatype in _ELEMENTS.keys() - {"UINT16"} for spec in specs)
+    if "tfserving" in protocols and has_json:
+        calls.append(_tfserving_call(model, samples))
+    # In customised HTTP a project reads its requests itself.
+    has_grps = "grps" in protocols and not grps_customized_body
+    if has_grps and all(_ELEMENTS[sample.datatype].grps_field for sample in samples):
+        tensors = {"gtensors": {"tensors": list(map(_grps_tensor, samples))}}
+        calls.append(_grps_call({"model": f"{model.name}-{model.versions[-1]}", **tensors}))
+    return calls
+
+
+def _kserve_call(name: str, samples: list[Sample]) -> SampleCall:
+    heads = [{"name": sample.name, "datatype": sample.datatype, "shape": sample.shape} for sample in samples]
+    rest = [head | {"data": sample.flat()} for head, sample in zip(heads, samples, strict=True)]
+    grpc = [
+        head | {"contents": {_ELEMENTS[sample.datatype].kserve_field: sample.message_elements()}}
+        for head, sample in zip(heads, samples, strict=True)
+    ]
+    return SampleCall(
+        f"/v2/models/{quote(name)}/infer",
+        {"inputs": rest},
+        "inference.GRPCInferenceService/ModelInfer",
+        {"model_name": name, "inputs": grpc},
+    )
+
+
+def _tfserving_call(model: ModelMetadata, samples: list[Sample]) -> SampleCall:
+    # Unnamed means the default's name here, and not the only signature (tfs 3.2).
+    is_default = model.signature_name == DEFAULT_SIGNATURE
+    named = {} if is_default else {"signature_name": model.signature_name}
+    tensors = {
+        sample.name: {
+            "dtype": _ELEMENTS[sample.datatype].dtype,
+            "tensor_shape": {"dim": [{"size": dim} for dim in sample.shape]},
+            _ELEMENTS[sample.datatype].tensorflow_field: sample.message_elements(),
+        }
+        for sample in samples
+    }
+    return SampleCall(
+        f"/v1/models/{quote(model.name)}:predict",
+        named | {"inputs": {sample.name: sample.nested() for sample in samples}},
+        "tensorflow.serving.PredictionService/Predict",
+        {"model_spec": {"name": model.name} | named, "inputs": tensors},
+    )
+
+
+def _grps_tensor(sample: Sample) -> dict[str, Any]:
+    field = _ELEMENTS[sample.datatype].grps_field
+    return {
+        "name": sample.name,
+        "dtype": field.upper().replace("FLAT", "DT"),
+        "shape": sample.shape,
+        field: sample.flat(),
+    }
+
+
+def _grps_call(message: dict[str, Any]) -> SampleCall:
+    return SampleCall("/grps/v1/infer/predict", message, "grps.protos.v1.GrpsService/Predict", message, json=True)
