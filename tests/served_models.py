@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grpc_transport import transport_options
 from numpy.typing import NDArray
 
 import triglot
@@ -129,7 +130,7 @@ async def serving(models: Mapping[str, triglot.Model], **options: Any) -> AsyncI
         ModelFiles(name, 1, "python", Path(f"{name}.py"), make=partial(_itself, model))
         for name, model in models.items()
     ]
-    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | options)
+    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | transport_options(**options))
     async with triglot.Server(config=config, models=files) as server:
         yield Served(server)
 

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from grpc_transport import transport_options
 
 import triglot
 from triglot.core.tensor import DATATYPES, byte_length, datatype_of, object_array, raw_buffer, unpack_bytes
@@ -109,7 +110,7 @@ def reply(message: pb.ModelInferResponse) -> Reply:
 @asynccontextmanager
 async def serving(*paths: Path, **options: Any) -> AsyncIterator[Door]:
     """A server of the models at `paths`."""
-    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | options)
+    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | transport_options(**options))
     async with (
         triglot.Server(paths, config) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,

@@ -19,6 +19,7 @@ from typing import Any
 
 import aiohttp
 import grpc.aio
+from grpc_transport import transport_options
 from request_cells import answers_of, carries, good
 from request_doors import DOORS, Ask, Door
 from request_stage import Stage, stage_in, write_models
@@ -196,7 +197,7 @@ async def open_house(
             grace=0,
             protocols="kserve,tfserving,grps",
             max_total_queue_size=100,
-            **options,
+            **transport_options(**options),
         )
         async with (
             stage_in(Path(folder)) as stage,

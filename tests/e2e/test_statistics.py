@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from async_doors import DOORS, MODEL, Door
 from counted import Counted, Gate, batches, counting, counts, failing, message, ns, went_well
+from grpc_transport import transport_options
 from live import live
 from scripted_models import Scripted
 
@@ -254,7 +255,7 @@ class Says(triglot.Model):
 
 @asynccontextmanager
 async def of_folder(folder: Path, **options: Any) -> AsyncIterator[Counted]:
-    config = triglot.Config(grpc_port=0, rest_port=0, **options)
+    config = triglot.Config(grpc_port=0, rest_port=0, **transport_options(**options))
     async with (
         triglot.Server([folder], config) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import grpc
 import grpc.aio
+from grpc_transport import transport_options
 from yarl import URL
 
 import triglot
@@ -199,7 +200,7 @@ async def open_house(
     paths: Sequence[Path] = (MODELS, *sorted(DEMO.glob("identity_*"))), load: Load = backends.load, **options: Any
 ) -> AsyncIterator[House]:
     """A server on free ports; by default with the models of tests/models and the demo's identities."""
-    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | options)
+    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | transport_options(**options))
     async with (
         triglot.Server(paths, config, load=load) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=UNLIMITED) as channel,

@@ -13,6 +13,7 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
+from grpc_transport import transport_options
 
 import triglot
 from process import SECONDS, SERVICE
@@ -75,7 +76,7 @@ class Doors:
 async def serving(folder: Path, extra: str = "", **options: Any) -> AsyncIterator[Doors]:
     (folder / "told").mkdir()
     (folder / "told" / "model.py").write_text(MODEL.replace("EXTRA", extra))
-    config = triglot.Config(grpc_port=0, rest_port=0, grace=1, **options)
+    config = triglot.Config(grpc_port=0, rest_port=0, grace=1, **transport_options(**options))
     async with (
         triglot.Server([folder / "told"], config) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,

@@ -1,22 +1,28 @@
-"""The suite over either transport: `pytest --grpc-transport h2` runs it over ours, and aio over libraries.
+"""Which transport the tests go through: `pytest --grpc-transport aio`; without it, the server's default.
 
-Strategy: it is the defaults of options that change, in this process and in those that tests start, so that every
-test that opens a port and does not choose the transport itself goes through this one. With grpc.aio, aiohttp
-carries REST: two runs cover all four.
+It is said as users say it, by environment variables: a server process that a test starts reads them itself, and
+one in this process gets them by `transport_options`. With grpc.aio, aiohttp carries REST: two runs cover all four.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
-from triglot.config.options import GRPC_TRANSPORTS, Config
+from triglot.config.options import GRPC_TRANSPORTS
 
 VARIABLE = "TRIGLOT_GRPC_TRANSPORT"
 HTTP_VARIABLE = "TRIGLOT_HTTP_TRANSPORT"
 HTTP_TRANSPORT = {"aio": "aiohttp", "h2": "h1"}
 """What carries REST beside each."""
+
+
+def transport_options(**options: Any) -> dict[str, Any]:
+    """Options for a `triglot.Config`: these, and those of the chosen transport where they say nothing of it."""
+    chosen = {"grpc_transport": os.environ.get(VARIABLE), "http_transport": os.environ.get(HTTP_VARIABLE)}
+    return {name: value for name, value in chosen.items() if value} | options
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,11 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Change the default."""
-    chosen = config.getoption("--grpc-transport") or os.environ.get(VARIABLE)
+    """For the servers of this process, and of those that tests start."""
+    chosen = config.getoption("--grpc-transport")
     if chosen is not None:
-        defaults = Config.__init__.__kwdefaults__
-        assert defaults is not None
-        defaults["grpc_transport"] = chosen
-        os.environ[VARIABLE] = chosen
-        defaults["http_transport"] = os.environ[HTTP_VARIABLE] = HTTP_TRANSPORT[chosen]
+        os.environ[VARIABLE], os.environ[HTTP_VARIABLE] = chosen, HTTP_TRANSPORT[chosen]

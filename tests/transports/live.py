@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import grpc.aio
+from grpc_transport import transport_options
 
 import triglot
 from triglot.pb.kserve import inference_pb2 as pb
@@ -67,7 +68,7 @@ async def live(models: Mapping[str, triglot.Model], **options: Any) -> AsyncIter
             (Path(folder) / name / "model.py").touch()
         server = triglot.Server(
             [Path(folder)],
-            triglot.Config(grpc_port=0, rest_port=0, **options),
+            triglot.Config(grpc_port=0, rest_port=0, **transport_options(**options)),
             load=lambda _, file, __: models[file.parent.name],
         )
         async with (

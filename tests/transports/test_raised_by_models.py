@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_transport import transport_options
 from live import Live, live, request
 
 import triglot
@@ -217,7 +218,7 @@ async def test_what_a_load_raises_is_said_and_the_next_one_loads(
     error = RAISED[name]
     raising = f"{infer}\n        fail()" if hook == "a warm-up" else infer
     write(tmp_path / "m", hooked(raising, HOOKS.get(hook, ""), error))
-    config = triglot.Config(grpc_port=0, rest_port=0, model_control_mode="explicit")
+    config = triglot.Config(grpc_port=0, rest_port=0, **transport_options(model_control_mode="explicit"))
     async with triglot.Server([tmp_path], config) as server, asyncio.timeout(SECONDS):
         # A coroutine, or a property read in one, turns this one into an error of Python's own.
         said = "StopIteration" if name == "StopIteration" else error.partition("(")[0].rpartition(".")[2]
@@ -233,7 +234,7 @@ async def test_what_a_close_raises_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, infer: str, name: str
 ) -> None:
     write(tmp_path / "m", hooked(infer, "close = fail", RAISED[name]))
-    config = triglot.Config(grpc_port=0, rest_port=0, model_control_mode="explicit")
+    config = triglot.Config(grpc_port=0, rest_port=0, **transport_options(model_control_mode="explicit"))
     async with triglot.Server([tmp_path], config) as server, asyncio.timeout(SECONDS):
         await server.manager.load_model("m")
         server.manager.unload_model("m")
