@@ -5,7 +5,6 @@ Nothing here waits a fixed time: everything is waited for, with a deadline.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -14,25 +13,18 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 
-import grpc
 import grpc_transport
-
-from triglot.pb.kserve import inference_pb2 as pb
 
 SECONDS = 60
 """How long anything may take; only a test that fails waits so long."""
 FREE_PORTS = ("--grpc-port", "0", "--rest-port", "0")
 LISTENING = re.compile(r"gRPC on 127\.0\.0\.1:(\d+) and REST on 127\.0\.0\.1:(\d+) in \d+\.\d\d s")
-SERVICE = "/inference.GRPCInferenceService/"
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -183,85 +175,6 @@ class Triglot:
     def runs(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.poll() is None
-
-
-@contextmanager
-def grpc_channel(port: int) -> Iterator[grpc.Channel]:
-    """A channel of its own connection: grpc shares those of equal channels otherwise."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield channel
-
-
-def rpc(channel: grpc.Channel, method: str, reply: Any) -> Any:
-    """The callable of a unary RPC; `method` alone means KServe's service."""
-    return channel.unary_unary(
-        method if "/" in method else SERVICE + method,
-        request_serializer=lambda message: message.SerializeToString(),
-        response_deserializer=reply.FromString,
-    )
-
-
-def server_ready(channel: grpc.Channel) -> bool:
-    """ServerReady."""
-    reply: pb.ServerReadyResponse = rpc(channel, "ServerReady", pb.ServerReadyResponse)(
-        pb.ServerReadyRequest(), timeout=SECONDS
-    )
-    return reply.ready
-
-
-def infer_request(model: str, value: int = 7, shape: Sequence[int] = (1,)) -> pb.ModelInferRequest:
-    """An inference of one INT32 element, the input `x` of the models that these tests write."""
-    return pb.ModelInferRequest(
-        model_name=model,
-        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=shape)],
-        raw_input_contents=[value.to_bytes(4, "little", signed=True)],
-    )
-
-
-def infer(channel: grpc.Channel, model: str, value: int = 7, shape: Sequence[int] = (1,)) -> int:
-    """The one INT32 element of the answer."""
-    call = rpc(channel, "ModelInfer", pb.ModelInferResponse)
-    return answer_value(call(infer_request(model, value, shape), timeout=SECONDS))
-
-
-def answer_value(response: pb.ModelInferResponse) -> int:
-    """The one INT32 element of the first output."""
-    return int.from_bytes(response.raw_output_contents[0], "little", signed=True)
-
-
-@dataclass(frozen=True)
-class Rest:
-    """The REST interface at a port of this machine."""
-
-    port: int
-    host: str = "127.0.0.1"
-
-    def get(self, path: str) -> tuple[int, Any]:
-        """Status and decoded JSON."""
-        return self._call(urllib.request.Request(self._url(path)))
-
-    def infer(self, model: str, value: int = 7) -> tuple[int, Any]:
-        """As the function `infer`; the status and the whole answer."""
-        tensor = {"name": "x", "datatype": "INT32", "shape": [1], "data": [value]}
-        return self.post(f"/v2/models/{model}/infer", {"inputs": [tensor]})
-
-    def post(self, path: str, body: object) -> tuple[int, Any]:
-        """Status and decoded JSON of the answer to a JSON body; None for an empty one."""
-        return self._call(urllib.request.Request(self._url(path), json.dumps(body).encode()))
-
-    def _url(self, path: str) -> str:
-        return f"http://{self.host}:{self.port}{path}"
-
-    def _call(self, request: urllib.request.Request) -> tuple[int, Any]:
-        # No proxies: this is about this machine alone.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=SECONDS) as response:
-                text = response.read()
-                return response.status, json.loads(text) if text else None
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
 
 
 @contextmanager

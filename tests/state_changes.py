@@ -62,7 +62,7 @@ class Change:
         return f"{self.verb} {self.path}"
 
 
-class Scene:
+class ChangingServer:
     """A server, and all requests that may change something there."""
 
     def __init__(self, server: triglot.Server, session: aiohttp.ClientSession, changes: list[Change]) -> None:
@@ -79,7 +79,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(folder: Path, **options: Any) -> AsyncIterator[Scene]:
+async def changing_server(folder: Path, **options: Any) -> AsyncIterator[ChangingServer]:
     """A server of all protocols with a model, and with all that a client may change open to it."""
     write_model(
         folder / "repository" / "half",
@@ -105,7 +105,7 @@ async def scene(folder: Path, **options: Any) -> AsyncIterator[Scene]:
     memory = SharedMemory(create=True, size=4096)
     try:
         async with server, aiohttp.ClientSession() as session:
-            yield Scene(server, session, changes_of(config, memory.name))
+            yield ChangingServer(server, session, changes_of(config, memory.name))
     finally:
         memory.close()
         memory.unlink()

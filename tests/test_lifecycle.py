@@ -16,23 +16,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gates import Gate
-from process import (
-    FREE_PORTS,
-    SECONDS,
-    Rest,
-    Triglot,
-    answer_value,
-    grpc_channel,
-    infer,
-    infer_request,
-    is_listening,
-    rpc,
-    run_triglot,
-    server_ready,
-    taken_port,
-    unused_ports,
-    write_model,
-)
+from process import FREE_PORTS, SECONDS, Triglot, is_listening, run_triglot, taken_port, unused_ports, write_model
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.kserve import answer_value, infer, infer_request, server_ready
+from protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import triglot
-from process import SECONDS, SERVICE
+from process import SECONDS
+from protocol_clients.channel import SERVICE
 from triglot import backends
 from triglot.core.errors import InvalidArgument, ModelLoadError
 from triglot.core.tensor import object_array, pack_bytes, unpack_bytes

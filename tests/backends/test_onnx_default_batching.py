@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import triglot
-from process import SECONDS, SERVICE
+from process import SECONDS
+from protocol_clients.channel import SERVICE
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.pb.kserve import model_config_pb2 as config_pb
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import triglot
-from process import SECONDS, SERVICE
+from process import SECONDS
+from protocol_clients.channel import SERVICE
 from triglot import backends
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import Device, InstanceGroup, ModelConfig

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from process import FREE_PORTS, SECONDS, Rest, Triglot, grpc_channel, rpc
+from process import FREE_PORTS, SECONDS, Triglot
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.rest import Rest
 from triglot.core.tensor import pack_bytes, unpack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until

@@ -11,7 +11,9 @@ import pytest
 from python_files import DATACLASS, load_error, model_of, run
 
 import triglot
-from process import IDENTITY, SECONDS, SERVICE, answer_value, infer_request, write_model
+from process import IDENTITY, SECONDS, write_model
+from protocol_clients.channel import SERVICE
+from protocol_clients.kserve import answer_value, infer_request
 from triglot import backends
 from triglot.core.errors import ModelLoadError
 from triglot.model.config import ModelConfig

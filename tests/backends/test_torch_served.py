@@ -15,7 +15,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from process import FREE_PORTS, SECONDS, Rest, Triglot, grpc_channel, rpc
+from process import FREE_PORTS, SECONDS, Triglot
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.rest import Rest
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 

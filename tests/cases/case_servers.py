@@ -12,7 +12,8 @@ from pathlib import Path
 import grpc
 from lazy_servers import LazyServers
 
-from process import Triglot, grpc_channel, write_model
+from process import Triglot, write_model
+from protocol_clients.channel import grpc_channel
 
 PYTHON_MODELS = Path(__file__).resolve().parents[1] / "models_tfserving"
 IDENTITIES = {

@@ -12,7 +12,10 @@ import grpc
 import pytest
 
 import triglot
-from process import FREE_PORTS, IDENTITY, SECONDS, Rest, Triglot, grpc_channel, infer, run_triglot, write_model
+from process import FREE_PORTS, IDENTITY, SECONDS, Triglot, run_triglot, write_model
+from protocol_clients.channel import grpc_channel
+from protocol_clients.kserve import infer
+from protocol_clients.rest import Rest
 from triglot.cli import triton_flags
 from triglot.config.options import OPTIONS, Config
 

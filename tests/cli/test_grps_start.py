@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from process import SECONDS, Rest, Triglot, run_triglot, unused_ports
+from process import SECONDS, Triglot, run_triglot, unused_ports
+from protocol_clients.rest import Rest
 from text_project import SERVER, inference, write_project
 from triglot.cli import grps as grps_cli
 from waiting import wait_until

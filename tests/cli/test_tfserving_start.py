@@ -13,21 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
-from process import (
-    FREE_PORTS,
-    IDENTITY,
-    SECONDS,
-    Rest,
-    Triglot,
-    grpc_channel,
-    infer,
-    is_listening,
-    rpc,
-    run_triglot,
-    server_ready,
-    unused_ports,
-    write_model,
-)
+from process import FREE_PORTS, IDENTITY, SECONDS, Triglot, is_listening, run_triglot, unused_ports, write_model
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.kserve import infer, server_ready
+from protocol_clients.rest import Rest
 from triglot.pb.tfserving import predict_pb2, tensor_pb2
 from waiting import wait_until
 

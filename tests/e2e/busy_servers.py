@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from async_doors import DOORS, MODEL, Door, Told, kserve_grpc, kserve_rest, kserve_stream
 from live import Live, live
 from scripted_models import Scripted
 
 from process import SECONDS
+from protocol_clients.every_protocol import DOORS, MODEL, Door, Told, kserve_grpc, kserve_rest, kserve_stream
 from triglot.core.errors import Code
 from waiting import until
 

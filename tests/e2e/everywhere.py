@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 
 import grpc
 import yaml
-from calling import statuses
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from server_process import ServerProcess
 
-from process import SECONDS, Rest, rpc, server_ready
+from process import SECONDS
+from protocol_clients.channel import rpc
+from protocol_clients.kserve import server_ready
+from protocol_clients.rest import Rest
+from protocol_clients.tfserving import statuses
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-from calling import Caller, Status, statuses
 from server_process import ServerProcess
+from steady_caller import Caller
 
-from process import SECONDS, answer_value, grpc_channel, infer_request, rpc, write_model
+from process import SECONDS, write_model
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.kserve import answer_value, infer_request
+from protocol_clients.tfserving import Status, statuses
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until
 

@@ -14,7 +14,10 @@ import grpc
 import pytest
 from server_process import ServerProcess
 
-from process import IDENTITY, SECONDS, Rest, grpc_channel, infer, rpc, write_model
+from process import IDENTITY, SECONDS, write_model
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.kserve import infer
+from protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as kserve
 
 OPENED = "open({!r}, 'w').close()\n"

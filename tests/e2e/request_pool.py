@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from request_house import POOL
+from request_served import POOL
 
 from process import SECONDS
 

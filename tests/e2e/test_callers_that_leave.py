@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from async_doors import MODEL, STREAMS, Door, kserve_rest
 from busy_servers import EVERY_DOOR, SOON, ask, busy, until_let_go
 from live import Live, live
 from scripted_models import Inputs, Plain, Scripted
 
 from process import SECONDS
+from protocol_clients.every_protocol import MODEL, STREAMS, Door, kserve_rest
 from triglot.core.errors import Code
 from waiting import ever_later, until
 

@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from async_doors import MODEL, Door, infer_message, kserve_grpc
 from busy_servers import EVERY_DOOR, PARAMETERS, REST, SOON, ask, busy, until_let_go
 from live import live
 from scripted_models import Inputs, Plain, Scripted
 
 import triglot
 from process import SECONDS
+from protocol_clients.every_protocol import MODEL, Door, infer_message, kserve_grpc
 from triglot.core.errors import Code
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 from waiting import ever_later, until

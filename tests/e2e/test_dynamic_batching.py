@@ -9,10 +9,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from calling import failure, predict, predict_request
 from server_process import ServerProcess
 
-from process import SECONDS, SERVICE, Rest, grpc_channel, rpc
+from process import SECONDS
+from protocol_clients.channel import SERVICE, grpc_channel, rpc
+from protocol_clients.rest import Rest
+from protocol_clients.tfserving import failure, predict, predict_request
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import ever_later
 

@@ -10,11 +10,14 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from calling import Caller, predict, predict_request
-from grps_calls import post, predicted, tensors
 from server_process import ServerProcess
+from steady_caller import Caller
 
-from process import SECONDS, Rest, rpc, write_whole
+from process import SECONDS, write_whole
+from protocol_clients.channel import rpc
+from protocol_clients.grps import post, predicted, tensors
+from protocol_clients.rest import Rest
+from protocol_clients.tfserving import predict, predict_request
 from triglot.pb.grps.grps_pb2 import DT_FLOAT32, GenericTensor
 from triglot.pb.kserve import inference_pb2
 from waiting import wait_until

@@ -8,10 +8,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from calling import predict, predict_request
 from server_process import ServerProcess
 
-from process import SECONDS, Rest, rpc
+from process import SECONDS
+from protocol_clients.channel import rpc
+from protocol_clients.rest import Rest
+from protocol_clients.tfserving import predict, predict_request
 from triglot.pb.kserve import inference_pb2
 
 MODEL = "half_plus_three"

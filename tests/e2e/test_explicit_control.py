@@ -9,7 +9,8 @@ import pytest
 from client_scripts import ClientScript, Report, ReportOf, cases
 from server_process import ServerProcess
 
-from process import Rest, run_triglot, write_model
+from process import run_triglot, write_model
+from protocol_clients.rest import Rest
 
 SAYS = """
 import triglot

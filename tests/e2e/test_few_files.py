@@ -14,7 +14,8 @@ from typing import Self
 import grpc
 import pytest
 
-from process import SECONDS, SERVICE, Triglot, write_model
+from process import SECONDS, Triglot, write_model
+from protocol_clients.channel import SERVICE
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.transports.http2.core import frames
 from waiting import wait_until

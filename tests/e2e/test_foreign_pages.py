@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from test_monitor_page import visiting
 
-from state_changes import Scene, scene
+from state_changes import ChangingServer, changing_server
 
 # What a page can send without a preflight, and with one.
 ATTACK = """async ([url, changes]) => {
@@ -71,7 +71,7 @@ async def page_at(port_of: str) -> tuple[web.AppRunner, str]:
     return runner, f"http://{port_of}:{port}/"
 
 
-async def attack(here: Scene, host: str) -> tuple[list[str], dict[str, Any]]:
+async def attack(here: ChangingServer, host: str) -> tuple[list[str], dict[str, Any]]:
     """What became of each request of a page on `host`, and what the page says of its origin."""
     runner, address = await page_at(host)
     try:
@@ -86,7 +86,7 @@ async def attack(here: Scene, host: str) -> tuple[list[str], dict[str, Any]]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["another port", "another site"])
 async def test_a_page_of_another_origin_changes_nothing(tmp_path: Path, host: str) -> None:
-    async with scene(tmp_path) as here:
+    async with changing_server(tmp_path) as here:
         before = await here.state()
         calls = refusals(await metrics(here))
         ended, page = await attack(here, host)
@@ -101,7 +101,7 @@ async def test_the_same_page_changes_what_it_may(tmp_path: Path) -> None:
     """So the attack is one: from an origin that is allowed it does what it is meant to."""
     runner, address = await page_at("127.0.0.1")
     try:
-        async with scene(tmp_path, allowed_origins=address.rstrip("/")) as here, visiting() as visitor:
+        async with changing_server(tmp_path, allowed_origins=address.rstrip("/")) as here, visiting() as visitor:
             await visitor.page.goto(address)
             changes = [["POST", "/v2/logging", json.dumps({"log_info": False})]]
             assert "sent" in await visitor.page.evaluate(ATTACK, [here.url, changes])
@@ -110,7 +110,7 @@ async def test_the_same_page_changes_what_it_may(tmp_path: Path) -> None:
         await runner.cleanup()
 
 
-async def metrics(here: Scene) -> str:
+async def metrics(here: ChangingServer) -> str:
     async with here.session.get(here.url + "/metrics") as answer:
         return await answer.text()
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from process import SECONDS, rpc, write_model
+from process import SECONDS, write_model
+from protocol_clients.channel import rpc
 from triglot import Config, Server
 from triglot.pb.grps import grps_pb2 as pb
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from grps_calls import PREDICT_PATH, SERVICE, post, predict, predict_streaming
 from prometheus_client.parser import text_string_to_metric_families
 
 from grps_toys import TOYS, grps_arguments
-from process import SECONDS, Triglot, grpc_channel
+from process import SECONDS, Triglot
+from protocol_clients.channel import grpc_channel
+from protocol_clients.grps import PREDICT_PATH, SERVICE, post, predict, predict_streaming
 from triglot.pb.grps.grps_pb2 import GrpsMessage
 from waiting import wait_until
 

@@ -13,12 +13,12 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from async_doors import GRPS, MODEL, grps_body, grps_message, kserve_grpc
 from busy_servers import SOON, until_let_go
 from live import Live, live
 from scripted_models import Inputs, Plain
 
 from process import SECONDS
+from protocol_clients.every_protocol import GRPS, MODEL, grps_body, grps_message, kserve_grpc
 from triglot import Call, InvalidArgument
 from triglot.pb.grps import grps_pb2
 from waiting import ever_later, until

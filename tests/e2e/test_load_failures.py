@@ -8,9 +8,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from calling import Status, failure
 from held_models import READY, Row, Site, serving
 
+from protocol_clients.tfserving import Status, failure
 from waiting import wait_until
 
 POLL = ("--model-control-mode", "poll", "--poll-interval", "0.2")

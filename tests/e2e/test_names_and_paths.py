@@ -11,7 +11,10 @@ import pytest
 from hostile_names import INVALID, NAMES, VERSIONS, Doors, the_same, write_models
 from server_process import QUICK, ServerProcess
 
-from process import SECONDS, SERVICE, Rest, Triglot, infer_request, rpc, run_triglot
+from process import SECONDS, Triglot, run_triglot
+from protocol_clients.channel import SERVICE, rpc
+from protocol_clients.kserve import infer_request
+from protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as kserve
 
 # --- KServe V2 ---

@@ -8,11 +8,21 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from async_doors import DOORS, MODEL, STREAMS, UNARY, Door, infer_message, kserve_grpc, kserve_stream, looks
 from live import Live, live
 from scripted_models import Inputs, Plain, Scripted
 
 from process import SECONDS
+from protocol_clients.every_protocol import (
+    DOORS,
+    MODEL,
+    STREAMS,
+    UNARY,
+    Door,
+    infer_message,
+    kserve_grpc,
+    kserve_stream,
+    looks,
+)
 from triglot.core.errors import Code, Unavailable
 from waiting import until
 

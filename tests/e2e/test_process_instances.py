@@ -11,19 +11,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from process import (
-    FREE_PORTS,
-    SECONDS,
-    Rest,
-    Triglot,
-    answer_value,
-    grpc_channel,
-    infer,
-    infer_request,
-    rpc,
-    write_model,
-    write_whole,
-)
+from process import FREE_PORTS, SECONDS, Triglot, write_model, write_whole
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.kserve import answer_value, infer, infer_request
+from protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import ever_later, wait_until
 

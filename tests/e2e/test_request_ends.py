@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from request_cells import Cell, of
-from request_house import open_house, tries
-from request_scene import Scene, run
+from request_cases import Case, of
+from request_scenario import Scenario, run
+from request_served import serving, tries
 
 
-@pytest.mark.parametrize("cell", of("crash"))
-async def test_crashes(cell: Cell) -> None:
+@pytest.mark.parametrize("case", of("crash"))
+async def test_crashes(case: Case) -> None:
     """Each on a server of its own: the more often a process is lost, the later it is replaced."""
-    async with open_house([cell.model], [cell.door]) as house:
-        await run(house, cell)
-        await house.serves(cell.model, cell.door)
+    async with serving([case.model], [case.client]) as served:
+        await run(served, case)
+        await served.serves(case.model, case.client)
 
 
-@pytest.mark.parametrize("cell", of("shutdown"))
-async def test_shutdown(cell: Cell) -> None:
-    async with open_house([cell.model], [cell.door]) as house:
-        for _ in tries(f"it was not {cell.point}"):
-            scene = Scene(house, cell)
-            if await scene.begin():
+@pytest.mark.parametrize("case", of("shutdown"))
+async def test_shutdown(case: Case) -> None:
+    async with serving([case.model], [case.client]) as served:
+        for _ in tries(f"it was not {case.point}"):
+            scenario = Scenario(served, case)
+            if await scenario.begin():
                 break
-            await scene.give_up()
-        await scene.happens()
-        await house.at_rest(aborted=await scene.end())
+            await scenario.give_up()
+        await scenario.happens()
+        await served.at_rest(aborted=await scenario.end())

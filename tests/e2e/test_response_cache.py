@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from async_doors import DOORS, MODEL, UNARY, Door, kserve_grpc, kserve_rest, kserve_stream
 from live import Live, live
 from scripted_models import Scripted
 
+from protocol_clients.every_protocol import DOORS, MODEL, UNARY, Door, kserve_grpc, kserve_rest, kserve_stream
 from triglot import Call, InvalidArgument, Model, TensorSpec
 from triglot.core.errors import Code
 from triglot.core.tensor import Array

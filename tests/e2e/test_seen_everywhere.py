@@ -14,7 +14,9 @@ from everywhere import Everywhere, State, Story
 from server_process import ServerProcess
 
 from gates import GATE, Gate
-from process import IDENTITY, SECONDS, grpc_channel, infer, rpc, write_model, write_whole
+from process import IDENTITY, SECONDS, write_model, write_whole
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.kserve import infer
 from triglot.pb.kserve import inference_pb2 as pb
 
 BROKEN = IDENTITY + "\n    def load(self, folder):\n        raise OSError('no disk')\n"

@@ -13,7 +13,6 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
-from async_doors import DOORS, MODEL, Door
 from counted import Counted, Gate, batches, counting, counts, failing, message, ns, went_well
 from grpc_transport import transport_options
 from live import live
@@ -21,6 +20,7 @@ from scripted_models import Scripted
 
 import triglot
 from process import SECONDS
+from protocol_clients.every_protocol import DOORS, MODEL, Door
 from served_models import Arrays, Function, both, ensemble, step, twice, twice_on_loop
 from triglot.core.call import Call
 from triglot.core.errors import Code

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-from calling import predict, predict_request
 from server_process import QUICK
 
-from process import SECONDS, Rest, Triglot, grpc_channel
+from process import SECONDS, Triglot
+from protocol_clients.channel import grpc_channel
+from protocol_clients.rest import Rest
+from protocol_clients.tfserving import predict, predict_request
 
 pytestmark = pytest.mark.newest
 PARAMETERS = """

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-from calling import Caller, Status, failure, predict, predict_request, statuses
 from model_configs import config_flag, config_text
 from server_process import ServerProcess
+from steady_caller import Caller
 
-from process import Rest
+from protocol_clients.rest import Rest
+from protocol_clients.tfserving import Status, failure, predict, predict_request, statuses
 from waiting import wait_until
 
 pytestmark = pytest.mark.newest

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import grpc
 import pytest
-from calling import RELOAD, Caller, failure, predict, predict_request, statuses
 from model_configs import config_flag, config_text
 from server_process import QUICK, ServerProcess
+from steady_caller import Caller
 
 import triglot
-from process import SECONDS, Rest, Triglot, rpc, run_triglot
+from process import SECONDS, Triglot, run_triglot
+from protocol_clients.channel import rpc
+from protocol_clients.rest import Rest
+from protocol_clients.tfserving import RELOAD, failure, predict, predict_request, statuses
 from triglot.pb.tfserving import management_pb2, predict_pb2
 
 # The records are written by TensorFlow's own writer.

@@ -20,7 +20,9 @@ import pytest
 from server_process import ServerProcess
 
 import environments
-from process import SECONDS, SERVICE, Rest, clean_environment
+from process import SECONDS, clean_environment
+from protocol_clients.channel import SERVICE
+from protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
 
 pytest.importorskip("onnxruntime")

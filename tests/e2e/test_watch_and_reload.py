@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess
 
-from process import FREE_PORTS, Rest, run_triglot, write_whole
+from process import FREE_PORTS, run_triglot, write_whole
+from protocol_clients.rest import Rest
 from waiting import wait_until
 
 DOUBLES = """

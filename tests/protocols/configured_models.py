@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from control_doors import put_config
-from doors import House, open_house
 from google.protobuf import json_format
+from kserve_served import Served, serve_models
 
 import triglot
 from triglot.core.errors import Code
@@ -70,13 +70,13 @@ class Loading:
         return model
 
 
-async def asked(house: House, name: str, version: str = "") -> dict[str, Any]:
+async def asked(served: Served, name: str, version: str = "") -> dict[str, Any]:
     """What REST says, which is what gRPC says."""
     request = pb.ModelConfigRequest(name=name, version=version)
-    code, text, reply = await house.grpc.call("ModelConfig", request.SerializeToString())
+    code, text, reply = await served.grpc.call("ModelConfig", request.SerializeToString())
     assert (code, text) == (Code.OK, "")
     path = f"/v2/models/{name}/versions/{version}/config" if version else f"/v2/models/{name}/config"
-    status, headers, body = await house.rest.call("GET", path)
+    status, headers, body = await served.rest.call("GET", path)
     assert (status, headers["Content-Type"]) == (200, "application/json")
     message = json_format.Parse(body, model_config_pb2.ModelConfig())
     assert message == pb.ModelConfigResponse.FromString(reply).config
@@ -93,5 +93,5 @@ async def configured(
     file.touch()
     if text:
         put_config(folder / "m", text)
-    async with open_house([folder], Loading(model, **attributes)) as house:
-        return await asked(house, "m")
+    async with serve_models([folder], Loading(model, **attributes)) as served:
+        return await asked(served, "m")

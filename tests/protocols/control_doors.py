@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from doors import STATUS_OF, Answer, GrpcDoor, House, Infer, RestDoor, Tensor
+from kserve_served import Served
 
+from protocol_clients.kserve_async import STATUS_OF, Answer, GrpcClient, Infer, RestClient, Tensor
 from triglot import backends
 from triglot.core.errors import Code
 from triglot.model.config import ModelConfig
@@ -78,7 +79,7 @@ FINE: Told = Code.OK, ""
 class GrpcControl:
     """Over gRPC."""
 
-    def __init__(self, door: GrpcDoor) -> None:
+    def __init__(self, door: GrpcClient) -> None:
         self.door = door
 
     async def change(self, rpc: str, request_class: Any, name: str, parameters: Parameters) -> Told:
@@ -119,7 +120,7 @@ class GrpcControl:
 class RestControl:
     """Over REST."""
 
-    def __init__(self, door: RestDoor) -> None:
+    def __init__(self, door: RestClient) -> None:
         self.door = door
 
     async def change(self, verb: str, name: str, parameters: Parameters) -> Told:
@@ -158,15 +159,15 @@ class RestControl:
 Control = GrpcControl | RestControl
 
 
-def control_of(house: House, door: str) -> Control:
+def control_of(served: Served, door: str) -> Control:
     """By the door of this name, "grpc" or "rest"."""
-    return GrpcControl(house.grpc) if door == "grpc" else RestControl(house.rest)
+    return GrpcControl(served.grpc) if door == "grpc" else RestControl(served.rest)
 
 
-async def ask(house: House, name: str, version: str = "", x: int = 0) -> int | Told:
+async def ask(served: Served, name: str, version: str = "", x: int = 0) -> int | Told:
     """What the model says, or the error."""
     tensor = Tensor("x", "INT32", [1], struct.pack("<i", x))
-    answer: Answer = await house.grpc.infer(Infer(name, [tensor], version=version))
+    answer: Answer = await served.grpc.infer(Infer(name, [tensor], version=version))
     if answer.code is not Code.OK:
         return answer.code, answer.text
     (number,) = struct.unpack("<i", answer.outputs[0].raw)

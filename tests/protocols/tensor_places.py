@@ -12,8 +12,9 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from doors import SERVICE, STATUS_OF, House
+from kserve_served import Served
 
+from protocol_clients.kserve_async import SERVICE, STATUS_OF
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, Array, datatype_of
 from triglot.core.types import OutputWish, RegionSlice
@@ -111,18 +112,18 @@ class Said:
         return self.outputs[name][2]
 
 
-async def ask(house: House, door: str, model: str, inputs: Sequence[In], outputs: Wishes | None = None) -> Said:
+async def ask(served: Served, door: str, model: str, inputs: Sequence[In], outputs: Wishes | None = None) -> Said:
     """One answer, as raw data."""
     if door == "rest":
-        return await _rest(house, model, inputs, outputs or {})
+        return await _rest(served, model, inputs, outputs or {})
     message = message_of(model, inputs, outputs or {})
     if door == "stream":
-        return (await stream(house, [message]))[0]
-    code, text, reply = await house.grpc.call("ModelInfer", message.SerializeToString())
+        return (await stream(served, [message]))[0]
+    code, text, reply = await served.grpc.call("ModelInfer", message.SerializeToString())
     return Said(code, text) if code is not Code.OK else _said(pb.ModelInferResponse.FromString(reply))
 
 
-async def stream(house: House, messages: Sequence[pb.ModelInferRequest]) -> list[Said]:
+async def stream(served: Served, messages: Sequence[pb.ModelInferRequest]) -> list[Said]:
     """Everything that one ModelStreamInfer answers; errors in band have the code UNKNOWN."""
 
     async def requests() -> AsyncIterator[bytes]:
@@ -130,7 +131,7 @@ async def stream(house: House, messages: Sequence[pb.ModelInferRequest]) -> list
             yield message.SerializeToString()
 
     answers = []
-    async for data in house.grpc.channel.stream_stream(SERVICE + "ModelStreamInfer")(requests(), timeout=20):
+    async for data in served.grpc.channel.stream_stream(SERVICE + "ModelStreamInfer")(requests(), timeout=20):
         answer = pb.ModelStreamInferResponse.FromString(data)
         failed = Said(Code.UNKNOWN, answer.error_message)
         answers.append(failed if answer.error_message else _said(answer.infer_response))
@@ -173,7 +174,7 @@ def options(wish: OutputWish | None) -> dict[str, Any]:
     return place | ({"shared_memory_offset": wish.region.offset} if wish.region.offset else {})
 
 
-async def _rest(house: House, model: str, inputs: Sequence[In], outputs: Wishes) -> Said:
+async def _rest(served: Served, model: str, inputs: Sequence[In], outputs: Wishes) -> Said:
     tensors, tail = [], b""
     for one in inputs:
         tensor: dict[str, Any] = {"name": one.name, "datatype": one.kind, "shape": one.dims}
@@ -194,7 +195,7 @@ async def _rest(house: House, model: str, inputs: Sequence[In], outputs: Wishes)
             for name, wish in outputs.items()
         ]
     text = json.dumps(body).encode()
-    status, headers, reply = await house.rest.call(
+    status, headers, reply = await served.rest.call(
         "POST", f"/v2/models/{model}/infer", text + tail, {LENGTH: str(len(text))}
     )
     if status != STATUS_OF[Code.OK]:
@@ -211,28 +212,28 @@ async def _rest(house: House, model: str, inputs: Sequence[In], outputs: Wishes)
 
 
 async def register(
-    house: House, name: str, made: Memory | str, size: int, offset: int = 0, *, door: str = "grpc"
+    served: Served, name: str, made: Memory | str, size: int, offset: int = 0, *, door: str = "grpc"
 ) -> tuple[Code, str]:
     key = made if isinstance(made, str) else made.key
     if door == "grpc":
         request = pb.SystemSharedMemoryRegisterRequest(name=name, key=key, offset=offset, byte_size=size)
-        code, text, reply = await house.grpc.call("SystemSharedMemoryRegister", request.SerializeToString())
+        code, text, reply = await served.grpc.call("SystemSharedMemoryRegister", request.SerializeToString())
         assert not reply
         return code, text
     body = {"key": key, "byte_size": size} | ({"offset": offset} if offset else {})
-    return await post(house, f"/v2/systemsharedmemory/region/{name}/register", body)
+    return await post(served, f"/v2/systemsharedmemory/region/{name}/register", body)
 
 
-async def unregister(house: House, name: str = "", *, door: str = "grpc") -> tuple[Code, str]:
+async def unregister(served: Served, name: str = "", *, door: str = "grpc") -> tuple[Code, str]:
     if door == "grpc":
         request = pb.SystemSharedMemoryUnregisterRequest(name=name)
-        return (await house.grpc.call("SystemSharedMemoryUnregister", request.SerializeToString()))[:2]
-    return await post(house, f"/v2/systemsharedmemory{f'/region/{name}' if name else ''}/unregister")
+        return (await served.grpc.call("SystemSharedMemoryUnregister", request.SerializeToString()))[:2]
+    return await post(served, f"/v2/systemsharedmemory{f'/region/{name}' if name else ''}/unregister")
 
 
-async def post(house: House, path: str, body: Any = None) -> tuple[Code, str]:
+async def post(served: Served, path: str, body: Any = None) -> tuple[Code, str]:
     """The code of the status, and the text of the error; a call that goes well has no body."""
-    status, _, reply = await house.rest.call("POST", path, b"" if body is None else json.dumps(body).encode())
+    status, _, reply = await served.rest.call("POST", path, b"" if body is None else json.dumps(body).encode())
     code = code_of(status)
     assert bool(reply) is (code is not Code.OK)
     return code, json.loads(reply)["error"] if reply else ""

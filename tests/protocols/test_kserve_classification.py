@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import pytest_asyncio
-from doors import House, open_house
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from kserve_served import Served, serve_models
 from tensor_places import DOORS, In, Said, ask
 
 import triglot
@@ -162,7 +162,7 @@ def output(name: str, *, datatype: str = "TYPE_FP32") -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
     write(repository / "plain")
     write(repository / "labelled", output("labels.txt"))
@@ -172,7 +172,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
     (repository / "batched" / "sub" / "labels.txt").write_bytes(LABELS)
     write(repository / "decoupled", output("labels.txt"), give="yield")
     (repository / "decoupled" / "labels.txt").write_bytes(LABELS)
-    async with open_house([repository], max_message_size=2**31 - 1) as opened:
+    async with serve_models([repository], max_message_size=2**31 - 1) as opened:
         yield opened
 
 
@@ -188,36 +188,36 @@ def elements(said: Said) -> tuple[str, list[int], list[bytes]]:
 
 @in_module
 @EVERY
-async def test_a_model_with_labels(door: str, house: House) -> None:
-    said = await ask(house, door, "labelled", [In("x", ROW)], {"y": OutputWish(3)})
+async def test_a_model_with_labels(door: str, served: Served) -> None:
+    said = await ask(served, door, "labelled", [In("x", ROW)], {"y": OutputWish(3)})
     assert elements(said) == ("BYTES", [3], FIRST)
-    said = await ask(house, door, "labelled", [In("x", ROW)], {"y": OutputWish(2**40), "z": None})
+    said = await ask(served, door, "labelled", [In("x", ROW)], {"y": OutputWish(2**40), "z": None})
     assert elements(said) == ("BYTES", [4], [*FIRST, b"1.000000:0:cat"])
     assert said.raw("z") == ROW.astype("f2").tobytes()
-    said = await ask(house, door, "plain", [In("x", ROW)], {"y": OutputWish(1)})
+    said = await ask(served, door, "plain", [In("x", ROW)], {"y": OutputWish(1)})
     assert elements(said) == ("BYTES", [1], [b"4.000000:1"])
 
 
 @in_module
 @EVERY
-async def test_a_model_that_batches(door: str, house: House) -> None:
-    said = await ask(house, door, "batched", [In("x", np.stack([ROW, -ROW]))], {"y": OutputWish(1)})
+async def test_a_model_that_batches(door: str, served: Served) -> None:
+    said = await ask(served, door, "batched", [In("x", np.stack([ROW, -ROW]))], {"y": OutputWish(1)})
     assert elements(said) == ("BYTES", [2, 1], [b"4.000000:1:dog", b"-1.000000:0:cat"])
 
 
 @in_module
-async def test_a_stream_of_answers(house: House) -> None:
-    said = await ask(house, "stream", "decoupled", [In("x", ROW)], {"y": OutputWish(1)})
+async def test_a_stream_of_answers(served: Served) -> None:
+    said = await ask(served, "stream", "decoupled", [In("x", ROW)], {"y": OutputWish(1)})
     assert elements(said) == ("BYTES", [1], FIRST[:1])
 
 
 @in_module
-async def test_texts_of_json(house: House) -> None:
+async def test_texts_of_json(served: Served) -> None:
     body = {
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": ROW.tolist()}],
         "outputs": [{"name": "y", "parameters": {"classification": 2}}],
     }
-    status, _, reply = await house.rest.call("POST", "/v2/models/labelled/infer", json.dumps(body).encode())
+    status, _, reply = await served.rest.call("POST", "/v2/models/labelled/infer", json.dumps(body).encode())
     texts = [one.decode() for one in FIRST[:2]]
     assert (status, json.loads(reply)["outputs"]) == (
         200,
@@ -227,27 +227,27 @@ async def test_texts_of_json(house: House) -> None:
 
 @in_module
 @EVERY
-async def test_many_values(door: str, house: House) -> None:
+async def test_many_values(door: str, served: Served) -> None:
     """Looked at elsewhere than on the loop."""
     many = np.arange(MAX_ELEMENTS, dtype="f4")
-    said = await ask(house, door, "plain", [In("x", many)], {"y": OutputWish(2)})
+    said = await ask(served, door, "plain", [In("x", many)], {"y": OutputWish(2)})
     assert elements(said)[2] == [b"999999.000000:999999", b"999998.000000:999998"]
-    said = await ask(house, door, "plain", [In("x", np.append(many, many[:1]))], {"y": OutputWish(2)})
+    said = await ask(served, door, "plain", [In("x", np.append(many, many[:1]))], {"y": OutputWish(2)})
     code = Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT
     assert (said.code, said.text.endswith("it has 1000001 elements, the limit is 1000000")) == (code, True)
 
 
 @in_module
 @EVERY
-async def test_an_output_that_has_no_classes(door: str, house: House) -> None:
-    said = await ask(house, door, "plain", [In("x", ROW)], {"z": OutputWish(2)})
+async def test_an_output_that_has_no_classes(door: str, served: Served) -> None:
+    said = await ask(served, door, "plain", [In("x", ROW)], {"z": OutputWish(2)})
     code = Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT
     assert said == Said(code, "class result not available for output 'z' due to unsupported type 'FP16'")
 
 
 @in_module
-async def test_the_extension_is_named(house: House) -> None:
-    _, _, reply = await house.rest.call("GET", "/v2")
+async def test_the_extension_is_named(served: Served) -> None:
+    _, _, reply = await served.rest.call("GET", "/v2")
     assert "classification" in json.loads(reply)["extensions"]
 
 
@@ -278,13 +278,13 @@ async def test_labels_change_with_the_version(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write(folder, output("labels.txt"))
     (folder / "labels.txt").write_bytes(b"before\nbefore")
-    async with open_house([tmp_path], model_control_mode="explicit", load_model="m") as house:
-        assert await first(house) == b"4.000000:1:before"
+    async with serve_models([tmp_path], model_control_mode="explicit", load_model="m") as served:
+        assert await first(served) == b"4.000000:1:before"
         (folder / "labels.txt").write_bytes(b"after\nafter")
-        assert await first(house) == b"4.000000:1:before"
-        code, _, _ = await house.grpc.call("RepositoryModelLoad", b"\x12\x01m")
+        assert await first(served) == b"4.000000:1:before"
+        code, _, _ = await served.grpc.call("RepositoryModelLoad", b"\x12\x01m")
         assert code is Code.OK
-        assert await first(house) == b"4.000000:1:after"
+        assert await first(served) == b"4.000000:1:after"
 
 
 ENSEMBLE = """
@@ -306,13 +306,13 @@ async def test_labels_of_an_ensemble(tmp_path: Path) -> None:
         (tmp_path / name / "labels.txt").write_bytes(b"own\nown")
         said = output("labels.txt" if name == "own" else "")
         (tmp_path / name / "config.pbtxt").write_text(ENSEMBLE % (said, step))
-    async with open_house([tmp_path], model_control_mode="explicit", load_model="*") as house:
-        assert [await first(house, name) for name in ("m", "own")] == [b"4.000000:1:before", b"4.000000:1:own"]
+    async with serve_models([tmp_path], model_control_mode="explicit", load_model="*") as served:
+        assert [await first(served, name) for name in ("m", "own")] == [b"4.000000:1:before", b"4.000000:1:own"]
         (tmp_path / "scores" / "labels.txt").write_bytes(b"after\nafter")
-        code, _, _ = await house.grpc.call("RepositoryModelLoad", b"\x12\x06scores")
+        code, _, _ = await served.grpc.call("RepositoryModelLoad", b"\x12\x06scores")
         assert code is Code.OK
-        assert [await first(house, name) for name in ("m", "own")] == [b"4.000000:1:after", b"4.000000:1:own"]
+        assert [await first(served, name) for name in ("m", "own")] == [b"4.000000:1:after", b"4.000000:1:own"]
 
 
-async def first(house: House, model: str = "m") -> bytes:
-    return elements(await ask(house, "grpc", model, [In("x", ROW)], {"y": OutputWish(1)}))[2][0]
+async def first(served: Served, model: str = "m") -> bytes:
+    return elements(await ask(served, "grpc", model, [In("x", ROW)], {"y": OutputWish(1)}))[2][0]

@@ -25,7 +25,7 @@ from control_doors import (
     unknown,
     until_index,
 )
-from doors import open_house
+from kserve_served import serve_models
 from wire_bytes import field, varint_field
 
 from triglot import Config
@@ -47,25 +47,25 @@ async def test_models_are_loaded_and_unloaded(door: str, tmp_path: Path) -> None
     put(tmp_path / "a" / "1", says=1)
     put(tmp_path / "a" / "2", says=2)
     put(tmp_path / "b" / "1")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.ready()
         assert await control.index() == [Row("a"), Row("b")]
         assert await control.index(ready=True) == []
-        assert await ask(house, "a") == unknown("a", "is not found")
+        assert await ask(served, "a") == unknown("a", "is not found")
         assert not await control.ready("a")
 
         assert await control.load("a") == FINE
         both = [Row("a", "1", "READY"), Row("a", "2", "READY")]
         assert await control.index() == [*both, Row("b")]
         assert await control.index(ready=True) == both
-        assert [await ask(house, "a", version) for version in ("", "1", "2")] == [2, 1, 2]
+        assert [await ask(served, "a", version) for version in ("", "1", "2")] == [2, 1, 2]
         assert await control.ready("a")
         assert await control.ready("a", "1")
 
         assert await control.unload("a") == FINE
-        assert await ask(house, "a") == unknown("a")
-        assert await ask(house, "a", "2") == not_ready("a", 2)
+        assert await ask(served, "a") == unknown("a")
+        assert await ask(served, "a", "2") == not_ready("a", 2)
         assert not await control.ready("a")
         assert not await control.ready("a", "2")
         gone = [Row("a", version, "UNAVAILABLE", UNLOADED) for version in ("1", "2")]
@@ -79,8 +79,8 @@ async def test_models_are_loaded_and_unloaded(door: str, tmp_path: Path) -> None
 
 
 async def test_a_repository_that_is_empty_at_first(door: str, tmp_path: Path) -> None:
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.ready()
         assert await control.index() == []
         code, text = await control.load("a")
@@ -89,28 +89,28 @@ async def test_a_repository_that_is_empty_at_first(door: str, tmp_path: Path) ->
         assert f"{tmp_path}: no models here" in text
         put(tmp_path / "a", says=7)
         assert await control.load("a") == FINE
-        assert await ask(house, "a") == 7
+        assert await ask(served, "a") == 7
 
 
 async def test_what_is_not_in_the_repository(door: str, tmp_path: Path) -> None:
     put(tmp_path / "a")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("b") == not_polled("b", f"no model of this name in {tmp_path}")
         assert await control.unload("b") == FINE
         assert await control.index() == [Row("a")]
-        assert await ask(house, "b") == unknown("b", "is not found")
+        assert await ask(served, "b") == unknown("b", "is not found")
 
 
 async def test_only_what_is_there_is_listed_elsewhere(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         put(tmp_path / name)
-    async with open_house([tmp_path], **EXPLICIT, load_model="b") as house:
-        control = control_of(house, "rest")
+    async with serve_models([tmp_path], **EXPLICIT, load_model="b") as served:
+        control = control_of(served, "rest")
         assert await control.load("a") == await control.unload("a") == FINE
-        _, _, reply = await house.rest.call("GET", "/v2/models")
+        _, _, reply = await served.rest.call("GET", "/v2/models")
         assert reply == b'{"models":["b"]}'
-        _, _, reply = await house.grpc.call("/grpc.health.v1.Health/List", b"")
+        _, _, reply = await served.grpc.call("/grpc.health.v1.Health/List", b"")
         statuses = health.HealthListResponse.FromString(reply).statuses
         serving = {name: statuses[name].status for name in ("a", "b", "c") if name in statuses}
         assert serving == {
@@ -125,14 +125,14 @@ async def test_only_what_is_there_is_listed_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["none", "poll"])
 async def test_without_explicit_control(door: str, mode: str, tmp_path: Path) -> None:
     put(tmp_path / "a", says=1)
-    async with open_house([tmp_path], model_control_mode=mode) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], model_control_mode=mode) as served:
+        control = control_of(served, door)
         for name in ("a", "b", "../a"):
             for change in (control.load, control.unload):
                 code, text = await change(name)
                 assert code is Code.UNAVAILABLE
                 assert text.startswith("explicit model load / unload is not allowed if polling is enabled")
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
         assert await control.index() == [Row("a", "1", "READY")]
 
 
@@ -140,8 +140,8 @@ async def test_without_explicit_control(door: str, mode: str, tmp_path: Path) ->
 async def test_names_that_cannot_be(door: str, name: str, tmp_path: Path) -> None:
     put(tmp_path / "repository" / "a")
     put(tmp_path / "a")
-    async with open_house([tmp_path / "repository"], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path / "repository"], **EXPLICIT) as served:
+        control = control_of(served, door)
         for change in (control.load, control.unload):
             code, text = await change(name)
             assert code is INVALID
@@ -169,8 +169,8 @@ async def test_load_parameters_that_cannot_be(
     door: str, parameters: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
     put(tmp_path / "a")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("a", **parameters) == (INVALID, text)
         assert await control.index() == [Row("a")]
 
@@ -184,8 +184,8 @@ def content(door: str, text: str) -> Any:
 @pytest.mark.parametrize("config", [{}, {"config": "{}"}])
 async def test_files_are_refused_by_default(door: str, path: str, config: dict[str, str], tmp_path: Path) -> None:
     put(tmp_path / "a")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         told = await control.load("a", **{f"file:{path}": content(door, "A")}, **config)
         assert told == (Code.INTERNAL, f"{POLL}: 'file:{path}': {NO_FILES}")
         assert await control.index() == [Row("a")]
@@ -206,24 +206,24 @@ class Sent(triglot.Model):
 @pytest.mark.parametrize("name", ["a", "new"])
 async def test_a_model_is_sent(door: str, name: str, tmp_path: Path) -> None:
     put(tmp_path / "a", says=7)
-    async with open_house([tmp_path], **EXPLICIT, allow_model_upload=True) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT, allow_model_upload=True) as served:
+        control = control_of(served, door)
         files = {
             f"file:{number}/model.py": content(door, SENT.replace("NUMBER", str(number))) for number in (10, 20)
         }
         config = '{"backend": "python", "version_policy": {"all": {}}}'
         assert await control.load(name, config=config, **files) == FINE
-        assert [await ask(house, name, version, x=1) for version in ("10", "20", "")] == [11, 21, 21]
-        folders = {version.files.folder for version in house.server.manager.registry.statuses(name)}
+        assert [await ask(served, name, version, x=1) for version in ("10", "20", "")] == [11, 21, 21]
+        folders = {version.files.folder for version in served.server.manager.registry.statuses(name)}
         assert all(folder is not None and folder.is_dir() for folder in folders)
         # Without files it is the repository's again.
         if name == "a":
             assert await control.load("a") == FINE
-            assert await ask(house, "a") == 7
+            assert await ask(served, "a") == 7
         else:
             code, text = await control.load("new")
             assert (code, text.partition(":")[0]) == (Code.INTERNAL, POLL.replace("'a'", "'new'"))
-            assert await ask(house, "new", x=1) == 21
+            assert await ask(served, "new", x=1) == 21
             assert await control.unload("new") == FINE
         await until(lambda: not any(folder is not None and folder.exists() for folder in folders))
 
@@ -244,36 +244,36 @@ async def test_files_that_cannot_be(
     door: str, path: str, config: str | None, code: Code, text: str, tmp_path: Path
 ) -> None:
     put(tmp_path / "a", says=7)
-    async with open_house([tmp_path], **EXPLICIT, load_model="a", allow_model_upload=True) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a", allow_model_upload=True) as served:
+        control = control_of(served, door)
         said = {} if config is None else {"config": config}
         told = await control.load("a", **{f"file:{path}": content(door, "nothing")}, **said)
         assert told[0] is code
         assert told[1].startswith(text)
-        assert await ask(house, "a") == 7
+        assert await ask(served, "a") == 7
 
 
 async def test_a_version_that_is_sent_with_a_broken_one(door: str, tmp_path: Path) -> None:
     put(tmp_path / "a")
-    async with open_house([tmp_path], **EXPLICIT, allow_model_upload=True) as house:
+    async with serve_models([tmp_path], **EXPLICIT, allow_model_upload=True) as served:
         sent = {
             "file:1/model.py": content(door, SENT.replace("NUMBER", "1")),
             "file:2/model.py": content(door, "?"),
         }
         config = '{"backend": "python", "version_policy": {"all": {}}}'
-        code, text = await control_of(house, door).load("a", config=config, **sent)
+        code, text = await control_of(served, door).load("a", config=config, **sent)
         assert (code, "version 2 is at UNAVAILABLE state" in text) == (INVALID, True)
-        assert await ask(house, "a", "1", x=1) == 2
-        (served,) = house.server.manager.registry.in_memory("a")
-        folder = house.server.manager.loaded(served).files.folder
+        assert await ask(served, "a", "1", x=1) == 2
+        (servable,) = served.server.manager.registry.in_memory("a")
+        folder = served.server.manager.loaded(servable).files.folder
         assert folder is not None
         assert folder.is_dir()
 
 
 async def test_a_file_that_is_no_base64(tmp_path: Path) -> None:
     put(tmp_path / "a")
-    async with open_house([tmp_path], **EXPLICIT, allow_model_upload=True) as house:
-        code, text = await control_of(house, "rest").load(
+    async with serve_models([tmp_path], **EXPLICIT, allow_model_upload=True) as served:
+        code, text = await control_of(served, "rest").load(
             "a", **{"config": "{}", "file:1/model.py": "not base64!"}
         )
         assert code is INVALID
@@ -283,11 +283,11 @@ async def test_a_file_that_is_no_base64(tmp_path: Path) -> None:
 async def test_a_file_may_be_larger_than_a_configuration(door: str, tmp_path: Path) -> None:
     put(tmp_path / "a")
     large = SENT.replace("NUMBER", "1") + "#" * (2 * 1024 * 1024)
-    async with open_house([tmp_path], **EXPLICIT, allow_model_upload=True) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT, allow_model_upload=True) as served:
+        control = control_of(served, door)
         files = {"file:1/model.py": content(door, large)}
         assert await control.load("a", config='{"backend": "python"}', **files) == FINE
-        assert await ask(house, "a", x=1) == 2
+        assert await ask(served, "a", x=1) == 2
 
 
 @pytest.mark.parametrize("options", [{"host": "0.0.0.0"}, {"workers": 2}, {"model_control_mode": "poll"}])
@@ -299,8 +299,8 @@ def test_where_no_model_may_be_sent(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("value", [True, 1, None, b"{}"])
 async def test_parameters_of_another_kind(door: str, value: Any, tmp_path: Path) -> None:
     put(tmp_path / "a")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         if door == "rest" and isinstance(value, bytes):
             return  # Which JSON has not.
         code, text = await control.load("a", config=value)
@@ -316,8 +316,8 @@ async def test_parameters_of_another_kind(door: str, value: Any, tmp_path: Path)
 async def test_dependents_may_be_named(door: str, tmp_path: Path) -> None:
     """tritonclient always does; no model depends on another here."""
     put(tmp_path / "a")
-    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        control = control_of(served, door)
         for value in (False, True):
             assert await control.load("a") == FINE
             assert await control.unload("a", unload_dependents=value) == FINE
@@ -331,40 +331,40 @@ async def test_dependents_may_be_named(door: str, tmp_path: Path) -> None:
 async def test_repositories_that_are_named(tmp_path: Path) -> None:
     put(tmp_path / "a")
     refused = "'repository_name' specification is not supported"
-    async with open_house([tmp_path], **EXPLICIT) as house:
+    async with serve_models([tmp_path], **EXPLICIT) as served:
         for rpc in ("RepositoryModelLoad", "RepositoryModelUnload"):
-            assert await house.grpc.call(rpc, field(1, "r") + field(2, "a")) == (Code.UNIMPLEMENTED, refused, b"")
-            assert await house.grpc.call(rpc, b"") == (INVALID, "the request names no model", b"")
-        assert await house.grpc.call("RepositoryIndex", field(1, "r")) == (Code.UNIMPLEMENTED, refused, b"")
+            assert await served.grpc.call(rpc, field(1, "r") + field(2, "a")) == (Code.UNIMPLEMENTED, refused, b"")
+            assert await served.grpc.call(rpc, b"") == (INVALID, "the request names no model", b"")
+        assert await served.grpc.call("RepositoryIndex", field(1, "r")) == (Code.UNIMPLEMENTED, refused, b"")
         for path in ("models/a/load", "models/a/unload", "index"):
-            status, _, reply = await house.rest.call("POST", f"/v2/repository/r/{path}")
+            status, _, reply = await served.rest.call("POST", f"/v2/repository/r/{path}")
             assert (status, reply) == (501, b'{"error": "%s"}' % refused.encode())
 
 
 async def test_kserves_clients_send_the_name_elsewhere_and_read_the_reply(tmp_path: Path) -> None:
     """Spec 0.15, 1.6: the request's field 1, and the reply's fields 1 and 2."""
     put(tmp_path / "a", says=3)
-    async with open_house([tmp_path], **EXPLICIT) as house:
+    async with serve_models([tmp_path], **EXPLICIT) as served:
         reply = field(1, "a") + varint_field(2, 1)
-        assert await house.grpc.call("RepositoryModelLoad", field(1, "a")) == (*FINE, reply)
-        assert await ask(house, "a") == 3
-        assert await house.grpc.call("RepositoryModelUnload", field(1, "a")) == (*FINE, reply)
-        assert await ask(house, "a") == unknown("a")
+        assert await served.grpc.call("RepositoryModelLoad", field(1, "a")) == (*FINE, reply)
+        assert await ask(served, "a") == 3
+        assert await served.grpc.call("RepositoryModelUnload", field(1, "a")) == (*FINE, reply)
+        assert await ask(served, "a") == unknown("a")
 
 
 async def test_requests_that_are_too_large(tmp_path: Path) -> None:
     """A model's files would be: they are refused by what is the matter, without being read."""
     put(tmp_path / "a")
     size = 2**20 + 1
-    async with open_house([tmp_path], **EXPLICIT) as house:
+    async with serve_models([tmp_path], **EXPLICIT) as served:
         for rpc in ("RepositoryModelLoad", "RepositoryModelUnload"):
-            code, text, _ = await house.grpc.call(rpc, bytes(size))
+            code, text, _ = await served.grpc.call(rpc, bytes(size))
             assert (code, text) == (
                 INVALID,
                 f"the request has {size} bytes, at most {2**20} are expected: {NO_FILES}",
             )
         for verb in ("load", "unload"):
-            status, _, reply = await house.rest.call("POST", f"/v2/repository/models/a/{verb}", b" " * size)
+            status, _, reply = await served.rest.call("POST", f"/v2/repository/models/a/{verb}", b" " * size)
             assert status == 400
             assert f"the request has {size} bytes".encode() in reply
 
@@ -375,25 +375,25 @@ async def test_requests_that_are_too_large(tmp_path: Path) -> None:
 async def test_a_load_that_fails(door: str, tmp_path: Path) -> None:
     file = put(tmp_path / "a" / "1", text=FAILS)
     why = f"{file}:{len(FAILS.splitlines())}: OSError: no disk"
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("a") == load_failed("a", why)
         assert await control.index() == [Row("a", "1", "UNAVAILABLE", why)]
-        assert await ask(house, "a") == unknown("a")
-        assert await ask(house, "a", "1") == not_ready("a", 1)
+        assert await ask(served, "a") == unknown("a")
+        assert await ask(served, "a", "1") == not_ready("a", 1)
         assert not await control.ready("a")
         assert not await control.ready(), "a model that failed is not ready"
         assert await control.load("a") == load_failed("a", why), "it is tried again"
         put(tmp_path / "a" / "1", says=5)
         assert await control.load("a") == FINE
-        assert await ask(house, "a") == 5
+        assert await ask(served, "a") == 5
         assert await control.ready()
 
 
 async def test_a_failed_model_that_is_unloaded(door: str, tmp_path: Path) -> None:
     put(tmp_path / "a", text=FAILS)
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert (await control.load("a"))[0] is INVALID
         assert await control.unload("a") == FINE
         assert await control.index() == [Row("a", "1", "UNAVAILABLE", UNLOADED)]
@@ -402,29 +402,29 @@ async def test_a_failed_model_that_is_unloaded(door: str, tmp_path: Path) -> Non
 
 async def test_a_load_again_that_fails_keeps_what_serves(door: str, tmp_path: Path) -> None:
     file = put(tmp_path / "a", says=1)
-    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        control = control_of(served, door)
         put(tmp_path / "a", text=FAILS)
         why = f"{file}:{len(FAILS.splitlines())}: OSError: no disk"
         assert await control.load("a") == load_failed("a", why)
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
         assert await control.index() == [Row("a", "1", "READY", why)]
         assert await control.ready("a")
         put(tmp_path / "a", says=2)
         assert await control.load("a") == FINE
-        assert await ask(house, "a") == 2
+        assert await ask(served, "a") == 2
         assert await control.index() == [Row("a", "1", "READY")]
 
 
 async def test_a_configuration_file_that_is_wrong(door: str, tmp_path: Path) -> None:
     put(tmp_path / "a" / "1", says=1)
     put(tmp_path / "b")
-    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        control = control_of(served, door)
         put_config(tmp_path / "a", "max_batch_size: -1")
         wrong = f"{tmp_path / 'a' / 'config.pbtxt'}: max_batch_size: expected at least 0, got -1"
         assert await control.load("a") == not_polled("a", wrong)
-        assert await ask(house, "a") == 1, "what serves goes on"
+        assert await ask(served, "a") == 1, "what serves goes on"
         assert await control.load("b") == FINE, "another model is none the worse"
         assert await control.load("a", config="{}") == FINE, "what is given stands in place of the file"
         assert await control.unload("a") == FINE
@@ -435,8 +435,8 @@ async def test_one_name_in_two_repositories(door: str, tmp_path: Path) -> None:
     for repository in ("one", "two"):
         put(tmp_path / repository / "a")
     put(tmp_path / "two" / "b", says=2)
-    async with open_house([tmp_path / "one", tmp_path / "two"], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path / "one", tmp_path / "two"], **EXPLICIT) as served:
+        control = control_of(served, door)
         code, text = await control.load("a")
         assert code is Code.INTERNAL
         both = " and ".join(str(tmp_path / one / "a" / "model.py") for one in ("one", "two"))
@@ -444,7 +444,7 @@ async def test_one_name_in_two_repositories(door: str, tmp_path: Path) -> None:
         assert twice in text
         assert await control.index() == [Row("a", "", "UNAVAILABLE", twice), Row("b")]
         assert await control.load("b") == FINE
-        assert await ask(house, "b") == 2
+        assert await ask(served, "b") == 2
 
 
 # --- at the start ---
@@ -457,9 +457,9 @@ async def test_models_that_cannot_be_read_keep_no_others_from_serving(door: str,
     put(tmp_path / "code" / "1", text="def (")
     options: dict[str, Any] = {"exit_on_load_error": False}
     for more in ({}, {"model_control_mode": "poll"}, EXPLICIT | {"load_model": "*"}):
-        async with open_house([tmp_path], **options, **more) as house:
-            assert await ask(house, "fine") == 3
-            states = {row.name: row.state for row in await control_of(house, door).index()}
+        async with serve_models([tmp_path], **options, **more) as served:
+            assert await ask(served, "fine") == 3
+            states = {row.name: row.state for row in await control_of(served, door).index()}
             # Of what nobody could read there is nothing to load.
             assert states.pop("config") == ("" if "load_model" in more else "UNAVAILABLE")
             assert states == {"code": "UNAVAILABLE", "fine": "READY"}
@@ -468,19 +468,19 @@ async def test_models_that_cannot_be_read_keep_no_others_from_serving(door: str,
 async def test_models_are_loaded_at_the_start(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         put(tmp_path / name)
-    async with open_house([tmp_path], **EXPLICIT, load_model="a, c") as house:
-        control = control_of(house, "grpc")
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a, c") as served:
+        control = control_of(served, "grpc")
         assert await control.index() == [Row("a", "1", "READY"), Row("c", "1", "READY"), Row("b")]
         assert await control.load("b") == FINE
-    async with open_house([tmp_path], **EXPLICIT, load_model="*") as house:
-        assert await control_of(house, "grpc").index() == [Row(name, "1", "READY") for name in "abc"]
+    async with serve_models([tmp_path], **EXPLICIT, load_model="*") as served:
+        assert await control_of(served, "grpc").index() == [Row(name, "1", "READY") for name in "abc"]
 
 
 async def test_a_model_of_the_start_that_is_not_there(tmp_path: Path) -> None:
     put(tmp_path / "a")
     load = Loads()
     with pytest.raises(ModelLoadError) as caught:
-        async with open_house([tmp_path], load, **EXPLICIT, load_model="a,b"):
+        async with serve_models([tmp_path], load, **EXPLICIT, load_model="a,b"):
             pass
     assert str(caught.value) == not_polled("b", f"no model of this name in {tmp_path}")[1]
     assert load.begun == []

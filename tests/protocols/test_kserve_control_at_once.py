@@ -22,7 +22,7 @@ from control_doors import (
     saying,
     until_index,
 )
-from doors import open_house
+from kserve_served import serve_models
 
 from triglot.core.errors import Code
 from waiting import SECONDS, until
@@ -43,8 +43,8 @@ def load() -> Loads:
 
 async def test_one_model_by_many_at_once(door: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1", says=1)
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], load, **EXPLICIT) as served:
+        control = control_of(served, door)
         load.gate.clear()
         loading = [asyncio.create_task(control.load("a")) for _ in range(10)]
         await until(lambda: len(load.begun) == 1)
@@ -60,19 +60,19 @@ async def test_many_models_at_once(door: str, tmp_path: Path) -> None:
     names = [f"m{number}" for number in range(10)]
     for number, name in enumerate(names):
         put(tmp_path / name, says=number, text=FAILS if number == 3 else SAYS)
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         told = await asyncio.gather(*(control.load(name) for name in names))
         assert [one == FINE for one in told] == [number != 3 for number in range(10)]
-        assert [await ask(house, name) for name in names if name != "m3"] == [0, 1, 2, *range(4, 10)]
+        assert [await ask(served, name) for name in names if name != "m3"] == [0, 1, 2, *range(4, 10)]
         await asyncio.gather(*(control.unload(name) for name in names))
         assert {row.reason for row in await control.index() if row.state == "UNAVAILABLE"} == {UNLOADED}
 
 
 async def test_a_model_that_is_unloaded_while_it_loads(door: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], load, **EXPLICIT) as served:
+        control = control_of(served, door)
         load.gate.clear()
         loading = asyncio.create_task(control.load("a"))
         await until(lambda: load.begun == ["a/1"])
@@ -89,19 +89,19 @@ async def test_a_model_that_is_unloaded_while_it_loads(door: str, tmp_path: Path
 
 async def test_the_last_of_several_configurations_counts(door: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], load, **EXPLICIT) as served:
+        control = control_of(served, door)
         load.gate.clear()
         first = asyncio.create_task(control.load("a", config=config_text(**saying(1))))
         await until(lambda: len(load.begun) == 1)
         second = asyncio.create_task(control.load("a", config=config_text(**saying(2))))
         # It is wanted as soon as the disk has been looked at; only then does the first load go on.
-        wanted = house.server.manager.registry.wanted
-        await until(lambda: house.server.manager.registry.wanted is not wanted)
+        wanted = served.server.manager.registry.wanted
+        await until(lambda: served.server.manager.registry.wanted is not wanted)
         load.gate.set()
         assert (await first)[0] is Code.UNAVAILABLE
         assert await second == FINE
-        assert await ask(house, "a") == 2
+        assert await ask(served, "a") == 2
 
 
 async def test_loads_and_unloads_in_any_order(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ async def test_loads_and_unloads_in_any_order(tmp_path: Path) -> None:
     for name in names:
         put(tmp_path / name, says=1)
     choose = random.Random(7)
-    async with open_house([tmp_path], **EXPLICIT) as house:
+    async with serve_models([tmp_path], **EXPLICIT) as served:
 
         async def client(door: str) -> None:
-            control = control_of(house, door)
+            control = control_of(served, door)
             for _ in range(20):
                 name = choose.choice(names)
                 match choose.randrange(4):
@@ -127,14 +127,14 @@ async def test_loads_and_unloads_in_any_order(tmp_path: Path) -> None:
                         code, text = await control.load(name)
                         assert code is Code.OK or (code is Code.UNAVAILABLE and "while it was loaded" in text)
                     case _:
-                        answer = await ask(house, name)
+                        answer = await ask(served, name)
                         assert isinstance(answer, int) or answer[0] in (Code.NOT_FOUND, Code.UNAVAILABLE)
 
         await asyncio.gather(*(client(door) for door in ("grpc", "rest") * 3))
-        control = control_of(house, "grpc")
+        control = control_of(served, "grpc")
         for name in names[:2]:
             assert await control.load(name) == FINE
-            assert await ask(house, name) == 1
+            assert await ask(served, name) == 1
         assert await control.unload("c") == FINE
         rows = sorted(await control.index())
         assert [row[:3] for row in rows[:2]] == [(name, "1", "READY") for name in names[:2]]
@@ -148,9 +148,9 @@ async def test_loads_and_unloads_in_any_order(tmp_path: Path) -> None:
 async def test_a_client_that_leaves_while_its_model_loads(tmp_path: Path, load: Loads) -> None:
     for name in ("a", "b"):
         put(tmp_path / name / "1", says=1)
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
+    async with serve_models([tmp_path], load, **EXPLICIT) as served:
         for name, door in (("a", "grpc"), ("b", "rest")):
-            control = control_of(house, door)
+            control = control_of(served, door)
             load.gate.clear()
             loading = asyncio.create_task(control.load(name))
             await until(lambda name=name: f"{name}/1" in load.begun)  # type: ignore[misc]
@@ -162,19 +162,19 @@ async def test_a_client_that_leaves_while_its_model_loads(tmp_path: Path, load: 
             async with asyncio.timeout(20):
                 while Row(name, "1", "READY") not in await control.index():
                     pass
-            assert await ask(house, name) == 1
+            assert await ask(served, name) == 1
 
 
 async def test_a_server_that_stops_while_a_model_loads(door: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1", says=1)
     put(tmp_path / "b" / "1", says=1)
     load.gate.clear()
-    async with open_house([tmp_path], load, **EXPLICIT, grace=SECONDS) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], load, **EXPLICIT, grace=SECONDS) as served:
+        control = control_of(served, door)
         loads = [asyncio.create_task(control.load(name)) for name in ("a", "b")]
         await until(lambda: len(load.begun) == 1)
-        await until(lambda: sum(one.in_flight for one in house.server.telemetry.endpoints()) == 2)
-        stopping = asyncio.create_task(house.server.stop())
+        await until(lambda: sum(one.in_flight for one in served.server.telemetry.endpoints()) == 2)
+        stopping = asyncio.create_task(served.server.stop())
         assert await asyncio.gather(*loads) == [(Code.UNAVAILABLE, "the server is shutting down")] * 2
         await stopping
         assert len(load.begun) == 1

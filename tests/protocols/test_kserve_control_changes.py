@@ -23,7 +23,7 @@ from control_doors import (
     saying,
     until_index,
 )
-from doors import House, open_house
+from kserve_served import Served, serve_models
 
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
@@ -46,8 +46,8 @@ def load() -> Loads:
 async def test_what_has_not_changed_is_not_loaded_again(door: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1")
     put_config(tmp_path / "a", "max_batch_size: 4")
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], load, **EXPLICIT) as served:
+        control = control_of(served, door)
         for _ in range(3):
             assert await control.load("a") == FINE
         put_config(tmp_path / "a", 'name: "a" # says nothing more\nmax_batch_size: 4')
@@ -57,36 +57,36 @@ async def test_what_has_not_changed_is_not_loaded_again(door: str, tmp_path: Pat
 
 async def test_what_has_changed_is_loaded_beside_what_serves(door: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1", says=1)
-    async with open_house([tmp_path], load, **EXPLICIT, load_model="a") as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], load, **EXPLICIT, load_model="a") as served:
+        control = control_of(served, door)
         put(tmp_path / "a" / "1", says=22)
         load.gate.clear()
         loading = asyncio.create_task(control.load("a"))
         await until(lambda: len(load.begun) == 2)
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
         assert await control.index() == [Row("a", "1", "READY")]
         assert await control.ready()
         load.gate.set()
         assert await loading == FINE
-        assert await ask(house, "a") == 22
+        assert await ask(served, "a") == 22
         put_config(tmp_path / "a", 'parameters { key: "says" value { string_value: "3" } }')
         assert await control.load("a") == FINE
-        assert await ask(house, "a") == 3
+        assert await ask(served, "a") == 3
         assert load.begun == ["a/1"] * 3
 
 
 async def test_a_new_version_replaces_the_old_one(door: str, tmp_path: Path, load: Loads) -> None:
     put(tmp_path / "a" / "1", says=1)
     put_config(tmp_path / "a", "version_policy { latest { num_versions: 1 } }")
-    async with open_house([tmp_path], load, **EXPLICIT, load_model="a") as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], load, **EXPLICIT, load_model="a") as served:
+        control = control_of(served, door)
         put(tmp_path / "a" / "2", text=FAILS)
         assert (await control.load("a"))[0] is Code.INVALID_ARGUMENT
         assert [row[:3] for row in await control.index()] == [("a", "1", "READY"), ("a", "2", "UNAVAILABLE")]
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
         put(tmp_path / "a" / "2", says=2)
         assert await control.load("a") == FINE
-        assert await ask(house, "a") == 2
+        assert await ask(served, "a") == 2
         await until_index(control, Row("a", "2", "READY"))
         assert await control.unload("a") == FINE
         await until_index(control, Row("a", "2", "UNAVAILABLE", UNLOADED))
@@ -97,26 +97,26 @@ async def test_what_failed_is_tried_again(door: str, tmp_path: Path, load: Loads
     needed = tmp_path / "needed"
     text = SAYS + f"\n    def load(self, folder):\n        open({str(needed)!r}).close()\n"
     put(tmp_path / "models" / "a" / "1", says=1, text=text)
-    async with open_house([tmp_path / "models"], load, **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path / "models"], load, **EXPLICIT) as served:
+        control = control_of(served, door)
         for _ in range(2):
             assert (await control.load("a"))[0] is Code.INVALID_ARGUMENT
         assert load.begun == ["a/1"] * 2
         needed.touch()
         assert await control.load("a") == FINE
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
 
 
 async def test_a_repository_that_cannot_be_read(door: str, tmp_path: Path) -> None:
     """A mount that went away: what serves goes on, and a load says what is the matter."""
     repository = tmp_path / "repository"
     put(repository / "a", says=1)
-    async with open_house([repository], **EXPLICIT, load_model="a") as house:
-        control = control_of(house, door)
+    async with serve_models([repository], **EXPLICIT, load_model="a") as served:
+        control = control_of(served, door)
         repository.rename(tmp_path / "elsewhere")
         why = f"failed to load 'a', failed to poll from model repository: {repository}: no such file or folder"
         assert await control.load("a") == (Code.INTERNAL, why)
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
         assert await control.index() == [Row("a", "1", "READY")]
         assert await control.unload("a") == FINE
         (tmp_path / "elsewhere").rename(repository)
@@ -128,10 +128,10 @@ async def test_a_configuration_holds_until_the_next_load(door: str, tmp_path: Pa
         put(tmp_path / "a" / str(version), says=version)
     put_config(tmp_path / "a", "version_policy { latest { num_versions: 2 } }\nmax_batch_size: 2")
 
-    async with open_house([tmp_path], load, **EXPLICIT, load_model="a") as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], load, **EXPLICIT, load_model="a") as served:
+        control = control_of(served, door)
         assert await control.index() == [Row("a", "2", "READY"), Row("a", "3", "READY")]
-        await expect_largest_batch(house, 2)
+        await expect_largest_batch(served, 2)
 
         config = config_text(
             version_policy={"specific": {"versions": [1]}},
@@ -140,10 +140,10 @@ async def test_a_configuration_holds_until_the_next_load(door: str, tmp_path: Pa
             **saying(55),
         )
         assert await control.load("a", config=config) == FINE
-        assert await ask(house, "a") == 55
+        assert await ask(served, "a") == 55
         await until_index(control, Row("a", "1", "READY"))
-        await expect_largest_batch(house, 7)
-        assert house.server.manager.registry.servable("a").model.instances == 3
+        await expect_largest_batch(served, 7)
+        assert served.server.manager.registry.servable("a").model.instances == 3
 
         begun = len(load.begun)
         assert await control.load("a", config=config) == FINE
@@ -151,28 +151,28 @@ async def test_a_configuration_holds_until_the_next_load(door: str, tmp_path: Pa
 
         assert await control.load("a") == FINE
         await until_index(control, Row("a", "2", "READY"), Row("a", "3", "READY"))
-        await expect_largest_batch(house, 2)
-        assert house.server.manager.registry.servable("a").model.instances == 1
+        await expect_largest_batch(served, 2)
+        assert served.server.manager.registry.servable("a").model.instances == 1
 
 
-async def expect_largest_batch(house: House, size: int) -> None:
+async def expect_largest_batch(served: Served, size: int) -> None:
     """By what is refused."""
     x = pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=[size + 1])
     request = pb.ModelInferRequest(model_name="a", inputs=[x], raw_input_contents=[bytes(4 * (size + 1))])
-    code, text, _ = await house.grpc.call("ModelInfer", request.SerializeToString())
+    code, text, _ = await served.grpc.call("ModelInfer", request.SerializeToString())
     assert code is Code.INVALID_ARGUMENT
     assert f"inference request batch-size must be <= {size} for 'a'" in text
 
 
 async def test_a_configuration_is_forgotten_when_the_model_is_unloaded(door: str, tmp_path: Path) -> None:
     put(tmp_path / "a", says=1)
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("a", config=config_text(**saying(5))) == FINE
-        assert await ask(house, "a") == 5
+        assert await ask(served, "a") == 5
         assert await control.unload("a") == FINE
         assert await control.load("a") == FINE
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
 
 
 @pytest.mark.parametrize(
@@ -192,35 +192,35 @@ async def test_a_configuration_is_forgotten_when_the_model_is_unloaded(door: str
 )
 async def test_a_configuration_that_is_wrong(door: str, config: str, text: str, tmp_path: Path) -> None:
     put(tmp_path / "a", says=1)
-    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        control = control_of(served, door)
         code, found = await control.load("a", config=config)
         assert code is Code.INVALID_ARGUMENT
         assert text in found
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
         assert await control.load("a") == FINE
 
 
 async def test_a_configuration_for_a_file(door: str, tmp_path: Path) -> None:
     file = put(tmp_path / "a", says=1)
-    async with open_house([file], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([file], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("a", config="{}") == (
             Code.INVALID_ARGUMENT,
             f"a configuration is for a model's folder in a repository; model 'a' is {file}",
         )
         assert await control.load("a") == FINE
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
 
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
 async def test_a_body_with_another_key(verb: str, tmp_path: Path, load: Loads) -> None:
     """As of somebody who forgot that a configuration is a parameter."""
     put(tmp_path / "a" / "1")
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
+    async with serve_models([tmp_path], load, **EXPLICIT) as served:
         for fields in ({"config": {"max_batch_size": 4}}, {"parameters": {}, "config": "{}"}):
             body = json.dumps(fields).encode()
-            status, _, reply = await house.rest.call("POST", f"/v2/repository/models/a/{verb}", body)
+            status, _, reply = await served.rest.call("POST", f"/v2/repository/models/a/{verb}", body)
             assert (status, json.loads(reply)) == (
                 400,
                 {"error": "unexpected key 'config', expected 'parameters'"},
@@ -249,9 +249,9 @@ FREE = SAYS.replace('inputs["x"] * 0', "inputs.get('x', 0) * 0").replace('INT32"
 async def test_what_a_configuration_leaves_out_is_the_models(door: str, config: str, tmp_path: Path) -> None:
     put(tmp_path / "a" / "1", text=FREE)
     put_config(tmp_path / "a", "max_batch_size: 4")
-    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
-        assert await control_of(house, door).load("a", config=config) == FINE
-        servable = house.server.dataplane.servable("a")
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        assert await control_of(served, door).load("a", config=config) == FINE
+        servable = served.server.dataplane.servable("a")
         assert (servable.model.max_batch_size, servable.platform) == (16, "python")
         for specs, name in ((servable.signature.inputs, "x"), (servable.signature.outputs, "y")):
             assert [(spec.name, spec.datatype, spec.shape) for spec in specs] == [(name, "INT32", (-1, 2))]
@@ -261,11 +261,11 @@ async def test_a_configuration_stands_in_place_of_the_file(door: str, tmp_path: 
     """What it leaves out is not taken from there, but from the model (spec 3.9)."""
     put(tmp_path / "a" / "1", says=1)
     put_config(tmp_path / "a", 'max_batch_size: 4 parameters { key: "says" value { string_value: "5" } }')
-    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
-        assert await ask(house, "a") == 5
-        assert await control_of(house, door).load("a", config="{}") == FINE
-        assert await ask(house, "a") == 1
-        assert house.server.dataplane.servable("a").model.max_batch_size == 0
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        assert await ask(served, "a") == 5
+        assert await control_of(served, door).load("a", config="{}") == FINE
+        assert await ask(served, "a") == 1
+        assert served.server.dataplane.servable("a").model.max_batch_size == 0
 
 
 @pytest.mark.parametrize(
@@ -293,13 +293,13 @@ async def test_a_configuration_stands_in_place_of_the_file(door: str, tmp_path: 
 async def test_what_is_no_configuration(door: str, config: str, text: str, tmp_path: Path) -> None:
     """It is said what is wrong, and what served goes on."""
     put(tmp_path / "a" / "1", says=1)
-    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
+        control = control_of(served, door)
         code, found = await control.load("a", config=config)
         assert text in found
         assert "\n" not in found
         assert code is Code.INVALID_ARGUMENT
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
         [row] = await control.index()
         assert row[:3] == ("a", "1", "READY")
         assert row.reason.removesuffix(";") in found

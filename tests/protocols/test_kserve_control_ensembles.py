@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from control_doors import EXPLICIT, FINE, SAYS, Row, ask, control_of, put, put_config, until_index
-from doors import open_house
+from kserve_served import serve_models
 
 from gates import Gate
 from triglot.core.errors import Code
@@ -60,16 +60,16 @@ async def test_what_it_is_made_of_comes_along_and_goes_along(door: str, form: st
         put_ensemble(tmp_path / "e", "a", "b")
     else:
         put(tmp_path / "e" / "1", text=PYTHON_FORM)
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("e") == FINE
         assert await control.index() == ready("e", "a", "b")
-        assert await ask(house, "e") == 2
+        assert await ask(served, "e") == 2
         assert await control.unload("e", unload_dependents=True) == FINE
         await until_index(control, *[Row(name, "1", *UNLOADED) for name in ("e", "a", "b")])
-        assert (await ask(house, "a"))[0] is Code.NOT_FOUND  # type: ignore[index]
+        assert (await ask(served, "a"))[0] is Code.NOT_FOUND  # type: ignore[index]
         assert await control.load("e") == FINE
-        assert await ask(house, "e") == 2
+        assert await ask(served, "e") == 2
 
 
 @pytest.mark.parametrize("parameters", [{}, {"unload_dependents": False}])
@@ -78,12 +78,12 @@ async def test_what_it_is_made_of_stays_unless_asked(
 ) -> None:
     put_parts(tmp_path, a=1)
     put_ensemble(tmp_path / "e", "a")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("e") == FINE
         assert await control.unload("e", **parameters) == FINE
         await until_index(control, Row("e", "1", *UNLOADED), *ready("a"))
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -91,15 +91,15 @@ async def test_asked_for_while_it_is_tried_without_a_part(turns: int, tmp_path: 
     """It stops with its part, and is tried again at once; whoever asks for it then has the part loaded, too."""
     put_parts(tmp_path, a=1)
     put_ensemble(tmp_path / "e", "a")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        manager = house.server.manager
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        manager = served.server.manager
         await manager.load_model("e")
         for _ in range(10):
             manager.unload_model("a")
             for _turn in range(turns):
                 await asyncio.sleep(0)
             await manager.load_model("e")
-            assert await ask(house, "e") == 1
+            assert await ask(served, "e") == 1
 
 
 async def test_what_others_need_stays(door: str, tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ async def test_what_others_need_stays(door: str, tmp_path: Path) -> None:
     put_ensemble(tmp_path / "inner", "deep", "shared")
     put_ensemble(tmp_path / "e", "own", "shared", "inner", "only")
     put_ensemble(tmp_path / "other", "shared")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         for name in ("own", "e", "other"):
             assert await control.load(name) == FINE
         everything = await control.index()
@@ -119,37 +119,37 @@ async def test_what_others_need_stays(door: str, tmp_path: Path) -> None:
         await until_index(
             control, *[Row(row.name, "1", *UNLOADED) if row.name in gone else row for row in everything]
         )
-        assert await ask(house, "other") == 2
+        assert await ask(served, "other") == 2
 
 
 async def test_a_part_that_is_unloaded(door: str, tmp_path: Path) -> None:
     """The ensemble is not ready then, says why, and serves again as soon as the part does."""
     put_parts(tmp_path, a=1, b=2)
     put_ensemble(tmp_path / "e", "a", "b")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("e") == FINE
         assert await control.unload("a") == FINE
         assert not await control.ready("e")
         key = f"{tmp_path}/e/config.pbtxt: ensemble_scheduling.step[0].model_name"
         why = f"{key}: 'a' does not serve: it was unloaded"
         await until_index(control, Row("e", "1", "UNAVAILABLE", why), Row("a", "1", *UNLOADED), *ready("b"))
-        assert await ask(house, "e") == (
+        assert await ask(served, "e") == (
             Code.NOT_FOUND,
             "Request for unknown model: 'e' has no available versions",
         )
         assert await control.load("a") == FINE
         await until_index(control, *ready("e", "a", "b"))
         assert await control.ready("e")
-        assert await ask(house, "e") == 2
+        assert await ask(served, "e") == 2
 
 
 async def test_a_part_that_cannot_be_loaded(door: str, tmp_path: Path) -> None:
     put_parts(tmp_path, a=1)
     put(tmp_path / "b" / "1", text="raise OSError('no disk')")
     put_ensemble(tmp_path / "e", "a", "b", "c")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         code, text = await control.load("e")
         assert code is Code.INVALID_ARGUMENT
         assert text.startswith("load failed for model 'e': version 1 is at UNAVAILABLE state: ")
@@ -157,7 +157,7 @@ async def test_a_part_that_cannot_be_loaded(door: str, tmp_path: Path) -> None:
         assert text.endswith(": OSError: no disk;")
         put_parts(tmp_path, b=2, c=3)
         assert await control.load("e") == FINE
-        assert await ask(house, "e") == 3
+        assert await ask(served, "e") == 3
 
 
 async def test_a_part_that_is_unloaded_while_the_others_load(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ async def test_a_part_that_is_unloaded_while_the_others_load(tmp_path: Path) -> 
     put_parts(tmp_path, a=1)
     gate = Gate(tmp_path / "b" / "1")
     put_ensemble(tmp_path / "e", "a", "b")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, "grpc")
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, "grpc")
         assert await control.load("a") == FINE
         loading = asyncio.create_task(control.load("e"))
         await asyncio.to_thread(gate.wait_until_it_waits, "load")
@@ -183,11 +183,11 @@ async def test_a_part_that_is_unloaded_while_the_others_load(tmp_path: Path) -> 
 async def test_parts_at_the_start(tmp_path: Path) -> None:
     put_parts(tmp_path, a=1, b=2, z=3)
     put_ensemble(tmp_path / "e", "a", "b")
-    async with open_house([tmp_path], **EXPLICIT, load_model="e") as house:
-        control = control_of(house, "grpc")
+    async with serve_models([tmp_path], **EXPLICIT, load_model="e") as served:
+        control = control_of(served, "grpc")
         assert await control.ready()
         assert await control.index() == [*ready("e", "a", "b"), Row("z")]
-        assert await ask(house, "e") == 2
+        assert await ask(served, "e") == 2
 
 
 async def test_another_configuration_of_an_ensemble(door: str, tmp_path: Path) -> None:
@@ -198,31 +198,31 @@ async def test_another_configuration_of_an_ensemble(door: str, tmp_path: Path) -
     tensors += '"output":[{"name":"y","data_type":"TYPE_INT32","dims":[-1]}]'
     text = f'{{"platform":"ensemble",{tensors},"ensemble_scheduling":{{"step":[%s]}}}}'
     step = '{"model_name":"b","input_map":{"x":"x"},"output_map":{"y":"%s"}}'
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("e") == FINE
-        assert await ask(house, "e") == 1
+        assert await ask(served, "e") == 1
         code, why = await control.load("e", config=text % (step % "z"))
         assert code is Code.INVALID_ARGUMENT
         assert "in the request to load model 'e': output[0]: no step gives the ensemble's output 'y'" in why
-        assert await ask(house, "e") == 1
+        assert await ask(served, "e") == 1
         assert await control.load("e", config=text % (step % "y")) == FINE
-        assert await ask(house, "e") == 2
+        assert await ask(served, "e") == 2
 
 
 async def test_a_part_that_batches_takes_the_place_of_one_that_does_not(door: str, tmp_path: Path) -> None:
     """The ensemble goes on, and its tensors get the batch dim that they now need."""
     put_parts(tmp_path, a=1)
     put_ensemble(tmp_path / "e", "a")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("e") == FINE
-        assert await ask(house, "e") == 1
+        assert await ask(served, "e") == 1
         batched = SAYS.replace("[-1]", "[-1, -1]") + "\n    max_batch_size = 4\n"
         for says, text in ((2, batched), (3, SAYS)):
             put(tmp_path / "a" / "1", says, text)
             assert await control.load("a") == FINE
-            assert await ask(house, "e") == says
+            assert await ask(served, "e") == says
 
 
 async def test_a_decoupled_part_takes_the_place_of_one_that_is_not(door: str, tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ async def test_a_decoupled_part_takes_the_place_of_one_that_is_not(door: str, tm
     put_parts(tmp_path, a=1)
     put_ensemble(tmp_path / "e", "a")
     decoupled = (Code.UNIMPLEMENTED, "ModelInfer RPC doesn't support models with decoupled transaction policy")
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        control = control_of(house, door)
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        control = control_of(served, door)
         assert await control.load("e") == FINE
         for says, text, answer in ((2, SAYS.replace("return", "yield"), decoupled), (3, SAYS, 3)):
             put(tmp_path / "a" / "1", says, text)
             assert await control.load("a") == FINE
-            await until_found(lambda: ask(house, "e"), partial(operator.eq, answer))
+            await until_found(lambda: ask(served, "e"), partial(operator.eq, answer))

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from doors import Answer, GrpcDoor, House, Infer, RestDoor, Tensor, open_house
+from kserve_served import Served, serve_models
 
+from protocol_clients.kserve_async import Answer, GrpcClient, Infer, RestClient, Tensor
 from triglot.core.errors import Code
 from triglot.core.tensor import DATATYPES, pack_bytes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-Door = GrpcDoor | RestDoor
+Door = GrpcClient | RestClient
 ONE = struct.pack("<f", 1.0)
 I7 = struct.pack("<i", 7)
 A, B = Tensor("a", "INT32", [1], I7), Tensor("b", "INT32", [1], I7)
@@ -25,14 +26,14 @@ INVALID, MISSING, LATER, NEVER = Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.UNA
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with open_house() as opened:
+async def served() -> AsyncIterator[Served]:
+    async with serve_models() as opened:
         yield opened
 
 
 @pytest.fixture(params=["grpc", "rest"])
-def door(request: pytest.FixtureRequest, house: House) -> Door:
-    return house.door(request.param)
+def door(request: pytest.FixtureRequest, served: Served) -> Door:
+    return served.door(request.param)
 
 
 def how(what: str, model: str = "misbehaving", **more: Any) -> Infer:
@@ -206,10 +207,10 @@ async def test_other_requests_that_are_refused(door: Door, request_: Infer, code
 
 
 async def test_versions(door: Door) -> None:
-    for version, served in (("", 10), ("1", 1), ("2", 2), ("10", 10)):
+    for version, number in (("", 10), ("1", 1), ("2", 2), ("10", 10)):
         answer = await door.infer(Infer("versions", [Tensor("x", "INT32", [1], I7)], version=version))
-        assert (answer.code, answer.model, answer.version) == (Code.OK, "versions", str(served))
-        assert answer.outputs[0].raw == struct.pack("<q", served)
+        assert (answer.code, answer.model, answer.version) == (Code.OK, "versions", str(number))
+        assert answer.outputs[0].raw == struct.pack("<q", number)
 
 
 FAILS = [

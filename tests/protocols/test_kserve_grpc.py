@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from doors import SERVICE as SERVICE_PATH
-from doors import House, Infer, Tensor, grpc_message, open_house
+from kserve_served import Served, serve_models
 from wire_bytes import PADDING, field
 
 import triglot
+from protocol_clients.kserve_async import SERVICE as SERVICE_PATH
+from protocol_clients.kserve_async import Infer, Tensor, grpc_message
 from triglot.core.errors import Code
 from triglot.core.tensor import pack_bytes
 from triglot.pb import service as service_descriptor
@@ -36,27 +37,27 @@ KINDS = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with open_house() as opened:
+async def served() -> AsyncIterator[Served]:
+    async with serve_models() as opened:
         yield opened
 
 
-async def call(house: House, rpc: str, request: Any, reply: Any) -> Any:
+async def call(served: Served, rpc: str, request: Any, reply: Any) -> Any:
     """The reply, or the code and text of the error."""
-    code, text, data = await house.grpc.call(
+    code, text, data = await served.grpc.call(
         rpc, request if isinstance(request, bytes) else request.SerializeToString()
     )
     return (code, text) if code is not Code.OK else reply.FromString(data)
 
 
-async def infer(house: House, **request: Any) -> Any:
+async def infer(served: Served, **request: Any) -> Any:
     return await call(
-        house, "ModelInfer", Request(**{"model_name": "identity_fp32", **request}), pb.ModelInferResponse
+        served, "ModelInfer", Request(**{"model_name": "identity_fp32", **request}), pb.ModelInferResponse
     )
 
 
-async def assert_that_all_is_well(house: House) -> None:
-    reply = await infer(house, inputs=[X], raw_input_contents=[TWO])
+async def assert_that_all_is_well(served: Served) -> None:
+    reply = await infer(served, inputs=[X], raw_input_contents=[TWO])
     assert list(reply.raw_output_contents) == [TWO]
 
 
@@ -80,10 +81,10 @@ async def test_the_six_calls_of_the_protocol_are_there() -> None:
     assert {"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"} <= names
 
 
-async def test_golden_request_and_response(house: House) -> None:
+async def test_golden_request_and_response(served: Served) -> None:
     """The request of spec A.1 for another model; what comes back has the form of A.2."""
     tail = bytes.fromhex("1a0137 2a0d 0a0178 120446503332 1a020102 3203 0a0179 3a08 0000803f 00000040")
-    reply = await call(house, "ModelInfer", field(1, "identity_fp32") + tail, pb.ModelInferResponse)
+    reply = await call(served, "ModelInfer", field(1, "identity_fp32") + tail, pb.ModelInferResponse)
     assert reply == pb.ModelInferResponse(
         model_name="identity_fp32",
         model_version="1",
@@ -93,12 +94,12 @@ async def test_golden_request_and_response(house: House) -> None:
     )
 
 
-async def test_every_output_is_raw_and_in_order(house: House) -> None:
+async def test_every_output_is_raw_and_in_order(served: Served) -> None:
     numbers = pb.InferTensorContents(int_contents=[5])
     empty = pb.InferTensorContents()
     for contents, shape, raw in ((numbers, [1], [10, 0]), (empty, [0], [])):
         tensors = [{"name": name, "datatype": "INT32", "shape": shape, "contents": contents} for name in "ab"]
-        reply = await infer(house, model_name="two_inputs", inputs=tensors)
+        reply = await infer(served, model_name="two_inputs", inputs=tensors)
         assert [output.name for output in reply.outputs] == ["sum", "difference"]
         assert not any(output.HasField("contents") for output in reply.outputs)
         assert list(reply.raw_output_contents) == ([struct.pack("<i", n) for n in raw] or [b"", b""])
@@ -139,19 +140,19 @@ async def test_every_output_is_raw_and_in_order(house: House) -> None:
         ),
     ],
 )
-async def test_requests_that_are_refused(house: House, request_: pb.ModelInferRequest, text: str) -> None:
+async def test_requests_that_are_refused(served: Served, request_: pb.ModelInferRequest, text: str) -> None:
     request_.model_name = "identity_fp32"
     for padding in (b"", PADDING):
-        assert await call(house, "ModelInfer", request_.SerializeToString() + padding, None) == (INVALID, text)
-        await assert_that_all_is_well(house)
+        assert await call(served, "ModelInfer", request_.SerializeToString() + padding, None) == (INVALID, text)
+        await assert_that_all_is_well(served)
 
 
-async def test_a_region_of_shared_memory_is_not_found(house: House) -> None:
+async def test_a_region_of_shared_memory_is_not_found(served: Served) -> None:
     parameters = {
         "shared_memory_region": pb.InferParameter(string_param="r"),
         "shared_memory_byte_size": pb.InferParameter(int64_param=8),
     }
-    found = await infer(house, inputs=[{**X, "parameters": parameters}])
+    found = await infer(served, inputs=[{**X, "parameters": parameters}])
     assert found == (Code.NOT_FOUND, "Unable to find shared memory region: 'r'")
 
 
@@ -170,17 +171,17 @@ async def test_a_region_of_shared_memory_is_not_found(house: House) -> None:
 @pytest.mark.parametrize(
     "data", [b"\xff", b"\x0a\x05a", b"\x0a\x01\xff", b"\x0b" * 5000, b"\x0a\x01\xff" + PADDING]
 )
-async def test_bytes_that_are_no_message(house: House, rpc: str, data: bytes) -> None:
-    code, text, _ = await house.grpc.call(rpc, data)
+async def test_bytes_that_are_no_message(served: Served, rpc: str, data: bytes) -> None:
+    code, text, _ = await served.grpc.call(rpc, data)
     if data[:2] == b"\x0a\x01" and rpc in ("ServerLive", "ServerReady", "ServerMetadata"):
         assert code is Code.OK  # An unknown field, whatever it holds.
     else:
         assert code is INVALID
         assert text.startswith("the request is not a valid ")
-    await assert_that_all_is_well(house)
+    await assert_that_all_is_well(served)
 
 
-async def test_parameters_that_clients_send_without_a_need(house: House) -> None:
+async def test_parameters_that_clients_send_without_a_need(served: Served) -> None:
     """Spec 0.8 and 0.9: unknown tensor parameters, a streaming flag on a unary call, either kind of priority."""
     size = {"binary_data_size": pb.InferParameter(int64_param=8)}
     for priority in (pb.InferParameter(int64_param=1), pb.InferParameter(uint64_param=1)):
@@ -191,16 +192,16 @@ async def test_parameters_that_clients_send_without_a_need(house: House) -> None
             "sequence_id": pb.InferParameter(string_param="u1"),
         }
         reply = await infer(
-            house, inputs=[{**X, "parameters": size}], raw_input_contents=[TWO], parameters=parameters
+            served, inputs=[{**X, "parameters": size}], raw_input_contents=[TWO], parameters=parameters
         )
         assert list(reply.raw_output_contents) == [TWO]
 
 
-async def test_typed_inputs(house: House) -> None:
-    reply = await infer(house, inputs=[{**X, "contents": {"fp32_contents": [1, 2]}}])
+async def test_typed_inputs(served: Served) -> None:
+    reply = await infer(served, inputs=[{**X, "contents": {"fp32_contents": [1, 2]}}])
     assert list(reply.raw_output_contents) == [TWO]
     text = {"name": "x", "datatype": "BYTES", "shape": [1, 2], "contents": {"bytes_contents": [b"\xff", b""]}}
-    reply = await infer(house, model_name="identity_bytes", inputs=[text])
+    reply = await infer(served, model_name="identity_bytes", inputs=[text])
     assert list(reply.raw_output_contents) == [b"\1\0\0\0\xff\0\0\0\0"]
 
 
@@ -217,24 +218,24 @@ async def test_typed_inputs(house: House) -> None:
         ("versions", "-1", INVALID),
     ],
 )
-async def test_model_ready(house: House, name: str, version: str, expected: bool | Code) -> None:
+async def test_model_ready(served: Served, name: str, version: str, expected: bool | Code) -> None:
     found = await call(
-        house, "ModelReady", pb.ModelReadyRequest(name=name, version=version), pb.ModelReadyResponse
+        served, "ModelReady", pb.ModelReadyRequest(name=name, version=version), pb.ModelReadyResponse
     )
     assert (found[0] if isinstance(found, tuple) else found.ready) == expected
 
 
-async def test_live_ready_and_metadata_of_the_server(house: House) -> None:
-    assert (await call(house, "ServerLive", b"", pb.ServerLiveResponse)).live
-    assert (await call(house, "ServerReady", b"", pb.ServerReadyResponse)).ready
-    metadata = await call(house, "ServerMetadata", b"", pb.ServerMetadataResponse)
+async def test_live_ready_and_metadata_of_the_server(served: Served) -> None:
+    assert (await call(served, "ServerLive", b"", pb.ServerLiveResponse)).live
+    assert (await call(served, "ServerReady", b"", pb.ServerReadyResponse)).ready
+    metadata = await call(served, "ServerMetadata", b"", pb.ServerMetadataResponse)
     assert (metadata.name, metadata.version) == ("triglot", triglot.__version__)
     assert {"binary_tensor_data", "parameters", "classification", "statistics"} <= set(metadata.extensions)
 
 
-async def test_metadata_of_models(house: House) -> None:
+async def test_metadata_of_models(served: Served) -> None:
     request = pb.ModelMetadataRequest(name="batching")
-    metadata = await call(house, "ModelMetadata", request, pb.ModelMetadataResponse)
+    metadata = await call(served, "ModelMetadata", request, pb.ModelMetadataResponse)
     assert metadata == pb.ModelMetadataResponse(
         name="batching",
         versions=["1"],
@@ -247,14 +248,14 @@ async def test_metadata_of_models(house: House) -> None:
     )
     for version, versions in (("", ["1", "2", "10"]), ("2", ["2"])):
         request = pb.ModelMetadataRequest(name="versions", version=version)
-        assert list((await call(house, "ModelMetadata", request, pb.ModelMetadataResponse)).versions) == versions
+        assert list((await call(served, "ModelMetadata", request, pb.ModelMetadataResponse)).versions) == versions
     request = pb.ModelMetadataRequest(name="nothing")
-    assert await call(house, "ModelMetadata", request, None) == (
+    assert await call(served, "ModelMetadata", request, None) == (
         Code.NOT_FOUND,
         "Request for unknown model: 'nothing' is not found",
     )
     request = pb.ModelMetadataRequest(name="versions", version="one")
-    code, text = await call(house, "ModelMetadata", request, None)
+    code, text = await call(served, "ModelMetadata", request, None)
     assert code is INVALID
     assert text.startswith("failed to get model version from specified version string 'one'")
 
@@ -263,17 +264,17 @@ async def test_metadata_of_models(house: House) -> None:
     "rpc",
     ["Nothing", "/inference.Nothing/ModelInfer"],
 )
-async def test_calls_that_are_not_offered(house: House, rpc: str) -> None:
-    code, _, _ = await house.grpc.call(rpc, b"")
+async def test_calls_that_are_not_offered(served: Served, rpc: str) -> None:
+    code, _, _ = await served.grpc.call(rpc, b"")
     assert code is Code.UNIMPLEMENTED
 
 
-async def test_a_large_answer_to_a_small_request(house: House) -> None:
+async def test_a_large_answer_to_a_small_request(served: Served) -> None:
     """Spec 0.10: the usual limit of 4 MiB is the client's to raise, not ours to keep."""
     shape = [1, 2**21 + 1]
     tensor = Tensor("x", "FP32", shape, bytes(4 * shape[1]))
     message = grpc_message(Infer("identity_fp32", [tensor]))
-    reply = await call(house, "ModelInfer", message, pb.ModelInferResponse)
+    reply = await call(served, "ModelInfer", message, pb.ModelInferResponse)
     assert len(reply.raw_output_contents[0]) == 4 * shape[1]
 
 
@@ -286,28 +287,28 @@ async def test_a_large_answer_to_a_small_request(house: House) -> None:
         ("nothing", Code.NOT_FOUND, 0),
     ],
 )
-async def test_health(house: House, service: str, code: Code, status: int) -> None:
+async def test_health(served: Served, service: str, code: Code, status: int) -> None:
     request = health.HealthCheckRequest(service=service).SerializeToString()
-    found, _, data = await house.grpc.call("/grpc.health.v1.Health/Check", request)
+    found, _, data = await served.grpc.call("/grpc.health.v1.Health/Check", request)
     assert found is code
     assert health.HealthCheckResponse.FromString(data).status == status
 
 
-async def test_loading_is_refused_whatever_field_names_the_model(house: House) -> None:
+async def test_loading_is_refused_whatever_field_names_the_model(served: Served) -> None:
     """Spec 0.15: the model's name may come where others put the repository's."""
     for rpc in ("RepositoryModelLoad", "RepositoryModelUnload"):
         for request in (field(1, "versions"), field(2, "versions")):
-            code, text, _ = await house.grpc.call(rpc, request)
+            code, text, _ = await served.grpc.call(rpc, request)
             assert code is Code.UNAVAILABLE
             assert text.startswith("explicit model load / unload is not allowed")
-        code, text, _ = await house.grpc.call(rpc, field(1, "r") + field(2, "versions"))
+        code, text, _ = await served.grpc.call(rpc, field(1, "r") + field(2, "versions"))
         assert (code, text) == (Code.UNIMPLEMENTED, "'repository_name' specification is not supported")
 
 
 @pytest.mark.parametrize("model", ["misbehaving", "misbehaving_async"])
 @pytest.mark.parametrize("what", ["value error", "cancelled", "exit"])
-async def test_a_stream_outlives_a_failure_of_the_models_own(house: House, model: str, what: str) -> None:
-    stream = house.grpc.channel.stream_stream(SERVICE_PATH + "ModelStreamInfer")(timeout=5)
+async def test_a_stream_outlives_a_failure_of_the_models_own(served: Served, model: str, what: str) -> None:
+    stream = served.grpc.channel.stream_stream(SERVICE_PATH + "ModelStreamInfer")(timeout=5)
     for word in (what, "not at all"):
         how = Tensor("how", "BYTES", [1], pack_bytes([word.encode()]))
         await stream.write(grpc_message(Infer(model, [how], id=word)).SerializeToString())

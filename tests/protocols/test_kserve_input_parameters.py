@@ -16,7 +16,8 @@ import pytest
 from grpc_transport import transport_options
 
 import triglot
-from process import SECONDS, SERVICE
+from process import SECONDS
+from protocol_clients.channel import SERVICE
 from triglot.pb.kserve import inference_pb2 as pb
 
 MODEL = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from control_doors import EXPLICIT, FINE, INVALID, ask, config_text, control_of, put, put_config, saying
-from doors import House, open_house
+from kserve_served import Served, serve_models
 
 DOORS = pytest.mark.parametrize("door", ["grpc", "rest"])
 DEFAULT = max(8, 2 * len(os.sched_getaffinity(0)))
@@ -16,17 +16,17 @@ OPTION = "--max-requested-instances"
 PROCESS = {"execution": {"string_value": "process"}}
 
 
-async def expect_refused(house: House, door: str, config: str, *texts: str) -> None:
+async def expect_refused(served: Served, door: str, config: str, *texts: str) -> None:
     """The load is refused with these texts, and the model serves as before."""
-    control = control_of(house, door)
-    instances = house.server.manager.registry.servable("a").model.instances
+    control = control_of(served, door)
+    instances = served.server.manager.registry.servable("a").model.instances
     code, text = await control.load("a", config=config)
     assert code == INVALID
     for part in texts:
         assert part in text
     assert [(row.name, row.state) for row in await control.index()] == [("a", "READY")]
-    assert await ask(house, "a") == 1
-    assert house.server.manager.registry.servable("a").model.instances == instances
+    assert await ask(served, "a") == 1
+    assert served.server.manager.registry.servable("a").model.instances == instances
 
 
 @DOORS
@@ -44,36 +44,36 @@ async def test_a_request_starts_so_many_instances(
     door: str, tmp_path: Path, fields: dict[str, Any], got: int
 ) -> None:
     put(tmp_path / "a" / "1", says=1)
-    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         expected = f"instance_group: expected at most {DEFAULT}, all together, got {got}; "
-        await expect_refused(house, door, config_text(**fields), expected, OPTION)
+        await expect_refused(served, door, config_text(**fields), expected, OPTION)
         most = config_text(instance_group=[{"count": DEFAULT, "kind": "KIND_CPU"}], **saying(5))
-        assert await control_of(house, door).load("a", config=most) == FINE
-        assert await ask(house, "a") == 5
-        assert house.server.manager.registry.servable("a").model.instances == DEFAULT
+        assert await control_of(served, door).load("a", config=most) == FINE
+        assert await ask(served, "a") == 5
+        assert served.server.manager.registry.servable("a").model.instances == DEFAULT
 
 
 async def test_as_many_as_the_models_own_configuration_has(tmp_path: Path) -> None:
     put(tmp_path / "a" / "1", says=1)
     put_config(tmp_path / "a", "instance_group { count: 40 kind: KIND_CPU }")
-    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         same = config_text(instance_group=[{"count": 40, "kind": "KIND_CPU"}], **saying(5))
-        assert await control_of(house, "rest").load("a", config=same) == FINE
+        assert await control_of(served, "rest").load("a", config=same) == FINE
         more = config_text(instance_group=[{"count": 41, "kind": "KIND_CPU"}], **saying(6))
-        code, text = await control_of(house, "rest").load("a", config=more)
+        code, text = await control_of(served, "rest").load("a", config=more)
         assert (code, "expected at most 40, all together, got 41" in text) == (INVALID, True)
-        assert await ask(house, "a") == 5
+        assert await ask(served, "a") == 5
 
 
 async def test_an_option_sets_the_bound(tmp_path: Path) -> None:
     put(tmp_path / "a" / "1", says=1)
-    async with open_house([tmp_path], **EXPLICIT, load_model="a", max_requested_instances=41) as house:
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a", max_requested_instances=41) as served:
         config = config_text(instance_group=[{"count": 41, "kind": "KIND_CPU"}], **saying(5))
-        assert await control_of(house, "grpc").load("a", config=config) == FINE
-        assert await ask(house, "a") == 5
-    async with open_house([tmp_path], **EXPLICIT, load_model="a", max_requested_instances=1) as house:
+        assert await control_of(served, "grpc").load("a", config=config) == FINE
+        assert await ask(served, "a") == 5
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a", max_requested_instances=1) as served:
         config = config_text(instance_group=[{"count": 2, "kind": "KIND_CPU"}])
-        await expect_refused(house, "grpc", config, "expected at most 1,", OPTION)
+        await expect_refused(served, "grpc", config, "expected at most 1,", OPTION)
 
 
 @DOORS
@@ -82,9 +82,9 @@ async def test_threads_that_an_instance_computes_with_are_bounded_alike(
     door: str, tmp_path: Path, name: str
 ) -> None:
     put(tmp_path / "a" / "1", says=1)
-    async with open_house([tmp_path], **EXPLICIT, load_model="a") as house:
+    async with serve_models([tmp_path], **EXPLICIT, load_model="a") as served:
         config = config_text(parameters={name: {"string_value": "100000"}})
-        await expect_refused(house, door, config, f"parameters[{name}]: expected at most {DEFAULT},", OPTION)
+        await expect_refused(served, door, config, f"parameters[{name}]: expected at most {DEFAULT},", OPTION)
 
 
 @DOORS
@@ -144,10 +144,10 @@ async def test_a_request_s_configuration_stays_in_the_model_s_folder(
     outside.write_text(f"open({str(ran)!r}, 'w').close()\n")
     elsewhere = tmp_path / "elsewhere.py"
     elsewhere.write_text(outside.read_text())
-    async with open_house([tmp_path / "repository"], **EXPLICIT, load_model="a") as house:
+    async with serve_models([tmp_path / "repository"], **EXPLICIT, load_model="a") as served:
         if "link.py" in str(fields):
             (tmp_path / "repository" / "a" / "1" / "link.py").symlink_to(elsewhere)
-        code, told = await control_of(house, door).load("a", config=config_text(**fields))
+        code, told = await control_of(served, door).load("a", config=config_text(**fields))
         assert (code, text in told) == (INVALID, True), told
-        assert await ask(house, "a") == 1
+        assert await ask(served, "a") == 1
     assert not ran.exists()

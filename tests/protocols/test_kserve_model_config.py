@@ -19,9 +19,10 @@ from configured_models import (
     configured,
 )
 from control_doors import FINE, SAYS, RestControl, config_text, control_of, put, put_config
-from doors import STATUS_OF, GrpcDoor, RestDoor, open_house
+from kserve_served import serve_models
 
 import triglot
+from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
 from triglot.core.errors import Code
 from triglot.model.scheduling import DynamicBatching
 from triglot.pb.kserve import inference_pb2 as pb
@@ -29,12 +30,12 @@ from waiting import until
 
 
 async def test_both_doors_know_all_models() -> None:
-    async with open_house() as house:
-        for name in house.server.dataplane.model_names():
-            said = await asked(house, name)
+    async with serve_models() as served:
+        for name in served.server.dataplane.model_names():
+            said = await asked(served, name)
             assert said["name"] == name
             assert said["backend"] == "python"
-            metadata = house.server.dataplane.metadata(name)
+            metadata = served.server.dataplane.metadata(name)
             batch = [-1] if said["max_batch_size"] else []
             for key, specs in (("input", metadata.signature.inputs), ("output", metadata.signature.outputs)):
                 assert [(one["name"], [*batch, *one["dims"]]) for one in said[key]] == [
@@ -169,12 +170,12 @@ async def test_what_each_kind_of_model_is_called(
     path.touch()
     if text:
         put_config(tmp_path / "m", text)
-    async with open_house([tmp_path], Loading(Rows, platform=platform), **EXPLICIT) as house:
-        said = await asked(house, "m", "7")
+    async with serve_models([tmp_path], Loading(Rows, platform=platform), **EXPLICIT) as served:
+        said = await asked(served, "m", "7")
         assert (said["backend"], said["platform"], said["default_model_filename"]) == (*expected, name)
         # A client that changes a part of it and sends it back has the same model.
-        assert await control_of(house, "grpc").load("m", config=config_text(**said)) == FINE
-        assert (await asked(house, "m")) == said
+        assert await control_of(served, "grpc").load("m", config=config_text(**said)) == FINE
+        assert (await asked(served, "m")) == said
 
 
 async def test_a_model_that_takes_anything(tmp_path: Path) -> None:
@@ -186,8 +187,8 @@ async def test_a_model_in_a_process_of_its_own(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1", text=SAYS.replace("def infer", "max_batch_size = 4\n\n    def infer"))
     text = 'instance_group { count: 2 } parameters { key: "execution" value { string_value: "process" } }'
     put_config(tmp_path / "m", text + " dynamic_batching {}")
-    async with open_house([tmp_path]) as house:
-        said = await asked(house, "m")
+    async with serve_models([tmp_path]) as served:
+        said = await asked(served, "m")
         assert (said["max_batch_size"], said["dynamic_batching"]["preferred_batch_size"]) == (4, [4])
         assert said["instance_group"] == [{"name": "m_0", "count": 2, **CPU}]
         assert said["parameters"] == {"execution": {"string_value": "process"}}
@@ -213,16 +214,16 @@ async def test_a_configuration_comes_back_as_it_was_sent(tmp_path: Path) -> None
     put(tmp_path / "m" / "1")
     for attribute in attributes:
         load = Loading(Rows, **attribute)
-        async with open_house([tmp_path], load, **EXPLICIT) as house:
-            said = await asked(house, "m")
-            assert await control_of(house, "rest").load("m", config=config_text(**said)) == FINE
+        async with serve_models([tmp_path], load, **EXPLICIT) as served:
+            said = await asked(served, "m")
+            assert await control_of(served, "rest").load("m", config=config_text(**said)) == FINE
             assert load.count == 1  # It says nothing new.
-            assert await asked(house, "m") == said
+            assert await asked(served, "m") == said
             said["parameters"] = {**said["parameters"], "new": {"string_value": "one"}}
-            assert await control_of(house, "rest").load("m", config=config_text(**said)) == FINE
+            assert await control_of(served, "rest").load("m", config=config_text(**said)) == FINE
             assert load.count == 2
-            assert await asked(house, "m") == said
-            assert await control_of(house, "grpc").load("m", config=config_text(**said)) == FINE
+            assert await asked(served, "m") == said
+            assert await control_of(served, "grpc").load("m", config=config_text(**said)) == FINE
             assert load.count == 2
 
 
@@ -230,14 +231,14 @@ async def test_versions(tmp_path: Path) -> None:
     for version in (1, 2):
         (tmp_path / "m" / str(version)).mkdir(parents=True)
         (tmp_path / "m" / str(version) / ("model.pt", "model.onnx")[version - 1]).touch()
-    async with open_house([tmp_path], Loading(Rows)) as house:
-        assert (await asked(house, "m"))["backend"] == "onnxruntime"
-        assert (await asked(house, "m", "2"))["backend"] == "onnxruntime"
-        assert (await asked(house, "m", "1"))["backend"] == "pytorch"
+    async with serve_models([tmp_path], Loading(Rows)) as served:
+        assert (await asked(served, "m"))["backend"] == "onnxruntime"
+        assert (await asked(served, "m", "2"))["backend"] == "onnxruntime"
+        assert (await asked(served, "m", "1"))["backend"] == "pytorch"
 
 
-async def ask_for(door: GrpcDoor | RestDoor, name: str, version: str) -> tuple[Code, str]:
-    if isinstance(door, GrpcDoor):
+async def ask_for(door: GrpcClient | RestClient, name: str, version: str) -> tuple[Code, str]:
+    if isinstance(door, GrpcClient):
         request = pb.ModelConfigRequest(name=name, version=version)
         code, text, _ = await door.call("ModelConfig", request.SerializeToString())
         return code, text
@@ -249,21 +250,21 @@ async def ask_for(door: GrpcDoor | RestDoor, name: str, version: str) -> tuple[C
 @pytest.mark.parametrize("door", ["grpc", "rest"])
 async def test_what_is_not_there(door: str, tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
-    async with open_house([tmp_path], **EXPLICIT) as house:
+    async with serve_models([tmp_path], **EXPLICIT) as served:
         expected = {
             ("nobody", ""): (Code.NOT_FOUND, "Request for unknown model: 'nobody' is not found"),
             ("m", "2"): (Code.NOT_FOUND, "Request for unknown model: 'm' version 2 is not found"),
         }
         for (name, version), answer in expected.items():
-            assert await ask_for(house.door(door), name, version) == answer
-        assert await control_of(house, door).unload("m") == FINE
-        assert (await ask_for(house.door(door), "m", ""))[0] is Code.NOT_FOUND
+            assert await ask_for(served.door(door), name, version) == answer
+        assert await control_of(served, door).unload("m") == FINE
+        assert (await ask_for(served.door(door), "m", ""))[0] is Code.NOT_FOUND
 
 
 async def test_a_version_that_is_no_number() -> None:
-    async with open_house() as house:
-        assert (await ask_for(house.grpc, "words", "v1"))[0] is Code.INVALID_ARGUMENT
-        assert (await house.rest.call("GET", "/v2/models/words/versions/v1/config"))[0] == 404
+    async with serve_models() as served:
+        assert (await ask_for(served.grpc, "words", "v1"))[0] is Code.INVALID_ARGUMENT
+        assert (await served.rest.call("GET", "/v2/models/words/versions/v1/config"))[0] == 404
 
 
 # --- changes ---
@@ -273,59 +274,59 @@ async def test_a_policy_that_changes_loads_nothing(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
     put_config(tmp_path / "m", "version_policy { all {} }")
     load = Loading(Rows)
-    async with open_house([tmp_path], load, **EXPLICIT) as house:
-        control = control_of(house, "rest")
-        assert (await asked(house, "m"))["version_policy"] == {"all": {}}
+    async with serve_models([tmp_path], load, **EXPLICIT) as served:
+        control = control_of(served, "rest")
+        assert (await asked(served, "m"))["version_policy"] == {"all": {}}
         put_config(tmp_path / "m", "version_policy { specific { versions: 1 } }")
         assert await control.load("m") == FINE
-        assert (await asked(house, "m"))["version_policy"] == {"specific": {"versions": [1]}}
+        assert (await asked(served, "m"))["version_policy"] == {"specific": {"versions": [1]}}
         assert load.count == 1
         put_config(tmp_path / "m", 'metric_tags { key: "team" value: "red" }')
         assert await control.load("m") == FINE
-        said = await asked(house, "m")
+        said = await asked(served, "m")
         assert (said["version_policy"], said["metric_tags"]) == ({"latest": {"num_versions": 1}}, {"team": "red"})
         assert load.count == 2
 
 
 async def test_a_configuration_that_failed_is_not_said(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
-    async with open_house([tmp_path], Loading(Rows), **EXPLICIT) as house:
-        before = await asked(house, "m")
-        control = RestControl(house.rest)
+    async with serve_models([tmp_path], Loading(Rows), **EXPLICIT) as served:
+        before = await asked(served, "m")
+        control = RestControl(served.rest)
         code, text = await control.load("m", config=config_text(input=[{"name": "z", "data_type": "TYPE_FP32"}]))
         assert (code, "the model has 'x'" in text) == (Code.INVALID_ARGUMENT, True)
-        assert await asked(house, "m") == before
+        assert await asked(served, "m") == before
 
 
 async def test_the_extension_is_named() -> None:
-    async with open_house() as house:
-        _, _, body = await house.rest.call("GET", "/v2")
+    async with serve_models() as served:
+        _, _, body = await served.rest.call("GET", "/v2")
         assert "model_configuration" in json.loads(body)["extensions"]
 
 
 async def test_a_poll_that_finds_another_configuration(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
-    async with open_house([tmp_path], Loading(Rows), model_control_mode="poll", poll_interval=0.05) as house:
+    async with serve_models([tmp_path], Loading(Rows), model_control_mode="poll", poll_interval=0.05) as served:
         put_config(tmp_path / "m", "optimization { priority: PRIORITY_MIN } max_batch_size: 6")
 
         def changed() -> bool:
-            return house.server.manager.registry.servable("m").model.max_batch_size == 6
+            return served.server.manager.registry.servable("m").model.max_batch_size == 6
 
         await until(changed)
-        said = await asked(house, "m")
+        said = await asked(served, "m")
         assert (said["max_batch_size"], said["optimization"]["priority"]) == (6, "PRIORITY_MIN")
 
 
 async def test_models_as_triton_users_write_them() -> None:
     """Whatever they leave out; and each of them can be loaded from what is said of it."""
     pytest.importorskip("onnxruntime")
-    async with open_house([TRITON_MODELS], **EXPLICIT) as house:
-        control = control_of(house, "rest")
-        for name in house.server.dataplane.model_names():
-            said = await asked(house, name)
+    async with serve_models([TRITON_MODELS], **EXPLICIT) as served:
+        control = control_of(served, "rest")
+        for name in served.server.dataplane.model_names():
+            said = await asked(served, name)
             assert said["backend"] or said["platform"] == "ensemble"
             for tensor in (*said["input"], *said["output"]):
                 assert tensor["dims"]
                 assert tensor["data_type"] != "TYPE_INVALID"
             assert await control.load(name, config=config_text(**said)) == FINE
-            assert await asked(house, name) == said
+            assert await asked(served, name) == said

@@ -15,7 +15,7 @@ from configured_models import (
     configured,
 )
 from control_doors import FINE, config_text, control_of, put, put_config
-from doors import open_house
+from kserve_served import serve_models
 
 from triglot.model.scheduling import DynamicBatching, QueuePolicy
 
@@ -166,8 +166,8 @@ async def test_an_ensemble(form: str, tmp_path: Path) -> None:
         put(tmp_path / "e" / "1", text=ENSEMBLE_CODE)
     if form == "code, configured":
         put_config(tmp_path / "e", 'backend: "python" instance_group { count: 2 }')
-    async with open_house([tmp_path], **EXPLICIT) as house:
-        said = await asked(house, "e")
+    async with serve_models([tmp_path], **EXPLICIT) as served:
+        said = await asked(served, "e")
         assert (said["platform"], said["backend"], said["instance_group"]) == ("ensemble", "", [])
         assert said["ensemble_scheduling"] == {"step": [STEP], "max_inflight_requests": 3}
         assert scheduling(said) == ["ensemble_scheduling"]
@@ -175,5 +175,5 @@ async def test_an_ensemble(form: str, tmp_path: Path) -> None:
             ("x", [-1]),
             ("y", [-1]),
         ]
-        assert await control_of(house, "rest").load("e", config=config_text(**said)) == FINE
-        assert await asked(house, "e") == said
+        assert await control_of(served, "rest").load("e", config=config_text(**said)) == FINE
+        assert await asked(served, "e") == said

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import DEMO, open_house
+from kserve_served import DEMO, serve_models
 
 from triglot import Model, TensorSpec
 from triglot.model.config import ModelConfig
@@ -47,18 +47,18 @@ async def test_both_doors_name_the_platform(
     for name, file in FILES.items():
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "1" / file).write_bytes(b"")
-    async with open_house([tmp_path], load=of_platform, **option) as house:
+    async with serve_models([tmp_path], load=of_platform, **option) as served:
         for name, platform in (expected | OTHERS).items():
-            _, _, reply = await house.grpc.call("ModelMetadata", _asked(name))
+            _, _, reply = await served.grpc.call("ModelMetadata", _asked(name))
             assert pb.ModelMetadataResponse.FromString(reply).platform == platform
-            _, _, body = await house.rest.call("GET", f"/v2/models/{name}")
+            _, _, body = await served.rest.call("GET", f"/v2/models/{name}")
             assert json.loads(body)["platform"] == platform
 
 
 async def test_the_onnx_demo() -> None:
     pytest.importorskip("onnxruntime")
-    async with open_house([DEMO / "image_classifier"], platform_names="oip") as house:
-        _, _, body = await house.rest.call("GET", "/v2/models/image_classifier")
+    async with serve_models([DEMO / "image_classifier"], platform_names="oip") as served:
+        _, _, body = await served.rest.call("GET", "/v2/models/image_classifier")
         assert json.loads(body)["platform"] == "onnx_onnxv1"
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from doors import DEMO, MODELS, House, open_house
 from hypothesis import given
 from hypothesis import strategies as st
+from kserve_served import DEMO, MODELS, Served, serve_models
 
 from triglot.core.errors import InvalidArgument
 from triglot.core.http import HttpRequest
@@ -27,14 +27,16 @@ RAW = {LENGTH: "0"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with open_house((MODELS, DEMO / "half_plus_two", DEMO / "uppercase", DEMO / "token_stream")) as opened:
+async def served() -> AsyncIterator[Served]:
+    async with serve_models((MODELS, DEMO / "half_plus_two", DEMO / "uppercase", DEMO / "token_stream")) as opened:
         yield opened
 
 
-async def send(house: House, model: str, body: bytes, headers: Mapping[str, str] = RAW) -> tuple[int, Any, bytes]:
+async def send(
+    served: Served, model: str, body: bytes, headers: Mapping[str, str] = RAW
+) -> tuple[int, Any, bytes]:
     """Status, the JSON part, and what follows it."""
-    status, answered, reply = await house.rest.call("POST", f"/v2/models/{model}/infer", body, headers)
+    status, answered, reply = await served.rest.call("POST", f"/v2/models/{model}/infer", body, headers)
     at = int(answered.get(LENGTH, len(reply)))
     return status, json.loads(reply[:at]), reply[at:]
 
@@ -44,30 +46,32 @@ def http(body: bytes) -> HttpRequest:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_one_tensor_in_and_all_outputs_in_binary_form(house: House) -> None:
+async def test_one_tensor_in_and_all_outputs_in_binary_form(served: Served) -> None:
     body = np.array([1, 2, 3], "f4").tobytes()
     for model in ("half_plus_two", "half_plus_two/versions/1"):
-        status, head, tail = await send(house, model, body)
+        status, head, tail = await send(served, model, body)
         assert (status, head["model_name"]) == (200, "half_plus_two")
         assert head["outputs"] == [
             {"name": "y", "datatype": "FP32", "shape": [3], "parameters": {"binary_data_size": 12}}
         ]
         assert np.frombuffer(tail, "f4").tolist() == [2.5, 3.0, 3.5]
-    assert (await send(house, "half_plus_two", gzip.compress(body), RAW | {"Content-Encoding": "gzip"}))[2] == tail
-    assert (await send(house, "half_plus_two", body, {LENGTH: "000"}))[2] == tail
+    assert (await send(served, "half_plus_two", gzip.compress(body), RAW | {"Content-Encoding": "gzip"}))[
+        2
+    ] == tail
+    assert (await send(served, "half_plus_two", body, {LENGTH: "000"}))[2] == tail
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_large_one(house: House) -> None:
+async def test_a_large_one(served: Served) -> None:
     array = np.arange(2**20, dtype="f4")
-    status, head, tail = await send(house, "half_plus_two", array.tobytes())
+    status, head, tail = await send(served, "half_plus_two", array.tobytes())
     assert (status, head["outputs"][0]["shape"]) == (200, [2**20])
     assert np.array_equal(np.frombuffer(tail, "f4"), array * np.float32(0.5) + 2)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_model_without_dims(house: House) -> None:
-    status, head, tail = await send(house, "scalar", np.array(2, "f8").tobytes())
+async def test_a_model_without_dims(served: Served) -> None:
+    status, head, tail = await send(served, "scalar", np.array(2, "f8").tobytes())
     assert (status, head["outputs"][0]["shape"]) == (200, [])
     assert np.frombuffer(tail, "f8").tolist() == [3.0]
 
@@ -94,8 +98,8 @@ async def test_a_model_without_dims(house: House) -> None:
         ),
     ],
 )
-async def test_requests_that_are_refused(model: str, body: bytes, status: int, text: str, house: House) -> None:
-    found, reply, _ = await send(house, model, body)
+async def test_requests_that_are_refused(model: str, body: bytes, status: int, text: str, served: Served) -> None:
+    found, reply, _ = await send(served, model, body)
     assert (found, list(reply)) == (status, ["error"])
     assert reply["error"].startswith(text)
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from doors import open_house
+from kserve_served import serve_models
 
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
@@ -16,13 +16,13 @@ from triglot.version import __version__
 @pytest.mark.parametrize("name", ["triglot", "triton", "größe €"])
 async def test_both_doors_say_it(name: str) -> None:
     options: dict[str, Any] = {} if name == "triglot" else {"server_name": name}
-    async with open_house(**options) as house:
-        code, _, reply = await house.grpc.call("ServerMetadata", b"")
+    async with serve_models(**options) as served:
+        code, _, reply = await served.grpc.call("ServerMetadata", b"")
         assert code is Code.OK
         metadata = pb.ServerMetadataResponse.FromString(reply)
         assert (metadata.name, metadata.version) == (name, __version__)
         for path in ("/v2", "/v2/"):
-            _, _, body = await house.rest.call("GET", path)
+            _, _, body = await served.rest.call("GET", path)
             assert json.loads(body) == {
                 "name": name,
                 "version": __version__,

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import DEMO, STATUS_OF, GrpcDoor, RestDoor, open_house
 from hypothesis import given
 from hypothesis import strategies as st
+from kserve_served import DEMO, serve_models
 
+from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
 from triglot.core.errors import Code, ServingError
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.telemetry.trace_settings import KEYS, TraceOptions
@@ -32,7 +33,7 @@ Answer = Settings | tuple[Code, str]
 
 
 class GrpcTrace:
-    def __init__(self, door: GrpcDoor) -> None:
+    def __init__(self, door: GrpcClient) -> None:
         self.door = door
 
     async def change(self, model: str = "", **settings: Any) -> Answer:
@@ -49,7 +50,7 @@ class GrpcTrace:
 
 
 class RestTrace:
-    def __init__(self, door: RestDoor) -> None:
+    def __init__(self, door: RestClient) -> None:
         self.door = door
 
     async def get(self, model: str = "") -> Answer:
@@ -81,17 +82,17 @@ def door(request: pytest.FixtureRequest) -> str:
 @asynccontextmanager
 async def traced(door: str, file: Path | str = "", **options: Any) -> AsyncIterator[Trace]:
     """A server's trace settings by the door."""
-    async with open_house(MODELS, trace_file=str(file), **options) as house:
-        yield GrpcTrace(house.grpc) if door == "grpc" else RestTrace(house.rest)
+    async with serve_models(MODELS, trace_file=str(file), **options) as served:
+        yield GrpcTrace(served.grpc) if door == "grpc" else RestTrace(served.rest)
 
 
 async def test_a_versions_settings_are_its_models() -> None:
-    async with open_house(MODELS) as house:
+    async with serve_models(MODELS) as served:
         path = "/v2/models/half_plus_two{}/trace/setting"
-        status, _, _ = await house.rest.call("POST", path.format("/versions/1"), b'{"trace_rate": "7"}')
+        status, _, _ = await served.rest.call("POST", path.format("/versions/1"), b'{"trace_rate": "7"}')
         assert status == 200
         for version in ("", "/versions/1"):
-            _, _, reply = await house.rest.call("GET", path.format(version), b"")
+            _, _, reply = await served.rest.call("GET", path.format(version), b"")
             assert json.loads(reply)["trace_rate"] == "7"
 
 
@@ -160,9 +161,9 @@ async def test_the_server_goes_back_to_its_start(door: str) -> None:
 
 
 async def test_both_doors_have_the_same_settings() -> None:
-    async with open_house(MODELS) as house:
-        await GrpcTrace(house.grpc).change("half_plus_two", trace_rate="3")
-        assert await RestTrace(house.rest).get("half_plus_two") == START | {"trace_rate": ["3"]}
+    async with serve_models(MODELS) as served:
+        await GrpcTrace(served.grpc).change("half_plus_two", trace_rate="3")
+        assert await RestTrace(served.rest).get("half_plus_two") == START | {"trace_rate": ["3"]}
 
 
 # --- what is refused ---
@@ -232,11 +233,11 @@ async def test_numbers_of_several_values() -> None:
     ],
 )
 async def test_bodies_that_are_wrong(body: bytes, text: str) -> None:
-    async with open_house(MODELS) as house:
-        status, _, reply = await house.rest.call("POST", "/v2/trace/setting", body)
+    async with serve_models(MODELS) as served:
+        status, _, reply = await served.rest.call("POST", "/v2/trace/setting", body)
         assert status == STATUS_OF[INVALID]
         assert text in json.loads(reply)["error"]
-        assert await RestTrace(house.rest).get() == START
+        assert await RestTrace(served.rest).get() == START
 
 
 async def test_json_integers_and_single_levels(tmp_path: Path) -> None:
@@ -250,15 +251,15 @@ async def test_json_integers_and_single_levels(tmp_path: Path) -> None:
 
 
 async def test_damaged_messages() -> None:
-    async with open_house(MODELS) as house:
+    async with serve_models(MODELS) as served:
         for rpc in ("TraceSetting", "LogSettings"):
-            code, _, _ = await house.grpc.call(rpc, b"\x0a\xff")
+            code, _, _ = await served.grpc.call(rpc, b"\x0a\xff")
             assert code is INVALID
 
 
 async def test_the_metadata_names_both_extensions() -> None:
-    async with open_house(MODELS) as house:
-        _, _, reply = await house.rest.call("GET", "/v2")
+    async with serve_models(MODELS) as served:
+        _, _, reply = await served.rest.call("GET", "/v2")
         assert {"trace", "logging"} <= set(json.loads(reply)["extensions"])
 
 

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import DEMO, STATUS_OF, GrpcDoor, House, RestDoor, open_house
+from kserve_served import DEMO, Served, serve_models
 
-from process import FREE_PORTS, IDENTITY, Rest, Triglot, grpc_channel, rpc, run_triglot, server_ready, write_model
+from process import FREE_PORTS, IDENTITY, Triglot, run_triglot, write_model
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.kserve import server_ready
+from protocol_clients.kserve_async import STATUS_OF, GrpcClient, RestClient
+from protocol_clients.rest import Rest
 from triglot.backends.triton_python.logger import Logger
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
@@ -41,9 +45,9 @@ def log_request(settings: Values) -> pb.LogSettingsRequest:
     return request
 
 
-async def change(door: GrpcDoor | RestDoor, **settings: Any) -> Values | tuple[Code, str]:
+async def change(door: GrpcClient | RestClient, **settings: Any) -> Values | tuple[Code, str]:
     """All settings afterwards, or the error."""
-    if isinstance(door, GrpcDoor):
+    if isinstance(door, GrpcClient):
         code, text, reply = await door.call("LogSettings", log_request(settings).SerializeToString())
         if code is not Code.OK:
             return code, text
@@ -75,27 +79,27 @@ def _informed() -> Iterator[None]:
 
 
 async def test_settings(door: str) -> None:
-    async with open_house(MODELS) as house:
-        at = house.door(door)
+    async with serve_models(MODELS) as served:
+        at = served.door(door)
         assert await change(at) == START
         assert await change(at, log_info=False, log_verbose_level=2) == START | {
             "log_info": False,
             "log_verbose_level": 2,
         }
-        other = house.door("rest" if door == "grpc" else "grpc")
+        other = served.door("rest" if door == "grpc" else "grpc")
         assert await change(other, log_info=None, log_format="default") == await change(at), "null leaves it"
         assert await change(at, log_info=True, log_verbose_level=0) == START
 
 
 async def test_settings_are_of_their_kinds() -> None:
-    async with open_house(MODELS) as house:
-        _, _, reply = await house.grpc.call("LogSettings", b"")
+    async with serve_models(MODELS) as served:
+        _, _, reply = await served.grpc.call("LogSettings", b"")
         kinds = {
             key: value.WhichOneof("parameter_choice")
             for key, value in pb.LogSettingsResponse.FromString(reply).settings.items()
         }
         assert kinds == {key: KINDS[type(value)] for key, value in START.items()}
-        status, headers, reply = await house.rest.call("GET", "/v2/logging")
+        status, headers, reply = await served.rest.call("GET", "/v2/logging")
         assert (status, headers["Content-Type"], json.loads(reply)) == (200, "application/json", START)
 
 
@@ -130,12 +134,12 @@ INVALID = Code.INVALID_ARGUMENT
     ],
 )
 async def test_nothing_of_a_wrong_request_is_taken(door: str, settings: Values, code: Code, text: str) -> None:
-    async with open_house(MODELS) as house:
-        answer = await change(house.door(door), **{"log_warning": False} | dict(settings))
+    async with serve_models(MODELS) as served:
+        answer = await change(served.door(door), **{"log_warning": False} | dict(settings))
         assert isinstance(answer, tuple)
         assert answer[0] is code
         assert text in answer[1]
-        assert await change(house.door(door)) == START
+        assert await change(served.door(door)) == START
 
 
 @pytest.mark.parametrize(
@@ -153,8 +157,8 @@ async def test_nothing_of_a_wrong_request_is_taken(door: str, settings: Values, 
     ],
 )
 async def test_bodies_that_are_wrong(body: bytes, text: str) -> None:
-    async with open_house(MODELS) as house:
-        status, _, reply = await house.rest.call("POST", "/v2/logging", body)
+    async with serve_models(MODELS) as served:
+        status, _, reply = await served.rest.call("POST", "/v2/logging", body)
         assert status == STATUS_OF[INVALID]
         assert text in json.loads(reply)["error"]
 
@@ -189,16 +193,16 @@ async def test_switches(settings: Values, left: list[int], caplog: pytest.LogCap
     root = logging.getLogger()
     before = root.level, list(root.handlers), list(root.filters)
     names = "triglot.server", "triglot.core.errors", "triglot.models"
-    async with open_house(MODELS) as house:
-        await change(house.rest, **settings)
+    async with serve_models(MODELS) as served:
+        await change(served.rest, **settings)
         say(*names, "elsewhere", "triglotter")
         assert [said(caplog, name) for name in names] == [left] * 3
         assert said(caplog, "elsewhere")[-2:] == said(caplog, "triglotter")[-2:] == every[1:]
         caplog.clear()
-        await change(house.rest, **dict.fromkeys(settings, True))
+        await change(served.rest, **dict.fromkeys(settings, True))
         say(*names)
         assert [said(caplog, name) for name in names] == [every] * 3
-        await change(house.rest, **settings)
+        await change(served.rest, **settings)
     caplog.clear()
     say(*names)
     assert [said(caplog, name) for name in names] == [every] * 3, "it ends with the server"
@@ -206,18 +210,18 @@ async def test_switches(settings: Values, left: list[int], caplog: pytest.LogCap
 
 
 async def test_what_models_say_to_those_who_look_closely(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_house(MODELS) as house:
+    async with serve_models(MODELS) as served:
         for level, shown in ((0, 0), (1, 1), (0, 1)):
-            await change(house.rest, log_verbose_level=level, log_info=False)
+            await change(served.rest, log_verbose_level=level, log_info=False)
             Logger.log_verbose("closely")
             assert [record.message for record in caplog.records].count("closely") == shown
 
 
 async def test_info_that_was_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("triglot").setLevel(logging.WARNING)
-    async with open_house(MODELS) as house:
-        assert await change(house.rest) == START | {"log_info": False}
-        await change(house.rest, log_info=True)
+    async with serve_models(MODELS) as served:
+        assert await change(served.rest) == START | {"log_info": False}
+        await change(served.rest, log_info=True)
         say("triglot.server")
         assert said(caplog, "triglot.server") == [logging.INFO, logging.WARNING, logging.ERROR]
 
@@ -225,26 +229,26 @@ async def test_info_that_was_not_logged(caplog: pytest.LogCaptureFixture) -> Non
 LINE = re.compile(r"(?P<who>\w+ (?:REST|GRPC)) (?P<method>\S+)(?P<model>.*) code=(?P<code>\w+) ms=\d+\.\d{3}")
 
 
-async def ask(house: House) -> None:
+async def ask(served: Served) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
     body = json.dumps({"inputs": [tensor]}).encode()
-    await house.rest.call("POST", "/v2/models/half_plus_two/infer", body)
-    await house.rest.call("POST", "/v2/models/no%0Apeace/infer", body)
-    await house.rest.call("POST", "/v1/models/half_plus_two:predict", b'{"instances": [1.0]}')
-    await house.grpc.call("ServerReady", b"")
+    await served.rest.call("POST", "/v2/models/half_plus_two/infer", body)
+    await served.rest.call("POST", "/v2/models/no%0Apeace/infer", body)
+    await served.rest.call("POST", "/v1/models/half_plus_two:predict", b'{"instances": [1.0]}')
+    await served.grpc.call("ServerReady", b"")
 
 
 async def test_a_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_house(MODELS, log_verbose_level=1) as house:
-        await ask(house)
-        await change(house.grpc, log_info=False)
-        await house.grpc.call("ServerLive", b"")
-        await change(house.grpc, log_verbose_level=0)
+    async with serve_models(MODELS, log_verbose_level=1) as served:
+        await ask(served)
+        await change(served.grpc, log_info=False)
+        await served.grpc.call("ServerLive", b"")
+        await change(served.grpc, log_verbose_level=0)
         caplog.clear()
-        await ask(house)
+        await ask(served)
         assert not caplog.records
-        await change(house.grpc, log_verbose_level=7)
-        await ask(house)
+        await change(served.grpc, log_verbose_level=7)
+        await ask(served)
         found = [LINE.fullmatch(record.getMessage()) for record in caplog.records]
     assert [(line["who"], line["model"], line["code"]) for line in found[1:] if line] == [
         ("kserve REST", " model=half_plus_two version=1", "OK"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from doors import House, open_house
+from kserve_served import Served, serve_models
 from tensor_places import PREFIX, SHM, Memory, memory, post, register, unregister
 
 import triglot
@@ -28,13 +28,13 @@ SYSTEM, CUDA = "System", "Cuda"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def opened() -> AsyncIterator[House]:
-    async with open_house([], shared_memory_prefix=PREFIX) as house:
-        yield house
+async def opened() -> AsyncIterator[Served]:
+    async with serve_models([], shared_memory_prefix=PREFIX) as served:
+        yield served
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def house(opened: House) -> AsyncIterator[House]:
+async def served(opened: Served) -> AsyncIterator[Served]:
     """With nothing registered, before and after."""
     assert await status(opened) == (Code.OK, [])
     yield opened
@@ -47,15 +47,15 @@ def made() -> Iterator[Memory]:
         yield one
 
 
-async def status(house: House, name: str = "", *, door: str = "grpc", kind: str = SYSTEM) -> tuple[Code, Any]:
+async def status(served: Served, name: str = "", *, door: str = "grpc", kind: str = SYSTEM) -> tuple[Code, Any]:
     """The regions in the form of REST, or the text of the error."""
     if door == "rest":
         region = f"/region/{name}" if name else ""
-        number, _, reply = await house.rest.call("GET", f"/v2/{kind.lower()}sharedmemory{region}/status")
+        number, _, reply = await served.rest.call("GET", f"/v2/{kind.lower()}sharedmemory{region}/status")
         answer = json.loads(reply)
         return (Code.OK, answer) if number == 200 else ({404: Code.NOT_FOUND}[number], answer["error"])
     request = pb.SystemSharedMemoryStatusRequest(name=name)
-    code, text, reply = await house.grpc.call(f"{kind}SharedMemoryStatus", request.SerializeToString())
+    code, text, reply = await served.grpc.call(f"{kind}SharedMemoryStatus", request.SerializeToString())
     if code is not Code.OK:
         return code, text
     regions = pb.SystemSharedMemoryStatusResponse.FromString(reply).regions
@@ -73,60 +73,60 @@ def open_objects(part: str = PREFIX) -> int:
     return count
 
 
-async def names_of(house: House) -> list[str]:
-    _, _, reply = await house.rest.call("GET", "/v2")
+async def names_of(served: Served) -> list[str]:
+    _, _, reply = await served.rest.call("GET", "/v2")
     return list(json.loads(reply)["extensions"])
 
 
 @BOTH
 async def test_shared_memory_is_closed_unless_it_is_opened(door: str, made: Memory) -> None:
-    async with open_house([]) as house:
+    async with serve_models([]) as served:
         unimplemented = (Code.UNIMPLEMENTED, CLOSED)
-        assert await register(house, "r", made, PAGE, door=door) == unimplemented
-        assert await unregister(house, door=door) == unimplemented
-        assert await unregister(house, "r", door=door) == unimplemented
-        assert await status(house, door=door) == (Code.OK, [])
-        assert (await status(house, "r", door=door))[0] is Code.NOT_FOUND
-        assert not any("shared_memory" in name for name in await names_of(house))
+        assert await register(served, "r", made, PAGE, door=door) == unimplemented
+        assert await unregister(served, door=door) == unimplemented
+        assert await unregister(served, "r", door=door) == unimplemented
+        assert await status(served, door=door) == (Code.OK, [])
+        assert (await status(served, "r", door=door))[0] is Code.NOT_FOUND
+        assert not any("shared_memory" in name for name in await names_of(served))
 
 
-async def test_only_what_works_is_named(house: House) -> None:
-    names = await names_of(house)
+async def test_only_what_works_is_named(served: Served) -> None:
+    names = await names_of(served)
     assert "system_shared_memory" in names
     assert "cuda_shared_memory" not in names
 
 
 @BOTH
-async def test_a_region_is_registered_until_it_is_not(door: str, house: House, made: Memory) -> None:
-    assert await register(house, "a", made, 96, 32, door=door) == FINE
-    assert await register(house, "b", made, PAGE, door=door) == FINE
+async def test_a_region_is_registered_until_it_is_not(door: str, served: Served, made: Memory) -> None:
+    assert await register(served, "a", made, 96, 32, door=door) == FINE
+    assert await register(served, "b", made, PAGE, door=door) == FINE
     a = {"name": "a", "key": made.key, "offset": 32, "byte_size": 96}
     b = {"name": "b", "key": made.key, "offset": 0, "byte_size": PAGE}
-    code, regions = await status(house, door=door)
+    code, regions = await status(served, door=door)
     assert (code, sorted(regions, key=lambda one: str(one["name"]))) == (Code.OK, [a, b])
-    assert await status(house, "a", door=door) == (Code.OK, [a])
-    assert await unregister(house, "a", door=door) == FINE
-    assert await unregister(house, "a", door=door) == FINE
-    assert await status(house, door=door) == (Code.OK, [b])
+    assert await status(served, "a", door=door) == (Code.OK, [a])
+    assert await unregister(served, "a", door=door) == FINE
+    assert await unregister(served, "a", door=door) == FINE
+    assert await status(served, door=door) == (Code.OK, [b])
     unknown = "Unable to find system shared memory region: 'a'"
-    assert await status(house, "a", door=door) == (Code.NOT_FOUND, unknown)
+    assert await status(served, "a", door=door) == (Code.NOT_FOUND, unknown)
     for _ in range(2):
-        assert await unregister(house, door=door) == FINE
-        assert await status(house, door=door) == (Code.OK, [])
+        assert await unregister(served, door=door) == FINE
+        assert await status(served, door=door) == (Code.OK, [])
 
 
-async def test_a_name_that_is_taken(house: House, made: Memory) -> None:
+async def test_a_name_that_is_taken(served: Served, made: Memory) -> None:
     text = "shared memory region 'a' already in manager"
-    assert await register(house, "a", made, 8) == FINE
-    assert await register(house, "a", made, 16) == (Code.ALREADY_EXISTS, text)
-    assert await register(house, "a", made, 16, door="rest") == (Code.INVALID_ARGUMENT, text)
-    assert (await status(house, "a"))[1][0]["byte_size"] == 8
+    assert await register(served, "a", made, 8) == FINE
+    assert await register(served, "a", made, 16) == (Code.ALREADY_EXISTS, text)
+    assert await register(served, "a", made, 16, door="rest") == (Code.INVALID_ARGUMENT, text)
+    assert (await status(served, "a"))[1][0]["byte_size"] == 8
 
 
-async def test_a_key_may_lack_its_slash(house: House, made: Memory) -> None:
+async def test_a_key_may_lack_its_slash(served: Served, made: Memory) -> None:
     """Many clients leave it out, as glibc's shm_open lets them."""
-    assert await register(house, "a", made.key[1:], PAGE) == FINE
-    assert (await status(house, "a"))[1][0]["key"] == made.key[1:]
+    assert await register(served, "a", made.key[1:], PAGE) == FINE
+    assert (await status(served, "a"))[1][0]["key"] == made.key[1:]
 
 
 @BOTH
@@ -147,20 +147,20 @@ async def test_a_key_may_lack_its_slash(house: House, made: Memory) -> None:
         (PREFIX + 300 * "x", "Unable to open shared memory region: "),
     ],
 )
-async def test_keys_that_are_refused(door: str, key: str, text: str, house: House) -> None:
-    code, found = await register(house, "a", key, 8, door=door)
+async def test_keys_that_are_refused(door: str, key: str, text: str, served: Served) -> None:
+    code, found = await register(served, "a", key, 8, door=door)
     assert code is Code.INVALID_ARGUMENT
     assert found.startswith(f"failed to register shared memory region 'a': {text}")
-    assert await status(house) == (Code.OK, [])
+    assert await status(served) == (Code.OK, [])
 
 
 @BOTH
 @pytest.mark.parametrize("prefix", RESERVED)
 @pytest.mark.parametrize("slash", ["/", ""])
-async def test_keys_of_others_are_refused(door: str, prefix: str, slash: str, house: House) -> None:
+async def test_keys_of_others_are_refused(door: str, prefix: str, slash: str, served: Served) -> None:
     """In Triton's words."""
     key = f"{slash}{prefix[1:]}0"
-    assert await register(house, "a", key, 8, door=door) == (
+    assert await register(served, "a", key, 8, door=door) == (
         Code.INVALID_ARGUMENT,
         f"cannot register shared memory region 'a' with key '{key}' as the key contains the reserved prefix "
         f"'{prefix[1:]}'",
@@ -168,12 +168,12 @@ async def test_keys_of_others_are_refused(door: str, prefix: str, slash: str, ho
 
 
 async def test_reserved_keys_are_refused_where_any_key_is_allowed(made: Memory) -> None:
-    async with open_house([], shared_memory_prefix="/") as house:
+    async with serve_models([], shared_memory_prefix="/") as served:
         for reserved in RESERVED:
             with memory(PAGE, prefix=reserved) as other:
-                code, text = await register(house, "a", other, 8)
+                code, text = await register(served, "a", other, 8)
                 assert (code, "reserved prefix" in text) == (Code.INVALID_ARGUMENT, True)
-        assert await register(house, "a", made, 8) == FINE
+        assert await register(served, "a", made, 8) == FINE
 
 
 def link(path: Path, made: Memory) -> None:
@@ -196,13 +196,13 @@ def unreadable_socket(path: Path, _: Memory) -> None:
 
 
 @pytest.mark.parametrize("make", [link, pipe, folder, unreadable_socket])
-async def test_what_is_no_memory(make: Any, house: House, made: Memory) -> None:
+async def test_what_is_no_memory(make: Any, served: Served, made: Memory) -> None:
     """One text for all of them: who asks need not know what there is."""
     other = Memory(f"{PREFIX}{make.__name__}{os.getpid()}")
     make(other.path, made)
     try:
         text = f"failed to register shared memory region 'a': Unable to open shared memory region: '{other.key}'"
-        assert await register(house, "a", other, 8) == (Code.INVALID_ARGUMENT, text)
+        assert await register(served, "a", other, 8) == (Code.INVALID_ARGUMENT, text)
     finally:
         other.path.rmdir() if other.path.is_dir() else other.path.unlink()
     assert not open_objects(other.key)
@@ -217,8 +217,8 @@ HUGE = 2**64 - 1
     ("size", "offset"),
     [(PAGE + 1, 0), (PAGE, 1), (1, PAGE), (HUGE, 0), (1, HUGE), (HUGE, HUGE), (2**63, 2**63), (HUGE, 2)],
 )
-async def test_what_is_beyond_the_end(door: str, size: int, offset: int, house: House, made: Memory) -> None:
-    code, text = await register(house, "a", made, size, offset, door=door)
+async def test_what_is_beyond_the_end(door: str, size: int, offset: int, served: Served, made: Memory) -> None:
+    code, text = await register(served, "a", made, size, offset, door=door)
     assert (code, text) == (
         Code.INVALID_ARGUMENT,
         f"failed to register shared memory region 'a': invalid args: byte_size {size} at offset {offset} leads "
@@ -228,17 +228,17 @@ async def test_what_is_beyond_the_end(door: str, size: int, offset: int, house: 
 
 
 @BOTH
-async def test_a_region_of_nothing(door: str, house: House, made: Memory) -> None:
+async def test_a_region_of_nothing(door: str, served: Served, made: Memory) -> None:
     text = "failed to register shared memory region 'a': invalid args: byte_size: expected at least 1, got 0"
-    assert await register(house, "a", made, 0, door=door) == (Code.INVALID_ARGUMENT, text)
+    assert await register(served, "a", made, 0, door=door) == (Code.INVALID_ARGUMENT, text)
 
 
-async def test_names_that_are_refused(house: House, made: Memory) -> None:
+async def test_names_that_are_refused(served: Served, made: Memory) -> None:
     for name in ("", "x" * 256):
-        code, text = await register(house, name, made, 8)
+        code, text = await register(served, name, made, 8)
         assert (code, text.endswith("expected a name of 1 to 255 characters")) == (Code.INVALID_ARGUMENT, True)
-    assert await register(house, "ü/ß", made, 8) == FINE
-    assert await status(house, "%C3%BC%2F%C3%9F", door="rest") == await status(house, "ü/ß")
+    assert await register(served, "ü/ß", made, 8) == FINE
+    assert await status(served, "%C3%BC%2F%C3%9F", door="rest") == await status(served, "ü/ß")
 
 
 @pytest.mark.parametrize(
@@ -254,65 +254,65 @@ async def test_names_that_are_refused(house: House, made: Memory) -> None:
         (None, "failed to parse the request JSON: "),
     ],
 )
-async def test_bodies_that_are_refused(body: Any, text: str, house: House) -> None:
-    code, found = await post(house, "/v2/systemsharedmemory/region/a/register", body)
+async def test_bodies_that_are_refused(body: Any, text: str, served: Served) -> None:
+    code, found = await post(served, "/v2/systemsharedmemory/region/a/register", body)
     assert code is Code.INVALID_ARGUMENT
     assert found.startswith(text), found
 
 
-async def test_errors_name_nobody_elses_regions(house: House, made: Memory) -> None:
-    assert await register(house, "private", made, 8) == FINE
+async def test_errors_name_nobody_elses_regions(served: Served, made: Memory) -> None:
+    assert await register(served, "private", made, 8) == FINE
     tries = [
-        await register(house, "a", f"{PREFIX}none", 8),
-        await register(house, "a", made, PAGE + 1),
-        await register(house, "a", "/x", 8),
-        await status(house, "a"),
+        await register(served, "a", f"{PREFIX}none", 8),
+        await register(served, "a", made, PAGE + 1),
+        await register(served, "a", "/x", 8),
+        await status(served, "a"),
     ]
     assert all(code is not Code.OK and "private" not in text for code, text in tries)
 
 
-async def test_there_are_only_so_many_regions(house: House) -> None:
+async def test_there_are_only_so_many_regions(served: Served) -> None:
     """And each of them, and the memory behind it, is let go."""
     with memory(1) as made, ExitStack() as stack:
         others = [stack.enter_context(memory(1)) for _ in range(2)]
         for at in range(MAX_REGIONS):
-            assert await register(house, str(at), made, 1) == FINE
-        code, text = await register(house, "more", others[0], 1)
+            assert await register(served, str(at), made, 1) == FINE
+        code, text = await register(served, "more", others[0], 1)
         assert code is Code.RESOURCE_EXHAUSTED
         assert text.endswith(f"there are {MAX_REGIONS} regions, as many as there may be")
-        assert await unregister(house, "7") == FINE
-        assert await register(house, "more", others[1], 1) == FINE
+        assert await unregister(served, "7") == FINE
+        assert await register(served, "more", others[1], 1) == FINE
         assert open_objects() == MAX_REGIONS
-        assert await unregister(house) == FINE
+        assert await unregister(served) == FINE
     assert not open_objects()
 
 
 async def test_regions_end_with_the_server(made: Memory) -> None:
-    async with open_house([], shared_memory_prefix=PREFIX) as house:
-        assert await register(house, "a", made, 8) == FINE
+    async with serve_models([], shared_memory_prefix=PREFIX) as served:
+        assert await register(served, "a", made, 8) == FINE
         assert open_objects(made.key) == 1
     assert not open_objects(made.key)
 
 
 @BOTH
-async def test_cuda_shared_memory_of_a_server_without_gpus(door: str, house: House) -> None:
+async def test_cuda_shared_memory_of_a_server_without_gpus(door: str, served: Served) -> None:
     text = "failed to register CUDA shared memory region: 'a', GPUs not supported"
     if door == "grpc":
         registering = pb.CudaSharedMemoryRegisterRequest(name="a", raw_handle=bytes(64), byte_size=8)
-        code, found, _ = await house.grpc.call("CudaSharedMemoryRegister", registering.SerializeToString())
+        code, found, _ = await served.grpc.call("CudaSharedMemoryRegister", registering.SerializeToString())
         assert (code, found) == (Code.INVALID_ARGUMENT, text)
         for name in ("", "a"):
             ending = pb.CudaSharedMemoryUnregisterRequest(name=name).SerializeToString()
-            assert await house.grpc.call("CudaSharedMemoryUnregister", ending) == (Code.OK, "", b"")
+            assert await served.grpc.call("CudaSharedMemoryUnregister", ending) == (Code.OK, "", b"")
     else:
         body = {"raw_handle": {"b64": 88 * "A"}, "device_id": 0, "byte_size": 8}
         path = "/v2/cudasharedmemory"
-        assert await post(house, f"{path}/region/a/register", body) == (Code.INVALID_ARGUMENT, text)
-        assert await post(house, f"{path}/unregister") == FINE
-        assert await post(house, f"{path}/region/a/unregister") == FINE
-    assert await status(house, door=door, kind=CUDA) == (Code.OK, [])
+        assert await post(served, f"{path}/region/a/register", body) == (Code.INVALID_ARGUMENT, text)
+        assert await post(served, f"{path}/unregister") == FINE
+        assert await post(served, f"{path}/region/a/unregister") == FINE
+    assert await status(served, door=door, kind=CUDA) == (Code.OK, [])
     unknown = "Unable to find cuda shared memory region: 'a'"
-    assert await status(house, "a", door=door, kind=CUDA) == (Code.NOT_FOUND, unknown)
+    assert await status(served, "a", door=door, kind=CUDA) == (Code.NOT_FOUND, unknown)
 
 
 async def test_a_prefix_begins_as_keys_do() -> None:

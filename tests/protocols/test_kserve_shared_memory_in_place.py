@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doors import DEMO, MODELS, House, open_house
+from kserve_served import DEMO, MODELS, Served, serve_models
 from tensor_places import (
     DOORS,
     PREFIX,
@@ -98,26 +98,28 @@ def into() -> Iterator[Memory]:
 
 
 @asynccontextmanager
-async def house_of(made: Memory, into: Memory, model: triglot.Model | None = None) -> AsyncIterator[House]:
+async def serving_memory(made: Memory, into: Memory, model: triglot.Model | None = None) -> AsyncIterator[Served]:
     """A server of the demo's identities, or of a model as `scalar`, the regions "r" and "into", and what runs."""
     own: dict[str, Any] = {} if model is None else {"paths": [MODELS / "scalar"], "load": lambda *_: model}
     own.setdefault("paths", sorted(DEMO.glob("identity_*")))
-    async with open_house(**own, shared_memory_prefix=PREFIX, response_cache_bytes=2 * SIZE) as house:
+    async with serve_models(**own, shared_memory_prefix=PREFIX, response_cache_bytes=2 * SIZE) as served:
         for name, one in (("r", made), ("into", into)):
-            assert await register(house, name, one, SIZE) == (Code.OK, "")
-        yield house
+            assert await register(served, name, one, SIZE) == (Code.OK, "")
+        yield served
 
 
-async def asked(house: House, door: str, inputs: list[In], outputs: Wishes) -> asyncio.Future[Said]:
-    return asyncio.ensure_future(ask(house, door, "scalar", inputs, outputs))
+async def asked(served: Served, door: str, inputs: list[In], outputs: Wishes) -> asyncio.Future[Said]:
+    return asyncio.ensure_future(ask(served, door, "scalar", inputs, outputs))
 
 
-async def changed(house: House, door: str, model: Waiting, made: Memory, datatype: str, wish: RegionSlice) -> None:
+async def changed(
+    served: Served, door: str, model: Waiting, made: Memory, datatype: str, wish: RegionSlice
+) -> None:
     """Have the model look at its input when that has been changed."""
     made.put(filled(datatype, BEFORE, SIZE))
     itemsize = DATATYPES[datatype].itemsize
     inputs = [In("x", RegionSlice("r", 0, wish.size), datatype, [1, wish.size // itemsize])]
-    one = await asked(house, door, inputs, {"y": OutputWish(region=wish)})
+    one = await asked(served, door, inputs, {"y": OutputWish(region=wish)})
     assert await asyncio.to_thread(model.runs.wait, 60)
     made.put(filled(datatype, AFTER, SIZE))
     model.go.set()
@@ -135,8 +137,8 @@ async def changed(house: House, door: str, model: Waiting, made: Memory, datatyp
 async def test_large_inputs(door: str, datatype: str, seen: int, made: Memory, into: Memory) -> None:
     """Floats are what the client's memory has whenever the model looks; integers it may check, and use later."""
     model = Waiting()
-    async with house_of(made, into, model) as house:
-        await changed(house, door, model, made, datatype, INTO)
+    async with serving_memory(made, into, model) as served:
+        await changed(served, door, model, made, datatype, INTO)
         assert into.get(SIZE) == filled(datatype, seen, SIZE)
 
 
@@ -144,16 +146,16 @@ async def test_large_inputs(door: str, datatype: str, seen: int, made: Memory, i
 @pytest.mark.parametrize("kind", [Copying, Cached])
 async def test_models_that_may_keep_inputs(door: str, kind: type[Waiting], made: Memory, into: Memory) -> None:
     model = kind()
-    async with house_of(made, into, model) as house:
-        await changed(house, door, model, made, "FP32", INTO)
+    async with serving_memory(made, into, model) as served:
+        await changed(served, door, model, made, "FP32", INTO)
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
 
 
 @EVERY
 async def test_small_inputs_are_copied(door: str, made: Memory, into: Memory) -> None:
     model, size = Waiting(), 4096
-    async with house_of(made, into, model) as house:
-        await changed(house, door, model, made, "FP32", RegionSlice("into", 0, size))
+    async with serving_memory(made, into, model) as served:
+        await changed(served, door, model, made, "FP32", RegionSlice("into", 0, size))
         assert into.get(size) == filled("FP32", BEFORE, size)
 
 
@@ -161,9 +163,9 @@ async def test_small_inputs_are_copied(door: str, made: Memory, into: Memory) ->
 async def test_an_object_that_is_written_to(door: str, made: Memory, into: Memory) -> None:
     """One output must not become another one's input, under whichever name its region has."""
     model = Waiting()
-    async with house_of(made, into, model) as house:
-        assert await register(house, "again", made, SIZE) == (Code.OK, "")
-        await changed(house, door, model, made, "FP32", RegionSlice("again", 0, SIZE))
+    async with serving_memory(made, into, model) as served:
+        assert await register(served, "again", made, SIZE) == (Code.OK, "")
+        await changed(served, door, model, made, "FP32", RegionSlice("again", 0, SIZE))
         assert made.get(SIZE) == filled("FP32", BEFORE, SIZE)
 
 
@@ -174,8 +176,8 @@ async def test_a_model_of_sequences(made: Memory, into: Memory) -> None:
     message = message_of("scalar", X, PLACED)
     message.parameters["sequence_id"].int64_param = 7
     message.parameters["sequence_start"].bool_param = True
-    async with house_of(made, into, model) as house:
-        one = asyncio.ensure_future(house.grpc.call("ModelInfer", message.SerializeToString()))
+    async with serving_memory(made, into, model) as served:
+        one = asyncio.ensure_future(served.grpc.call("ModelInfer", message.SerializeToString()))
         assert await asyncio.to_thread(model.runs.wait, 60)
         made.put(filled("FP32", AFTER, SIZE))
         model.go.set()
@@ -192,8 +194,8 @@ async def test_an_object_that_is_made_smaller_while_a_model_runs(
     """What came of it is worth nothing, an error of the model's included; the process lives."""
     model = Waiting()
     model.look = look
-    async with house_of(made, into, model) as house:
-        one = await asked(house, door, X, PLACED)
+    async with serving_memory(made, into, model) as served:
+        one = await asked(served, door, X, PLACED)
         assert await asyncio.to_thread(model.runs.wait, 60)
         made.cut(left)
         model.go.set()
@@ -201,7 +203,7 @@ async def test_an_object_that_is_made_smaller_while_a_model_runs(
         assert made.path.stat().st_size == left
         made.cut(SIZE)
         model.look = np.copy
-        assert await ask(house, door, "scalar", X, PLACED) == WELL
+        assert await ask(served, door, "scalar", X, PLACED) == WELL
 
 
 @EVERY
@@ -219,10 +221,10 @@ async def test_an_object_that_was_smaller_for_a_while(door: str, made: Memory, i
 
     model.look = look
     model.go.set()
-    async with house_of(made, into, model) as house:
-        assert await ask(house, door, "scalar", X, PLACED) == failed(door, MEANWHILE)
+    async with serving_memory(made, into, model) as served:
+        assert await ask(served, door, "scalar", X, PLACED) == failed(door, MEANWHILE)
         model.look = np.copy
-        assert await ask(house, door, "scalar", X, PLACED) == WELL
+        assert await ask(served, door, "scalar", X, PLACED) == WELL
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
 
 
@@ -235,16 +237,16 @@ async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memo
             for size in (0, SIZE, 4096, SIZE):
                 made.cut(size)
 
-    async with house_of(made, into) as house:
+    async with serving_memory(made, into) as served:
         cutting = asyncio.ensure_future(asyncio.to_thread(cut))
         try:
-            answers = [await ask(house, door, "identity_fp32", X, PLACED) for _ in range(100)]
+            answers = [await ask(served, door, "identity_fp32", X, PLACED) for _ in range(100)]
         finally:
             over.set()
             await cutting
         assert all(answer in (WELL, failed(door), failed(door, MEANWHILE)) for answer in answers)
         made.cut(SIZE)
-        assert await ask(house, door, "identity_fp32", X, PLACED) == WELL
+        assert await ask(served, door, "identity_fp32", X, PLACED) == WELL
 
 
 def mapped(one: Memory) -> int:
@@ -259,11 +261,11 @@ async def test_a_region_that_is_unregistered_meanwhile(door: str, name: str, mad
     model = Waiting()
     made.put(filled("FP32", BEFORE, SIZE))
     with memory(SIZE) as other:
-        async with house_of(made, into, model) as house:
-            one = await asked(house, door, X, PLACED)
+        async with serving_memory(made, into, model) as served:
+            one = await asked(served, door, X, PLACED)
             assert await asyncio.to_thread(model.runs.wait, 60)
-            assert await unregister(house, name) == (Code.OK, "")
-            assert await register(house, "r", other, SIZE) == (Code.OK, "")
+            assert await unregister(served, name) == (Code.OK, "")
+            assert await register(served, "r", other, SIZE) == (Code.OK, "")
             made.path.unlink()
             assert mapped(made) == 1
             model.go.set()
@@ -287,8 +289,8 @@ async def test_answers_have_memory_of_their_own(
 
     monkeypatch.setattr(ExtendedPlane, "infer", infer)
     made.put(filled("FP32", BEFORE, SIZE))
-    async with house_of(made, into) as house:
-        assert await ask(house, door, "identity_fp32", X, PLACED) == WELL
+    async with serving_memory(made, into) as served:
+        assert await ask(served, door, "identity_fp32", X, PLACED) == WELL
         assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
-        assert (await ask(house, door, "identity_fp32", X, {"y": None})).raw() == filled("FP32", BEFORE, SIZE)
+        assert (await ask(served, door, "identity_fp32", X, {"y": None})).raw() == filled("FP32", BEFORE, SIZE)
     assert shared == [True, False]

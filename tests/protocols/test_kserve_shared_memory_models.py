@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import House, open_house
+from kserve_served import Served, serve_models
 from tensor_places import PREFIX, SIZE, Memory, Wishes, X, ask, filled, memory, message_of, register
 
 from triglot.core.errors import Code
@@ -20,7 +20,7 @@ PLACED: Wishes = {"y": OutputWish(region=RegionSlice("into", 0, SIZE))}
 
 
 @asynccontextmanager
-async def serving(codes: Mapping[str, str], folder: Path) -> AsyncIterator[tuple[House, Memory, Memory]]:
+async def serving(codes: Mapping[str, str], folder: Path) -> AsyncIterator[tuple[Served, Memory, Memory]]:
     """The models, by name, and the regions "r", filled, and "into"."""
     for name, code in codes.items():
         (folder / name).mkdir()
@@ -28,10 +28,10 @@ async def serving(codes: Mapping[str, str], folder: Path) -> AsyncIterator[tuple
     options: dict[str, Any] = {"shared_memory_prefix": PREFIX, "response_cache_bytes": 4 * SIZE}
     with memory(SIZE) as made, memory(SIZE) as into:
         made.put(filled("FP32", BEFORE, SIZE))
-        async with open_house([folder / name for name in codes], **options) as house:
+        async with serve_models([folder / name for name in codes], **options) as served:
             for name, one in (("r", made), ("into", into)):
-                assert await register(house, name, one, SIZE) == (Code.OK, "")
-            yield house, made, into
+                assert await register(served, name, one, SIZE) == (Code.OK, "")
+            yield served, made, into
 
 
 CALLERS = {
@@ -76,11 +76,11 @@ class Steps(triglot.Ensemble):
 @pytest.mark.parametrize("caller", ["outer", "steps"])
 async def test_models_that_call_others(caller: str, tmp_path: Path) -> None:
     """The others get a copy: their caches must not keep an answer to what has been changed."""
-    async with serving(CALLERS, tmp_path) as (house, made, into):
+    async with serving(CALLERS, tmp_path) as (served, made, into):
         for after in (AFTER, BEFORE):  # The second answer is the cache's: nothing runs.
             message = message_of(caller, X, PLACED)
             message.parameters["path"].string_param = str(made.path)
-            assert (await house.grpc.call("ModelInfer", message.SerializeToString()))[0] is Code.OK
+            assert (await served.grpc.call("ModelInfer", message.SerializeToString()))[0] is Code.OK
             assert into.get(SIZE) == filled("FP32", BEFORE, SIZE)
             assert made.get(SIZE) == filled("FP32", after, SIZE)
             made.put(filled("FP32", BEFORE, SIZE))
@@ -110,8 +110,8 @@ async def test_a_model_in_a_process(door: str, tmp_path: Path, monkeypatch: pyte
         return lent[-1]
 
     monkeypatch.setattr(Region, "lend", lend)
-    async with serving({"doubling": IN_PROCESS}, tmp_path) as (house, _, into):
-        assert (await ask(house, door, "doubling", X, PLACED)).code is Code.OK
+    async with serving({"doubling": IN_PROCESS}, tmp_path) as (served, _, into):
+        assert (await ask(served, door, "doubling", X, PLACED)).code is Code.OK
         assert into.get(SIZE) == filled("FP32", 2 * BEFORE, SIZE)
     assert len(lent) == 1
     assert lent[0] is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doors import DEMO, MODELS, House, open_house
+from kserve_served import DEMO, MODELS, Served, serve_models
 from tensor_places import (
     DOORS,
     PREFIX,
@@ -58,24 +58,26 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return count
 
 
-async def names_of(house: House) -> list[str]:
+async def names_of(served: Served) -> list[str]:
     """The regions that are listed."""
-    _, _, reply = await house.rest.call("GET", "/v2/systemsharedmemory/status")
+    _, _, reply = await served.rest.call("GET", "/v2/systemsharedmemory/status")
     return [region["name"] for region in json.loads(reply)]
 
 
 @asynccontextmanager
-async def house_of(made: Memory, model: triglot.Model | None = None, **options: Any) -> AsyncIterator[House]:
+async def serving_memory(
+    made: Memory, model: triglot.Model | None = None, **options: Any
+) -> AsyncIterator[Served]:
     """A server of the demo's identities, or of a model as `scalar`, and the region "r", the whole object."""
     own: dict[str, Any] = {} if model is None else {"paths": [MODELS / "scalar"], "load": lambda *_: model}
     own.setdefault("paths", sorted(DEMO.glob("identity_*")))
-    async with open_house(**own, shared_memory_prefix=PREFIX, **options) as house:
-        assert await register(house, "r", made, SIZE) == FINE
-        yield house
+    async with serve_models(**own, shared_memory_prefix=PREFIX, **options) as served:
+        assert await register(served, "r", made, SIZE) == FINE
+        yield served
 
 
-async def assert_that_all_is_well(house: House, door: str) -> None:
-    assert (await ask(house, door, "identity_fp32", [In("x", PAIR)])).raw() == PAIR.tobytes()
+async def assert_that_all_is_well(served: Served, door: str) -> None:
+    assert (await ask(served, door, "identity_fp32", [In("x", PAIR)])).raw() == PAIR.tobytes()
 
 
 async def test_who_copies(cores: int, made: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +92,8 @@ async def test_who_copies(cores: int, made: Memory, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(Region, name, copy)
     made.put(np.full(SIZE // 4, 7, "f4"))
-    async with house_of(made) as house:
-        assert (await ask(house, "grpc", "identity_fp32", X, INTO)).code is Code.OK
+    async with serving_memory(made) as served:
+        assert (await ask(served, "grpc", "identity_fp32", X, INTO)).code is Code.OK
     assert on_main == [cores == 1] * 2
     assert made.get(SIZE) == np.full(SIZE // 4, 7, "f4").tobytes()
 
@@ -100,16 +102,16 @@ async def test_who_copies(cores: int, made: Memory, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("left", [0, 1, 4096, SIZE - 1])
 async def test_an_object_that_was_made_smaller(door: str, left: int, made: Memory) -> None:
-    async with house_of(made) as house:
+    async with serving_memory(made) as served:
         made.cut(left)
         for inputs, outputs in ((X, {"y": None}), ([In("x", np.ones((1, SIZE // 4), "f4"))], INTO)):
-            said = await ask(house, door, "identity_fp32", inputs, outputs)
+            said = await ask(served, door, "identity_fp32", inputs, outputs)
             code = Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT
             assert said == Said(code, SHRUNK)
         assert made.path.stat().st_size == left, "the server made it larger"
-        await assert_that_all_is_well(house, door)
+        await assert_that_all_is_well(served, door)
         made.cut(SIZE)
-        assert (await ask(house, door, "identity_fp32", X, INTO)).code is Code.OK
+        assert (await ask(served, door, "identity_fp32", X, INTO)).code is Code.OK
 
 
 @EVERY
@@ -123,19 +125,19 @@ async def test_an_object_that_is_made_smaller_all_the_time(door: str, made: Memo
             for size in (0, SIZE, 4096, SIZE):
                 made.cut(size)
 
-    async with house_of(made) as house:
+    async with serving_memory(made) as served:
         cutting = asyncio.ensure_future(asyncio.to_thread(cut))
         try:
-            answers = [await ask(house, door, "identity_fp32", X, INTO) for _ in range(100)]
+            answers = [await ask(served, door, "identity_fp32", X, INTO) for _ in range(100)]
         finally:
             over.set()
             await cutting
         well = Said(Code.OK, "", {"y": ("FP32", [1, SIZE // 4], b"")})
         failed = Said(Code.UNKNOWN if door == "stream" else Code.INVALID_ARGUMENT, SHRUNK)
         assert all(answer in (well, failed) for answer in answers)
-        await assert_that_all_is_well(house, door)
+        await assert_that_all_is_well(served, door)
         made.cut(SIZE)
-        assert await ask(house, door, "identity_fp32", X, INTO) == well
+        assert await ask(served, door, "identity_fp32", X, INTO) == well
 
 
 class Waiting(triglot.Model):
@@ -160,18 +162,18 @@ async def test_a_region_that_is_unregistered_while_it_is_used(door: str, name: s
     model = Waiting()
     made.put(np.full(SIZE // 4, 3, "f4"))
     with memory(SIZE) as other:
-        async with house_of(made, model) as house:
-            asked = asyncio.ensure_future(ask(house, door, "scalar", X, INTO))
+        async with serving_memory(made, model) as served:
+            asked = asyncio.ensure_future(ask(served, door, "scalar", X, INTO))
             await asyncio.to_thread(model.runs.wait)
-            assert await unregister(house, name) == FINE
-            assert await register(house, "r", other, SIZE) == FINE
+            assert await unregister(served, name) == FINE
+            assert await register(served, "r", other, SIZE) == FINE
             # What the model got stays as it was.
             made.put(bytes(SIZE))
             model.go.set()
             assert (await asked).code is Code.OK
             assert made.array("f4", SIZE // 4).tolist() == [3.0] * (SIZE // 4)
             assert other.get(SIZE) == bytes(SIZE)
-            assert (await ask(house, door, "scalar", X, {"y": None})).raw() == bytes(SIZE)
+            assert (await ask(served, door, "scalar", X, {"y": None})).raw() == bytes(SIZE)
 
 
 @EVERY
@@ -179,17 +181,17 @@ async def test_a_region_that_is_unregistered_while_it_is_used(door: str, name: s
 async def test_a_region_goes_with_the_last_request_that_uses_it(door: str, name: str, made: Memory) -> None:
     """As in Triton: until then it is listed, and may be used by more."""
     model = Waiting()
-    async with house_of(made, model) as house:
-        first = asyncio.ensure_future(ask(house, door, "scalar", X, {"y": None}))
+    async with serving_memory(made, model) as served:
+        first = asyncio.ensure_future(ask(served, door, "scalar", X, {"y": None}))
         await asyncio.to_thread(model.runs.wait)
-        assert await unregister(house, name) == FINE
-        assert await names_of(house) == ["r"]
-        second = asyncio.ensure_future(ask(house, door, "scalar", X, INTO))
-        await until(lambda: house.server.manager.registry.servable("scalar").queue_depth == 1)
+        assert await unregister(served, name) == FINE
+        assert await names_of(served) == ["r"]
+        second = asyncio.ensure_future(ask(served, door, "scalar", X, INTO))
+        await until(lambda: served.server.manager.registry.servable("scalar").queue_depth == 1)
         model.go.set()
         assert [answer.code for answer in await asyncio.gather(first, second)] == [Code.OK, Code.OK]
-        await until(lambda: not house.server._regions.registered())
-        assert (await ask(house, door, "scalar", X, INTO)).text.endswith(
+        await until(lambda: not served.server._regions.registered())
+        assert (await ask(served, door, "scalar", X, INTO)).text.endswith(
             "Unable to find shared memory region: 'r'"
         )
 
@@ -197,22 +199,22 @@ async def test_a_region_goes_with_the_last_request_that_uses_it(door: str, name:
 @EVERY
 async def test_an_object_whose_name_is_gone(door: str, made: Memory) -> None:
     made.put(PAIR)
-    async with house_of(made) as house:
+    async with serving_memory(made) as served:
         made.path.unlink()
         place = RegionSlice("r", 0, 8)
-        assert (await ask(house, door, "identity_fp32", [In("x", place, "FP32", [1, 2])])).raw() == PAIR.tobytes()
+        assert (await ask(served, door, "identity_fp32", [In("x", place, "FP32", [1, 2])])).raw() == PAIR.tobytes()
 
 
 @EVERY
 async def test_inputs_in_shared_memory_count_as_waiting_bytes(door: str, made: Memory) -> None:
     model = Waiting()
-    async with house_of(made, model, max_queue_bytes=SIZE) as house:
-        first = asyncio.ensure_future(ask(house, door, "scalar", [In("x", PAIR)]))
+    async with serving_memory(made, model, max_queue_bytes=SIZE) as served:
+        first = asyncio.ensure_future(ask(served, door, "scalar", [In("x", PAIR)]))
         await asyncio.to_thread(model.runs.wait)
-        assert "max_queue_bytes" in (await ask(house, door, "scalar", X, INTO)).text
+        assert "max_queue_bytes" in (await ask(served, door, "scalar", X, INTO)).text
         model.go.set()
         assert (await first).code is Code.OK
-        assert (await ask(house, door, "scalar", X, INTO)).code is Code.OK
+        assert (await ask(served, door, "scalar", X, INTO)).code is Code.OK
 
 
 class Doubling(triglot.Model):
@@ -234,11 +236,11 @@ async def test_the_response_cache(door: str, made: Memory) -> None:
     model = Doubling()
     place = RegionSlice("r", 0, 8)
     inputs = [In("x", place, "FP32", [1, 2])]
-    async with house_of(made, model, response_cache_bytes=SIZE) as house:
+    async with serving_memory(made, model, response_cache_bytes=SIZE) as served:
         for value, calls in ((1, 1), (1, 1), (5, 2), (1, 2)):
             made.put(PAIR * value)
             for wish in (OutputWish(region=RegionSlice("r", 64, 8)), OutputWish(1), None):
-                said = await ask(house, door, "scalar", inputs, {"y": wish})
+                said = await ask(served, door, "scalar", inputs, {"y": wish})
                 assert model.calls == calls
                 if wish is None:
                     assert said.raw() == (PAIR * value * 2).tobytes()
@@ -270,12 +272,12 @@ async def test_a_batch(door: str, made: Memory) -> None:
     model = Batched()
     half = SIZE // 2
     made.put(np.repeat(np.array([1, 2], "f4"), half // 4))
-    async with house_of(made, model) as house:
+    async with serving_memory(made, model) as served:
         tasks = []
         for at in range(2):
             place = RegionSlice("r", at * half, half)
             inputs = [In("x", place, "FP32", [1, SIZE // 8])]
-            tasks.append(ask(house, door, "scalar", inputs, {"y": OutputWish(region=place)}))
+            tasks.append(ask(served, door, "scalar", inputs, {"y": OutputWish(region=place)}))
         assert all(said.raw() == b"" for said in await asyncio.gather(*tasks))
     assert model.sizes == [2]
     assert made.get(SIZE) == np.repeat(np.array([2, 3], "f4"), half // 4).tobytes()
@@ -308,6 +310,6 @@ async def test_requests_of_a_sequence_keep_their_order(made: Memory) -> None:
         message.parameters["sequence_start"].bool_param = at == 0
         message.parameters["sequence_end"].bool_param = at == len(shapes) - 1
         messages.append(message)
-    async with house_of(made, model) as house:
-        assert [said.raw() for said in await stream(house, messages)] == [b""] * len(shapes)
+    async with serving_memory(made, model) as served:
+        assert [said.raw() for said in await stream(served, messages)] == [b""] * len(shapes)
     assert model.lengths == shapes

@@ -12,9 +12,10 @@ from typing import Any
 
 import grpc
 import pytest
-from doors import MODELS, Answer, House, Infer, Tensor, grpc_message, open_house, rest_body
+from kserve_served import MODELS, Served, serve_models
 
 import triglot
+from protocol_clients.kserve_async import Answer, Infer, Tensor, grpc_message, rest_body
 from triglot.core.errors import Code
 from triglot.core.tensor import object_array, pack_bytes
 from triglot.pb.kserve import inference_pb2 as pb
@@ -43,13 +44,13 @@ FULL = "[request id: 7] Exceeds maximum queue size: 1 requests wait, as many as 
 
 
 @asynccontextmanager
-async def busy_house(model: Waiting) -> AsyncIterator[House]:
+async def busy_house(model: Waiting) -> AsyncIterator[Served]:
     """A server whose one model is this one, under the name of `scalar`, and runs a request."""
-    async with open_house([MODELS / "scalar"], load=lambda *_: model) as house:
-        first = asyncio.ensure_future(house.grpc.infer(REQUEST))
+    async with serve_models([MODELS / "scalar"], load=lambda *_: model) as served:
+        first = asyncio.ensure_future(served.grpc.infer(REQUEST))
         try:
             await asyncio.to_thread(model.runs.wait)
-            yield house
+            yield served
         finally:
             model.go.set()
             assert (await first).code is Code.OK
@@ -58,8 +59,8 @@ async def busy_house(model: Waiting) -> AsyncIterator[House]:
 @pytest.mark.parametrize("name", ["grpc", "rest"])
 async def test_a_full_queue(name: str) -> None:
     model = Waiting()
-    async with busy_house(model) as house:
-        door = house.door(name)
+    async with busy_house(model) as served:
+        door = served.door(name)
         tasks = [asyncio.ensure_future(door.infer(REQUEST)) for _ in range(3)]
         refused = asyncio.as_completed(tasks)
         for _ in range(2):
@@ -71,18 +72,18 @@ async def test_a_full_queue(name: str) -> None:
 
 async def test_a_full_queue_says_when_to_come_again() -> None:
     model = Waiting()
-    async with busy_house(model) as house:
+    async with busy_house(model) as served:
         body, head = rest_body(REQUEST)
         headers = {"Inference-Header-Content-Length": str(head)}
         path = "/v2/models/scalar/infer"
-        calls = [asyncio.ensure_future(house.rest.call("POST", path, body, headers)) for _ in range(2)]
+        calls = [asyncio.ensure_future(served.rest.call("POST", path, body, headers)) for _ in range(2)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         status, reply_headers, reply = next(call.result() for call in calls if call.done())
         assert (status, reply_headers["Retry-After"]) == (429, "1")
         assert reply_headers["Content-Type"] == "application/json"
         assert json.loads(reply) == {"error": FULL}
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await house.grpc.stub("ModelInfer")(grpc_message(REQUEST).SerializeToString(), timeout=20)
+            await served.grpc.stub("ModelInfer")(grpc_message(REQUEST).SerializeToString(), timeout=20)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert ("grpc-retry-pushback-ms", "1000") in list(caught.value.trailing_metadata() or ())
         model.go.set()
@@ -91,10 +92,10 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
 
 async def test_a_request_whose_client_gave_up_leaves_the_queue() -> None:
     model = Waiting()
-    async with asyncio.timeout(20), busy_house(model) as house:
-        waiting = house.server.dataplane.queue_depth
+    async with asyncio.timeout(20), busy_house(model) as served:
+        waiting = served.server.dataplane.queue_depth
         for later in ever_later(0.05):
-            call = house.grpc.stub("ModelInfer")(grpc_message(REQUEST).SerializeToString(), timeout=later)
+            call = served.grpc.stub("ModelInfer")(grpc_message(REQUEST).SerializeToString(), timeout=later)
             late = asyncio.ensure_future(call)
             await until(lambda: waiting() == 1 or late.done())  # noqa: B023 - it is not called later
             has_waited = waiting() == 1
@@ -105,7 +106,7 @@ async def test_a_request_whose_client_gave_up_leaves_the_queue() -> None:
             await until(lambda: waiting() == 0)
             if has_waited:
                 break
-        following = asyncio.ensure_future(house.grpc.infer(REQUEST))
+        following = asyncio.ensure_future(served.grpc.infer(REQUEST))
         await until(lambda: waiting() == 1 or following.done())
         model.go.set()
         assert (await following).code is Code.OK
@@ -123,8 +124,8 @@ def make_models(folder: Path) -> None:
 
 async def test_versions_that_could_not_be_loaded(tmp_path: Path) -> None:
     make_models(tmp_path)
-    async with open_house([tmp_path], exit_on_load_error=False) as house:
-        for door in (house.grpc, house.rest):
+    async with serve_models([tmp_path], exit_on_load_error=False) as served:
+        for door in (served.grpc, served.rest):
             x = Tensor("x", "FP64", [], bytes(8))
             assert await door.infer(Infer("broken", [x])) == Answer(
                 Code.NOT_FOUND, "Request for unknown model: 'broken' has no available versions"
@@ -137,46 +138,46 @@ async def test_versions_that_could_not_be_loaded(tmp_path: Path) -> None:
             )
             assert (await door.infer(Infer("half", [x]))).version == "1"
             assert (await door.infer(Infer("good", [x]))).code is Code.OK
-        await assert_readiness(house, server=False, models={"broken": False, "half": True, "good": True})
-        assert (await house.rest.call("GET", "/v2/models/broken"))[0] == 404
-        status, _, reply = await house.rest.call("GET", "/v2/models/half")
+        await assert_readiness(served, server=False, models={"broken": False, "half": True, "good": True})
+        assert (await served.rest.call("GET", "/v2/models/broken"))[0] == 404
+        status, _, reply = await served.rest.call("GET", "/v2/models/half")
         assert (status, json.loads(reply)["versions"]) == (200, ["1"])
 
 
-async def assert_readiness(house: House, *, server: bool, models: dict[str, bool]) -> None:
-    _, _, reply = await house.grpc.call("ServerReady", b"")
+async def assert_readiness(served: Served, *, server: bool, models: dict[str, bool]) -> None:
+    _, _, reply = await served.grpc.call("ServerReady", b"")
     assert pb.ServerReadyResponse.FromString(reply).ready is server
-    status, headers, body = await house.rest.call("GET", "/v2/health/ready")
+    status, headers, body = await served.rest.call("GET", "/v2/health/ready")
     assert (status, headers["Content-Type"]) == (200 if server else 503, "application/json")
     assert json.loads(body) == {"ready": server, "live": True}
     for name, ready in models.items():
-        code, _, reply = await house.grpc.call("ModelReady", pb.ModelReadyRequest(name=name).SerializeToString())
+        code, _, reply = await served.grpc.call("ModelReady", pb.ModelReadyRequest(name=name).SerializeToString())
         assert (code, pb.ModelReadyResponse.FromString(reply).ready) == (Code.OK, ready)
-        status, _, body = await house.rest.call("GET", f"/v2/models/{name}/ready")
+        status, _, body = await served.rest.call("GET", f"/v2/models/{name}/ready")
         expected = {"name": name, "ready": True} if ready else {"error": f"model '{name}' is not ready"}
         assert (status, json.loads(body)) == (200 if ready else 503, expected)
 
 
 async def test_a_server_that_is_about_to_stop_is_live_and_not_ready() -> None:
-    async with open_house([MODELS / "scalar"]) as house:
-        await assert_readiness(house, server=True, models={"scalar": True})
-        await house.server.drain(0)
-        await assert_readiness(house, server=False, models={"scalar": False})
-        status, _, body = await house.rest.call("GET", "/v2/health/live")
+    async with serve_models([MODELS / "scalar"]) as served:
+        await assert_readiness(served, server=True, models={"scalar": True})
+        await served.server.drain(0)
+        await assert_readiness(served, server=False, models={"scalar": False})
+        status, _, body = await served.rest.call("GET", "/v2/health/live")
         assert (status, json.loads(body)) == (200, {"live": True})
-        answer = await house.grpc.infer(Infer("scalar", [Tensor("x", "FP64", [], bytes(8))]))
+        answer = await served.grpc.infer(Infer("scalar", [Tensor("x", "FP64", [], bytes(8))]))
         assert answer.code is Code.OK
 
 
 @pytest.mark.parametrize(("size", "code"), [(10_000, Code.OK), (30_000, Code.RESOURCE_EXHAUSTED)])
 async def test_messages_larger_than_the_server_takes(size: int, code: Code) -> None:
     identity = Path(triglot.__file__).parent / "demo" / "identity_uint8"
-    async with open_house([identity], max_message_size=20_000) as house:
+    async with serve_models([identity], max_message_size=20_000) as served:
         request = Infer("identity_uint8", [Tensor("x", "UINT8", [1, size], bytes(size))])
-        answer = await house.grpc.infer(request)
+        answer = await served.grpc.infer(request)
         assert answer.code is code
         body, head = rest_body(request)
-        status, headers, reply = await house.rest.call(
+        status, headers, reply = await served.rest.call(
             "POST", "/v2/models/identity_uint8/infer", body, {"Inference-Header-Content-Length": str(head)}
         )
         assert status == (200 if code is Code.OK else 413)
@@ -184,4 +185,4 @@ async def test_messages_larger_than_the_server_takes(size: int, code: Code) -> N
             assert headers["Content-Type"] == "application/json"
             assert "larger than 20000 bytes" in json.loads(reply)["error"]
         small = Infer("identity_uint8", [Tensor("x", "UINT8", [1, 1], b"7")])
-        assert (await house.grpc.infer(small)).code is (await house.rest.infer(small)).code is Code.OK
+        assert (await served.grpc.infer(small)).code is (await served.rest.infer(small)).code is Code.OK

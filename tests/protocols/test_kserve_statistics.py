@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from control_doors import ask, put, put_config
-from doors import House, open_house
+from kserve_served import Served, serve_models
 
 from triglot.core.errors import Code
 from triglot.core.statistics import MOST_RESPONSES, Statistics
@@ -17,24 +17,24 @@ from triglot.pb.kserve import inference_pb2 as pb
 ALL = "version_policy { all {} }"
 
 
-async def by_grpc(house: House, name: str = "", version: str = "") -> Code | list[str]:
+async def by_grpc(served: Served, name: str = "", version: str = "") -> Code | list[str]:
     """The versions that are told of, or the error."""
     request = pb.ModelStatisticsRequest(name=name, version=version)
-    code, text, reply = await house.grpc.call("ModelStatistics", request.SerializeToString())
+    code, text, reply = await served.grpc.call("ModelStatistics", request.SerializeToString())
     if code is not Code.OK:
         assert name in text
         return code
     return [f"{one.name}/{one.version}" for one in pb.ModelStatisticsResponse.FromString(reply).model_stats]
 
 
-async def by_rest(house: House, path: str) -> tuple[int, Any]:
-    status, headers, reply = await house.rest.call("GET", path)
+async def by_rest(served: Served, path: str) -> tuple[int, Any]:
+    status, headers, reply = await served.rest.call("GET", path)
     assert headers["Content-Type"] == "application/json"
     return status, json.loads(reply)
 
 
-async def told_by_rest(house: House, path: str) -> int | list[str]:
-    status, document = await by_rest(house, path)
+async def told_by_rest(served: Served, path: str) -> int | list[str]:
+    status, document = await by_rest(served, path)
     return status if status != 200 else [f"{one['name']}/{one['version']}" for one in document["model_stats"]]
 
 
@@ -45,48 +45,48 @@ async def test_which_versions_are_told_of(tmp_path: Path) -> None:
     put(tmp_path / "b" / "1")
     put(tmp_path / "never" / "1")
     options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": "a,b"}
-    async with open_house([tmp_path], **options) as house:
+    async with serve_models([tmp_path], **options) as served:
         for name, version, found in (
             ("", "", ["a/1", "a/2", "b/1"]),
             ("a", "", ["a/1", "a/2"]),
             ("a", "2", ["a/2"]),
             ("b", "", ["b/1"]),
         ):
-            assert await by_grpc(house, name, version) == found
+            assert await by_grpc(served, name, version) == found
             model = f"/{name}/versions/{version}" if version else f"/{name}" if name else ""
-            assert await told_by_rest(house, f"/v2/models{model}/stats") == found
-        assert await by_grpc(house, version="2") == ["a/1", "a/2", "b/1"]
+            assert await told_by_rest(served, f"/v2/models{model}/stats") == found
+        assert await by_grpc(served, version="2") == ["a/1", "a/2", "b/1"]
 
-        await house.server.dataplane.unload_model("a")
-        assert await by_grpc(house) == await told_by_rest(house, "/v2/models/stats") == ["b/1"]
+        await served.server.dataplane.unload_model("a")
+        assert await by_grpc(served) == await told_by_rest(served, "/v2/models/stats") == ["b/1"]
         for version in ("", "2"):
-            assert await by_grpc(house, "a", version) is Code.INVALID_ARGUMENT
+            assert await by_grpc(served, "a", version) is Code.INVALID_ARGUMENT
             path = f"/v2/models/a/versions/{version}/stats" if version else "/v2/models/a/stats"
-            assert await by_rest(house, path) == (400, {"error": "requested model 'a' is not available"})
+            assert await by_rest(served, path) == (400, {"error": "requested model 'a' is not available"})
 
 
 async def test_what_there_is_not(tmp_path: Path) -> None:
     put(tmp_path / "a" / "1")
-    async with open_house([tmp_path]) as house:
+    async with serve_models([tmp_path]) as served:
         for name, version, code, status in (
             ("other", "", Code.NOT_FOUND, 404),
             ("a", "2", Code.NOT_FOUND, 404),
             ("other", "1", Code.NOT_FOUND, 404),
         ):
-            assert await by_grpc(house, name, version) is code
+            assert await by_grpc(served, name, version) is code
             model = f"{name}/versions/{version}" if version else name
-            assert await told_by_rest(house, f"/v2/models/{model}/stats") == status
+            assert await told_by_rest(served, f"/v2/models/{model}/stats") == status
         for name, version in (("a", "one"), ("a", "1.0"), ("a", "-1"), ("", "one")):
-            assert await by_grpc(house, name, version) is Code.INVALID_ARGUMENT
+            assert await by_grpc(served, name, version) is Code.INVALID_ARGUMENT
         # Not digits: no such path (spec 3.1).
-        assert (await house.rest.call("GET", "/v2/models/a/versions/one/stats"))[0] == 404
-        assert (await house.rest.call("POST", "/v2/models/a/stats"))[0] == 405
+        assert (await served.rest.call("GET", "/v2/models/a/versions/one/stats"))[0] == 404
+        assert (await served.rest.call("POST", "/v2/models/a/stats"))[0] == 405
 
 
 async def test_the_extension_is_named(tmp_path: Path) -> None:
     put(tmp_path / "a" / "1")
-    async with open_house([tmp_path]) as house:
-        status, metadata = await by_rest(house, "/v2")
+    async with serve_models([tmp_path]) as served:
+        status, metadata = await by_rest(served, "/v2")
         assert (status, "statistics" in metadata["extensions"]) == (200, True)
 
 
@@ -94,10 +94,10 @@ async def test_the_extension_is_named(tmp_path: Path) -> None:
 async def test_every_key_is_there_and_every_number_an_integer(tmp_path: Path, called: bool) -> None:
     """perf_analyzer looks at all of them without asking (spec 3.12)."""
     put(tmp_path / "a" / "1", says=7)
-    async with open_house([tmp_path]) as house:
+    async with serve_models([tmp_path]) as served:
         if called:
-            assert await ask(house, "a") == 7
-        status, document = await by_rest(house, "/v2/models/a/stats")
+            assert await ask(served, "a") == 7
+        status, document = await by_rest(served, "/v2/models/a/stats")
         (stats,) = document["model_stats"]
         assert status == 200
         assert list(stats) == [

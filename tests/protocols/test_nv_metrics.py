@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from control_doors import ask, put, put_config
-from doors import House, open_house
+from kserve_served import Served, serve_models
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as classic
 
@@ -38,8 +38,8 @@ MACHINE = {"nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_use
 READERS: dict[str, Any] = {"text/plain": classic, "application/openmetrics-text": open_metrics}
 
 
-async def page(house: House, accept: str) -> str:
-    status, _, body = await house.rest.call("GET", "/metrics", headers={"Accept": accept})
+async def page(served: Served, accept: str) -> str:
+    status, _, body = await served.rest.call("GET", "/metrics", headers={"Accept": accept})
     assert status == 200
     return body.decode()
 
@@ -60,10 +60,10 @@ def samples(text: str) -> dict[str, float]:
 async def test_the_older_format(tmp_path: Path, cached: bool) -> None:
     put(tmp_path / "m" / "3", says=1)
     put_config(tmp_path / "m", "response_cache { enable: true }" if cached else "")
-    async with open_house([tmp_path], response_cache_bytes=1 << 20) as house:
+    async with serve_models([tmp_path], response_cache_bytes=1 << 20) as served:
         for _ in range(2):
-            assert await ask(house, "m") == 1
-        text = await page(house, "")
+            assert await ask(served, "m") == 1
+        text = await page(served, "")
         counters, labels = COUNTERS | (CACHED if cached else set()), '{model="m",version="3"}'
         assert types(text) == dict.fromkeys(counters, "counter") | dict.fromkeys(GAUGES | MACHINE, "gauge")
         failure, found = "nv_inference_request_failure", samples(text)
@@ -80,11 +80,11 @@ async def test_the_older_format(tmp_path: Path, cached: bool) -> None:
 
 async def test_both_formats_can_be_read(tmp_path: Path) -> None:
     put(tmp_path / "m" / "1")
-    async with open_house([tmp_path]) as house:
-        await ask(house, "m")
+    async with serve_models([tmp_path]) as served:
+        await ask(served, "m")
         names = COUNTERS | GAUGES | MACHINE
         read, newer = [
-            {family.name: family for family in parse(await page(house, accept))}
+            {family.name: family for family in parse(await page(served, accept))}
             for accept, parse in READERS.items()
         ]
         assert names <= read.keys()
@@ -106,8 +106,8 @@ async def test_tags_of_the_configuration_are_labels(tmp_path: Path) -> None:
     tags = {"team": "red", "not a name": "x", "version": "9"}
     entries = " ".join(f"metric_tags {{ key: '{name}' value: '{value}' }}" for name, value in tags.items())
     put_config(tmp_path / "m", entries)
-    async with open_house([tmp_path]) as house:
-        assert 'nv_inference_count{model="m",team="red",version="1"}' in samples(await page(house, ""))
+    async with serve_models([tmp_path]) as served:
+        assert 'nv_inference_count{model="m",team="red",version="1"}' in samples(await page(served, ""))
 
 
 def test_a_share_of_no_time_is_none() -> None:

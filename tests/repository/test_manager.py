@@ -13,7 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import triglot
-from process import IDENTITY, SECONDS, SERVICE, answer_value, infer_request, write_model
+from process import IDENTITY, SECONDS, write_model
+from protocol_clients.channel import SERVICE
+from protocol_clients.kserve import answer_value, infer_request
 from triglot.core.errors import ModelLoadError
 from triglot.pb.kserve import inference_pb2 as pb
 

@@ -47,7 +47,7 @@ class Alone(Ensemble):
     steps = (Step("m", {"x": "x"}, {"y": "y"}),)
 
 
-class House:
+class VersionedModel:
     """A model `m` whose versions come and go."""
 
     def __init__(self, manager: Manager, folder: Path) -> None:
@@ -91,9 +91,9 @@ class House:
 
 
 @asynccontextmanager
-async def house(
+async def versioned_model(
     tmp_path: Path, *, max_idle: float = HOUR, all_versions: bool = False, ensemble: bool = False, **options: Any
-) -> AsyncIterator[House]:
+) -> AsyncIterator[VersionedModel]:
     """Of version 1; later ones take its place, unless `all_versions` serve. `ensemble`: and of `e`."""
 
     def load(backend: str, file: Path, config: ModelConfig) -> Model:
@@ -110,13 +110,13 @@ async def house(
     manager = Manager(roots, load, max_queue_size=100, **options)
     try:
         await manager.load_all()
-        yield House(manager, folder)
+        yield VersionedModel(manager, folder)
     finally:
         await manager.close()
 
 
 async def test_a_sequence_goes_on_in_the_version_that_it_began_in(tmp_path: Path) -> None:
-    async with house(tmp_path) as one:
+    async with versioned_model(tmp_path) as one:
         assert await one.send(1, 5, start=True) == V1 + 1
         await one.add(2)
         await one.state(1, "UNLOADING")
@@ -136,7 +136,7 @@ async def test_a_sequence_goes_on_in_the_version_that_it_began_in(tmp_path: Path
 
 async def test_a_step_of_an_ensemble_goes_on_in_the_version_that_it_began_in(tmp_path: Path) -> None:
     """And another sequence begins in the new one."""
-    async with house(tmp_path / "models", ensemble=True) as one:
+    async with versioned_model(tmp_path / "models", ensemble=True) as one:
         assert await one.send(1, 5, start=True, model="e") == V1 + 1
         await one.add(2)
         await one.state(1, "UNLOADING")
@@ -148,7 +148,7 @@ async def test_a_step_of_an_ensemble_goes_on_in_the_version_that_it_began_in(tmp
 
 
 async def test_a_sequence_without_a_version_stays_where_it_began(tmp_path: Path) -> None:
-    async with house(tmp_path, all_versions=True) as one:
+    async with versioned_model(tmp_path, all_versions=True) as one:
         assert await one.send(1, 5, start=True) == V1 + 1
         await one.add(2)
         assert await one.send(1, 5) == V1 + 2
@@ -159,7 +159,7 @@ async def test_a_sequence_without_a_version_stays_where_it_began(tmp_path: Path)
 
 
 async def test_a_start_goes_to_the_new_version_and_ends_the_former_sequence(tmp_path: Path) -> None:
-    async with house(tmp_path) as one:
+    async with versioned_model(tmp_path) as one:
         assert await one.send(1, 5, start=True) == V1 + 1
         await one.add(2)
         assert await one.send(1, 5, start=True) == V2 + 1
@@ -168,7 +168,7 @@ async def test_a_start_goes_to_the_new_version_and_ends_the_former_sequence(tmp_
 
 
 async def test_what_is_loaded_again_lets_the_former_ones_sequences_end(tmp_path: Path) -> None:
-    async with house(tmp_path, all_versions=True, explicit=["m"]) as one:
+    async with versioned_model(tmp_path, all_versions=True, explicit=["m"]) as one:
         former = one.manager.registry.servable("m")
         assert await one.send(1, 5, start=True) == V1 + 1
         put(one.folder / "1", "changed")
@@ -184,14 +184,14 @@ async def test_what_is_loaded_again_lets_the_former_ones_sequences_end(tmp_path:
 
 
 async def test_an_idle_sequence_does_not_keep_a_version(tmp_path: Path) -> None:
-    async with house(tmp_path, max_idle=0.05) as one:
+    async with versioned_model(tmp_path, max_idle=0.05) as one:
         await one.send(1, 5, start=True)
         await one.add(2)
         await one.state(1, "UNAVAILABLE")
 
 
 async def test_a_drain_has_its_own_patience(tmp_path: Path) -> None:
-    async with house(tmp_path, drain_seconds=0.05) as one:
+    async with versioned_model(tmp_path, drain_seconds=0.05) as one:
         await one.send(1, 5, start=True)
         await one.add(2)
         await one.state(1, "UNAVAILABLE")
@@ -199,7 +199,7 @@ async def test_a_drain_has_its_own_patience(tmp_path: Path) -> None:
 
 
 async def test_sequences_of_a_model_that_is_unloaded_may_end(tmp_path: Path) -> None:
-    async with house(tmp_path, all_versions=True, explicit=["m"]) as one:
+    async with versioned_model(tmp_path, all_versions=True, explicit=["m"]) as one:
         await one.send(1, 5, start=True)
         one.manager.unload_model("m")
         assert await one.send(1, 5) == V1 + 2
@@ -209,7 +209,7 @@ async def test_sequences_of_a_model_that_is_unloaded_may_end(tmp_path: Path) -> 
 
 
 async def test_a_server_that_stops_begins_no_sequence(tmp_path: Path) -> None:
-    async with house(tmp_path) as one:
+    async with versioned_model(tmp_path) as one:
         await one.send(1, 5, start=True)
         one.dataplane.stop()
         error = await one.error(1, 6, start=True)
@@ -220,7 +220,7 @@ async def test_a_server_that_stops_begins_no_sequence(tmp_path: Path) -> None:
 
 
 async def test_a_timeout_is_no_deadline_of_a_sequences_request(tmp_path: Path) -> None:
-    async with house(tmp_path) as one:
+    async with versioned_model(tmp_path) as one:
         tensor = InputTensor("x", "FP32", (1, 1), np.array([1], np.float32))
         parameters: dict[str, Any] = {"sequence_id": 5, "sequence_start": True, "timeout": 1_000_000}
         call = Call()
@@ -229,7 +229,7 @@ async def test_a_timeout_is_no_deadline_of_a_sequences_request(tmp_path: Path) -
 
 
 async def test_wrong_inputs_leave_a_sequence_as_it_is(tmp_path: Path) -> None:
-    async with house(tmp_path) as one:
+    async with versioned_model(tmp_path) as one:
         await one.send(1, 5, start=True)
         tensor = InputTensor("before", "FP32", (1, 1), np.array([1], np.float32))
         request = InferenceRequest("m", inputs=[tensor], parameters={"sequence_id": 5, "sequence_end": True})

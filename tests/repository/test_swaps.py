@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scripted_loads import SECONDS, Blocking, Loads, Numbered, OnLoop, look_twice, put, states
 
 import triglot
-from process import SERVICE, answer_value, infer_request
+from protocol_clients.channel import SERVICE
+from protocol_clients.kserve import answer_value, infer_request
 from triglot.core.errors import Unavailable
 from triglot.model.config import ALL
 from triglot.pb.kserve import inference_pb2 as pb

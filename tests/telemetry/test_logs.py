@@ -14,19 +14,10 @@ import grpc
 import pytest
 from secured import Authority
 
-from process import (
-    FREE_PORTS,
-    LISTENING,
-    SECONDS,
-    Rest,
-    Triglot,
-    clean_environment,
-    grpc_channel,
-    infer,
-    rpc,
-    triglot_command,
-    write_model,
-)
+from process import FREE_PORTS, LISTENING, SECONDS, Triglot, clean_environment, triglot_command, write_model
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.kserve import infer
+from protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.telemetry.log_handlers import LINES
 

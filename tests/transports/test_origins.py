@@ -16,7 +16,7 @@ from scripted_models import Inputs, Plain
 from test_h2_rest import answer
 
 import triglot
-from state_changes import Scene, scene
+from state_changes import ChangingServer, changing_server
 from triglot.protocols.rows import Operation
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -38,13 +38,13 @@ BROWSERS: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
-    async with scene(tmp_path_factory.mktemp("server")) as here:
+async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChangingServer]:
+    async with changing_server(tmp_path_factory.mktemp("server")) as here:
         yield here
 
 
 class Http1:
-    def __init__(self, here: Scene) -> None:
+    def __init__(self, here: ChangingServer) -> None:
         self.here = here
 
     async def send(self, verb: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, str]:
@@ -70,7 +70,7 @@ class Http2:
 
 
 @asynccontextmanager
-async def sender(here: Scene, version: str) -> AsyncIterator[Http1 | Http2]:
+async def sender(here: ChangingServer, version: str) -> AsyncIterator[Http1 | Http2]:
     if version == "HTTP/1.1":
         yield Http1(here)
         return
@@ -85,7 +85,9 @@ both_versions = pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/2"])
 
 @both_versions
 @pytest.mark.parametrize("browser", BROWSERS)
-async def test_no_page_of_another_origin_changes_anything(here: Scene, version: str, browser: str) -> None:
+async def test_no_page_of_another_origin_changes_anything(
+    here: ChangingServer, version: str, browser: str
+) -> None:
     headers, option = BROWSERS[browser]
     before = await here.state()
     async with sender(here, version) as client:
@@ -99,7 +101,7 @@ async def test_no_page_of_another_origin_changes_anything(here: Scene, version: 
     assert before["/v2/models/half/ready"][0] == before["/grps/v1/health/ready"][0] == 200
 
 
-async def test_the_rows_have_all_that_clients_may_change(here: Scene) -> None:
+async def test_the_rows_have_all_that_clients_may_change(here: ChangingServer) -> None:
     changes = [str(change) for change in here.changes if change.operation is Operation.ADMINISTER and change.takes]
     assert set(changes) == {
         "POST /v2/repository/models/half/load",
@@ -119,7 +121,7 @@ async def test_the_rows_have_all_that_clients_may_change(here: Scene) -> None:
 @both_versions
 @pytest.mark.parametrize("own", [False, True], ids=["no browser", "a page of its own"])
 async def test_others_do_as_before(tmp_path: Path, version: str, own: bool) -> None:
-    async with scene(tmp_path) as here, sender(here, version) as client:
+    async with changing_server(tmp_path) as here, sender(here, version) as client:
         port = here.server.rest_port
         origin = {"host": f"localhost:{port}", "origin": f"http://localhost:{port}"}
         browser = {**origin, "sec-fetch-site": "same-origin", "user-agent": "Mozilla/5.0"} if own else {}
@@ -139,7 +141,7 @@ async def test_others_do_as_before(tmp_path: Path, version: str, own: bool) -> N
         assert state["/v2/models/half/ready"][0] != 200
 
 
-async def test_a_stock_client_goes_offline_by_get_and_a_browser_does_not(here: Scene) -> None:
+async def test_a_stock_client_goes_offline_by_get_and_a_browser_does_not(here: ChangingServer) -> None:
     before = await here.state()
     for headers in (
         {
@@ -169,7 +171,7 @@ async def test_a_stock_client_goes_offline_by_get_and_a_browser_does_not(here: S
     ],
 )
 @both_versions
-async def test_names_on_loopback(here: Scene, version: str, name: str, taken: bool) -> None:
+async def test_names_on_loopback(here: ChangingServer, version: str, name: str, taken: bool) -> None:
     async with sender(here, version) as client:
         for port in ("", ":8000"):
             if name or not port:
@@ -264,7 +266,7 @@ async def test_values_that_browsers_never_send(option: str, value: str) -> None:
 
 
 @both_versions
-async def test_every_answer_says_little_of_the_server(here: Scene, version: str) -> None:
+async def test_every_answer_says_little_of_the_server(here: ChangingServer, version: str) -> None:
     requests = [
         ("GET", "/v2", b""),
         ("GET", "/metrics", b""),
@@ -288,7 +290,7 @@ async def test_every_answer_says_little_of_the_server(here: Scene, version: str)
         assert (headers["server"], headers["x-content-type-options"]) == ("triglot", "nosniff"), path
 
 
-async def test_an_answer_to_what_is_no_http_says_as_little(here: Scene) -> None:
+async def test_an_answer_to_what_is_no_http_says_as_little(here: ChangingServer) -> None:
     reader, writer = await asyncio.open_connection(HOST, here.server.rest_port)
     writer.write(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\njunk\r\n\r\n")
     head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode().lower()
@@ -298,7 +300,7 @@ async def test_an_answer_to_what_is_no_http_says_as_little(here: Scene) -> None:
     assert "python" not in head
 
 
-async def test_the_page_is_framed_by_nobody_and_runs_only_its_own_script(here: Scene) -> None:
+async def test_the_page_is_framed_by_nobody_and_runs_only_its_own_script(here: ChangingServer) -> None:
     for path in ("/", "/grps/v1/monitor/metrics"):
         async with here.session.get(here.url + path, headers={"accept": "text/html"}) as page:
             headers = page.headers

@@ -16,7 +16,10 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from process import SECONDS, Rest, Triglot, grpc_channel, infer, rpc, write_model
+from process import SECONDS, Triglot, write_model
+from protocol_clients.channel import grpc_channel, rpc
+from protocol_clients.kserve import infer
+from protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until
 

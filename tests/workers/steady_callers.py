@@ -15,7 +15,8 @@ from typing import IO
 
 import grpc
 
-from process import SECONDS, clean_environment, infer
+from process import SECONDS, clean_environment
+from protocol_clients.kserve import infer
 from waiting import wait_until
 
 SAID_SECONDS = 0.02

@@ -13,7 +13,8 @@ from shared_ports import Workers
 
 import triglot
 from gates import Gate
-from process import SECONDS, Triglot, infer
+from process import SECONDS, Triglot
+from protocol_clients.kserve import infer
 from triglot.config.options import ConfigError
 
 MODELS = Path(__file__).parents[1] / "models_triton"

@@ -13,7 +13,9 @@ import grpc
 import pytest
 from shared_ports import TRANSPORTS, Workers, change, ready
 
-from process import SECONDS, infer, rpc, write_model
+from process import SECONDS, write_model
+from protocol_clients.channel import rpc
+from protocol_clients.kserve import infer
 from triglot.pb.grps import grps_pb2
 from triglot.pb.kserve import inference_pb2 as pb
 

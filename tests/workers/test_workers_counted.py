@@ -12,7 +12,9 @@ import grpc
 import pytest
 from shared_ports import TRANSPORTS, Workers
 
-from process import SECONDS, infer, rpc
+from process import SECONDS
+from protocol_clients.channel import rpc
+from protocol_clients.kserve import infer
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until
 

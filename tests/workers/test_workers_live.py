@@ -14,18 +14,10 @@ from shared_ports import TRANSPORTS, Workers
 from steady_callers import calling
 
 from gates import Gate
-from process import (
-    SECONDS,
-    Rest,
-    Triglot,
-    grpc_channel,
-    infer,
-    is_listening,
-    run_triglot,
-    taken_port,
-    unused_ports,
-    write_model,
-)
+from process import SECONDS, Triglot, is_listening, run_triglot, taken_port, unused_ports, write_model
+from protocol_clients.channel import grpc_channel
+from protocol_clients.kserve import infer
+from protocol_clients.rest import Rest
 from waiting import wait_until
 
 

@@ -11,7 +11,10 @@ import grpc
 import pytest
 from shared_ports import WHO, Workers, ready
 
-from process import SECONDS, Rest, Triglot, infer, rpc, write_model
+from process import SECONDS, Triglot, write_model
+from protocol_clients.channel import rpc
+from protocol_clients.kserve import infer
+from protocol_clients.rest import Rest
 from triglot.pb.tfserving import management_pb2, model_server_config_pb2
 from waiting import wait_until
 

@@ -20,12 +20,12 @@ from typing import Any
 import aiohttp
 import grpc.aio
 from grpc_transport import transport_options
-from request_cells import answers_of, carries, good
-from request_doors import DOORS, Ask, Door
-from request_stage import Stage, stage_in, write_models
+from request_cases import answers_of, carries, good
+from request_checkpoints import Checkpoints, checkpoints_in, write_models
 
 import triglot
 from process import SECONDS
+from protocol_clients.abortable import CLIENTS, Client, Request
 from versions import OLD_AIOHTTP
 from waiting import until
 
@@ -35,52 +35,56 @@ POOL = "asyncio_"
 """How the threads of the loop's own pool are called, which come when they are needed, and stay."""
 
 
-class House:
-    """The server, its doors, and the stage of its models."""
+class Served:
+    """The server, its clients, and the checkpoints of its models."""
 
     def __init__(
-        self, server: triglot.Server, stage: Stage, channel: grpc.aio.Channel, session: aiohttp.ClientSession
+        self,
+        server: triglot.Server,
+        checkpoints: Checkpoints,
+        channel: grpc.aio.Channel,
+        session: aiohttp.ClientSession,
     ) -> None:
         self.server = server
-        self.stage = stage
+        self.checkpoints = checkpoints
         self._live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
         url = f"http://127.0.0.1:{server.rest_port}"
-        self.doors: dict[str, Door] = {name: door(channel, session, url) for name, door in DOORS.items()}
+        self.clients: dict[str, Client] = {name: client(channel, session, url) for name, client in CLIENTS.items()}
         self.hurried = server.config.default_timeout > 0
         self.threads: Counter[str] = Counter()
         self.old_calls: list[triglot.Call] = []
 
-    async def infer(self, door: str, ask: Ask) -> tuple[str, list[str]]:
+    async def infer(self, client: str, request: Request) -> tuple[str, list[str]]:
         """How a request ends, and its answers."""
-        attempt = self.doors[door].begin(ask)
+        attempt = self.clients[client].begin(request)
         return await attempt.ended(), attempt.answers
 
-    async def infer_well(self, model: str, door: str) -> None:
+    async def infer_well(self, model: str, client: str) -> None:
         """A good request to this model. Raises `AssertionError` when it ends in another way."""
-        for _ in tries(f"{model} by {door} gives no good answer"):
-            found = await self.infer(door, good(model))
-            if found == (self.doors[door].good, answers_of(model, "good")):
+        for _ in tries(f"{model} by {client} gives no good answer"):
+            found = await self.infer(client, good(model))
+            if found == (self.clients[client].good, answers_of(model, "good")):
                 return
             # Where everything has to be quick, a machine that is not may need another one.
-            assert self.hurried, f"{model} by {door}: {found}"
+            assert self.hurried, f"{model} by {client}: {found}"
 
-    async def serves(self, model: str, door: str) -> None:
+    async def serves(self, model: str, client: str) -> None:
         """A good request of the same kind as another one, over the same connection; nothing stays of it."""
-        await self.infer_well(model, door)
+        await self.infer_well(model, client)
         await self.at_rest(aborted=self.hurried)
 
     def waiting(self, model: str) -> int:
         """Requests in a model's queue."""
         return self.server.manager.registry.servable(model).queue_depth
 
-    def so_far(self, door: str) -> Counter[str]:
+    def so_far(self, client: str) -> Counter[str]:
         """As `counted`, when a test begins: no more threads and calls are to be there in the end."""
         self.threads, self.old_calls = threads(), calls()  # Other tests may keep calls.
-        return self.counted(door)
+        return self.counted(client)
 
-    def counted(self, door: str) -> Counter[str]:
-        """How many inferences by this door ended with each code."""
-        endpoint = self.doors[door].endpoint
+    def counted(self, client: str) -> Counter[str]:
+        """How many inferences by this client ended with each code."""
+        endpoint = self.clients[client].endpoint
         counts: Counter[str] = Counter()
         for one, kind, stats in self.server.telemetry.calls():
             if (one.protocol, one.entrypoint, one.method) == endpoint:
@@ -183,13 +187,13 @@ def traces_as_text() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def open_house(
-    models: Sequence[str], doors: Collection[str] = tuple(DOORS), **options: Any
-) -> AsyncIterator[House]:
-    """Serve these models on the stage; each has answered a request once by each of these doors."""
+async def serving(
+    models: Sequence[str], clients: Collection[str] = tuple(CLIENTS), **options: Any
+) -> AsyncIterator[Served]:
+    """Serve these models on the checkpoints; each has answered a request once by each of these clients."""
     gc.collect()
     gc.freeze()  # Who looks for what a request leaves need not look at what was there before.
-    with traces_as_text(), TemporaryDirectory(prefix="stage-") as folder:
+    with traces_as_text(), TemporaryDirectory(prefix="checkpoints-") as folder:
         write_models(Path(folder), tuple(models))
         config = triglot.Config(
             grpc_port=0,
@@ -200,16 +204,16 @@ async def open_house(
             **transport_options(**options),
         )
         async with (
-            stage_in(Path(folder)) as stage,
+            checkpoints_in(Path(folder)) as checkpoints,
             triglot.Server([Path(folder)], config) as server,
             grpc.aio.insecure_channel(
                 f"127.0.0.1:{server.grpc_port}", [("grpc.use_local_subchannel_pool", 1)]
             ) as channel,
             aiohttp.ClientSession() as session,
         ):
-            house = House(server, stage, channel, session)
+            served = Served(server, checkpoints, channel, session)
             for model in models:
-                for name in doors:
-                    if carries(house.doors[name], model):
-                        await house.infer_well(model, name)
-            yield house
+                for name in clients:
+                    if carries(served.clients[name], model):
+                        await served.infer_well(model, name)
+            yield served

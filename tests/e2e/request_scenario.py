@@ -1,4 +1,4 @@
-"""One cell of the table, acted out: a request that something happens to, and those beside it."""
+"""One case of the table, acted out: a request that something happens to, and those beside it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 
-from request_cells import TOLD, WAITING, Cell, first_point, good, part
-from request_doors import Attempt
-from request_house import House, tries
-from request_stage import Visit
+from request_cases import TOLD, WAITING, Case, first_point, good, part
+from request_checkpoints import Visit
+from request_served import Served, tries
 
+from protocol_clients.abortable import Attempt
 from waiting import until
 
 FIRST, SUBJECT, COMPANION = "first", "subject", "companion"
 SEQUENCES = itertools.count(10**6)
 
 
-class Scene:
-    """A request that is held at the point of its cell, and those that it waits behind or is executed with."""
+class Scenario:
+    """A request that is held at the point of its case, and those that it waits behind or is executed with."""
 
-    def __init__(self, house: House, cell: Cell) -> None:
-        self.house = house
-        self.cell = cell
-        self.door = house.doors[cell.door]
-        self.before = house.so_far(cell.door)
+    def __init__(self, served: Served, case: Case) -> None:
+        self.served = served
+        self.case = case
+        self.client = served.clients[case.client]
+        self.before = served.so_far(case.client)
         self.first: Attempt | None = None
         """What runs while the subject waits."""
         self.companion: Attempt | None = None
@@ -37,26 +37,26 @@ class Scene:
 
     async def begin(self, timeout: float | None = None) -> bool:
         """Send it, and wait until it is at its point; whether it came so far before it ended."""
-        cell = self.cell
-        batched = cell.kind == "batched"
-        subject = good(cell.model, SUBJECT, timeout)
-        here = None if cell.point in WAITING else self.house.stage.hold(SUBJECT, cell.point)
+        case = self.case
+        batched = case.kind == "batched"
+        subject = good(case.model, SUBJECT, timeout)
+        here = None if case.point in WAITING else self.served.checkpoints.hold(SUBJECT, case.point)
         runs = None
-        if cell.point == "growing" or (cell.waits and cell.event == "deadline"):
+        if case.point == "growing" or (case.waits and case.event == "deadline"):
             # What it waits for may be too late before it is, or nothing that it waits for may come.
-            runs = self.house.stage.hold(SUBJECT, first_point(cell.model))
+            runs = self.served.checkpoints.hold(SUBJECT, first_point(case.model))
             self._held.append(runs)
-        if cell.waits or batched:
+        if case.waits or batched:
             if not await self._occupy():
                 return False
-            if cell.kind == "sequence" and cell.point == "queued":
+            if case.kind == "sequence" and case.point == "queued":
                 subject = part(subject, self._sequence, end=True)
-        self.subject = sent = self.door.begin(subject)
+        self.subject = sent = self.client.begin(subject)
         if batched:
-            self.companion = self.door.begin(good(cell.model, COMPANION))
+            self.companion = self.client.begin(good(case.model, COMPANION))
         if here is None or batched:
             await self._until(
-                lambda: sent.over or (runs and runs.done()) or self.house.waiting(cell.queue) == 1 + batched
+                lambda: sent.over or (runs and runs.done()) or self.served.waiting(case.queue) == 1 + batched
             )
         if here is not None:
             if batched:
@@ -74,7 +74,7 @@ class Scene:
         for attempt in (self.first, self.subject, self.companion):
             if attempt is not None:
                 await attempt.ended()
-        await self.house.at_rest(aborted=True)
+        await self.served.at_rest(aborted=True)
 
     @property
     def sent(self) -> Attempt:
@@ -84,18 +84,18 @@ class Scene:
 
     async def _occupy(self) -> bool:
         """Have a request run, so that those after it wait; whether it does."""
-        cell, stage = self.cell, self.house.stage
-        ask = good(cell.model, FIRST)
-        if cell.kind == "sequence":
-            ask = part(ask, self._sequence, start=True, end=cell.point == "backlog")
-        visit = stage.hold(FIRST, first_point(cell.model))
-        self.first = first = self.door.begin(ask)
+        case, checkpoints = self.case, self.served.checkpoints
+        request = good(case.model, FIRST)
+        if case.kind == "sequence":
+            request = part(request, self._sequence, start=True, end=case.point == "backlog")
+        visit = checkpoints.hold(FIRST, first_point(case.model))
+        self.first = first = self.client.begin(request)
         self._held.append(visit)
         await until(lambda: visit.done() or first.over, "the first request does not run")
         return visit.done()
 
     async def _until(self, true: Callable[[], bool]) -> None:
-        await until(true, f"it is not {self.cell.point}")
+        await until(true, f"it is not {self.case.point}")
 
     def let_go(self, order: str = "go") -> None:
         """Let who is held go on."""
@@ -107,11 +107,11 @@ class Scene:
     def let_everybody_go(self) -> None:
         """Let go who is held, and who would be."""
         self.let_go()
-        self.house.stage.clear()
+        self.served.checkpoints.clear()
 
     async def happens(self) -> None:
-        """What the cell says."""
-        match self.cell.event:
+        """What the case says."""
+        match self.case.event:
             case "ok":
                 self.let_go()
             case "error":
@@ -121,17 +121,17 @@ class Scene:
             case "cancel":
                 self.sent.leave()
             case "shutdown":
-                self._stopping = asyncio.ensure_future(self.house.server.stop())
+                self._stopping = asyncio.ensure_future(self.served.server.stop())
             case "deadline":
                 pass  # It comes by itself.
 
     async def end(self) -> bool:
         """See how everything ends; whether gRPC has said so with a status."""
-        cell = self.cell
+        case = self.case
         told = await self.sent.ended()
-        assert told in cell.told, f"{told}, expected {cell.told}"
+        assert told in case.told, f"{told}, expected {case.told}"
         # The model is at work yet, and the server has done with the call.
-        await until(lambda: self.counts().keys() & cell.may_count_as, "it is not counted", self.counts)
+        await until(lambda: self.counts().keys() & case.may_count_as, "it is not counted", self.counts)
         self.let_everybody_go()
         seen = [told]
         for other in (self.first, self.companion):
@@ -145,33 +145,33 @@ class Scene:
 
     def counts(self) -> Counter[str]:
         """How many ended with each code, since it began."""
-        return self.house.counted(self.cell.door) - self.before
+        return self.served.counted(self.case.client) - self.before
 
     def _expected(self, other: Attempt) -> set[str]:
         """How one beside it may end."""
-        cell = self.cell
-        if self.house.hurried:
-            return cell.told | {self.door.good}  # It is late, too, or let go before that.
+        case = self.case
+        if self.served.hurried:
+            return case.told | {self.client.good}  # It is late, too, or let go before that.
         # While the subject waits, the first one runs; when it runs, that one is over, and its companion is there.
-        is_there = cell.waits or other is not self.first
-        if cell.event == "shutdown" and is_there:
-            return cell.told
-        if cell.event in ("error", "crash") and (other is self.first) == cell.waits:
-            return {TOLD[cell.door][cell.event]}
-        return {self.door.good}
+        is_there = case.waits or other is not self.first
+        if case.event == "shutdown" and is_there:
+            return case.told
+        if case.event in ("error", "crash") and (other is self.first) == case.waits:
+            return {TOLD[case.client][case.event]}
+        return {self.client.good}
 
 
-async def run(house: House, cell: Cell, timeout: float | None = None) -> None:
-    """One cell, on a server that stays."""
-    for attempt in tries(f"it was not {cell.point}, or not counted as {cell.counted}"):
-        scene = Scene(house, cell)
+async def run(served: Served, case: Case, timeout: float | None = None) -> None:
+    """One case, on a server that stays."""
+    for attempt in tries(f"it was not {case.point}, or not counted as {case.counted}"):
+        scenario = Scenario(served, case)
         try:
-            if await scene.begin(None if timeout is None else timeout * 2**attempt):
-                await scene.happens()
-                await house.at_rest(aborted=await scene.end())
-                if cell.counted in scene.counts():
+            if await scenario.begin(None if timeout is None else timeout * 2**attempt):
+                await scenario.happens()
+                await served.at_rest(aborted=await scenario.end())
+                if case.counted in scenario.counts():
                     return
             else:
-                await scene.give_up()
+                await scenario.give_up()
         finally:
-            scene.let_everybody_go()  # Those after a failure find nobody who waits.
+            scenario.let_everybody_go()  # Those after a failure find nobody who waits.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import grpc
 
-from process import SECONDS, rpc
+from process import SECONDS
+from protocol_clients.channel import rpc
 from triglot.pb.tfserving import error_codes_pb2, management_pb2, predict_pb2, tensor_pb2
-from waiting import wait_until
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 GET_MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
@@ -64,44 +62,3 @@ def failure(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     except grpc.RpcError as error:
         return error.code(), error.details()
     raise AssertionError(f"no error, but {answer!r}")
-
-
-class Caller:
-    """Asks all the time, on a thread of its own, until the `with` block ends, which begins with the first answer.
-
-    `answers` are the answers in their order, each once as long as it stays the same. An error is raised by the end
-    of the block.
-    """
-
-    def __init__(self, ask: Callable[[], Any]) -> None:
-        self.answers: list[Any] = []
-        self._ask = ask
-        self._ends = threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        try:
-            while not self._ends.is_set():
-                answer = self._ask()
-                if self.answers[-1:] != [answer]:
-                    self.answers.append(answer)
-        except Exception as error:
-            self._error = error
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        wait_until(lambda: self._error is not None or bool(self.answers))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ends.set()
-        self._thread.join(SECONDS)
-        if self._error is not None:
-            raise self._error
-
-    def wait_for(self, answer: object) -> None:
-        """Until this is the answer. Raises `AssertionError` when it takes too long, or an error comes instead."""
-        wait_until(lambda: self._error is not None or self.answers[-1:] == [answer])

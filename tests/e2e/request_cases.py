@@ -1,4 +1,4 @@
-"""The table: every kind of request by every door, what may happen to it, where, and what each side is told."""
+"""The table: every kind of request by every client, what may happen to it, where, and what each side is told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from request_doors import CUT_OFF, DOORS, IN_BAND, LEFT, Ask, Door
+
+from protocol_clients.abortable import CLIENTS, CUT_OFF, IN_BAND, LEFT, Client, Request
 
 MODELS = (
     "unary_thread",
@@ -73,7 +74,7 @@ TOLD: dict[str, dict[str, str]] = {
     "grps_http": _HTTP,
     "grps_chunked": _TOLD | {"ok": "200", "shutdown": CUT_OFF},
 }
-"""What the client is told, by door."""
+"""What the client is told, by client."""
 ORPHAN_TOLD = {"kserve_grpc": "INVALID_ARGUMENT", "kserve_stream": IN_BAND, "kserve_rest": "400"}
 """What the client of a sequence is told that has ended with its process."""
 AT_ITS_DEADLINE = {"DEADLINE_EXCEEDED", "status 504", IN_BAND}
@@ -84,11 +85,11 @@ BETWEEN_ANSWERS = {"UNAVAILABLE", "status 503"}
 
 
 @dataclass(frozen=True)
-class Cell:
+class Case:
     """One field of the table."""
 
     model: str
-    door: str
+    client: str
     event: str
     point: str
 
@@ -121,14 +122,14 @@ class Cell:
     def told(self) -> set[str]:
         """How the request may end for its client."""
         if self.survives:
-            return {DOORS[self.door].good}
+            return {CLIENTS[self.client].good}
         if self.orphaned:
-            return {ORPHAN_TOLD[self.door]}
-        if self.event == "deadline" and "grpc" in self.door + DOORS[self.door].endpoint[1].lower():
+            return {ORPHAN_TOLD[self.client]}
+        if self.event == "deadline" and "grpc" in self.client + CLIENTS[self.client].endpoint[1].lower():
             return AT_ITS_DEADLINE
-        if (self.door, self.event) == ("grps_streaming", "shutdown"):
+        if (self.client, self.event) == ("grps_streaming", "shutdown"):
             return BETWEEN_ANSWERS
-        return {TOLD[self.door][self.event]}
+        return {TOLD[self.client][self.event]}
 
     @property
     def counted(self) -> str:
@@ -137,27 +138,27 @@ class Cell:
             return "OK"
         if self.orphaned:
             return "INVALID_ARGUMENT"
-        return COUNTED_OTHERWISE.get((self.door, self.event), SEEN[self.event])
+        return COUNTED_OTHERWISE.get((self.client, self.event), SEEN[self.event])
 
     @property
     def may_count_as(self) -> set[str]:
         """The same, and what else it may be now and then: who was read late leaves before its time is over."""
-        by_its_own_clock = self.event == "deadline" and DOORS[self.door].endpoint[1] == "GRPC"
+        by_its_own_clock = self.event == "deadline" and CLIENTS[self.client].endpoint[1] == "GRPC"
         return {self.counted, "CANCELLED"} if by_its_own_clock else {self.counted}
 
     def __str__(self) -> str:
-        return f"{self.model}-{self.door}-{self.event}-{self.point}".replace(" ", "_")
+        return f"{self.model}-{self.client}-{self.event}-{self.point}".replace(" ", "_")
 
 
-def carries(door: type[Door] | Door, model: str) -> bool:
-    """Whether requests of such a model can come by this door."""
+def carries(client: type[Client] | Client, model: str) -> bool:
+    """Whether requests of such a model can come by this client."""
     kind = model.partition("_")[0]
     if kind in ("decoupled", "pushed"):
         # A model that only may stream gives ModelStreamInfer the one answer that it returns.
-        return door.streams and (kind == "decoupled" or door.endpoint[0] == "grps")
+        return client.streams and (kind == "decoupled" or client.endpoint[0] == "grps")
     if kind in ("growing", "nested", "ensemble"):
-        return not door.streams
-    return door.sequences if kind == "sequence" else True
+        return not client.streams
+    return client.sequences if kind == "sequence" else True
 
 
 def points(model: str, event: str) -> tuple[str, ...]:
@@ -173,59 +174,59 @@ def points(model: str, event: str) -> tuple[str, ...]:
     return everywhere
 
 
-def cells() -> Iterator[Cell]:
+def cases() -> Iterator[Case]:
     """All of them."""
     for model in MODELS:
         for event in EVENTS:
             if event == "crash" and not model.endswith("_process"):
                 continue
             for point in points(model, event):
-                for name, door in DOORS.items():
-                    if carries(door, model):
-                        yield Cell(model, name, event, point)
+                for name, client in CLIENTS.items():
+                    if carries(client, model):
+                        yield Case(model, name, event, point)
 
 
-def pairs(cell: Cell) -> set[tuple[tuple[str, str], ...]]:
-    """What the cell tests: each two of its four properties together."""
+def pairs(case: Case) -> set[tuple[tuple[str, str], ...]]:
+    """What the case tests: each two of its four properties together."""
     return set(
-        itertools.combinations(((name, getattr(cell, name)) for name in ("model", "door", "event", "point")), 2)
+        itertools.combinations(((name, getattr(case, name)) for name in ("model", "client", "event", "point")), 2)
     )
 
 
-def pairwise() -> list[Cell]:
+def pairwise() -> list[Case]:
     """Cells in which every two properties that can come together do: a fifth of all of them."""
-    left = set().union(*map(pairs, cells()))
-    candidates, chosen = list(cells()), []
+    left = set().union(*map(pairs, cases()))
+    candidates, chosen = list(cases()), []
     while left:
-        best = max(candidates, key=lambda cell: len(pairs(cell) & left))
+        best = max(candidates, key=lambda case: len(pairs(case) & left))
         left -= pairs(best)
         chosen.append(best)
     return chosen
 
 
 def of(*events: str, http: bool | None = None) -> list[Any]:
-    """The cells of these events; `http`: those of HTTP's doors, or of gRPC's."""
+    """The cases of these events; `http`: those of HTTP's clients, or of gRPC's."""
     return [
-        pytest.param(cell, id=str(cell))
-        for cell in pairwise()
-        if cell.event in events and http in (None, DOORS[cell.door].endpoint[1] == "REST")
+        pytest.param(case, id=str(case))
+        for case in pairwise()
+        if case.event in events and http in (None, CLIENTS[case.client].endpoint[1] == "REST")
     ]
 
 
 _sequences = itertools.count(1)
 
 
-def good(model: str, text: str = "good", timeout: float | None = None) -> Ask:
+def good(model: str, text: str = "good", timeout: float | None = None) -> Request:
     """A request that goes well, if it is let; a whole sequence, for a model of sequences."""
     if not model.startswith("sequence"):
-        return Ask(model, text, timeout)
-    return part(Ask(model, text, timeout), next(_sequences), start=True, end=True)
+        return Request(model, text, timeout)
+    return part(Request(model, text, timeout), next(_sequences), start=True, end=True)
 
 
-def part(ask: Ask, sequence: int, *, start: bool = False, end: bool = False) -> Ask:
+def part(request: Request, sequence: int, *, start: bool = False, end: bool = False) -> Request:
     """The request as one of a sequence."""
     parameters = (("sequence_id", sequence), ("sequence_start", start), ("sequence_end", end))
-    return replace(ask, parameters=parameters)
+    return replace(request, parameters=parameters)
 
 
 def answers_of(model: str, text: str) -> list[str]:

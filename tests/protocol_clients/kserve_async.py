@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc
 import grpc.aio
-from grpc_transport import transport_options
 from yarl import URL
 
-import triglot
-from triglot import backends
 from triglot.core.errors import Code
 from triglot.pb.kserve import inference_pb2 as pb
-from triglot.repository.manager.loader import Load
-
-MODELS = Path(__file__).resolve().parents[1] / "models"
-DEMO = Path(triglot.__file__).parent / "demo"
 
 SERVICE = "/inference.GRPCInferenceService/"
 # Spec 1.5 and 3.6, written a second time.
@@ -71,7 +62,7 @@ class Answer:
     outputs: Sequence[Tensor] = ()
 
 
-class GrpcDoor:
+class GrpcClient:
     name = "ModelInfer RPC"
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -119,7 +110,7 @@ def grpc_message(request: Infer) -> pb.ModelInferRequest:
     return message
 
 
-class RestDoor:
+class RestClient:
     name = "HTTP end point"
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
@@ -178,32 +169,3 @@ def rest_body(request: Infer) -> tuple[bytes, int]:
         del body["outputs"]
     text = json.dumps(body).encode()
     return b"".join([text, *(t.raw for t in request.inputs)]), len(text)
-
-
-@dataclass(frozen=True)
-class House:
-    """A running server and a client at each of its doors."""
-
-    server: triglot.Server
-    grpc: GrpcDoor
-    rest: RestDoor
-
-    def door(self, name: str) -> GrpcDoor | RestDoor:
-        return self.grpc if name == "grpc" else self.rest
-
-
-UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-
-
-@asynccontextmanager
-async def open_house(
-    paths: Sequence[Path] = (MODELS, *sorted(DEMO.glob("identity_*"))), load: Load = backends.load, **options: Any
-) -> AsyncIterator[House]:
-    """A server on free ports; by default with the models of tests/models and the demo's identities."""
-    config = triglot.Config(**{"grpc_port": 0, "rest_port": 0, "grace": 1.0} | transport_options(**options))
-    async with (
-        triglot.Server(paths, config, load=load) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=UNLIMITED) as channel,
-        aiohttp.ClientSession(f"http://127.0.0.1:{server.rest_port}") as session,
-    ):
-        yield House(server, GrpcDoor(channel), RestDoor(session))

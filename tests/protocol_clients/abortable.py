@@ -1,4 +1,4 @@
-"""One request of one BYTES element by every door that runs models, and how a client sees it end."""
+"""One request of one BYTES element by every client that runs models, and how a client sees it end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_BAND = "in band"
 
 
 @dataclass(frozen=True)
-class Ask:
+class Request:
     """A request: its model, its text (`count` times), the seconds that its client waits, KServe's parameters."""
 
     model: str
@@ -59,7 +59,7 @@ class Attempt:
         return LEFT if self._task.cancelled() else self._task.result()
 
 
-class Door(ABC):
+class Client(ABC):
     """A method of a protocol. `endpoint` is what the telemetry calls it."""
 
     streams = False
@@ -75,23 +75,23 @@ class Door(ABC):
         self.session = session
         self.url = url
 
-    def begin(self, ask: Ask) -> Attempt:
+    def begin(self, request: Request) -> Attempt:
         """Send it."""
-        return Attempt(lambda attempt: self.run(ask, attempt))
+        return Attempt(lambda attempt: self.run(request, attempt))
 
     @abstractmethod
-    async def run(self, ask: Ask, attempt: Attempt) -> str:
+    async def run(self, request: Request, attempt: Attempt) -> str:
         """The whole request, from the client's side."""
 
 
 # --- gRPC ---
 
 
-class GrpcDoor(Door):
+class GrpcClient(Client):
     """One that goes over the channel."""
 
-    async def run(self, ask: Ask, attempt: Attempt) -> str:
-        call = self.call(ask)
+    async def run(self, request: Request, attempt: Attempt) -> str:
+        call = self.call(request)
         attempt.leave = call.cancel
         try:
             return await self.read(call, attempt)
@@ -101,7 +101,7 @@ class GrpcDoor(Door):
             return LEFT  # What grpc.aio raises after call.cancel().
 
     @abstractmethod
-    def call(self, ask: Ask) -> Any:
+    def call(self, request: Request) -> Any:
         """The call, which has begun."""
 
     @abstractmethod
@@ -109,31 +109,31 @@ class GrpcDoor(Door):
         """How it ends well."""
 
 
-class KServeGrpc(GrpcDoor):
+class KServeGrpc(GrpcClient):
     """ModelInfer."""
 
     endpoint = ("kserve", "GRPC", "ModelInfer")
     sequences = True
 
-    def call(self, ask: Ask) -> Any:
+    def call(self, request: Request) -> Any:
         infer = self.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        return infer(_kserve_message(ask).SerializeToString(), timeout=ask.timeout)
+        return infer(_kserve_message(request).SerializeToString(), timeout=request.timeout)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         attempt.answers.append(_kserve_text(pb.ModelInferResponse.FromString(await call)))
         return "OK"
 
 
-class KServeStream(GrpcDoor):
+class KServeStream(GrpcClient):
     """ModelStreamInfer with one request."""
 
     endpoint = ("kserve", "GRPC", "ModelStreamInfer")
     streams = True
     sequences = True
 
-    def call(self, ask: Ask) -> Any:
+    def call(self, request: Request) -> Any:
         infer = self.channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        return infer(iter([_kserve_message(ask).SerializeToString()]), timeout=ask.timeout)
+        return infer(iter([_kserve_message(request).SerializeToString()]), timeout=request.timeout)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         ended = "OK"
@@ -146,12 +146,12 @@ class KServeStream(GrpcDoor):
         return ended
 
 
-def _kserve_message(ask: Ask) -> pb.ModelInferRequest:
-    message = pb.ModelInferRequest(model_name=ask.model)
-    message.raw_input_contents.append(pack_bytes([ask.text.encode()] * ask.count))
-    message.inputs.add(name="x", datatype="BYTES", shape=[ask.count])
+def _kserve_message(request: Request) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=request.model)
+    message.raw_input_contents.append(pack_bytes([request.text.encode()] * request.count))
+    message.inputs.add(name="x", datatype="BYTES", shape=[request.count])
     member = {bool: "bool_param", int: "int64_param", str: "string_param"}
-    for key, value in ask.parameters:
+    for key, value in request.parameters:
         setattr(message.parameters[key], member[type(value)], value)
     return message
 
@@ -161,18 +161,18 @@ def _kserve_text(message: pb.ModelInferResponse) -> str:
     return bytes(unpack_bytes(raw, message.outputs[0].shape[0])[0]).decode()
 
 
-class TensorFlowGrpc(GrpcDoor):
+class TensorFlowGrpc(GrpcClient):
     """PredictionService.Predict."""
 
     endpoint = ("tfserving", "GRPC", "Predict")
 
-    def call(self, ask: Ask) -> Any:
-        request = predict_pb2.PredictRequest(model_spec={"name": ask.model})
-        request.inputs["x"].dtype = tensor_pb2.DT_STRING
-        request.inputs["x"].tensor_shape.dim.add(size=ask.count)
-        request.inputs["x"].string_val.extend([ask.text.encode()] * ask.count)
+    def call(self, request: Request) -> Any:
+        message = predict_pb2.PredictRequest(model_spec={"name": request.model})
+        message.inputs["x"].dtype = tensor_pb2.DT_STRING
+        message.inputs["x"].tensor_shape.dim.add(size=request.count)
+        message.inputs["x"].string_val.extend([request.text.encode()] * request.count)
         predict = self.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-        return predict(request.SerializeToString(), timeout=ask.timeout)
+        return predict(message.SerializeToString(), timeout=request.timeout)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         response = predict_pb2.PredictResponse.FromString(await call)
@@ -180,28 +180,28 @@ class TensorFlowGrpc(GrpcDoor):
         return "OK"
 
 
-class GrpsGrpc(GrpcDoor):
+class GrpsGrpc(GrpcClient):
     """GrpsService.Predict: errors are told in the message."""
 
     endpoint = ("grps", "GRPC", "Predict")
 
-    def call(self, ask: Ask) -> Any:
+    def call(self, request: Request) -> Any:
         predict = self.channel.unary_unary("/grps.protos.v1.GrpsService/Predict")
-        return predict(_grps_message(ask).SerializeToString(), timeout=ask.timeout)
+        return predict(_grps_message(request).SerializeToString(), timeout=request.timeout)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         return await _read_grps(GrpsMessage.FromString(await call), attempt)
 
 
-class GrpsStreaming(GrpcDoor):
+class GrpsStreaming(GrpcClient):
     """GrpsService.PredictStreaming: the error is the last answer."""
 
     endpoint = ("grps", "GRPC", "PredictStreaming")
     streams = True
 
-    def call(self, ask: Ask) -> Any:
+    def call(self, request: Request) -> Any:
         predict = self.channel.unary_stream("/grps.protos.v1.GrpsService/PredictStreaming")
-        return predict(_grps_message(ask).SerializeToString(), timeout=ask.timeout)
+        return predict(_grps_message(request).SerializeToString(), timeout=request.timeout)
 
     async def read(self, call: Any, attempt: Attempt) -> str:
         ended = "OK"
@@ -210,9 +210,11 @@ class GrpsStreaming(GrpcDoor):
         return ended
 
 
-def _grps_message(ask: Ask) -> GrpsMessage:
-    message = GrpsMessage(model=f"{ask.model}-1")
-    message.gtensors.tensors.add(name="x", dtype=DT_STRING, shape=[ask.count], flat_string=[ask.text] * ask.count)
+def _grps_message(request: Request) -> GrpsMessage:
+    message = GrpsMessage(model=f"{request.model}-1")
+    message.gtensors.tensors.add(
+        name="x", dtype=DT_STRING, shape=[request.count], flat_string=[request.text] * request.count
+    )
     return message
 
 
@@ -226,16 +228,16 @@ async def _read_grps(answer: GrpsMessage, attempt: Attempt) -> str:
 # --- HTTP ---
 
 
-class HttpDoor(Door):
+class HttpClient(Client):
     """One that goes over the session."""
 
     good = "200"
     path: str
 
-    async def run(self, ask: Ask, attempt: Attempt) -> str:
-        url = self.url + self.path.format(model=ask.model)
+    async def run(self, request: Request, attempt: Attempt) -> str:
+        url = self.url + self.path.format(model=request.model)
         try:
-            async with self.session.post(url, json=self.body(ask)) as response:
+            async with self.session.post(url, json=self.body(request)) as response:
                 if response.status != 200:
                     return str(response.status)
                 return await self.read(response, attempt)
@@ -243,7 +245,7 @@ class HttpDoor(Door):
             return CUT_OFF
 
     @abstractmethod
-    def body(self, ask: Ask) -> Any:
+    def body(self, request: Request) -> Any:
         """The request."""
 
     @abstractmethod
@@ -256,44 +258,49 @@ class HttpDoor(Door):
         return "200"
 
 
-class KServeRest(HttpDoor):
+class KServeRest(HttpClient):
     """POST /v2/models/…/infer."""
 
     endpoint = ("kserve", "REST", "infer")
     path = "/v2/models/{model}/infer"
     sequences = True
 
-    def body(self, ask: Ask) -> Any:
-        tensor = {"name": "x", "datatype": "BYTES", "shape": [ask.count], "data": [ask.text] * ask.count}
-        return {"inputs": [tensor], "parameters": dict(ask.parameters)}
+    def body(self, request: Request) -> Any:
+        tensor = {
+            "name": "x",
+            "datatype": "BYTES",
+            "shape": [request.count],
+            "data": [request.text] * request.count,
+        }
+        return {"inputs": [tensor], "parameters": dict(request.parameters)}
 
     def text(self, answer: Any) -> str:
         return str(answer["outputs"][0]["data"][0])
 
 
-class TensorFlowRest(HttpDoor):
+class TensorFlowRest(HttpClient):
     """POST /v1/models/…:predict."""
 
     endpoint = ("tfserving", "REST", "predict")
     path = "/v1/models/{model}:predict"
 
-    def body(self, ask: Ask) -> Any:
-        return {"instances": [ask.text] * ask.count}
+    def body(self, request: Request) -> Any:
+        return {"instances": [request.text] * request.count}
 
     def text(self, answer: Any) -> str:
         return str(answer["predictions"][0])
 
 
-class GrpsHttp(HttpDoor):
+class GrpsHttp(HttpClient):
     """POST /grps/v1/infer/predict."""
 
     endpoint = ("grps", "REST", "predict")
     path = "/grps/v1/infer/predict"
 
-    def body(self, ask: Ask) -> Any:
-        texts = [ask.text] * ask.count
-        tensor = {"name": "x", "dtype": "DT_STRING", "shape": [ask.count], "flat_string": texts}
-        return {"model": f"{ask.model}-1", "gtensors": {"tensors": [tensor]}}
+    def body(self, request: Request) -> Any:
+        texts = [request.text] * request.count
+        tensor = {"name": "x", "dtype": "DT_STRING", "shape": [request.count], "flat_string": texts}
+        return {"model": f"{request.model}-1", "gtensors": {"tensors": [tensor]}}
 
     def text(self, answer: Any) -> str:
         return str(answer["gtensors"]["tensors"][0]["flat_string"][0])
@@ -315,7 +322,7 @@ class GrpsChunked(GrpsHttp):
         return "200"
 
 
-DOORS: dict[str, type[Door]] = {
+CLIENTS: dict[str, type[Client]] = {
     "kserve_grpc": KServeGrpc,
     "kserve_stream": KServeStream,
     "kserve_rest": KServeRest,

@@ -1,7 +1,7 @@
-"""Models that say where a request is and wait to be told how it goes on, and the stage that tells them.
+"""Models that say where a request is and wait to be told how it goes on, and the checkpoints where they do.
 
-Strategy: a model calls the stage over a Unix socket, one connection for each point that it comes to, so a model on
-a thread, on the event loop and in a process of its own are told in the same way, and nobody looks at a clock.
+A model calls over a Unix socket, one connection for each point that it comes to, so a model on a thread, on the
+event loop and in a process of its own are told in the same way, and nobody looks at a clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from process import SECONDS, write_model
 
-SOCKET = "stage"
+SOCKET = "checkpoints"
 TEXT = """
 import asyncio
 import os
@@ -31,16 +31,16 @@ class Model(triglot.Model):
     outputs = [triglot.TensorSpec("y", "BYTES", [-1])]
 {attributes}
     def load(self, folder):
-        self.stage = str(folder.parent / "stage")
+        self.checkpoints = str(folder.parent / "checkpoints")
 
     def at(self, point, inputs, call):
         with socket.socket(socket.AF_UNIX) as line:
-            line.connect(self.stage)
+            line.connect(self.checkpoints)
             line.sendall(said(point, inputs, call))
             obey(line.recv(16))
 
     async def at_async(self, point, inputs, call):
-        reader, writer = await asyncio.open_unix_connection(self.stage)
+        reader, writer = await asyncio.open_unix_connection(self.checkpoints)
         try:
             writer.write(said(point, inputs, call))
             obey(await reader.read(16))
@@ -189,7 +189,7 @@ class Visit:
         self._writer.close()
 
 
-class Stage:
+class Checkpoints:
     """Where models say how far they are; only who is held there waits. Requests are called by their texts."""
 
     def __init__(self) -> None:
@@ -230,12 +230,12 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage_in(folder: Path) -> AsyncIterator[Stage]:
-    """The stage of the models in this folder."""
-    stage = Stage()
-    server = await asyncio.start_unix_server(stage.receive, folder / SOCKET)
+async def checkpoints_in(folder: Path) -> AsyncIterator[Checkpoints]:
+    """The checkpoints of the models in this folder."""
+    checkpoints = Checkpoints()
+    server = await asyncio.start_unix_server(checkpoints.receive, folder / SOCKET)
     try:
-        yield stage
+        yield checkpoints
     finally:
-        stage.clear()
+        checkpoints.clear()
         server.close()

@@ -1,0 +1,39 @@
+"""KServe's calls of a model of one INT32 element, `x`, as the tests of a process write it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from process import SECONDS
+from protocol_clients.channel import rpc
+from triglot.pb.kserve import inference_pb2 as pb
+
+
+def server_ready(channel: grpc.Channel) -> bool:
+    """ServerReady."""
+    reply: pb.ServerReadyResponse = rpc(channel, "ServerReady", pb.ServerReadyResponse)(
+        pb.ServerReadyRequest(), timeout=SECONDS
+    )
+    return reply.ready
+
+
+def infer_request(model: str, value: int = 7, shape: Sequence[int] = (1,)) -> pb.ModelInferRequest:
+    """An inference of one INT32 element, the input `x` of the models that these tests write."""
+    return pb.ModelInferRequest(
+        model_name=model,
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=shape)],
+        raw_input_contents=[value.to_bytes(4, "little", signed=True)],
+    )
+
+
+def infer(channel: grpc.Channel, model: str, value: int = 7, shape: Sequence[int] = (1,)) -> int:
+    """The one INT32 element of the answer."""
+    call = rpc(channel, "ModelInfer", pb.ModelInferResponse)
+    return answer_value(call(infer_request(model, value, shape), timeout=SECONDS))
+
+
+def answer_value(response: pb.ModelInferResponse) -> int:
+    """The one INT32 element of the first output."""
+    return int.from_bytes(response.raw_output_contents[0], "little", signed=True)
