@@ -1,5 +1,5 @@
 # Every target makes the virtual environment that it needs, and keeps it until its requirements change.
-.PHONY: serve test check codegen bench docs release clean
+.PHONY: serve test test-oldest check codegen bench docs release clean
 SHELL := /bin/bash
 PYTHON ?= python3
 # Tests start hundreds of servers: each would be compiled anew.
@@ -13,18 +13,28 @@ serve:  ## Serve the demo models; MODELS=PATH serves yours, ARGS adds options.
 # Tests wait for processes of their own now and then: two workers more than there are cores keep these at work.
 WORKERS ?= $(shell expr $$(nproc) + 2)
 
-# gRPC has two transports, and so has REST: what goes through a port is tested over both (aiohttp beside aio). To save time, over h2 with the newest
-# libraries and over aio with the oldest; what these cannot do, and what clients use most, over aio with the newest too.
-AIO_TOO = tests/cases tests/e2e
+# gRPC has two transports, and so has REST. All tests go over the default ones; where the transport is in play, these
+# go over grpc.aio and aiohttp too.
+OVER_AIO = tests/cases tests/protocols/test_kserve_grpc.py tests/protocols/test_kserve_http.py \
+	$(wildcard tests/protocols/test_kserve_stream_*.py) \
+	$(filter-out tests/transports/test_h2_% tests/transports/test_http1_%,$(wildcard tests/transports/test_*.py)) \
+	$(addprefix tests/e2e/test_,$(addsuffix .py,callers_that_leave deadlines every_protocol foreign_clients grpc_standard \
+	grpcurl grps_streams let_go overload request_ends request_states statistics_streams))
+# What the oldest libraries that are admitted could break: contracts, codecs, backends, and that every client works.
+WITH_OLDEST = tests/cases tests/core tests/model tests/pb tests/protocols tests/backends tests/cli \
+	$(addprefix tests/e2e/test_,$(addsuffix .py,every_protocol grpc_standard grps_streams)) \
+	tests/transports/test_grpc_alike.py tests/transports/test_compression.py
 
 # Each of hundreds of processes would begin with threads of OpenBLAS that compute nothing, and wait awake.
-test: export OPENBLAS_NUM_THREADS = 1
-test:  ## Every test, with the newest libraries and again with the oldest that are admitted; ARGS="-n 0" to debug.
-	@python="$(call environment,dev)" && "$$python" -m pytest -n $(WORKERS) --grpc-transport h2 $(ARGS)
-	@python="$(call environment,oldest)" && \
-	"$$python" -m pytest -n $(WORKERS) --grpc-transport aio -m "not newest" $(ARGS)
+test test-oldest: export OPENBLAS_NUM_THREADS = 1
+test:  ## Every test; ARGS="-n 0" to debug.
 	@python="$(call environment,dev)" && \
-	"$$python" -m pytest -n $(WORKERS) --grpc-transport aio -m "newest or again" $(AIO_TOO) $(ARGS)
+	"$$python" -m pytest -n $(WORKERS) $(ARGS) && \
+	"$$python" -m pytest -n $(WORKERS) --grpc-transport aio $(OVER_AIO) $(ARGS)
+
+test-oldest:  ## The tests of contracts, codecs and backends, with the oldest libraries that are admitted.
+	@python="$(call environment,oldest)" && \
+	"$$python" -m pytest -n $(WORKERS) --grpc-transport aio -m "not newest" $(WITH_OLDEST) $(ARGS)
 
 check:  ## Lint, types, and that generated files are what their sources make.
 	@python="$(call environment,dev)" && set -ex && \

@@ -49,59 +49,6 @@ LONGEST = (
     "tests/repository/test_reconciler_machine.py",
 )
 """The groups that take longest: begun last, they would leave one worker alone at its work."""
-ONCE = (
-    "bench/test_clients.py",
-    "bench/test_headers.py",
-    "bench/test_leaks.py",
-    "bench/test_load.py",
-    "bench/test_native_client.py",
-    "bench/test_process.py",
-    "bench/test_scheduling.py",
-    "bench/test_stream.py",
-    "bench/test_traffic.py",
-    "tests/executors/test_process_at_once.py",
-    "tests/executors/test_process_calls.py",
-    "tests/executors/test_process_channel.py",
-    "tests/executors/test_process_chaos.py",
-    "tests/executors/test_process_errors.py",
-    "tests/executors/test_process_frames.py",
-    "tests/executors/test_process_monitor.py",
-    "tests/executors/test_process_leaks.py",
-    "tests/executors/test_process_lists.py",
-    "tests/executors/test_process_loading.py",
-    "tests/executors/test_process_regions.py",
-    "tests/executors/test_process_scheduling.py",
-    "tests/executors/test_process_sequences.py",
-    "tests/repository/test_dependents.py",
-    "tests/repository/test_dependents_machine.py",
-    "tests/repository/test_half_written.py",
-    "tests/repository/test_plan.py",
-    "tests/repository/test_plan_machine.py",
-    "tests/repository/test_reconciler.py",
-    "tests/repository/test_reconciler_machine.py",
-    "tests/repository/test_reload.py",
-    "tests/repository/test_versions.py",
-    "tests/test_layers.py",
-    "tests/core/test_memory.py",
-    "tests/test_parallel.py",
-    "tests/transports/test_h2_any_bytes.py",
-    "tests/transports/test_h2_fuzzed.py",
-    "tests/transports/test_h2_hostile.py",
-    "tests/transports/test_h2_hostile_tls.py",
-    "tests/transports/test_h2_machine.py",
-    "tests/transports/test_tls_slow_readers.py",
-)
-"""Files that the newest libraries are enough for. What they test is ours and the standard library's alone (the
-plan of versions, what follows it, processes and what goes between them, our own HTTP/2 with whatever bytes, and
-under attack, the source), or runs with the newest only (the bench). None of them but the bench goes
-through a gRPC door whose transport is chosen."""
-AGAIN = (
-    "tests/e2e/test_callers_that_leave.py",
-    "tests/e2e/test_every_protocol.py",
-    "tests/e2e/test_foreign_clients.py",
-    "tests/e2e/test_grpc_standard.py",
-)
-"""Files that run over both transports with the newest libraries, though they run with the oldest ones, too."""
 _FOLDER = "turns"
 
 
@@ -189,7 +136,6 @@ class Controller:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take part, in one role or the other, where there are workers."""
-    config.addinivalue_line("markers", "again: runs over both gRPC transports with the newest libraries")
     worker: dict[str, Any] | None = getattr(config, "workerinput", None)
     if worker is not None:
         config.pluginmanager.register(Worker(Path(worker[_FOLDER])))
@@ -199,13 +145,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest groups first; else the order stays as it is. What runs `ONCE`, or `AGAIN`, gets its mark."""
-    for item in items:
-        file = item.nodeid.split("::", 1)[0]
-        if file in ONCE:
-            item.add_marker("newest")
-        if file in AGAIN:
-            item.add_marker("again")
+    """The longest groups first; else the order stays as it is."""
     ranks = {group: rank for rank, group in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(ranks)))
 

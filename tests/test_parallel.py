@@ -10,7 +10,7 @@ import pytest
 
 import environments
 import parallel
-from parallel import AGAIN, LONGEST, ONCE, TOGETHER, LoadLock, group_of
+from parallel import LONGEST, TOGETHER, LoadLock, group_of
 
 WORKERS, TURNS = 4, 50
 
@@ -44,7 +44,7 @@ def test_a_file_is_a_group_unless_it_shares_a_server() -> None:
 
 def test_the_files_that_are_named_exist() -> None:
     root = Path(parallel.__file__).parents[1]
-    named = {*TOGETHER, *LONGEST, *ONCE, *AGAIN} - set(TOGETHER.values())
+    named = {*TOGETHER, *LONGEST} - set(TOGETHER.values())
     assert [file for file in sorted(named) if not (root / file).is_file()] == []
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from h2_peers import Client as Peer
 from h2_peers import data, message
-from layout_scenes import (
+from layout_calls import (
     COLUMNS,
     DOORS,
     KINDS,
@@ -41,33 +41,33 @@ from waiting import until
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("model", MODELS)
 async def test_whatever_the_model_does_is_told_and_counted_alike(model: str, door: str) -> None:
-    async def scene(client: Client) -> list[Any]:
+    async def calls(client: Client) -> list[Any]:
         return [await client.ask(door, model, array(kind)) for kind in KINDS]
 
-    await alike(lambda: {model: MODELS[model]()}, scene)
+    await alike(lambda: {model: MODELS[model]()}, calls)
 
 
 @pytest.mark.parametrize("door", ["kserve", "tfserving"])
 async def test_the_outputs_that_are_asked_for(door: str) -> None:
-    async def scene(client: Client) -> list[Any]:
+    async def calls(client: Client) -> list[Any]:
         wanted = [("y",), ("z",), ("z", "y"), (), ("nothing",), ("y", "y")]
         return [await client.ask(door, "mixed", array(0, 2), *names) for names in wanted for _ in range(3)]
 
-    await alike(lambda: {"mixed": Mixed()}, scene)
+    await alike(lambda: {"mixed": Mixed()}, calls)
 
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_what_is_wrong_with_a_request_is_told_each_time(door: str) -> None:
-    async def scene(client: Client) -> list[Any]:
+    async def calls(client: Client) -> list[Any]:
         wrong = [np.zeros((1, COLUMNS + 1), np.float32), np.zeros((5, COLUMNS), np.float32)]
         asked = [("batched", one) for one in wrong] + [("nobody", array(0))]
         return [await client.ask(door, model, x) for model, x in asked for _ in range(3)]
 
-    await alike(lambda: {"batched": Batched()}, scene)
+    await alike(lambda: {"batched": Batched()}, calls)
 
 
 async def test_a_version_comes_and_goes() -> None:
-    async def scene(client: Client) -> list[Any]:
+    async def calls(client: Client) -> list[Any]:
         manager, found = client.served.server.manager, []
         for _ in range(3):
             found += [await client.ask(door, "mixed", array(0)) for door in DOORS for _ in range(3)]
@@ -79,7 +79,7 @@ async def test_a_version_comes_and_goes() -> None:
         return found
 
     explicit = {"model_control_mode": "explicit", "load_model": "*"}
-    await alike(lambda: {"mixed": Mixed()}, scene, **explicit)
+    await alike(lambda: {"mixed": Mixed()}, calls, **explicit)
 
 
 async def test_a_version_that_is_unloaded_is_freed() -> None:
@@ -101,12 +101,12 @@ async def test_traces_and_the_response_cache(option: str) -> None:
     class Cached(Mixed):
         response_cache = option == "cache"
 
-    async def scene(client: Client) -> list[Any]:
+    async def calls(client: Client) -> list[Any]:
         if option == "trace":
             client.served.server.dataplane.tracer.on = True
         return [await client.ask("kserve", "mixed", array(0)) for _ in range(4)]
 
-    await alike(lambda: {"mixed": Cached()}, scene, response_cache_bytes=2**20)
+    await alike(lambda: {"mixed": Cached()}, calls, response_cache_bytes=2**20)
 
 
 class Large(triglot.Model):

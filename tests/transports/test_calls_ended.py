@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from call_ends import seen
-from layout_scenes import (
+from layout_calls import (
     DOORS,
     STREAM,
     Arrays,
@@ -109,7 +109,7 @@ async def test_a_model_sees_the_deadline_first(transport: str) -> None:
 
 
 async def test_what_is_too_much_is_refused() -> None:
-    async def scene(client: Client) -> list[Any]:
+    async def calls(client: Client) -> list[Any]:
         model: Any = client.served.server.dataplane.servable("held").model
         found = [await client.ask(door, "held", array(0)) for door in DOORS for _ in range(2)]
         model.begun.clear()
@@ -122,8 +122,8 @@ async def test_what_is_too_much_is_refused() -> None:
         model.gate.set()
         return [*found, await seen(running), await seen(waiting)]
 
-    await alike(lambda: {"held": Held()}, scene, max_queue_size=1)
-    await alike(lambda: {"held": Held()}, scene, max_total_queue_size=2)
+    await alike(lambda: {"held": Held()}, calls, max_queue_size=1)
+    await alike(lambda: {"held": Held()}, calls, max_total_queue_size=2)
 
 
 @pytest.mark.parametrize("transport", GRPC_TRANSPORTS)

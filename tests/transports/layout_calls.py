@@ -1,4 +1,4 @@
-"""Models, clients and scenes of calls whose requests have layouts that are known, or not."""
+"""Models, clients and sequences of calls whose requests have layouts that are known, or not."""
 
 from __future__ import annotations
 
@@ -204,16 +204,16 @@ async def served(transport: str, models: Mapping[str, triglot.Model], **options:
 
 async def alike(
     models: Callable[[], Mapping[str, triglot.Model]],
-    scene: Callable[[Client], Awaitable[Any]],
+    calls: Callable[[Client], Awaitable[Any]],
     **options: Any,
 ) -> None:
-    """The scene is the same over each transport, and where each request is parsed as a whole."""
+    """The calls are the same over each transport, and where each request is parsed as a whole."""
     results = []
     for transport, suffix in (("h2", UNKNOWN), *((transport, b"") for transport in GRPC_TRANSPORTS)):
         # What a busy machine counts is not what the calls do.
         async with served(transport, models(), loop_lag_warning=SECONDS, **options) as client:
             client.suffix = suffix
-            result = await scene(client)
+            result = await calls(client)
             await client.served.is_idle()
             results.append((result, client.counted()))
     expected, *others = results
