@@ -6,7 +6,7 @@ import asyncio
 import os
 
 import pytest
-from layout_scenes import Held, array, kserve, served
+from layout_calls import Held, array, kserve, served
 
 from served_models import SECONDS
 from triglot.transports.http2 import busy_poll
