@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from triglot.executors.executor import Executor
 from triglot.executors.hosted import HostedModel
@@ -18,24 +18,28 @@ from triglot.scheduling.queue import Queue
 from triglot.scheduling.schedule import Schedule
 from triglot.scheduling.sequences import SequenceSchedule
 
+EXECUTORS: Mapping[str, Callable[..., Executor]] = {"thread": ThreadExecutor, "process": ThreadExecutor}
+"""By `Model.execution`: what calls a plain `infer`. One that runs in processes waits for them on threads."""
+
 
 def executors_for(model: Model, name: str, function: Function, explain: Explain) -> Sequence[Executor]:
-    """The loop for `async def` code, else threads: one for each instance, all of them as one executor unless what
-    runs on which matters."""
+    """The loop for `async def` code, else one of `EXECUTORS` for all instances together, or one for each where it
+    matters what runs on which."""
     loop = asyncio.get_running_loop()
     if is_async(model.infer):
         orphaned = (lambda: model.orphaned) if isinstance(model, HostedModel) else int
         return [LoopExecutor(loop, function, explain, model.instances, orphaned)]
     names = (f"{name}#{number}" for number in itertools.count())
+    make = EXECUTORS[model.execution]
     if model.sequence_batching is None:
-        return [ThreadExecutor(names, model.instances, function, explain, loop, model.end_instance)]
-    return [ThreadExecutor(names, 1, function, explain, loop, model.end_instance) for _ in range(model.instances)]
+        return [make(names, model.instances, function, explain, loop, model.end_instance)]
+    return [make(names, 1, function, explain, loop, model.end_instance) for _ in range(model.instances)]
 
 
 def executor_for_sequences(model: Model, name: str, function: Function, explain: Explain) -> Executor:
     """For an instance that comes later."""
     loop = asyncio.get_running_loop()
-    return ThreadExecutor(iter([name]), 0, function, explain, loop, model.end_instance)
+    return EXECUTORS[model.execution](iter([name]), 0, function, explain, loop, model.end_instance)
 
 
 def schedule_for(model: Model, limit: int, executors: Sequence[Executor], guard: LoopGuard) -> Schedule:

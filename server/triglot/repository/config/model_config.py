@@ -48,6 +48,7 @@ from triglot.repository.config.values import (
     not_negative,
     reshape_of,
 )
+from triglot.repository.scan.layout import BACKEND_OF_FILE
 from triglot.repository.scan.paths import inside
 
 CONFIG_FILE = "config.pbtxt"
@@ -59,25 +60,17 @@ INSTANCES = "instance_group"
 THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
 """Parameters of the ONNX backend that say how many threads an instance computes with."""
 
-BACKEND_OF_NAME = {
+BACKEND_OF_NAME = {backend: backend for backend in BACKEND_OF_FILE.values()} | {
     "ensemble": "ensemble",
     "libtorch": "torch",
-    "mlserver": "mlserver",
-    "onnx": "onnx",
     "onnxruntime": "onnx",
     "onnxruntime_onnx": "onnx",
-    "predictor": "predictor",
-    "python": "python",
     "pytorch": "torch",
     "pytorch_libtorch": "torch",
-    "sklearn": "sklearn",
-    "tensorflow": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
-    "torch": "torch",
     "torch_aoti": "torch",
-    "xgboost": "xgboost",
 }
-"""What a configuration may call our backends, as `backend` and as `platform`."""
+"""What a configuration may call our backends, as `backend` and as `platform`: by their own names, or Triton's."""
 
 _UNDERSTOOD = (
     {"name", "platform", "backend", "version_policy", "max_batch_size", "parameters", "model_warmup"}
@@ -279,7 +272,7 @@ def _backend(message: pb.ModelConfig) -> str:
     named = {key: getattr(message, key) for key in ("backend", "platform") if getattr(message, key)}
     for key, name in named.items():
         if name not in BACKEND_OF_NAME:
-            raise ValueError(f"{key}: expected {either(BACKEND_OF_NAME)}, got {name!r}")
+            raise ValueError(f"{key}: expected {either(sorted(BACKEND_OF_NAME))}, got {name!r}")
     backends = [BACKEND_OF_NAME[name] for name in named.values()]
     if len(set(backends)) > 1:
         raise ValueError(f"platform: expected one of backend {message.backend!r}, got {message.platform!r}")

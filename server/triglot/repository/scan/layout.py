@@ -31,15 +31,11 @@ FILE_IN_FOLDER = {"saved_model.pb": "tensorflow", "model.onnx": "onnx"}
 BACKEND_OF_FOLDER = {"model.savedmodel/saved_model.pb": "tensorflow", "model.onnx/model.onnx": "onnx"}
 """The usual ones."""
 BACKEND_OF_SUFFIX = {
-    ".py": "python",
-    ".onnx": "onnx",
-    ".pt2": "torch",
-    ".pt": "torch",
-    ".joblib": "sklearn",
-    ".pkl": "sklearn",
-    ".bst": "xgboost",
-    ".ubj": "xgboost",
+    Path(name).suffix: backend
+    for name, backend in BACKEND_OF_FILE.items()
+    if name.startswith("model.") and name != "model.json"
 }
+"""Of a file with any other name; JSON may be anything."""
 
 
 def listed(items: Iterable[object]) -> str:
