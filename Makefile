@@ -53,7 +53,7 @@ bench:  ## Measure what bench/results.md says, in ten minutes; ARGS=NAME... runs
 	@python="$(call environment,dev)" && "$$python" -m bench $(ARGS)
 
 docs:  ## Build the site of docs/ into site/.
-	@python="$(call environment,docs)" && "$$python" -m zensical build --clean
+	@python="$(call environment,docs)" && "$$python" -m zensical build --clean --strict
 
 release:  ## Build wheel and sdist into dist/, and check both.
 	@python="$(call environment,release)" && set -ex && rm -rf dist && \

@@ -1,8 +1,9 @@
 """Pages of the documentation as a reader runs them: each block of code, in order, in a folder of the page's own.
 
-A block with a title is a file. One `triglot` command that serves is the page's server from there on. Other shell
-blocks run in bash, and Python without a title with the server up. A text block after one of these is what it
-prints. Configuration is parsed. `<!-- not run: REASON -->` before a block leaves it out.
+A block with a title is a file, and a `diff` with one changes it. One `triglot` command that serves is the page's
+server from there on. Other shell blocks run in bash, and Python without a title with the server up. A text block
+after one of these is what it prints. Configuration is parsed. `<!-- not run: REASON -->` before a block leaves it
+out. Files of the project's own folders are those of a copy, which then runs in place of the project.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -27,7 +30,7 @@ from process import Triglot, clean_environment
 from triglot.pb.kserve import model_config_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_SECONDS = 120
 SERVES = ("serve", "tfserving", "grps")
 WELL_KNOWN = ("8000", "8001", "8500", "8501")
@@ -44,10 +47,13 @@ OTHER_LIBRARIES = {
     "joblib": "ml",
 }
 """The environment that has each library."""
+PROJECT = ("codegen", "conftest.py", "docs", "protos", "pyproject.toml", "server", "tests")
+"""What a copy of the project has."""
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
 _TITLE = re.compile(r'\btitle="([^"]+)"')
+_ASSIGNMENT = re.compile(r"[A-Z_]+=")
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 
 
@@ -84,6 +90,8 @@ class Reader:
         self._server = ExitStack()
         self._ports: dict[str, str] = {}
         self._printed: str | None = None
+        self._changed: dict[str, str] = {}
+        """The environment that has a changed project run."""
 
     def close(self) -> None:
         """End the server."""
@@ -95,9 +103,7 @@ class Reader:
         if block.not_run:
             return
         if block.title:
-            file = self._folder / block.title
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(block.text)
+            self._write(block)
         if block.language == "text":
             assert printed is not None, "a text block that follows no command"
             assert_printed(block.text, printed, self._ports)
@@ -107,28 +113,47 @@ class Reader:
             tree = ast.parse(block.text)
             if not block.title:
                 self._run_python(block.text, tree)
-        else:
+        elif not (block.title and block.language in ("diff", "proto")):
             check_syntax(block.language, block.text)
+
+    def _write(self, block: Block) -> None:
+        if block.title.partition("/")[0] in PROJECT and not self._changed:
+            self._copy_project()
+        file = self._folder / block.title
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(patched(file.read_text(), block.text) if block.language == "diff" else block.text)
+
+    def _copy_project(self) -> None:
+        for name in PROJECT:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, self._folder / name)
+            else:
+                shutil.copy2(ROOT / name, self._folder)
+        self._changed = {"PYTHONPATH": str(self._folder / "server")}
 
     def _run_shell(self, text: str) -> None:
         command = shlex.split(text, comments=True)
+        variables = dict(word.split("=", 1) for word in takewhile(_ASSIGNMENT.match, command))
+        command = command[len(variables) :]
         if command[:1] == ["triglot"] and command[1:2] and command[1] in SERVES:
-            self._serve(command[1], command[2:])
+            self._serve(command[1], command[2:], variables)
         else:
             self._printed = self._output(["bash", "-ec", self._ported(text)])
 
-    def _serve(self, command: str, arguments: list[str]) -> None:
+    def _serve(self, command: str, arguments: list[str], variables: dict[str, str]) -> None:
         self._server.close()
         python = environments.python(self._environment_of_models())
-        server = Triglot(*arguments, command=command, python=python, environment=QUICK, folder=self._folder)
+        environment = QUICK | self._changed | variables
+        server = Triglot(*arguments, command=command, python=python, environment=environment, folder=self._folder)
         self._server.enter_context(server)
         grpc, rest = server.ports()
         self._ports = dict(zip(WELL_KNOWN, map(str, (rest, grpc, grpc, rest)), strict=True))
 
     def _environment_of_models(self) -> str:
         """The one that has what the models of the folder need."""
-        kinds = {file.suffix for file in self._folder.rglob("*")}
-        names = {file.name for file in self._folder.rglob("*")}
+        own = [folder for folder in self._folder.iterdir() if folder.name not in PROJECT]
+        files = [file for folder in own for file in (folder, *folder.rglob("*"))]
+        kinds, names = {file.suffix for file in files}, {file.name for file in files}
         if "saved_model.pb" in names:
             return "tensorflow"
         if kinds & {".pt", ".pt2"}:
@@ -160,7 +185,7 @@ class Reader:
         done = subprocess.run(
             command,
             cwd=self._folder,
-            env=clean_environment(PATH=f"{scripts}{os.pathsep}{os.environ['PATH']}"),
+            env=clean_environment(PATH=f"{scripts}{os.pathsep}{os.environ['PATH']}", **self._changed),
             capture_output=True,
             text=True,
             timeout=RUN_SECONDS,
@@ -176,6 +201,17 @@ QUICK = {
     "TRIGLOT_REST_PORT": "0",
     "TRIGLOT_DRAIN_DELAY": "0",
 }
+
+
+def patched(text: str, diff: str) -> str:
+    """A text with the changes of a diff: its hunks, `@@` between them, are found by their lines alone."""
+    for hunk in re.split(r"^@@.*\n", diff, flags=re.MULTILINE):
+        lines = [" \n" if line == "\n" else line for line in hunk.splitlines(keepends=True)]
+        old = "".join(line[1:] for line in lines if line[0] in " -")
+        new = "".join(line[1:] for line in lines if line[0] in " +")
+        assert text.count(old) == 1, f"found {text.count(old)} times:\n{old}"
+        text = text.replace(old, new)
+    return text
 
 
 def assert_printed(expected: str, printed: str, ports: dict[str, str]) -> None:

@@ -1,0 +1,84 @@
+"""The site that `make docs` builds: every link in it leads to a page, a file or a heading of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from doc_pages import ROOT
+
+import environments
+
+BUILD_SECONDS = 120
+
+
+@dataclass
+class Page(HTMLParser):
+    """The links of a page, and the names of its parts."""
+
+    links: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """See the base class."""
+        for name, value in attrs:
+            if name in ("href", "src") and value is not None:
+                self.links.append(value)
+            elif name in ("id", "name") and value:
+                self.names.add(value)
+
+
+def read(file: Path) -> Page:
+    page = Page()
+    page.feed(file.read_text())
+    return page
+
+
+def dead_links(site: Path) -> Iterator[str]:
+    """The page and the link, of each that leads nowhere in the site; those to elsewhere are left out."""
+    pages = {file: read(file) for file in site.rglob("*.html") if file.name != "404.html"}
+    for file, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            if target.is_dir():
+                target /= "index.html"
+            lost = not target.is_relative_to(site) or not target.is_file()
+            if lost or (parts.fragment and unquote(parts.fragment) not in pages[target].names):
+                yield f"{file.relative_to(site)}: {link}"
+
+
+@pytest.mark.newest
+def test_every_link_of_the_site_leads_somewhere(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "zensical.toml", tmp_path)
+    build = [environments.python("docs"), "-m", "zensical", "build", "--clean", "--strict"]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = tmp_path / "site"
+    assert (site / "architecture" / "index.html").is_file()
+    assert not (dead := list(dead_links(site))), "\n".join(dead)
+
+
+@pytest.mark.parametrize(
+    "link", ["../gone/", "#gone", "other.html#gone", "../../README.md", "picture.svg", "other.html?x#gone"]
+)
+def test_what_is_dead(link: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").touch()
+    site = tmp_path / "site"
+    (site / "page").mkdir(parents=True)
+    (site / "page" / "other.html").write_text("<h1 id=there>There</h1>")
+    live = '<a href="#here" id="here"></a> <a href="other.html#there"></a> <a href="./"></a> <a href="//x/y"></a>'
+    (site / "page" / "index.html").write_text(f'{live} <a href="{link}"></a>')
+    assert list(dead_links(site)) == [f"page/index.html: {link}"]
