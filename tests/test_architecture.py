@@ -1,4 +1,4 @@
-"""docs/architecture.md lists the files that a call enters: as it is."""
+"""docs/architecture.md lists the folders, and the files that a call enters: as it is."""
 
 from __future__ import annotations
 
@@ -33,9 +33,24 @@ class Identity(triglot.Model):
         return {"y": inputs["x"]}
 
 
+PAGE = ROOT / "docs" / "architecture.md"
+FOLDERS, _, WALK = PAGE.read_text().partition("<!-- walk -->")
+
+
+def test_every_folder_is_listed() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", FOLDERS, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)/`", row)]
+    assert sorted(named) == sorted({file.relative_to(PACKAGE).parts[0] for file in PACKAGE.glob("*/**/*.py")})
+
+
+def test_the_picture_shows_folders() -> None:
+    parts = re.findall(r'class="name".*?>(\w+)', PAGE.with_suffix(".svg").read_text())
+    assert set(parts) > {"transports", "dataplane"}
+    assert [part for part in parts if part != "client" and not (PACKAGE / part).is_dir()] == []
+
+
 def listed() -> list[str]:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    return re.findall(r"^\| `(\S+\.py)` \|", page.partition("<!-- walk -->")[2], re.MULTILINE)
+    return re.findall(r"^\| `(\S+\.py)` \|", WALK, re.MULTILINE)
 
 
 async def test_the_files_that_a_call_enters() -> None:

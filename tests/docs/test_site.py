@@ -63,7 +63,7 @@ def dead_links(site: Path) -> Iterator[str]:
 def test_every_link_of_the_site_leads_somewhere(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "zensical.toml", tmp_path)
-    build = [environments.python("docs"), "-m", "zensical", "build", "--clean", "--strict"]
+    build = [str(environments.python("docs")), "-m", "zensical", "build", "--clean", "--strict"]
     done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     site = tmp_path / "site"
