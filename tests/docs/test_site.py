@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -57,6 +59,24 @@ def dead_links(site: Path) -> Iterator[str]:
             lost = not target.is_relative_to(site) or not target.is_file()
             if lost or (parts.fragment and unquote(parts.fragment) not in pages[target].names):
                 yield f"{file.relative_to(site)}: {link}"
+
+
+def pages_of(navigation: list[Any]) -> Iterator[str]:
+    """The pages of a list of these and of groups, each a table of one such list by its title."""
+    for entry in navigation:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            (group,) = entry.values()
+            yield from pages_of(group)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    settings = tomllib.loads((ROOT / "zensical.toml").read_text())
+    docs = ROOT / "docs"
+    assert sorted(pages_of(settings["project"]["nav"])) == sorted(
+        page.relative_to(docs).as_posix() for page in docs.rglob("*.md")
+    )
 
 
 @pytest.mark.newest
