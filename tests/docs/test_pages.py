@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from doc_pages import PAGES, ROOT, Reader, anchors_of, blocks_of, links_of
 
+OWN_PATH = re.compile(r"`((?:bench|codegen|docs|examples|protos|server|tests)/[\w./-]+)`")
+MADE_BY_MAKE = re.compile(r"`make ([a-z-]+)")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -36,3 +39,12 @@ def test_links_lead_somewhere(name: str) -> None:
         assert file.exists(), f"{name}: {target}: no such file"
         if anchor and file.suffix == ".md":
             assert anchor in anchors_of(file.read_text()), f"{name}: {target}: no such heading"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_and_targets_are_there(name: str) -> None:
+    """Those of the project that a page names without a link."""
+    text = (ROOT / name).read_text()
+    assert [path for path in OWN_PATH.findall(text) if not (ROOT / path).exists()] == []
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(MADE_BY_MAKE.findall(text)) <= set(targets)
