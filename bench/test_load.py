@@ -64,7 +64,7 @@ def test_lines_are_loaded(name: str) -> None:
     """Each kind of load; each way to start a server is in the first of them, or in the last."""
     scenario = BY_NAME[name]
     if name not in WHOLE:
-        scenario = replace(scenario, lines=[line for line in scenario.lines if line.launch.name in USUAL])
+        scenario = replace(scenario, lines=tuple(line for line in scenario.lines if line.launch.name in USUAL))
     measured = compare(scenario, SETTINGS)
     names = [line.name for line in lines_of(scenario)[0]]
     assert [one.setting for one in measured] == names
