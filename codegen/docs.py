@@ -1,4 +1,4 @@
-"""Writes the table of options in docs/configuration.md from `triglot.config`.
+"""Writes the tables of options in docs/configuration.md from `triglot.config`.
 
 python codegen/docs.py [--check]
 """
@@ -8,24 +8,52 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from triglot.config.options import ENVIRONMENT_PREFIX, OPTIONS, option_type
+from triglot.config.options import (
+    ENVIRONMENT_PREFIX,
+    OPTIONS,
+    default_text,
+    flag_of,
+    groups,
+    option_type,
+    value_name,
+)
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
+MORE = {
+    "network": "[Security](operations.md#security)",
+    "TLS": "[TLS](operations.md#tls)",
+    "protocols": "[Protocols](protocols.md), [shared memory](triton.md#shared-memory)",
+    "grps": "[Coming from grps](migrating/grps.md)",
+    "models": "[Lifecycle](lifecycle.md)",
+    "scheduling": "[Scheduling](scheduling.md), [overload](operations.md#overload)",
+    "limits of one request": "[Limits](operations.md#limits-of-one-request)",
+    "connections": "[Connections](operations.md#connections-and-slow-clients)",
+    "shutdown": "[Graceful shutdown](operations.md#graceful-shutdown)",
+    "processes": "[Workers](operations.md#workers)",
+    "performance": "[Performance](performance.md)",
+    "logs": "[Logs](operations.md#logs)",
+    "traces": "[Traces](triton.md#statistics-traces-log-settings)",
+}
+"""Where more is said of each group of options."""
 
 
-def table() -> str:
-    """The table in Markdown."""
+def tables() -> str:
+    """A table for each group, in Markdown."""
+    return "\n\n".join(
+        f"### {title[0].upper()}{title[1:]}\n\n{_table(title, names)}" for title, names in groups().items()
+    )
+
+
+def _table(title: str, names: list[str]) -> str:
     lines = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
-    for name, option in OPTIONS.items():
-        flag = f"`--{name.replace('_', '-')}`"
-        if option_type(name) is bool:
-            flag += f", `--no-{name.replace('_', '-')}`"
-        default = str(option.default).lower() if option_type(name) is bool else option.default
-        lines.append(
-            f"| {flag} | `{ENVIRONMENT_PREFIX}{name.upper()}` | `{default}` | {option.metadata['help']} |"
-        )
-    return "\n".join(lines)
+    for name in names:
+        flag = f"{flag_of(name)} {value_name(name)}".strip().replace("|", "\\|")
+        flags = f"`{flag}`" + (f", `{flag_of(f'no_{name}')}`" if option_type(name) is bool else "")
+        default = f"`{text}`" if (text := default_text(name)) else "–"
+        meaning = OPTIONS[name].metadata["help"]
+        lines.append(f"| {flags} | `{ENVIRONMENT_PREFIX}{name.upper()}` | {default} | {meaning} |")
+    return "\n".join([f"More: {MORE[title]}.", "", *lines])
 
 
 def main() -> int:
@@ -33,11 +61,11 @@ def main() -> int:
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    written = f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    written = f"{before}{BEGIN}\n{tables()}\n{END}{after}"
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(written)
     elif text != written:
-        print("docs/configuration.md: the table of options is out of date; run `make codegen`", file=sys.stderr)
+        print("docs/configuration.md: the tables of options are out of date; run `make codegen`", file=sys.stderr)
         return 1
     return 0
 

@@ -46,7 +46,7 @@ def triglot_command(
 ) -> list[str]:
     """`triglot ARGUMENTS`; `before` is code that runs first, in the same process."""
     if before:
-        program = ["-c", f"{before}\nimport sys\nfrom triglot.cli.serve import main\nsys.exit(main())"]
+        program = ["-c", f"{before}\nimport sys\nfrom triglot.cli.main import main\nsys.exit(main())"]
     else:
         program = ["-m", "triglot"]
     return [str(python), *program, *map(str, arguments)]

@@ -17,7 +17,7 @@ def run(spec: str = "") -> NoReturn:
     A native thread that asks for the interpreter's lock meanwhile, gRPC's or a model's, would abort the process.
     """
     gc.disable()  # What is imported is no garbage, and to look through it again and again takes its time.
-    from triglot.cli.serve import main  # noqa: PLC0415
+    from triglot.cli.main import main  # noqa: PLC0415
 
     gc.enable()
     arguments = sys.argv[1:]

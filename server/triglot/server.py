@@ -31,6 +31,7 @@ from triglot.repository.config.settings import ModelSettings, folders_of
 from triglot.repository.manager.loader import Adapt, Load
 from triglot.repository.manager.manager import Manager
 from triglot.repository.manager.starting import start_instances
+from triglot.repository.manager.summary import VersionSummary, table
 from triglot.repository.manager.warm_up import warm_up as run_warm_up
 from triglot.repository.scan.source import ModelFiles
 from triglot.scheduling.admission import UNLIMITED, Admission, Limits
@@ -161,20 +162,33 @@ class Server:
         self._tracer.check()
         check_certificate(self.config)
         _grpc_server(self.config)
-        started = time.monotonic()
-        self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry).reach
         try:
-            errors = await self.manager.load_all(all_or_nothing=self.config.exit_on_load_error)
+            errors = await self.load()
             if errors and self.config.exit_on_load_error:
                 # The log has each of them.
                 raise ModelLoadError(f"{len(errors)} of the models could not be loaded") from errors[0]
-            loaded = _counted(sum(version.ready for version in self.manager.registry.versions()), "version")
-            failed = f", with {_counted(len(errors), 'error')}" if errors else ""
-            log.info("%s loaded in %.2f s%s", loaded, time.monotonic() - started, failed)
+            # The other workers have the same models.
+            for line in table(self.summaries()) if self.dataplane.control.number == 1 else ():
+                log.info("%s", line)
             await self._open()
         except BaseException:
             await self.stop()
             raise
+
+    async def load(self) -> list[ModelLoadError]:
+        """Load and warm every model, and open no port; what could not be loaded. `stop` unloads the others.
+
+        Raises `ModelLoadError` as `start`.
+        """
+        started = time.monotonic()
+        self.dataplane.reach = ModelCalls(self.dataplane, self.telemetry).reach
+        errors = await self.manager.load_all(all_or_nothing=self.config.exit_on_load_error)
+        if errors and self.config.exit_on_load_error:
+            return errors
+        loaded = _counted(sum(version.ready for version in self.manager.registry.versions()), "version")
+        failed = f", with {_counted(len(errors), 'error')}" if errors else ""
+        log.info("%s loaded in %.2f s%s", loaded, time.monotonic() - started, failed)
+        return errors
 
     def _load_ended(self, files: ModelFiles, seconds: float, failed: bool) -> None:
         self.telemetry.loaded_from(str(files.folder or files.file.parent), seconds, failed=failed)
@@ -288,6 +302,10 @@ class Server:
         for task in (self._ticking, self._resting):
             if task is not None:
                 task.cancel()
+
+    def summaries(self) -> list[VersionSummary]:
+        """Each version that is to be served: what it is, and whether it was loaded."""
+        return self.manager.summaries()
 
     def metadata(self) -> list[ModelMetadata]:
         """What the models that serve say of themselves."""

@@ -17,7 +17,7 @@ from protocol_clients.channel import grpc_channel
 from protocol_clients.kserve import infer
 from protocol_clients.rest import Rest
 from triglot.cli import triton_flags
-from triglot.config.options import OPTIONS, Config
+from triglot.config.options import OPTIONS, Config, default_text, groups
 
 SECONDS_TEXT = r"\d+\.\d\d s"
 WITHOUT_ONNXRUNTIME = """
@@ -81,22 +81,46 @@ def test_the_command_ends_so_too() -> None:
     assert "from triglot.__main__ import run" in command.read_text()
 
 
-def test_help_lists_every_option_with_its_default() -> None:
+def test_help_lists_every_option_in_its_group_with_its_value_and_default() -> None:
     ended = run_triglot("serve", "--help", environment={"COLUMNS": "1000"})
     assert ended.returncode == 0
+    sections = dict(re.findall(r"^(\S.*):\n((?:  .*\n)+)", ended.stdout, re.MULTILINE))
+    assert len(groups()) >= 10
+    for title, names in groups().items():
+        assert re.findall(r"^  --(?!no-)([a-z-]+)", sections[title], re.MULTILINE) == [
+            name.replace("_", "-") for name in names
+        ]
     for name, option in OPTIONS.items():
         flag = "--" + name.replace("_", "-")
-        both = rf", --no-{flag.removeprefix('--')}" if isinstance(option.default, bool) else " VALUE"
-        pattern = rf"^ +{flag}{both}\s+\S.*\(default: {re.escape(str(option.default))}\)$"
+        both = rf", --no-{flag.removeprefix('--')}" if isinstance(option.default, bool) else r" (?:[A-Z{]\S+|N)"
+        default = re.escape(f" (default: {default_text(name)})") if default_text(name) else ""
+        pattern = rf"^  {flag}(?:{both})\s+\S.*{default}$"
         assert re.search(pattern, ended.stdout, re.MULTILINE), flag
+    assert "VALUE" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--grpc-transport", "{aio,h2}"),
+        ("--grace", "SECONDS"),
+        ("--max-message-size", "BYTES"),
+        ("--grpc-port", "PORT"),
+        ("--log-file", "FILE"),
+        ("--load-model", "NAME,..."),
+        ("--workers", "N"),
+    ],
+)
+def test_help_names_choices_and_units(flag: str, value: str) -> None:
+    ended = run_triglot("serve", "--help")
+    assert re.search(rf"^  {flag} {re.escape(value)}\s", ended.stdout, re.MULTILINE)
 
 
 def test_help_says_what_there_is_to_run() -> None:
     ended = run_triglot("--help")
     assert ended.returncode == 0
-    assert re.search(r"^ +serve +\S", ended.stdout, re.MULTILINE)
-    assert re.search(r"^ +tfserving +\S", ended.stdout, re.MULTILINE)
-    assert re.search(r"^ +grps +\S", ended.stdout, re.MULTILINE)
+    for command in ("serve", "check", "infer", "tfserving", "grps", "completion"):
+        assert re.search(rf"^ +{command}\s+\S", ended.stdout, re.MULTILINE)
     assert run_triglot().returncode == 2
 
 
@@ -177,13 +201,12 @@ def test_the_log_of_a_start_and_the_sample_calls(tmp_path: Path) -> None:
         grpc_port, rest_port = server.ports()
         server.stdout.wait_for("grpcurl .*\n")
     expected = [
-        r"loading one version 1 \(python\)",
-        rf"loaded one version 1 \(python\) in {SECONDS_TEXT}",
-        r"loading two version 10 \(python\)",
-        rf"loaded two version 10 \(python\) in {SECONDS_TEXT}",
-        r"loading two version 2 \(python\)",
-        rf"loaded two version 2 \(python\) in {SECONDS_TEXT}",
+        "models to load: 2",
         rf"3 versions loaded in {SECONDS_TEXT}",
+        "model +version +backend +inputs +outputs +batching +instances +load +state",
+        rf"one +1 +python +x INT32 \[1\] +y INT32 \[1\] +- +1 thread +{SECONDS_TEXT} +READY",
+        rf"two +2 +python +x INT32 \[1\] +y INT32 \[1\] +- +1 thread +{SECONDS_TEXT} +READY",
+        rf"two +10 +python +x INT32 \[1\] +y INT32 \[1\] +- +1 thread +{SECONDS_TEXT} +READY",
         rf"gRPC on 127\.0\.0\.1:{grpc_port} and REST on 127\.0\.0\.1:{rest_port} in {SECONDS_TEXT}",
         rf"the monitor page is at http://127\.0\.0\.1:{rest_port}/",
     ]
@@ -199,6 +222,32 @@ def test_the_log_of_a_start_and_the_sample_calls(tmp_path: Path) -> None:
     assert f"http://127.0.0.1:{rest_port}/v2/models/one/infer" in request
     assert grpcurl.startswith("grpcurl -plaintext ")
     assert grpcurl.endswith(f" 127.0.0.1:{grpc_port} inference.GRPCInferenceService/ModelInfer")
+
+
+def test_what_loads_later_has_lines_of_its_own(tmp_path: Path) -> None:
+    write_model(tmp_path / "one")
+    with Triglot(tmp_path, *FREE_PORTS, "--watch", "--poll-interval", "0.1") as server:
+        server.ports()
+        assert "loaded one" not in server.stderr.text()
+        write_model(tmp_path / "two")
+        server.stderr.wait_for(rf"loaded two version 1 \(python\) in {SECONDS_TEXT}")
+
+
+def test_each_load_is_logged_at_debug(tmp_path: Path) -> None:
+    write_model(tmp_path / "one")
+    with Triglot(tmp_path, *FREE_PORTS, "--log-level", "debug") as server:
+        server.ports()
+        server.stderr.wait_for(rf"loaded one version 1 \(python\) in {SECONDS_TEXT}")
+
+
+def test_workers_print_the_table_once(tmp_path: Path) -> None:
+    write_model(tmp_path / "one")
+    with Triglot(tmp_path, *FREE_PORTS, "--workers", "2", "--drain-delay", "0") as server:
+        for number in (1, 2):
+            server.stderr.wait_for(rf"worker {number}\b.* serves")
+        server.stop()
+    assert len(re.findall("model +version +backend", server.stderr.text())) == 1
+    assert len(re.findall("one +1 +python", server.stderr.text())) == 1
 
 
 def test_the_sample_calls_are_for_a_model_that_serves(tmp_path: Path) -> None:

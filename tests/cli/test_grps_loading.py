@@ -75,7 +75,7 @@ def test_models_are_loaded_in_the_order_of_the_file(tmp_path: Path) -> None:
         server.stop()
     log = (tmp_path / "logs" / "grps_server.log").read_text()
     assert log.count("read 4 characters") == 2
-    assert "loaded reader version 1 (1.0.0)" in log
+    assert re.search(r"reader +1\.0\.0 +grps .* READY", log)
     assert f"logs are written to {tmp_path}/logs" in log
     assert "health is not ready before a call of Online" in log
 

@@ -11,7 +11,7 @@ from triglot.config.options import Config, ConfigError
 from triglot.config.sources import load_config
 
 WITHOUT = (
-    "import sys; sys.modules['uvloop'] = None; from triglot.cli.serve import main; sys.exit(main(sys.argv[1:]))"
+    "import sys; sys.modules['uvloop'] = None; from triglot.cli.main import main; sys.exit(main(sys.argv[1:]))"
 )
 
 

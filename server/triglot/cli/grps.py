@@ -25,7 +25,7 @@ from triglot.backends.grps.project import GrpsProject
 from triglot.backends.grps.server_settings import ServerSettings, read_server
 from triglot.backends.grps.settings import INFERENCE_FILE, SERVER_FILE, ProjectSettings, read_project
 from triglot.backends.grps.unit_test import DEFAULT_TEST, run_unittest
-from triglot.config.options import LOG_LEVELS, NO_PORT, OPTIONS, Config, ConfigError
+from triglot.config.options import NO_PORT, OPTIONS, Config, ConfigError, flag_of
 from triglot.config.sources import load_config
 from triglot.core.errors import ModelLoadError
 from triglot.platform.archives import TarError, unpack
@@ -64,9 +64,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         text = f"in place of the project's conf/{name}.yml"
         add(f"--{name}-conf", f"--{name}_conf", type=Path, metavar="FILE", help=text)
     add("--online", action="store_true", help="be ready from the start, instead of after a call of Online")
-    option = OPTIONS[OPTION_OF_FLAG["http_error_status"]].metadata
-    add("--http-error-status", choices=option["choices"], help=f"{option['help']} (default: mirror)")
-    add("--log-level", choices=LOG_LEVELS, help="the least level that is logged (default: info)")
+    for flag in ("http_error_status", "log_level"):
+        option = OPTIONS[OPTION_OF_FLAG[flag]]
+        text = f"{option.metadata['help']} (default: {option.default})"
+        add(flag_of(flag), choices=option.metadata["choices"], help=text)
     add(
         "--unittest",
         nargs="?",
@@ -74,12 +75,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME",
         help=f"run the project's own test in place of serving (NAME: {DEFAULT_TEST})",
     )
-
-
-def flag_names() -> list[str]:
-    """Every flag, for suggestions."""
-    flags = ("help", "server-conf", "inference-conf", "online", "http-error-status", "log-level", "unittest")
-    return [*(f"--{flag}" for flag in flags), "--server_conf", "--inference_conf"]
 
 
 def read(flags: Mapping[str, Any], others: Iterable[str]) -> tuple[ProjectSettings, Path]:

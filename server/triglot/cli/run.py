@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from triglot import backends
 from triglot.cli import tfserving as tfserving_cli
 from triglot.cli.hints import hint_lines
+from triglot.cli.progress import load_progress
 from triglot.cli.tfserving_batching import Batching
 from triglot.config.options import Config, ConfigError
 from triglot.core.errors import ModelLoadError
 from triglot.platform.memory import keep_memory
 from triglot.repository.config.settings import ModelSettings, folders_of, settings_of
 from triglot.repository.manager.loader import Load
+from triglot.repository.manager.summary import VersionSummary
 from triglot.repository.scan.source import ModelFiles
 from triglot.telemetry.store import Telemetry
 from triglot.transports.listening import raise_file_limit
@@ -54,6 +56,10 @@ def _no_lines(_: int, __: int) -> Iterable[str]:
     return ()
 
 
+Report = Callable[[list[VersionSummary], list[ModelLoadError]], object]
+"""Told of each version, and of what could not be loaded."""
+
+
 def print_error(text: str) -> None:
     """For whoever has typed the command."""
     print(f"triglot: {text}", file=sys.stderr)
@@ -66,6 +72,7 @@ class Start:
     `load` loads the models, `batching` has them batched. `surroundings` is what all of it happens in, by the
     number of the worker. `prepare` is called before anything else, `test` is run in place of serving, and `fails`
     is told why there is no server. `opened` gives lines for the log when the ports, of gRPC and of REST, are open.
+    `report`: no port is opened; it is given what would be served and every error, and the models are unloaded.
     See `Server` for `telemetry` and `about`.
     """
 
@@ -85,6 +92,7 @@ class Start:
     test: Callable[[], bool] | None = None
     fails: Callable[[str], object] = print_error
     opened: Callable[[int, int], Iterable[str]] = _no_lines
+    report: Report | None = None
 
 
 def supervised(start: Start, arguments: Sequence[str]) -> int:
@@ -155,8 +163,16 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
         bound=None if link is None else link.bound,
         model_folders=folders,
     )
-    if not await _unless_signalled(server.start(), signals):
+    errors: list[ModelLoadError] = []
+    loading = server.start() if start.report is None else _load(server, errors)
+    with load_progress(handler, server.manager.registry) if spec is None or spec.number == 1 else nullcontext():
+        loaded = await _unless_signalled(loading, signals)
+    if not loaded:
         return _leave("stopped while loading")
+    if start.report is not None:
+        start.report(server.summaries(), errors)
+        await server.stop()
+        return FAILED if errors else 0
     for line in start.opened(server.grpc_port, server.rest_port) if spec is None or spec.number == 1 else ():
         log.info("%s", line)
     hints = hint_lines(server.metadata(), config, server.grpc_port, server.rest_port)
@@ -180,6 +196,15 @@ async def _serve(start: Start, handler: logging.Handler, spec: WorkerSpec | None
                 log.warning("%s still runs; the server does not wait for it", servable)
         return _leave("code on the event loop did not end when it was cancelled", 0)
     return 0
+
+
+async def _load(server: Server, errors: list[ModelLoadError]) -> None:
+    """Load the models, and open no port. Raises as `Server.load`."""
+    try:
+        errors += await server.load()
+    except BaseException:
+        await server.stop()
+        raise
 
 
 def _configured(start: Start, spec: WorkerSpec, wanted: Wanted) -> Start:

@@ -13,12 +13,22 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from triglot import backends
 from triglot.cli.tfserving_batching import Batching, read_parameters
-from triglot.config.options import ANY_HOST, NO_PORT, Config, ConfigError, check_option
+from triglot.config.options import (
+    ANY_HOST,
+    MODELS,
+    NO_PORT,
+    OPTIONS,
+    SCHEDULING,
+    Config,
+    ConfigError,
+    check_option,
+)
 from triglot.config.sources import load_config
 from triglot.core.errors import FailedPrecondition, InvalidArgument, ServingError
 from triglot.model.config import ModelConfig
@@ -67,12 +77,23 @@ Kind = Callable[[str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag with a meaning here; `option` is the option that takes its value as `convert` gives it."""
+    """A flag with a meaning here; `option` is the option that takes its value as `convert` gives it.
+
+    `value`: what help calls its value, where that is not clear from its kind. `about`: the group of a flag that
+    sets no option.
+    """
 
     kind: Kind
     help: str
     option: str = ""
     convert: Callable[[Any], Any] = lambda value: value
+    value: str = ""
+    about: str = MODELS
+
+    @property
+    def group(self) -> str:
+        """The heading in help."""
+        return str(OPTIONS[self.option].metadata["group"]) if self.option else self.about
 
 
 def _port(number: int) -> int:
@@ -93,54 +114,72 @@ def _monitoring_path(file: str) -> str:
 
 
 FLAGS = {
-    "port": Flag(int, "port for gRPC; 0 opens none (default: 8500)", "grpc_port", _port),
-    "grpc_socket_path": Flag(str, "path of a Unix socket for gRPC, besides the port", "grpc_socket"),
-    "rest_api_port": Flag(int, "port for REST; 0 opens none (default: 0)", "rest_port", _port),
+    "port": Flag(int, "port for gRPC; 0: none (default: 8500)", "grpc_port", _port, "PORT"),
+    "grpc_socket_path": Flag(str, "Unix socket for gRPC, in addition to the port", "grpc_socket", value="PATH"),
+    "rest_api_port": Flag(int, "port for REST; 0: none (default: 0)", "rest_port", _port, "PORT"),
     "rest_api_timeout_in_ms": Flag(
-        int, "milliseconds that a REST call may take (default: 30000)", "rest_timeout", lambda value: value / 1000
+        int,
+        "deadline of REST calls (default: 30000)",
+        "rest_timeout",
+        lambda value: value / 1000,
+        "MILLISECONDS",
     ),
     "rest_api_enable_cors_support": Flag(boolean, "let web pages of any origin read REST answers", "cors"),
-    "model_name": Flag(str, "name of the model at --model_base_path (default: default)"),
-    "model_base_path": Flag(str, "absolute path of the folder that holds a folder for each version"),
-    "model_config_file": Flag(str, "a ModelServerConfig in text format, in place of the two flags above"),
+    "model_name": Flag(str, "name of the model at --model_base_path (default: default)", value="NAME"),
+    "model_base_path": Flag(
+        str, "absolute path of the model's folder, which has a folder for each version", value="FOLDER"
+    ),
+    "model_config_file": Flag(
+        str, "a ModelServerConfig in text format, instead of --model_name and --model_base_path", value="FILE"
+    ),
     "model_config_file_poll_wait_seconds": Flag(
-        float, "seconds between two readings of that file; 0 reads it once (default: 0)"
+        float, "time between two reads of --model_config_file; 0: one read, at the start (default: 0)"
     ),
     "file_system_poll_wait_seconds": Flag(
-        float, "seconds between two looks for versions; 0 looks once (default: 1)", "poll_interval"
+        float, "time between two scans for versions; 0: one scan, at the start (default: 1)", "poll_interval"
     ),
     "max_num_load_retries": Flag(
-        int, "how often a version that could not be loaded is tried again (default: 5)", "load_retries"
+        int, "how many times a version that failed to load is tried again (default: 5)", "load_retries"
     ),
     "load_retry_interval_micros": Flag(
         int,
-        "microseconds from a load that failed to the next try; below 0 there are none (default: 60000000)",
+        "time between a failed load and the next try; below 0: no time (default: 60000000)",
         "load_retry_interval",
         lambda value: max(value, 0) / 1_000_000,
+        "MICROSECONDS",
     ),
     "allowed_model_roots": Flag(
         str,
-        "folders, with commas, that HandleReloadConfigRequest may name besides those of --model_base_path or "
+        "folders that HandleReloadConfigRequest may name besides those of --model_base_path or "
         "--model_config_file; / allows all (not a flag of tensorflow_model_server)",
         "allowed_model_roots",
+        value="FOLDER,...",
     ),
     "allow_version_labels_for_unavailable_models": Flag(
-        boolean, "let a new version label point to a version that is not available yet", "labels_before_load"
+        boolean, "let a new version label point to a version not yet available", "labels_before_load"
     ),
     "enable_serialization_as_tensor_content": Flag(
         boolean, "answer Predict with tensor_content instead of typed fields", "tensor_content"
     ),
     "enable_model_warmup": Flag(
-        boolean, "run a version's recorded requests before it takes calls (default: true)", "warm_up"
+        boolean, "run a version's recorded requests before it serves (default: true)", "warm_up"
     ),
     "monitoring_config_file": Flag(
-        str, "a MonitoringConfig in text format, which opens the metrics page", "monitoring_path", _monitoring_path
+        str,
+        "a MonitoringConfig in text format, which enables metrics in TensorFlow Serving's format",
+        "monitoring_path",
+        _monitoring_path,
+        "FILE",
     ),
-    "saved_model_tags": Flag(str, "tags of the graph to load from a SavedModel, with commas (default: serve)"),
-    "enable_batching": Flag(boolean, "execute requests that wait at the same time together"),
-    "batching_parameters_file": Flag(str, "BatchingParameters in text format, for --enable_batching"),
+    "saved_model_tags": Flag(str, "tags of the graph to load from a SavedModel (default: serve)", value="TAG,..."),
+    "enable_batching": Flag(boolean, "run queued requests in batches", about=SCHEDULING),
+    "batching_parameters_file": Flag(
+        str, "BatchingParameters in text format, for --enable_batching", value="FILE", about=SCHEDULING
+    ),
     "enable_per_model_batching_parameters": Flag(
-        boolean, "batch a version by the batching_params.pbtxt in its folder, and not at all without one"
+        boolean,
+        "batch a version as the batching_params.pbtxt in its folder says, and do not batch it without one",
+        about=SCHEDULING,
     ),
 }
 
@@ -207,35 +246,26 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Takes tensorflow_model_server's flags and configuration files. TRIGLOT_* variables set the "
         "options of `triglot serve` that have no flag here.",
         epilog=f"Accepted, without effect: {', '.join(TUNING)}. Not supported: {', '.join(REFUSED)}.",
+        usage="triglot tfserving [OPTION ...]",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"triglot {__version__}")
+    titles = dict.fromkeys(flag.group for flag in FLAGS.values())
+    groups = {title: parser.add_argument_group(title) for title in titles}
     for name, flag in FLAGS.items():
-        _add(parser, name, flag.kind, flag.help)
+        _add(groups[flag.group], name, flag.kind, flag.help, flag.value)
     for name, kind in TUNING.items():
         _add(parser, name, kind, argparse.SUPPRESS)
     for name, refused in REFUSED.items():
         _add(parser, name, refused.kind, argparse.SUPPRESS)
 
 
-def _add(parser: argparse.ArgumentParser, name: str, kind: Kind, text: str) -> None:
+def _add(parser: argparse._ActionsContainer, name: str, kind: Kind, text: str, value: str = "") -> None:
+    add = partial(parser.add_argument, f"--{name}", type=kind, default=argparse.SUPPRESS, help=text)
     if kind is boolean:
-        parser.add_argument(
-            f"--{name}",
-            type=kind,
-            nargs="?",
-            const=True,
-            default=argparse.SUPPRESS,
-            metavar="true|false",
-            help=text,
-        )
+        add(nargs="?", const=True, metavar="true|false")
     else:
-        parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, metavar="VALUE", help=text)
-
-
-def flag_names() -> list[str]:
-    """Every flag, for suggestions."""
-    return [f"--{name}" for name in ("help", "version", *FLAGS, *TUNING, *REFUSED)]
+        add(metavar=value or ("N" if kind is int else "SECONDS" if kind is float else "TEXT"))
 
 
 def configuration(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Config:

@@ -20,18 +20,27 @@ class ConfigError(ValueError):
 
 
 def _option(
+    group: str,
     default: Any,
     help_text: str,
     *,
+    value: str = "",
     least: float = 0,
     most: float = sys.float_info.max,
     choices: tuple[str, ...] = (),
     start: str = "",
 ) -> Any:
+    """`group`: the heading in help and docs. `value`: what its value is, as they call it; see `value_name`."""
     limits = {"least": least, "most": most, "choices": choices, "start": start}
-    return field(default=default, metadata={"help": help_text} | limits)
+    return field(default=default, metadata={"group": group, "help": help_text, "value": value} | limits)
 
 
+NETWORK, TLS, PROTOCOL, GRPS = "network", "TLS", "protocols", "grps"
+MODELS, SCHEDULING, LIMITS = "models", "scheduling", "limits of one request"
+CONNECTIONS, SHUTDOWN, PROCESSES = "connections", "shutdown", "processes"
+PERFORMANCE, LOGS, TRACES = "performance", "logs", "traces"
+REPEATED = ("load_model", "named_predictions", "allowed_origins", "allowed_hosts")
+"""Lists whose flag may also be given more than once, as with Triton; the values add up."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PROTOCOLS = ("kserve", "tfserving", "grps")
 TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
@@ -64,265 +73,334 @@ def _parts(text: str) -> list[str]:
 class Config:
     """All options. Raises `ConfigError` for a value that an option cannot have."""
 
-    host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    host: str = _option(NETWORK, "127.0.0.1", "address to listen on; 0.0.0.0 for every interface", value="ADDRESS")
     grpc_port: int = _option(
-        8001, "port for gRPC; 0 picks a free one, -1 opens none", least=NO_PORT, most=LAST_PORT
-    )
-    rest_port: int = _option(
-        8000,
-        "port for REST; 0 picks a free one, -1 is for no REST; with h2 it may be grpc_port, which takes both",
+        NETWORK,
+        8001,
+        "port for gRPC; 0: any free port, -1: none",
+        value="PORT",
         least=NO_PORT,
         most=LAST_PORT,
     )
-    grpc_socket: str = _option("", "path of a Unix socket for gRPC, besides the port")
-    grpc_transport: str = _option(
-        "h2",
-        "what carries gRPC: h2, HTTP/2 of our own, for more calls a second; aio, grpc's own library",
-        choices=GRPC_TRANSPORTS,
+    rest_port: int = _option(
+        NETWORK,
+        8000,
+        "port for REST; 0: any free port, -1: none; with --grpc-transport h2 it may be the same as --grpc-port",
+        value="PORT",
+        least=NO_PORT,
+        most=LAST_PORT,
     )
-    http_transport: str = _option(
-        "h1",
-        "what carries REST over HTTP/1.1: h1, of our own, for more calls a second; aiohttp, the library",
-        choices=HTTP_TRANSPORTS,
+    grpc_socket: str = _option(NETWORK, "", "Unix socket for gRPC, in addition to the port", value="PATH")
+    allowed_hosts: str = _option(
+        NETWORK,
+        "",
+        "names accepted in the Host header of REST requests, besides localhost, --host and IP addresses; * for "
+        "all; empty on a host that is not loopback: all",
+        value="NAME,...",
     )
+    allowed_origins: str = _option(
+        NETWORK,
+        "",
+        "origins of web pages that may use REST, like https://app.example:8443; pages of other origins can "
+        "neither infer nor change anything",
+        value="URL,...",
+    )
+    cors: bool = _option(
+        NETWORK, False, "let web pages of any origin use TensorFlow Serving's REST interface, and read its answers"
+    )
+    tls_certificate: str = _option(
+        TLS,
+        "",
+        "PEM file of the server's certificate chain, for TLS on every port; read again when it changes",
+        value="FILE",
+    )
+    tls_key: str = _option(
+        TLS, "", "PEM file of the certificate's private key, without a passphrase", value="FILE"
+    )
+    tls_client_ca: str = _option(
+        TLS, "", "PEM file of CA certificates: clients need a certificate signed by one of them", value="FILE"
+    )
+    protocols: str = _option(
+        PROTOCOL,
+        ",".join(PROTOCOLS),
+        f"protocols to serve, of {', '.join(PROTOCOLS)}; with kserve first, / answers liveness checks that do not "
+        "ask for HTML",
+        value="NAME,...",
+    )
+    server_name: str = _option(
+        PROTOCOL, "triglot", "server name in the metadata; some clients expect a certain one", value="NAME"
+    )
+    platform_names: str = _option(
+        PROTOCOL,
+        "triton",
+        "platform names in KServe V2's metadata: Triton's (onnxruntime_onnx), or the Open Inference Protocol's "
+        "(onnx_onnxv1) where it has the platform",
+        choices=("triton", "oip"),
+    )
+    typed_contents: bool = _option(
+        PROTOCOL,
+        False,
+        "answer KServe V2's ModelInfer and ModelStreamInfer with typed contents instead of raw tensors, as "
+        "MLServer does; the request parameter typed_contents takes precedence; answers with FP16 or BF16 stay raw",
+    )
+    tensor_content: bool = _option(
+        PROTOCOL, False, "answer TensorFlow Serving's Predict with tensor_content instead of typed fields"
+    )
+    named_predictions: str = _option(
+        PROTOCOL,
+        "",
+        "models with one output whose AI Platform predictions are objects keyed by the output's name, even where "
+        "the instances are bare values; * for all",
+        value="NAME,...",
+    )
+    predict_route: str = _option(
+        PROTOCOL,
+        "",
+        "additional REST path for predictions; Vertex AI sets it as AIP_PREDICT_ROUTE",
+        value="PATH",
+        start="/",
+    )
+    health_route: str = _option(
+        PROTOCOL,
+        "",
+        "additional REST path for readiness; Vertex AI sets it as AIP_HEALTH_ROUTE",
+        value="PATH",
+        start="/",
+    )
+    monitoring_path: str = _option(
+        PROTOCOL, "", "REST path of metrics in TensorFlow Serving's format; empty: none", value="PATH", start="/"
+    )
+    shared_memory_prefix: str = _option(
+        PROTOCOL,
+        "",
+        "prefix of the shared memory keys that clients may register; / allows all keys; empty: no shared memory",
+        value="PREFIX",
+        start="/",
+    )
+    default_model: str = _option(
+        GRPS, "", "model for grps calls that name none; empty: the only model that is served", value="NAME"
+    )
+    grps_online: bool = _option(
+        GRPS, False, "report ready to grps clients from the start, without a call of Online"
+    )
+    grps_http_errors: str = _option(
+        GRPS,
+        "mirror",
+        "HTTP status of grps errors: the code in the body (mirror), or always 200",
+        choices=("mirror", "always_200"),
+    )
+    grps_path: str = _option(GRPS, "", "additional REST path for grps' predict", value="PATH", start="/")
+    grps_customized_body: bool = _option(
+        GRPS, False, "pass HTTP requests on grps' predict paths to the model unchanged, and its answers back"
+    )
+    grps_streaming_mode: str = _option(
+        GRPS, "query_param", "where an HTTP request asks for a stream", choices=STREAMING_MODES
+    )
+    grps_streaming_key: str = _option(
+        GRPS, "streaming", "name of the parameter or header that asks for a stream", value="NAME"
+    )
+    grps_streaming_content_type: str = _option(
+        GRPS, "application/octet-stream", "content type of grps' HTTP streams", value="TYPE"
+    )
+    model_control_mode: str = _option(
+        MODELS,
+        "none",
+        "which models are served: those found at the start (none), those found every --poll-interval (poll), or "
+        "those of --load-model and what clients load and unload (explicit)",
+        choices=CONTROL_MODES,
+    )
+    poll_interval: float = _option(
+        MODELS,
+        POLL_SECONDS,
+        "time between two scans for new, changed or removed versions, with --model-control-mode poll; 0: one, at "
+        "the start",
+    )
+    load_model: str = _option(
+        MODELS, "", "models to load at the start, with --model-control-mode explicit; * for all", value="NAME,..."
+    )
+    allow_model_upload: bool = _option(
+        MODELS,
+        False,
+        "let clients load models from files in their requests (file: parameters), which may contain any code; "
+        "needs a loopback host, one worker and --model-control-mode explicit",
+    )
+    allow_symlinks: bool = _option(MODELS, False, "follow symbolic links that lead out of a repository")
+    allowed_model_roots: str = _option(
+        MODELS,
+        "",
+        "folders that TensorFlow Serving's clients may name in HandleReloadConfigRequest, besides the base paths "
+        "given at the start; / allows all",
+        value="FOLDER,...",
+    )
+    load_timeout: float = _option(MODELS, 600.0, "longest time that loading a version may take; 0: no limit")
+    load_retries: int = _option(
+        MODELS, 0, "how many times a version that failed to load is tried again while its files stay the same"
+    )
+    load_retry_interval: float = _option(
+        MODELS, 60.0, "time between a failed load and the next try, with --load-retries"
+    )
+    exit_on_load_error: bool = _option(
+        MODELS, True, "exit if a model fails to load at the start, instead of staying not ready"
+    )
+    wait_for_models: bool = _option(
+        MODELS,
+        False,
+        "wait, with closed ports, for models at paths that are missing or empty, instead of exiting; with "
+        "--model-control-mode poll",
+    )
+    labels_before_load: bool = _option(
+        MODELS, False, "let a new version label point to a version not yet available"
+    )
+    warm_up: bool = _option(
+        MODELS,
+        True,
+        "run a version's recorded requests (assets.extra/tf_serving_warmup_requests) before it serves",
+    )
+    max_requested_instances: int = _option(
+        MODELS,
+        0,
+        "most instances (threads or processes) that the configuration in a client's load request may ask for, "
+        "unless the model's own configuration asks for more; 0: twice the CPUs, and at least 8",
+    )
+    default_max_batch_size: int = _option(
+        SCHEDULING,
+        0,
+        "max_batch_size, with dynamic batching, of ONNX models that set none (Triton's is 4); 0: no batching",
+    )
+    max_queue_size: int = _option(SCHEDULING, 1024, "most requests queued for one model", least=1)
+    max_queue_bytes: int = _option(
+        SCHEDULING, GIB, "most bytes of requests, queued or running, of one model; 0: no limit", value="BYTES"
+    )
+    max_total_queue_size: int = _option(
+        SCHEDULING, 8192, "most requests, queued or running, of all models; 0: no limit"
+    )
+    max_total_queue_bytes: int = _option(
+        SCHEDULING,
+        AUTOMATIC,
+        "most bytes of requests, queued or running, of all models, and again as many being received or decoded; "
+        "0: no limit; -1: a quarter of the machine's or container's memory, divided by --workers, up to 2 GiB",
+        value="BYTES",
+        least=AUTOMATIC,
+    )
+    response_cache_bytes: int = _option(
+        SCHEDULING, 0, "size of the cache of answers to equal requests, for models that allow it", value="BYTES"
+    )
+    max_message_size: int = _option(
+        LIMITS, 2**31 - 1, "largest request, over gRPC and REST", value="BYTES", least=1, most=2**31 - 1
+    )
+    max_json_size: int = _option(
+        LIMITS,
+        64 * MIB,
+        "most JSON in one REST request, decompressed; binary tensors do not count; while requests with more than "
+        "1 MiB of JSON hold half of this, others wait to be received",
+        value="BYTES",
+        least=1,
+    )
+    max_json_values: int = _option(
+        LIMITS,
+        8 * MIB,
+        "most values in the JSON of one REST request: a number in a list of numbers counts 1, any other value or "
+        "key 16, a list or an object 64",
+        least=1,
+    )
+    default_timeout: float = _option(LIMITS, 0.0, "deadline of model requests whose client sets none; 0: no limit")
+    rest_timeout: float = _option(LIMITS, 0.0, "deadline of REST calls; 0: no limit")
+    max_connections: int = _option(CONNECTIONS, 0, "most open calls, over gRPC and over REST each; 0: no limit")
+    max_sockets: int = _option(
+        CONNECTIONS,
+        10_000,
+        "most open connections on one port, fewer if the process may open few files; more are closed",
+        least=1,
+    )
+    max_connection_age: float = _option(
+        CONNECTIONS,
+        300.0,
+        "age, plus or minus 10 %, at which gRPC clients are asked to reconnect, so that load balancers can spread "
+        "them; 0: never",
+    )
+    max_connection_age_grace: float = _option(
+        CONNECTIONS, 0.0, "time that calls then running on the connection may take; 0: no limit"
+    )
+    keepalive_time: float = _option(
+        CONNECTIONS, 120.0, "idle time after which the server pings a gRPC client; 0: never"
+    )
+    keepalive_timeout: float = _option(CONNECTIONS, 20.0, "time to wait for a keepalive reply")
+    grpc_compression: str = _option(
+        CONNECTIONS,
+        "none",
+        "compression of gRPC answers, for clients that accept it and answers that shrink a lot",
+        choices=GRPC_COMPRESSIONS,
+    )
+    drain_delay: float = _option(
+        SHUTDOWN, 5.0, "time on SIGTERM between becoming not ready and closing the ports, for load balancers"
+    )
+    grace: float = _option(SHUTDOWN, 20.0, "time that running calls have to finish when the server stops")
     workers: int = _option(
+        PROCESSES,
         1,
-        "processes that share the ports, each with all the models and with limits, queues and caches of its own",
+        "processes that share the ports, each with all models and its own limits, queues and caches",
         least=1,
         most=MOST_WORKERS,
     )
     worker_timeout: float = _option(
-        15.0, "seconds that a worker may neither answer nor compute before it is killed, and replaced; 0: any time"
+        PROCESSES,
+        15.0,
+        "time that a worker may neither respond nor use CPU before it is killed and replaced; 0: no limit",
+    )
+    grpc_transport: str = _option(
+        PERFORMANCE,
+        "h2",
+        "gRPC implementation: Triglot's own HTTP/2 (h2), which serves more calls a second, or grpcio (aio)",
+        choices=GRPC_TRANSPORTS,
+    )
+    http_transport: str = _option(
+        PERFORMANCE,
+        "h1",
+        "HTTP/1.1 implementation: Triglot's own (h1), which serves more calls a second, or aiohttp",
+        choices=HTTP_TRANSPORTS,
     )
     event_loop: str = _option(
+        PERFORMANCE,
         EVENT_LOOPS[sys.platform == "win32"],
-        "what waits for sockets: uvloop, or Python's own asyncio",
+        "event loop: uvloop, or the standard library's asyncio",
         choices=EVENT_LOOPS,
     )
     busy_poll: float = _option(
+        PERFORMANCE,
         0.0002,
-        "seconds that the event loop stays awake after a gRPC answer, for the next call, if the last one came as "
-        "soon and none is open: no core has to be woken for it then; 0: never, as where a quota limits CPU time; "
-        "no effect over aio",
+        "time that the event loop polls for the next call after a gRPC answer, if calls come one after another: "
+        "saves waking a core; 0: never, for containers with a CPU quota; no effect with --grpc-transport aio",
         most=1,
     )
     malloc: str = _option(
+        PERFORMANCE,
         "keep",
-        "what becomes of large blocks of memory that are free: keep, they are used again, and given back when the "
-        "server rests; system, what the C library does by itself. No effect with another library than glibc, or "
-        "where its MALLOC_ variables are set",
+        "free large blocks of memory: reuse them, and return them to the system when the server is idle (keep), "
+        "or leave it to the C library (system); no effect without glibc, or if its MALLOC_ variables are set",
         choices=MALLOC_CHOICES,
     )
-    grpc_compression: str = _option(
-        "none",
-        "how answers over gRPC are compressed for clients that accept it, where that makes them much smaller",
-        choices=GRPC_COMPRESSIONS,
-    )
-    tls_certificate: str = _option(
-        "",
-        "PEM file of the server's certificate, and of those that vouch for it, for TLS on every port; when it "
-        "changes, new connections get the new one",
-    )
-    tls_key: str = _option("", "PEM file of the certificate's private key, without a passphrase")
-    tls_client_ca: str = _option(
-        "", "PEM file of certificates: only clients with one that these vouch for are served"
-    )
-    protocols: str = _option(
-        ",".join(PROTOCOLS),
-        f"protocols to serve, of {', '.join(PROTOCOLS)}, with commas; with kserve first, / is its liveness for "
-        "clients that ask for no page",
-    )
-    server_name: str = _option("triglot", "name in the server metadata; some clients insist on theirs")
-    platform_names: str = _option(
-        "triton",
-        "what KServe V2's metadata calls a model's platform: triton, as Triton does (onnxruntime_onnx); oip, as "
-        "the Open Inference Protocol's own list does (onnx_onnxv1), where it has the platform",
-        choices=("triton", "oip"),
-    )
-    typed_contents: bool = _option(
-        False,
-        "answer KServe V2's ModelInfer and ModelStreamInfer with typed contents in place of raw tensors, as "
-        "MLServer does; a request's parameter typed_contents wins; FP16 and BF16 have none: such answers are raw",
-    )
-    max_message_size: int = _option(
-        2**31 - 1, "largest request, in bytes, for gRPC and REST", least=1, most=2**31 - 1
-    )
-    max_json_size: int = _option(
-        64 * MIB,
-        "bytes of JSON in one REST request, inflated; binary tensors beside it do not count; while requests with "
-        "more than 1 MiB of JSON hold half as many, others wait in their clients",
-        least=1,
-    )
-    max_json_values: int = _option(
-        8 * MIB,
-        "values in the JSON of one REST request: a number in a list of numbers counts 1, any other value or key "
-        "16, a list or an object 64",
-        least=1,
-    )
-    max_connections: int = _option(0, "calls that may be open at a time, over gRPC and over REST; 0 sets no limit")
-    max_sockets: int = _option(
-        10_000,
-        "connections that may be open at a time on one port, or fewer where the process may have few files; "
-        "more are closed at once",
-        least=1,
-    )
-    max_connection_age: float = _option(
-        300.0,
-        "seconds, give or take a tenth, after which a gRPC client is asked to connect anew, so that balancers can "
-        "spread connections; 0: never",
-    )
-    max_connection_age_grace: float = _option(0.0, "seconds that calls which run then may take; 0 sets no limit")
-    keepalive_time: float = _option(
-        120.0, "seconds without a word, after which a gRPC client is asked whether it is still there; 0: never"
-    )
-    keepalive_timeout: float = _option(20.0, "seconds to wait for a keepalive reply")
-    rest_timeout: float = _option(0.0, "seconds that a REST call may take; 0 sets no limit")
-    default_timeout: float = _option(
-        0.0, "seconds that a request for a model may take when its client sets no deadline; 0 sets no limit"
-    )
-    cors: bool = _option(
-        False, "let web pages of any origin use TensorFlow Serving's REST interface, and read its answers"
-    )
-    allowed_origins: str = _option(
-        "",
-        "origins of web pages that may use REST as the server's own page may, like https://app.example:8443, with "
-        "commas or each with a flag of its own; pages of others can neither infer nor change anything",
-    )
-    allowed_hosts: str = _option(
-        "",
-        "names that the Host header of REST requests may have besides localhost, host and addresses, with commas "
-        "or each with a flag of its own, * for all; without any, a server that is not on loopback takes all",
-    )
-    tensor_content: bool = _option(
-        False, "answer TensorFlow Serving's Predict with tensor_content instead of typed fields"
-    )
-    model_control_mode: str = _option(
-        "none",
-        "which models are served: none, those found at the start; poll, those found every poll_interval seconds; "
-        "explicit, those of load_model, and what clients load and unload",
-        choices=CONTROL_MODES,
-    )
-    poll_interval: float = _option(
-        POLL_SECONDS,
-        "seconds between two looks for new, changed or removed versions, with model_control_mode poll; 0 looks "
-        "when the server starts, and not again",
-    )
-    load_model: str = _option(
-        "",
-        "models to load at the start, with commas or each with a flag of its own, * for all; with "
-        "model_control_mode explicit",
-    )
-    max_requested_instances: int = _option(
-        0,
-        "instances, each a thread or a process, that the configuration in a client's request to load a model may "
-        "ask for, unless the model's own asks for more; 0: twice the CPUs, and 8 at least",
-    )
-    allow_model_upload: bool = _option(
-        False,
-        "let clients load models from files in their requests (file: parameters), which may be any code; on a "
-        "loopback address only, with one worker and model_control_mode explicit",
-    )
-    load_timeout: float = _option(600.0, "seconds that loading a version may take; 0 sets no limit")
-    load_retries: int = _option(
-        0, "how often a version that could not be loaded is tried again, while its files stay as they are"
-    )
-    load_retry_interval: float = _option(60.0, "seconds from a load that failed to its next try; see load_retries")
-    default_max_batch_size: int = _option(
-        0, "max_batch_size, with dynamic batching, of ONNX models that say none (Triton's is 4); 0: not batched"
-    )
-    allow_symlinks: bool = _option(False, "let symbolic links in a repository lead out of it")
-    allowed_model_roots: str = _option(
-        "",
-        "folders, with commas, that TensorFlow Serving's clients may have models loaded from by "
-        "HandleReloadConfigRequest, besides the base paths of the start; / allows all",
-    )
-    wait_for_models: bool = _option(
-        False,
-        "at the start, wait with closed ports for models at paths that are missing or empty, instead of ending "
-        "with an error; with model_control_mode poll",
-    )
-    labels_before_load: bool = _option(False, "let a new version label point to one that is not available yet")
-    warm_up: bool = _option(
-        True, "run a version's recorded requests, assets.extra/tf_serving_warmup_requests, before it takes calls"
-    )
-    monitoring_path: str = _option(
-        "", "REST path of metrics in TensorFlow Serving's form; without one there are none", start="/"
-    )
-    named_predictions: str = _option(
-        "",
-        "models of one output whose predictions on AI Platform's paths are objects, by the output's name, also "
-        "where the instances are bare values; with commas or each with a flag of its own, * for all",
-    )
-    predict_route: str = _option(
-        "", "one more REST path for predictions; Vertex AI sets it as AIP_PREDICT_ROUTE", start="/"
-    )
-    health_route: str = _option(
-        "", "one more REST path for readiness; Vertex AI sets it as AIP_HEALTH_ROUTE", start="/"
-    )
-    default_model: str = _option(
-        "", "model for grps calls that name none; without one, the only model that is served"
-    )
-    grps_online: bool = _option(False, "let grps' health be ready from the start, without a call of Online")
-    grps_http_errors: str = _option(
-        "mirror",
-        "HTTP status of errors of grps' interface: mirror repeats the code of the body, always_200 is 200",
-        choices=("mirror", "always_200"),
-    )
-    grps_path: str = _option("", "one more REST path for grps' predict", start="/")
-    grps_customized_body: bool = _option(
-        False, "hand the HTTP requests of grps' predict paths to the model as they are, and its answers back"
-    )
-    grps_streaming_mode: str = _option(
-        "query_param",
-        f"where an HTTP request asks for a stream: {', '.join(STREAMING_MODES)}",
-        choices=STREAMING_MODES,
-    )
-    grps_streaming_key: str = _option("streaming", "name of the parameter or header that asks for a stream")
-    grps_streaming_content_type: str = _option(
-        "application/octet-stream", "content type of streams over HTTP in grps' interface"
-    )
+    log_level: str = _option(LOGS, "info", "least severe level to log", choices=LOG_LEVELS)
+    log_verbose_level: int = _option(LOGS, 0, "1 or more: log a line for each request", most=2**32 - 1)
+    log_format: str = _option(LOGS, "default", "format of the time in the log", choices=("default", "ISO8601"))
+    log_file: str = _option(LOGS, "", "file to log to, instead of standard error", value="FILE")
     loop_lag_warning: float = _option(
+        LOGS,
         0.05,
-        "seconds that a model's own code may hold the event loop before the log names it and /metrics count it; 0 "
-        "sets no limit",
+        "time that a model's code may block the event loop before the log names the model and /metrics counts it; "
+        "0: no limit",
     )
-    max_queue_size: int = _option(1024, "requests that may wait for one model", least=1)
-    max_queue_bytes: int = _option(
-        GIB, "bytes of requests that one model may hold, waiting or running; 0 sets no limit"
-    )
-    max_total_queue_size: int = _option(
-        8192, "requests that all models may hold, waiting or running; 0 sets no limit"
-    )
-    max_total_queue_bytes: int = _option(
-        AUTOMATIC,
-        "bytes of requests that all models may hold, waiting or running, and as many that are being received or "
-        "decoded; 0 sets no limit, -1 is a quarter of the memory that the machine or the container has, divided "
-        "by workers, and 2 GiB at most",
-        least=AUTOMATIC,
-    )
-    response_cache_bytes: int = _option(0, "bytes of answers to keep for equal requests, where models allow it")
-    shared_memory_prefix: str = _option(
-        "",
-        "what the keys of shared memory that clients may register begin with; / allows all keys, and without one "
-        "there is no shared memory",
-        start="/",
-    )
-    drain_delay: float = _option(5.0, "seconds between not-ready and closing the listeners on SIGTERM")
-    grace: float = _option(20.0, "seconds that running calls have to finish when the server stops")
-    exit_on_load_error: bool = _option(True, "end when a model cannot be loaded, instead of staying not ready")
-    trace_file: str = _option("", "file that traces of single requests are written to; without one there are none")
+    trace_file: str = _option(TRACES, "", "file to write traces of requests to; empty: no traces", value="FILE")
     trace_level: str = _option(
-        "OFF", f"what traces tell of a request: OFF for no traces, or of {', '.join(TRACE_LEVELS)}, with commas"
+        TRACES, "OFF", f"what to trace: OFF, or one or both of {', '.join(TRACE_LEVELS)}", value="LEVEL,..."
     )
-    trace_rate: int = _option(1000, "one of so many requests is traced", least=1, most=MOST_TRACES)
-    trace_count: int = _option(-1, "requests to trace in all; -1 sets no limit", least=-1, most=MOST_TRACES)
+    trace_rate: int = _option(TRACES, 1000, "trace one request in N", least=1, most=MOST_TRACES)
+    trace_count: int = _option(TRACES, -1, "most requests to trace; -1: no limit", least=-1, most=MOST_TRACES)
     trace_log_frequency: int = _option(
-        0, "traces in one file, trace_file with .0, .1 and so on; 0 writes all to trace_file", most=MOST_TRACES
+        TRACES,
+        0,
+        "traces in one file: the files are --trace-file with .0, .1 and so on; 0: one file",
+        most=MOST_TRACES,
     )
-    log_level: str = _option("info", "debug, info, warning or error", choices=LOG_LEVELS)
-    log_verbose_level: int = _option(0, "from 1 on, a line for each request in the log", most=2**32 - 1)
-    log_format: str = _option("default", "time in the log: default or ISO8601", choices=("default", "ISO8601"))
-    log_file: str = _option("", "file for the log, in place of the standard error")
 
     def __post_init__(self) -> None:
         for name in OPTIONS:
@@ -459,6 +537,31 @@ _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 def option_type(name: str) -> type:
     """The type of an option's values."""
     return _TYPES[str(OPTIONS[name].type)]
+
+
+def groups() -> dict[str, list[str]]:
+    """The names of the options, by their groups."""
+    found: dict[str, list[str]] = {}
+    for name, option in OPTIONS.items():
+        found.setdefault(option.metadata["group"], []).append(name)
+    return found
+
+
+def value_name(name: str) -> str:
+    """What stands for the value in help and docs: its choices, or its kind and unit; "" for a switch."""
+    metadata, kind = OPTIONS[name].metadata, option_type(name)
+    if metadata["choices"]:
+        return f"{{{','.join(metadata['choices'])}}}"
+    # Times are in seconds.
+    return metadata["value"] or {str: "TEXT", int: "N", float: "SECONDS", bool: ""}[kind]
+
+
+def default_text(name: str) -> str:
+    """The default as TOML writes it, without quotes; "" for an empty text."""
+    default = OPTIONS[name].default
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def check_option(name: str, value: Any, source: str) -> None:

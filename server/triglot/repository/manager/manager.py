@@ -33,6 +33,12 @@ from triglot.repository.manager.loader import Adapt, Load, LoadEnded, Warm
 from triglot.repository.manager.plan import State
 from triglot.repository.manager.reconciler import DRAIN_SECONDS, Reconciler
 from triglot.repository.manager.registry import Registry
+from triglot.repository.manager.summary import (
+    VersionSummary,
+    summary_of,
+    summary_of_broken,
+    summary_of_left_out,
+)
 from triglot.repository.manager.thread import in_thread
 from triglot.repository.manager.uploads import Upload
 from triglot.repository.scan.layout import listed
@@ -163,9 +169,12 @@ class Manager:
                 raise raised[0]
             self.registry.labels = {model.name: dict(model.labels) for model in models}
             self._asked = set(wanted if self._explicit is not None else ())
+            if wanted:
+                log.info("models to load: %d", len(wanted))
             self.reconciler.want(wanted)
             self._note(look)
         await self._until_loaded(wanted)
+        self.reconciler.log_level = logging.INFO
         errors = [
             ModelLoadError(version.error.message)
             for version in self.registry.versions()
@@ -460,6 +469,14 @@ class Manager:
         without = set(self.registry.wanted).difference(version.files.name for version in self.registry.versions())
         problems = {name: self._problems.get(name) for name in sorted(without)}
         return {name: problem for name, problem in problems.items() if problem is not None}
+
+    def summaries(self) -> list[VersionSummary]:
+        """Of all that is wanted, or was left out."""
+        return [
+            *map(summary_of, self.registry.versions()),
+            *(summary_of_broken(name, error) for name, error in self.broken().items()),
+            *(summary_of_left_out(files, why) for files, why in self.reconciler.left_out.items()),
+        ]
 
     async def _look(
         self,

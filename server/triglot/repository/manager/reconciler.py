@@ -85,7 +85,10 @@ class Reconciler:
         self._load_retries = load_retries
         self._load_retry_interval = load_retry_interval
         self._drain_seconds = drain_seconds
-        self._left_out: set[ModelFiles] = set()
+        self.left_out: dict[ModelFiles, str] = {}
+        """What needs a library that is not installed, and the error that says which."""
+        self.log_level = logging.DEBUG
+        """Of the lines about each load: at the start a table of the models takes their place."""
         self._asked_for: set[str] = set()
         self.workers: dict[str, asyncio.Task[None]] = {}
         """Of the models about which something is being done."""
@@ -100,7 +103,7 @@ class Reconciler:
             registry,
             Actions(
                 is_busy=self.workers.__contains__,
-                is_left_out=lambda name: any(files.name == name for files in self._left_out),
+                is_left_out=lambda name: any(files.name == name for files in self.left_out),
                 bring=bring,
                 retire=self._retire,
                 again=self._start,
@@ -131,13 +134,13 @@ class Reconciler:
         """As `Registry.retry`; what was left out of the model is tried, too."""
         self.registry.retry(name)
         self._asked_for.add(name)
-        self._left_out = {files for files in self._left_out if files.name != name}
+        self.left_out = {files: why for files, why in self.left_out.items() if files.name != name}
 
     def _without_left_out(self, wanted: Wanted) -> Wanted:
-        if not self._left_out:
+        if not self.left_out:
             return wanted
         kept = {
-            name: {number: files for number, files in versions.items() if files not in self._left_out}
+            name: {number: files for number, files in versions.items() if files not in self.left_out}
             for name, versions in wanted.items()
         }
         return {name: versions for name, versions in kept.items() if versions or not wanted[name]}
@@ -215,7 +218,7 @@ class Reconciler:
         if version.state is not State.READY:
             version.state = State.LOADING
             self.registry.on_change()
-        log.info("loading %s (%s)", files, files.backend)
+        log.log(self.log_level, "loading %s (%s)", files, files.backend)
         started = time.monotonic()
         try:
             outcome = await self._outcome(files, pass_on)
@@ -232,7 +235,8 @@ class Reconciler:
         # Another entry when it was not wanted for a while.
         version = known[files.version]
         if isinstance(outcome, Servable):
-            log.info("loaded %s (%s) in %.2f s", files, files.backend, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            log.log(self.log_level, "loaded %s (%s) in %.2f s", files, files.backend, seconds)
             self._serve(version, outcome)
         else:
             self._failed(version, outcome)
@@ -342,7 +346,7 @@ class Reconciler:
             version.state = State.UNAVAILABLE
         if self._can_be_left_out(files.name, error):
             log.warning("%s is left out: %s", files, error)
-            self._left_out.add(files)
+            self.left_out[files] = str(error)
             self.want(self.registry.wanted)
         else:
             # A warm-up's errors begin with it.

@@ -1,0 +1,55 @@
+"""`triglot check`: what `triglot serve` would serve, loaded and warmed up, without a port."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from triglot.cli import serve
+from triglot.cli.run import Start
+from triglot.config.options import LOGS, MODELS, SCHEDULING
+from triglot.core.errors import ModelLoadError
+from triglot.repository.manager.summary import VersionSummary, table
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command and its flags."""
+    parser = commands.add_parser(
+        "check",
+        help="load and warm up models, and say what would be served",
+        usage="triglot check [--json] [OPTION ...] [PATH ...]",
+        description="Loads and warms up the models at the paths as `triglot serve` does, prints a table of them, "
+        "and unloads them. No port is opened. The exit status is 1 if a model cannot be loaded.",
+        epilog="All options of `triglot serve` are accepted, so that its command line can be checked as it is.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    serve.add_arguments(parser, shown=(MODELS, SCHEDULING, LOGS))
+
+
+def start(flags: Mapping[str, Any], others: Iterable[str], environment: Mapping[str, str]) -> Start:
+    """What is to be done. Raises `ConfigError`."""
+    serving = serve.start(flags, others, environment)
+    # Every error is wanted, once, and none is waited for.
+    config = replace(serving.config, exit_on_load_error=False, wait_for_models=False, load_retries=0, workers=1)
+    return replace(serving, config=config, report=partial(report, as_json=flags["json"]))
+
+
+def report(summaries: Sequence[VersionSummary], errors: Sequence[ModelLoadError], *, as_json: bool) -> None:
+    """Print each version, and what cannot be loaded."""
+    known = {one.error for one in summaries}
+    others = [text for text in map(str, errors) if text not in known]
+    if as_json:
+        print(json.dumps({"models": list(map(asdict, summaries)), "errors": others}, indent=2))
+        return
+    for line in table(summaries) or ([] if others else ["no models"]):
+        print(line)
+    for one in summaries:
+        if one.error:
+            print(f"\n{one.model}{f' version {one.version}' if one.version else ''}: {one.error}")
+    for text in others:
+        print(f"\n{text}")

@@ -1,0 +1,48 @@
+"""`triglot completion`: a script that completes commands, options and their values in a shell."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from triglot.config.options import OPTIONS, ConfigError
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command and its argument."""
+    parser = commands.add_parser(
+        "completion",
+        help="print a script for shell completion",
+        description="Prints a script that completes commands, options and their values; needs shtab.",
+        epilog="bash: source <(triglot completion bash). zsh: write it to a file _triglot in a folder of $fpath. "
+        "fish: triglot completion fish | source.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("shell", choices=SHELLS)
+
+
+def write_script(parser: argparse.ArgumentParser, shell: str) -> int:
+    """Print the script; the exit status. Raises `ConfigError` where shtab is not installed."""
+    try:
+        import shtab  # noqa: PLC0415 - needed once, by whoever wants this.
+    except ModuleNotFoundError:
+        raise ConfigError("completion: shtab is not installed; run: pip install shtab") from None
+    _add_values(parser, shtab.FILE)
+    print(shtab.complete(parser, shell=shell))
+    return 0
+
+
+def _add_values(parser: argparse.ArgumentParser, files: Any) -> None:
+    """Have each argument know what its value may be: choices, or files and folders."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for named in action._choices_actions:
+                command = action.choices[named.dest]
+                command.description = named.help  # Shells show it beside the command.
+                _add_values(command, files)
+        elif option := OPTIONS.get(action.dest):
+            action.choices = action.choices or option.metadata["choices"] or None
+        if action.metavar in ("PATH", "FILE", "FOLDER", "PROJECT"):
+            action.complete = files  # type: ignore[attr-defined]  # Read by shtab.

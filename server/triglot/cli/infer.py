@@ -1,0 +1,308 @@
+"""`triglot infer`: one call of a model of a running server, over gRPC (KServe V2)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triglot.cli.infer_values import array_of, array_of_output, json_text, plain_text
+from triglot.cli.run import FAILED, print_error
+from triglot.config.options import OPTIONS, ConfigError, unknown
+from triglot.core.tensor import Array, raw_buffer
+from triglot.core.types import TensorSpec
+from triglot.model.samples import samples_of
+from triglot.model.signature import shape_text
+from triglot.pb.kserve import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    import grpc
+
+SERVICE = "inference.GRPCInferenceService"
+DEFAULT_URL = f"{OPTIONS['host'].default}:{OPTIONS['grpc_port'].default}"
+LARGEST_SAMPLE = 2**20
+"""Elements of an input that is made up."""
+SHOWN_SAMPLE = 16
+"""Elements of a made-up input that is printed."""
+
+
+class CallError(Exception):
+    """The call failed; the text says what to do."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command and its flags."""
+    parser = commands.add_parser(
+        "infer",
+        help="call a model of a running server",
+        usage="triglot infer [OPTION ...] MODEL [INPUT=VALUE ...]",
+        description="Calls a model over gRPC with KServe V2, and prints its outputs. A decoupled model's answers "
+        "are printed as they come.",
+        epilog="A VALUE is JSON (x=[1,2], x=[[1],[2]]), @FILE (a .npy or .json file; for BYTES, the bytes of any "
+        "other file), or, for BYTES, text. Without inputs, the model is called with an example.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="name of the model")
+    add("inputs", nargs="*", metavar="INPUT=VALUE", help="an input by its name; see below")
+    add(
+        "--url",
+        default=DEFAULT_URL,
+        metavar="HOST:PORT",
+        help=f"the server's gRPC address (default: {DEFAULT_URL})",
+    )
+    add(
+        "--model-version", default="", metavar="VERSION", help="version of the model (default: the server chooses)"
+    )
+    add(
+        "--parameter",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of the request, its value as JSON or text; may be repeated",
+    )
+    add("--timeout", type=float, default=60.0, metavar="SECONDS", help="deadline of the call (default: 60)")
+    add(
+        "--json",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="print a line of JSON for each answer (default: unless standard output is a terminal)",
+    )
+    add("--tls", action="store_true", help="connect with TLS")
+    add("--tls-ca", type=Path, metavar="FILE", help="PEM file of the CA certificates to trust; implies --tls")
+
+
+def infer(flags: Mapping[str, Any], others: Iterable[str]) -> int:
+    """Call the model; the exit status. Raises `ConfigError`."""
+    as_json = not sys.stdout.isatty() if flags["json"] is None else flags["json"]
+    parameters = dict(_pair(text, "--parameter") for text in flags["parameter"])
+    try:
+        with _channel(flags["url"], flags["tls"], flags["tls_ca"]) as channel:
+            client = _Client(channel, flags["url"], flags["timeout"])
+            call = _Call(client, flags["model"], flags["model_version"])
+            values = dict(_pair(text, "an input") for text in [*flags["inputs"], *others])
+            request = call.request(values, parameters)
+            for answer in call.answers(request):
+                print(_json_line(answer) if as_json else _plain_lines(answer), flush=True)
+    except CallError as error:
+        print_error(str(error))
+        return FAILED
+    except (KeyboardInterrupt, BrokenPipeError):  # Nobody waits for the rest.
+        return FAILED
+    return 0
+
+
+def _pair(text: str, what: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"{what}: expected NAME=VALUE, got {text!r}")
+    return name, value
+
+
+@contextmanager
+def _channel(url: str, tls: bool, ca: Path | None) -> Iterator[grpc.Channel]:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # It is in the error, too.
+    import grpc  # noqa: PLC0415 - the other commands do without.
+
+    options = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    if not tls and ca is None:
+        channel = grpc.insecure_channel(url, options)
+    else:
+        try:
+            roots = None if ca is None else ca.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--tls-ca: {ca}: {error.strerror}") from None
+        channel = grpc.secure_channel(url, grpc.ssl_channel_credentials(roots), options)
+    with channel:
+        yield channel
+
+
+class _Client:
+    """A server's methods; what they raise becomes `CallError`."""
+
+    def __init__(self, channel: grpc.Channel, url: str, timeout: float) -> None:
+        self._channel = channel
+        self._url = url
+        self._timeout = timeout or None
+
+    def call(self, method: str, request: Any, response: Any) -> Any:
+        """One answer; None where the server has no such method."""
+        rpc = self._channel.unary_unary(
+            f"/{SERVICE}/{method}", type(request).SerializeToString, response.FromString
+        )
+        with self._errors():
+            return rpc(request, timeout=self._timeout)
+
+    def stream(self, request: Any) -> Iterator[Any]:
+        """The answers to one request."""
+        rpc = self._channel.stream_stream(
+            f"/{SERVICE}/ModelStreamInfer",
+            type(request).SerializeToString,
+            pb.ModelStreamInferResponse.FromString,
+        )
+        with self._errors():
+            for answer in rpc(iter([request]), timeout=self._timeout):
+                if answer.error_message:
+                    raise CallError(answer.error_message)
+                yield answer.infer_response
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        import grpc  # noqa: PLC0415
+
+        try:
+            yield
+        except grpc.RpcError as error:
+            code, text = error.code(), error.details() or ""
+            if code is grpc.StatusCode.UNAVAILABLE and ("failed to connect" in text or "DNS" in text):
+                raise CallError(
+                    f"no server answers at {self._url}: {text}; start one with `triglot serve`, or name its gRPC "
+                    "address with --url"
+                ) from None
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                text = f"{text}; --timeout is {self._timeout:g} s"
+            raise (
+                _NotFound
+                if code is grpc.StatusCode.NOT_FOUND
+                else _Unimplemented
+                if code is grpc.StatusCode.UNIMPLEMENTED
+                else CallError
+            )(f"{text} ({code.name})") from None
+
+
+class _NotFound(CallError):
+    """There is no such model, or version of it."""
+
+
+class _Unimplemented(CallError):
+    """The server has no such method."""
+
+
+class _Call:
+    """A model's call. Raises `CallError` for a model that is not there."""
+
+    def __init__(self, client: _Client, model: str, version: str) -> None:
+        self._client = client
+        self._model = model
+        self._version = version
+        request = pb.ModelMetadataRequest(name=model, version=version)
+        try:
+            self._metadata = client.call("ModelMetadata", request, pb.ModelMetadataResponse)
+        except _NotFound as error:
+            raise CallError(self._what_there_is(str(error))) from None
+
+    def _what_there_is(self, text: str) -> str:
+        try:
+            index = self._client.call("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
+        except CallError:
+            return text
+        versions: dict[str, list[str]] = {}
+        for one in index.models:
+            versions.setdefault(one.name, []).append(one.version)
+        if found := versions.get(self._model):
+            return f"{text}; versions of '{self._model}': {', '.join(filter(None, found)) or 'none'}"
+        names = ", ".join(sorted(versions)) or "none"
+        return f"{unknown(self._model, versions, 'model')}; models of the server: {names}"
+
+    def request(self, values: Mapping[str, str], parameters: Mapping[str, str]) -> Any:
+        """A ModelInferRequest. Raises `ConfigError` for inputs that are not the model's."""
+        inputs = {one.name: one for one in self._metadata.inputs}
+        for name in values:
+            if name not in inputs:
+                raise ConfigError(f"{unknown(name, inputs, 'input')}; {self._takes()}")
+        arrays = {
+            name: array_of(text, name, inputs[name].datatype, inputs[name].shape) for name, text in values.items()
+        }
+        if inputs and not values:
+            arrays = self._example()
+        request = pb.ModelInferRequest(model_name=self._model, model_version=self._version)
+        for name, array in arrays.items():
+            request.inputs.add(name=name, datatype=inputs[name].datatype, shape=array.shape)
+            request.raw_input_contents.append(bytes(raw_buffer(array)))
+        for name, text in parameters.items():
+            _set_parameter(request.parameters[name], text)
+        return request
+
+    def _takes(self) -> str:
+        inputs = (f"{one.name} {one.datatype} {shape_text(one.shape)}" for one in self._metadata.inputs)
+        return f"model '{self._model}' takes {', '.join(inputs) or 'no inputs'}"
+
+    def _example(self) -> dict[str, Array]:
+        """An input for each of the model's. Raises `ConfigError` where none can be made up."""
+        try:
+            specs = [TensorSpec(one.name, one.datatype, list(one.shape)) for one in self._metadata.inputs]
+            samples = samples_of(specs, LARGEST_SAMPLE)
+        except ValueError:
+            samples = None
+        if samples is None:
+            raise ConfigError(f"expected inputs as INPUT=VALUE: {self._takes()}")
+        given = (
+            f"{one.name}={json.dumps(one.nested()) if one.count <= SHOWN_SAMPLE else f'{one.value}, …'}"
+            for one in samples
+        )
+        print(f"without inputs, an example: {' '.join(given)}", file=sys.stderr)
+        return {one.name: array_of(json.dumps(one.nested()), one.name, one.datatype, one.shape) for one in samples}
+
+    def answers(self, request: Any) -> Iterator[Any]:
+        """ModelInferResponses."""
+        if self._is_decoupled():
+            yield from self._client.stream(request)
+        else:
+            yield self._client.call("ModelInfer", request, pb.ModelInferResponse)
+
+    def _is_decoupled(self) -> bool:
+        request = pb.ModelConfigRequest(name=self._model, version=self._version)
+        try:
+            response = self._client.call("ModelConfig", request, pb.ModelConfigResponse)
+        except _Unimplemented:  # It is Triton's, and not every server's.
+            return False
+        return bool(response.config.model_transaction_policy.decoupled)
+
+
+def _set_parameter(parameter: Any, text: str) -> None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    fields = {bool: "bool_param", int: "int64_param", float: "double_param"}
+    field = fields.get(type(value), "string_param")
+    setattr(parameter, field, text if field == "string_param" and not isinstance(value, str) else value)
+
+
+def _outputs(answer: Any) -> Sequence[tuple[Any, Array]]:
+    raw = list(answer.raw_output_contents)
+    return [
+        (tensor, array_of_output(tensor, raw[at] if raw else None)) for at, tensor in enumerate(answer.outputs)
+    ]
+
+
+def _json_line(answer: Any) -> str:
+    """As KServe V2's REST answers."""
+    outputs = (
+        f"{_opened({'name': one.name, 'datatype': one.datatype, 'shape': list(one.shape)})}"
+        f'"data":{json_text(one.datatype, array)}}}'
+        for one, array in _outputs(answer)
+    )
+    head = _opened({"model_name": answer.model_name, "model_version": answer.model_version})
+    return f'{head}"outputs":[{",".join(outputs)}]}}'
+
+
+def _opened(values: dict[str, Any]) -> str:
+    """A JSON object to which something is added."""
+    return json.dumps(values, separators=(",", ":"))[:-1] + ","
+
+
+def _plain_lines(answer: Any) -> str:
+    return "\n".join(
+        f"{one.name} {one.datatype} {shape_text(one.shape)}: {plain_text(one.datatype, array)}"
+        for one, array in _outputs(answer)
+    )

@@ -1,0 +1,118 @@
+"""The command line: what there is to run, the log, and the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from triglot.cli import check, completion, grps, infer, serve, tfserving
+from triglot.cli.run import FAILED, print_error, run, supervised
+from triglot.cli.triton_flags import in_place_of
+from triglot.config.options import Config, ConfigError, unknown
+from triglot.core.errors import ModelLoadError
+from triglot.telemetry.log_handlers import log_handler
+from triglot.telemetry.log_settings import formatter
+from triglot.version import __version__
+from triglot.workers.worker_spec import WorkerSpec
+
+WRONG_USE = 2
+_COMMANDS: dict[str, ModuleType] = {
+    "serve": serve,
+    "check": check,
+    "infer": infer,
+    "tfserving": tfserving,
+    "grps": grps,
+    "completion": completion,
+}
+_STARTS = {
+    "serve": serve.start,
+    "check": check.start,
+    "tfserving": serve.start_tfserving,
+    "grps": serve.start_grps,
+}
+"""What is to be done with models, by the command."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage before it would fill a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        """See the base class."""
+        self.exit(WRONG_USE, f"triglot: {message}\n")
+
+
+def command_line() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser: argparse.ArgumentParser = _Parser(
+        prog="triglot",
+        description="An inference server for KServe V2, TensorFlow Serving and grps clients.",
+        epilog="triglot COMMAND --help lists the options of a command.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"triglot {__version__}")
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
+    for command in _COMMANDS.values():
+        command.add_parser(commands)
+    for command_parser in commands.choices.values():
+        command_parser.set_defaults(flag_names=list(command_parser._option_string_actions))
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None, *, spec: str = "") -> int:
+    """Run the command, or be the worker of it that a `WorkerSpec`'s text tells of; the process's exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = command_line()
+    known, others = parser.parse_known_args(arguments)
+    flags = vars(known)
+    command = flags.pop("command")
+    if command is None:
+        parser.error(f"expected a command: {', '.join(_COMMANDS)}")
+    flag_names = flags.pop("flag_names")
+    for other in others:
+        if other.startswith("-"):
+            flag = other.split("=")[0]
+            ours = in_place_of(flag) if command in ("serve", "check") else ""
+            parser.error(f"unknown option {flag!r}{ours}" if ours else unknown(flag, flag_names))
+    try:
+        if command == "infer":
+            return infer.infer(flags, others)
+        if command == "completion":
+            return completion.write_script(parser, flags["shell"])
+        start = _STARTS[command](flags, others, os.environ)
+        worker = WorkerSpec.read(spec) if spec else None
+        handler = _set_up_logging(start.config, "" if worker is None else worker.source)
+        if start.config.workers > 1 and worker is None and start.test is None:
+            return supervised(start, arguments)
+        with start.surroundings(1 if worker is None else worker.number):
+            return run(start, handler, worker)
+    except ConfigError as error:
+        print_error(str(error))
+        return WRONG_USE
+    except ModelLoadError as error:
+        print_error(str(error))
+        return FAILED
+
+
+def _set_up_logging(config: Config, source: str) -> logging.Handler:
+    """What writes the log, `source` before each message.
+
+    Raises `ConfigError` for a log_file that cannot be written.
+    """
+    try:
+        handler = log_handler(config.log_file)
+    except OSError as error:
+        raise ConfigError(f"log_file: cannot write {config.log_file}: {error.strerror}") from None
+    handler.setFormatter(formatter(config.log_format, source))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    # grpc's library writes to standard error by itself, a line for each TLS handshake that fails.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # grpc logs a trace for every client that leaves in the middle of a call.
+    logging.getLogger("grpc._cython.cygrpc").addFilter(
+        lambda record: "ExecuteBatchError" not in str(record.msg) or config.log_level == "debug"
+    )
+    return handler

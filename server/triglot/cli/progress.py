@@ -1,0 +1,76 @@
+"""What is loading, and for how long: one line on a terminal, below the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from triglot.repository.manager.plan import State
+from triglot.repository.manager.registry import Registry
+from triglot.telemetry.log_handlers import LogStream
+
+INTERVAL_SECONDS = 0.2
+CLEAR = "\r\x1b[K"
+
+
+@contextmanager
+def load_progress(handler: logging.Handler, registry: Registry) -> Iterator[None]:
+    """Show what of the registry loads while the block runs, if the log goes to a terminal."""
+    if not (isinstance(handler, LogStream) and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
+        yield
+        return
+    line: Any = _Line(handler.stream)
+    handler.setStream(line)
+    showing = asyncio.create_task(_show(handler, line, registry))
+    try:
+        yield
+    finally:
+        showing.cancel()
+        _draw(handler, line, "")
+        handler.setStream(line.stream)
+
+
+async def _show(handler: LogStream, line: _Line, registry: Registry) -> None:
+    began: dict[str, float] = {}
+    while True:
+        await asyncio.sleep(INTERVAL_SECONDS)
+        now, versions = time.monotonic(), list(registry.versions())
+        loading = [str(one.files) for one in versions if one.state is State.LOADING]
+        began = {name: began.get(name, now) for name in loading}
+        ready = sum(one.state is State.READY for one in versions)
+        texts = [f"{name} ({now - since:.0f} s)" for name, since in began.items()]
+        text = f"{ready} of {len(versions)} loaded; loading {', '.join(texts)}" if texts else ""
+        _draw(handler, line, text[: shutil.get_terminal_size().columns - 1])
+
+
+def _draw(handler: LogStream, line: _Line, text: str) -> None:
+    handler.acquire()  # Threads log.
+    try:
+        line.text = text
+        line.write("")
+    finally:
+        handler.release()
+
+
+class _Line:
+    """A stream of lines with one below them that is written over."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.text = ""
+
+    def write(self, lines: str) -> int:
+        """Write lines above the text."""
+        self.stream.write(f"{CLEAR}{lines}{self.text}")
+        return len(lines)
+
+    def flush(self) -> None:
+        """As the stream does."""
+        self.stream.flush()

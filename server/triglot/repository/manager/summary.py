@@ -1,0 +1,132 @@
+"""What was loaded, and what was not: a summary of each version, and all of them as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from triglot.core.errors import ServingError
+from triglot.core.types import TensorSpec
+from triglot.model.ensemble import Ensemble
+from triglot.model.model import Model
+from triglot.model.signature import shape_text
+from triglot.repository.manager.plan import Version
+from triglot.repository.scan.source import ModelFiles
+from triglot.scheduling.servable import Servable
+
+FAILED, LEFT_OUT = "FAILED", "LEFT OUT"
+LONGEST_CELL = 40
+"""Characters of a table's cell."""
+NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSummary:
+    """One version of a model. `state`: the repository's word (READY, LOADING, …), FAILED or LEFT OUT.
+
+    `inputs` and `outputs`: of the default signature, like "x FP32 [-1,3]". `load_seconds`: None for what did not
+    load; of that nothing is known but the `error`. `version` is its label where it has one, and "" of a model
+    whose folder or configuration cannot be understood.
+    """
+
+    model: str
+    version: str = ""
+    backend: str = ""
+    platform: str = ""
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    batching: str = ""
+    instances: str = ""
+    load_seconds: float | None = None
+    state: str = FAILED
+    error: str = ""
+
+
+def summary_of(version: Version) -> VersionSummary:
+    """Of a version that is wanted."""
+    files, servable = version.files, version.servable
+    state = FAILED if version.failure is not None and servable is None else version.state.value
+    about = VersionSummary(
+        files.name, files.label or str(files.version), files.backend, state=state, error=version.reason
+    )
+    return about if servable is None else _loaded(about, servable)
+
+
+def _loaded(about: VersionSummary, servable: Servable) -> VersionSummary:
+    return VersionSummary(
+        about.model,
+        about.version,
+        about.backend,
+        servable.platform,
+        _texts(servable.signature.inputs),
+        _texts(servable.signature.outputs),
+        _batching(servable.model),
+        _instances(servable),
+        servable.load_seconds,
+        about.state,
+        about.error,
+    )
+
+
+def summary_of_broken(name: str, error: ServingError) -> VersionSummary:
+    """Of a model that has no version."""
+    return VersionSummary(name, error=error.message)
+
+
+def summary_of_left_out(files: ModelFiles, why: str) -> VersionSummary:
+    """Of a version that needs a library which is not installed."""
+    version = files.label or str(files.version)
+    return VersionSummary(files.name, version, files.backend, state=LEFT_OUT, error=why)
+
+
+def _texts(specs: Sequence[TensorSpec]) -> list[str]:
+    return [f"{spec.name} {spec.datatype} {shape_text(spec.shape)}" for spec in specs]
+
+
+def _batching(model: Model) -> str:
+    most = model.max_batch_size or (model.dynamic_batching.max_batch_size if model.dynamic_batching else 0)
+    kind = "sequences" if model.sequence_batching else "dynamic" if model.dynamic_batching else ""
+    limit = f"up to {most}" if most else ""
+    return ", ".join(part for part in (kind, limit) if part)
+
+
+def _instances(servable: Servable) -> str:
+    model = servable.model
+    if isinstance(model, Ensemble):
+        return ""
+    if model.execution == "process":
+        return _counted(model.instances, "process", "processes")
+    return "event loop" if servable.on_loop else _counted(model.instances, "thread", "threads")
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
+
+
+def table(summaries: Sequence[VersionSummary]) -> list[str]:
+    """The lines of a table with a heading; none of no summaries."""
+    if not summaries:
+        return []
+    rows = list(map(_cells, summaries))
+    widths = {title: max(len(title), *(len(row[title]) for row in rows)) for title in rows[0]}
+    lines = [{title: title for title in widths}, *rows]
+    return ["  ".join(cell.ljust(widths[title]) for title, cell in line.items()).rstrip() for line in lines]
+
+
+def _cells(one: VersionSummary) -> Mapping[str, str]:
+    return {
+        title: f"{text[: LONGEST_CELL - 1]}…" if len(text) > LONGEST_CELL else text or NOTHING
+        for title, text in _texts_of(one)
+    }
+
+
+def _texts_of(one: VersionSummary) -> Iterator[tuple[str, str]]:
+    yield "model", one.model
+    yield "version", one.version
+    yield "backend", one.backend
+    yield "inputs", ", ".join(one.inputs)
+    yield "outputs", ", ".join(one.outputs)
+    yield "batching", one.batching
+    yield "instances", one.instances
+    yield "load", "" if one.load_seconds is None else f"{one.load_seconds:.2f} s"
+    yield "state", one.state

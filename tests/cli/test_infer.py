@@ -1,0 +1,248 @@
+"""`triglot infer`: a first call of a running server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trustme
+
+from process import FREE_PORTS, SECONDS, Triglot, run_triglot, triglot_command, write_model
+
+ECHO = """
+import triglot
+
+class Echo(triglot.Model):
+    inputs = [triglot.TensorSpec("x", "{datatype}", [-1, 2])]
+    outputs = [triglot.TensorSpec("y", "{datatype}", [-1, 2])]
+
+    def infer(self, inputs):
+        return {{"y": inputs["x"]}}
+"""
+TWO_INPUTS = """
+import triglot
+
+class Two(triglot.Model):
+    takes_parameters = True
+    inputs = [triglot.TensorSpec("a", "INT32", [1]), triglot.TensorSpec("b", "BYTES", [1])]
+    outputs = [triglot.TensorSpec("text", "BYTES", [1])]
+
+    def infer(self, inputs, call):
+        text = f"{inputs['a'][0]} {inputs['b'][0].decode()} {call.parameters.get('more')!r}"
+        return {"text": [text]}
+"""
+WORDS = """
+import triglot
+
+class Words(triglot.Model):
+    inputs = [triglot.TensorSpec("text", "BYTES", [1])]
+    outputs = [triglot.TensorSpec("word", "BYTES", [1])]
+
+    def infer(self, inputs):
+        for word in inputs["text"][0].decode().split():
+            if word == "fail":
+                raise triglot.InvalidArgument("no such word")
+            yield {"word": [word]}
+"""
+LARGE = ECHO.replace("[-1, 2]", "[2000, 1000]").format(datatype="FP32")
+DATATYPES = {
+    "BOOL": [True, False],
+    "INT8": [-128, 127],
+    "INT64": [-(2**63), 2**63 - 1],
+    "UINT64": [0, 2**64 - 1],
+    "FP16": [1.5, -2.0],
+    "BF16": [1.5, -2.0],
+    "FP32": [0.1, 2.0],
+    "FP64": [0.1, 2.0],
+    "BYTES": ["a", "ü"],
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server of the models above, and calls of it."""
+
+    port: int
+
+    def infer(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """`triglot infer ARGUMENTS`, to its end."""
+        return run_triglot("infer", "--url", f"127.0.0.1:{self.port}", *arguments)
+
+    def json(self, *arguments: str | Path) -> list[dict[str, object]]:
+        """Each answer of one that goes well."""
+        ended = self.infer(*arguments)
+        assert ended.returncode == 0, ended.stderr
+        return list(map(json.loads, ended.stdout.splitlines()))
+
+    def error(self, *arguments: str | Path, status: int = 2) -> str:
+        """What one says that fails: one line."""
+        ended = self.infer(*arguments)
+        assert (ended.returncode, ended.stdout) == (status, "")
+        (line,) = ended.stderr.splitlines()
+        return line.removeprefix("triglot: ")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("models")
+    for datatype in DATATYPES:
+        write_model(folder / datatype.lower(), ECHO.format(datatype=datatype))
+    write_model(folder / "two", TWO_INPUTS)
+    write_model(folder / "words", WORDS)
+    write_model(folder / "large", LARGE)
+    for version in ("1", "3"):
+        write_model(folder / "versions" / version, ECHO.format(datatype="INT32"))
+    with Triglot(folder, *FREE_PORTS) as server:
+        yield Served(server.ports()[0])
+
+
+def output(name: str, datatype: str, shape: list[int], data: object) -> dict[str, object]:
+    return {"name": name, "datatype": datatype, "shape": shape, "data": data}
+
+
+# --- values ---
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_json_of_each_datatype_comes_back(served: Served, datatype: str) -> None:
+    data = DATATYPES[datatype]
+    (answer,) = served.json(datatype.lower(), f"x={json.dumps([data, data])}")
+    assert answer == {
+        "model_name": datatype.lower(),
+        "model_version": "1",
+        "outputs": [output("y", datatype, [2, 2], data * 2)],
+    }
+
+
+def test_missing_dimensions_come_in_front(served: Served) -> None:
+    (answer,) = served.json("fp32", "x=[1,2]")
+    assert answer["outputs"] == [output("y", "FP32", [1, 2], [1.0, 2.0])]
+    (answer,) = served.json("two", "a=7", "b=some text")
+    assert answer["outputs"] == [output("text", "BYTES", [1], ["7 some text None"])]
+
+
+def test_parameters_of_the_request(served: Served) -> None:
+    for text, value in (("more=1", "1"), ("more=true", "True"), ("more=0.5", "0.5"), ("more=abc", "'abc'")):
+        (answer,) = served.json("two", "a=7", "b=c", "--parameter", text)
+        assert answer["outputs"] == [output("text", "BYTES", [1], [f"7 c {value}"])]
+
+
+def test_values_from_files(served: Served, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[1, 2], [3, 4]]))
+    (tmp_path / "x.json").write_text("[[1, 2], [3, 4]]")
+    for name in ("x.npy", "x.json"):
+        (answer,) = served.json("fp32", f"x=@{tmp_path / name}")
+        assert answer["outputs"] == [output("y", "FP32", [2, 2], [1.0, 2.0, 3.0, 4.0])]
+    (tmp_path / "text").write_text("[of a file]")
+    (answer,) = served.json("two", "a=7", f"b=@{tmp_path / 'text'}")
+    assert answer["outputs"] == [output("text", "BYTES", [1], ["7 [of a file] None"])]
+
+
+def test_standard_input(served: Served) -> None:
+    command = triglot_command(("infer", "fp32", "x=@-", "--url", f"127.0.0.1:{served.port}"))
+    done = subprocess.run(command, input="[5, 6]", capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert json.loads(done.stdout)["outputs"][0]["data"] == [5.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["fp32", "x=abc"], "input 'x': expected JSON with FP32 elements, like [1.5, 2], or @FILE, got 'abc'"),
+        (
+            ["fp32", 'x=["a", 1]'],
+            "input 'x': element 0 must be a number for FP32, got a string 'a'; the model takes FP32",
+        ),
+        (["int8", "x=[1.5, 2]"], "element 0 must be an integer for INT8, got a number 1.5"),
+        (["int8", "x=[300, 2]"], "outside INT8's range [-128, 127]"),
+        (["fp32", "x=[[1, 2], [3]]"], "input 'x': expected lists of equal length within a list"),
+        (["fp32", "x=@no/such/file"], "input 'x': no/such/file: No such file or directory"),
+        (["fp32", f"x=@{__file__}"], "expected JSON with FP32 elements"),
+        (["fp32", "y=1"], "unknown input 'y'; model 'fp32' takes x FP32 [-1,2]"),
+        (["fp32", "1"], "an input: expected NAME=VALUE, got '1'"),
+        (["fp32", "--parameter", "1"], "--parameter: expected NAME=VALUE, got '1'"),
+        (["large"], "expected inputs as INPUT=VALUE: model 'large' takes x FP32 [2000,1000]"),
+    ],
+)
+def test_wrong_values_are_one_line(served: Served, arguments: list[str], text: str) -> None:
+    assert text in served.error(*arguments)
+
+
+def test_an_array_of_another_kind(served: Served, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[0.5, 1.5]]))
+    assert served.error("int8", f"x=@{tmp_path}/x.npy").endswith("x.npy: expected INT8, got FP64")
+
+
+# --- answers ---
+
+
+def test_without_inputs_there_is_an_example(served: Served) -> None:
+    ended = served.infer("two")
+    assert ended.stderr == 'without inputs, an example: a=[1] b=["text"]\n'
+    assert json.loads(ended.stdout)["outputs"][0]["data"] == ["1 text None"]
+
+
+def test_answers_for_people(served: Served) -> None:
+    assert served.infer("fp32", "x=[0.1, 2]", "--no-json").stdout == "y FP32 [1,2]: [[0.1, 2. ]]\n"
+    assert served.infer("bytes", 'x=["a", "ü"]', "--no-json").stdout == 'y BYTES [1,2]: "a", "ü"\n'
+
+
+def test_a_decoupled_model_answers_several_times(served: Served) -> None:
+    ended = served.infer("words", "text=some words come", "--no-json")
+    assert ended.stdout == 'word BYTES [1]: "some"\nword BYTES [1]: "words"\nword BYTES [1]: "come"\n'
+    ended = served.infer("words", "text=one fail")
+    assert (ended.returncode, len(ended.stdout.splitlines())) == (1, 1)
+    assert "no such word" in ended.stderr
+
+
+def test_a_version(served: Served) -> None:
+    for flags, version in (((), "3"), (("--model-version", "1"), "1")):
+        assert served.json("versions", "x=[1, 2]", *flags)[0]["model_version"] == version
+
+
+# --- what the server refuses, and no server ---
+
+
+def test_an_unknown_model_names_those_that_there_are(served: Served) -> None:
+    text = served.error("fp23", status=1)
+    assert text.startswith("unknown model 'fp23', did you mean 'fp32'?; models of the server: bf16, bool, ")
+    text = served.error("versions", "x=[1, 2]", "--model-version", "2", status=1)
+    assert text.endswith("(NOT_FOUND); versions of 'versions': 1, 3")
+
+
+def test_what_the_server_refuses(served: Served) -> None:
+    assert "INVALID_ARGUMENT" in served.error("fp32", "x=[1, 2, 3]", status=1)
+    assert "--timeout is 1e-06 s" in served.error("fp32", "x=[1, 2]", "--timeout", "0.000001", status=1)
+
+
+def test_no_server() -> None:
+    ended = run_triglot("infer", "m", "--url", "127.0.0.1:1")
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("triglot: no server answers at 127.0.0.1:1: ")
+    assert line.endswith("start one with `triglot serve`, or name its gRPC address with --url")
+
+
+def test_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    write_model(tmp_path / "fp32", ECHO.format(datatype="FP32"))
+    flags = ("--tls-certificate", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem")
+    with Triglot(tmp_path / "fp32", *FREE_PORTS, *flags) as server:
+        url = f"localhost:{server.ports()[0]}"
+        ended = run_triglot("infer", "fp32", "x=[1, 2]", "--url", url, "--tls-ca", tmp_path / "ca.pem")
+        assert ended.returncode == 0, ended.stderr
+        # Nobody vouches for the certificate.
+        assert run_triglot("infer", "fp32", "x=[1, 2]", "--url", url, "--tls").returncode == 1
+    assert "--tls-ca: no/such/file: " in run_triglot("infer", "m", "--tls-ca", "no/such/file").stderr
+
+
+def test_the_default_address_is_that_of_serve() -> None:
+    assert "(default: 127.0.0.1:8001)" in run_triglot("infer", "--help").stdout
