@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from triglot.config.options import OPTIONS, Config, ConfigError, option_type
+from triglot.config.options import OPTIONS, Config, ConfigError, option_type, value_name
 from triglot.config.sources import load_config, vertex_model
 
 
@@ -39,6 +39,7 @@ def test_every_option_says_what_it_is_for() -> None:
     for option in OPTIONS.values():
         assert option.metadata["help"]
         assert type(option.default) is option_type(option.name)
+        assert bool(value_name(option.name)) is (option_type(option.name) is not bool)
 
 
 # For each type: the option, and a value for every source but the defaults.

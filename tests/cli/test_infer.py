@@ -50,7 +50,7 @@ class Words(triglot.Model):
             yield {"word": [word]}
 """
 LARGE = ECHO.replace("[-1, 2]", "[2000, 1000]").format(datatype="FP32")
-DATATYPES = {
+DATATYPES: dict[str, list[object]] = {
     "BOOL": [True, False],
     "INT8": [-128, 127],
     "INT64": [-(2**63), 2**63 - 1],

@@ -178,6 +178,8 @@ class Reader:
     def _ported(self, text: str) -> str:
         for known, port in self._ports.items():
             text = re.sub(rf"(?<=:){known}\b", port, text)
+            if known == "8001":  # Of gRPC, where no other one is named.
+                text = text.replace("triglot infer ", f"triglot infer --url 127.0.0.1:{port} ")
         return text
 
     def _output(self, command: list[str]) -> str:
