@@ -259,6 +259,7 @@ def test_the_sample_calls_are_for_a_model_that_serves(tmp_path: Path) -> None:
     with Triglot(tmp_path, *FREE_PORTS, "--no-exit-on-load-error") as server:
         server.stdout.wait_for("grpcurl .*\n")
     assert "/v2/models/e_good/infer" in server.stdout.text().splitlines()[0]
+    assert re.search(r" I a_broken +1 +python +- .* FAILED$", server.stderr.text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("old", "new"), [("[1]", "[1000]"), ("INT32", "BF16"), ("return", "yield")])

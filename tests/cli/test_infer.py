@@ -182,7 +182,7 @@ def test_an_array_of_another_kind(served: Served, tmp_path: Path) -> None:
 
 def test_without_inputs_there_is_an_example(served: Served) -> None:
     ended = served.infer("two")
-    assert ended.stderr == 'without inputs, an example: a=[1] b=["text"]\n'
+    assert ended.stderr == """without inputs, an example: 'a=[1]' 'b=["text"]'\n"""
     assert json.loads(ended.stdout)["outputs"][0]["data"] == ["1 text None"]
 
 

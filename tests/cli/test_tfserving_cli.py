@@ -274,7 +274,7 @@ def test_help_and_version() -> None:
         assert re.search(rf"^ +--{name} \S+\s+\S.*$", ended.stdout, re.MULTILINE), name
     for name in (*TUNING, *REFUSED):
         assert re.search(rf"\b{name}\b", ended.stdout), name
-    assert re.search(r"^network:\n  --port PORT ", ended.stdout, re.MULTILINE)
-    assert re.search(r"^scheduling:\n  --enable_batching \[true\|false\] ", ended.stdout, re.MULTILINE)
+    assert re.search(r"^network:\n  --port PORT\s", ended.stdout, re.MULTILINE)
+    assert re.search(r"^scheduling:\n  --enable_batching \[true\|false\]\s", ended.stdout, re.MULTILINE)
     ended = run_triglot("tfserving", "--version")
     assert (ended.returncode, ended.stdout) == (0, f"triglot {triglot.__version__}\n")

@@ -24,6 +24,7 @@ async def test_a_list_that_is_replaced(tmp_path: Path, caplog: pytest.LogCapture
     for folder in (a, b, c):
         put(folder / "1")
     async with managing(settings(a), settings(b), load=Loads(), poll_interval=3600.0) as manager:
+        assert told(caplog) == ["I models to load: 2"]
         await manager.reload([settings(a), settings(b)])
         assert told(caplog) == []
         await manager.reload([settings(c), settings(a, stable=1)])
@@ -40,6 +41,7 @@ async def test_why_models_do_not_come(tmp_path: Path, caplog: pytest.LogCaptureF
     (tmp_path / "empty").mkdir()
     a, b = (settings(tmp_path / name) for name in ("a", "b"))
     async with managing(a, b, load=Loads(), poll_interval=3600.0) as manager:
+        assert told(caplog) == ["I models to load: 2"]
         models = [replace(a, base_path=tmp_path / "nowhere"), replace(b, base_path=tmp_path / "empty")]
         for _ in range(3):
             await manager.reload(models)

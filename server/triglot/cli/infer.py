@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,11 @@ SHOWN_SAMPLE = 16
 
 
 class CallError(Exception):
-    """The call failed; the text says what to do."""
+    """The call failed; the text says what to do. `code`: the name of gRPC's, where the server sent one."""
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -135,7 +140,7 @@ class _Client:
         self._timeout = timeout or None
 
     def call(self, method: str, request: Any, response: Any) -> Any:
-        """One answer; None where the server has no such method."""
+        """Its answer."""
         rpc = self._channel.unary_unary(
             f"/{SERVICE}/{method}", type(request).SerializeToString, response.FromString
         )
@@ -170,21 +175,7 @@ class _Client:
                 ) from None
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 text = f"{text}; --timeout is {self._timeout:g} s"
-            raise (
-                _NotFound
-                if code is grpc.StatusCode.NOT_FOUND
-                else _Unimplemented
-                if code is grpc.StatusCode.UNIMPLEMENTED
-                else CallError
-            )(f"{text} ({code.name})") from None
-
-
-class _NotFound(CallError):
-    """There is no such model, or version of it."""
-
-
-class _Unimplemented(CallError):
-    """The server has no such method."""
+            raise CallError(f"{text} ({code.name})", code.name) from None
 
 
 class _Call:
@@ -197,7 +188,9 @@ class _Call:
         request = pb.ModelMetadataRequest(name=model, version=version)
         try:
             self._metadata = client.call("ModelMetadata", request, pb.ModelMetadataResponse)
-        except _NotFound as error:
+        except CallError as error:
+            if error.code != "NOT_FOUND":
+                raise
             raise CallError(self._what_there_is(str(error))) from None
 
     def _what_there_is(self, text: str) -> str:
@@ -245,12 +238,13 @@ class _Call:
             samples = None
         if samples is None:
             raise ConfigError(f"expected inputs as INPUT=VALUE: {self._takes()}")
+        texts = {one.name: json.dumps(one.nested()) for one in samples}
         given = (
-            f"{one.name}={json.dumps(one.nested()) if one.count <= SHOWN_SAMPLE else f'{one.value}, …'}"
+            shlex.quote(f"{one.name}={texts[one.name]}") if one.count <= SHOWN_SAMPLE else f"{one.name}=…"
             for one in samples
         )
         print(f"without inputs, an example: {' '.join(given)}", file=sys.stderr)
-        return {one.name: array_of(json.dumps(one.nested()), one.name, one.datatype, one.shape) for one in samples}
+        return {one.name: array_of(texts[one.name], one.name, one.datatype, one.shape) for one in samples}
 
     def answers(self, request: Any) -> Iterator[Any]:
         """ModelInferResponses."""
@@ -263,7 +257,9 @@ class _Call:
         request = pb.ModelConfigRequest(name=self._model, version=self._version)
         try:
             response = self._client.call("ModelConfig", request, pb.ModelConfigResponse)
-        except _Unimplemented:  # It is Triton's, and not every server's.
+        except CallError as error:
+            if error.code != "UNIMPLEMENTED":  # It is Triton's, and not every server's.
+                raise
             return False
         return bool(response.config.model_transaction_policy.decoupled)
 
