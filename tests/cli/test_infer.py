@@ -219,12 +219,24 @@ def test_what_the_server_refuses(served: Served) -> None:
     assert "--timeout is 1e-06 s" in served.error("fp32", "x=[1, 2]", "--timeout", "0.000001", status=1)
 
 
-def test_no_server() -> None:
-    ended = run_triglot("infer", "m", "--url", "127.0.0.1:1")
+@pytest.mark.parametrize("url", ["127.0.0.1:1", "nowhere.invalid:8001"])
+def test_no_server(url: str) -> None:
+    ended = run_triglot("infer", "m", "--url", url)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("triglot: no server answers at 127.0.0.1:1: ")
-    assert line.endswith("start one with `triglot serve`, or name its gRPC address with --url")
+    assert line.startswith(f"triglot: no gRPC server answers at {url}: ")
+    assert line.endswith("start one with `triglot serve`, or check --url and --tls")
+
+
+def test_servers_with_other_answers(tmp_path: Path) -> None:
+    write_model(tmp_path / "fp32", ECHO.format(datatype="FP32"))
+    with Triglot(tmp_path, *FREE_PORTS, "--typed-contents") as server:
+        assert Served(server.ports()[0]).json("fp32", "x=[1, 2]")[0]["outputs"] == [
+            output("y", "FP32", [1, 2], [1.0, 2.0])
+        ]
+    with Triglot(tmp_path, *FREE_PORTS, "--protocols", "tfserving") as server:
+        text = Served(server.ports()[0]).error("fp32", "x=[1, 2]", status=1)
+        assert "does not have this method of KServe V2" in text
 
 
 def test_tls(tmp_path: Path) -> None:

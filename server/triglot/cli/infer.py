@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -168,11 +169,13 @@ class _Client:
             yield
         except grpc.RpcError as error:
             code, text = error.code(), error.details() or ""
-            if code is grpc.StatusCode.UNAVAILABLE and ("failed to connect" in text or "DNS" in text):
+            if code is grpc.StatusCode.UNAVAILABLE and re.search("failed to connect|resolving|DNS", text):
                 raise CallError(
-                    f"no server answers at {self._url}: {text}; start one with `triglot serve`, or name its gRPC "
-                    "address with --url"
+                    f"no gRPC server answers at {self._url}: {text}; start one with `triglot serve`, or check "
+                    "--url and --tls"
                 ) from None
+            if code is grpc.StatusCode.UNIMPLEMENTED:
+                text = f"the server at {self._url} does not have this method of KServe V2: {text}"
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 text = f"{text}; --timeout is {self._timeout:g} s"
             raise CallError(f"{text} ({code.name})", code.name) from None
