@@ -10,8 +10,8 @@ class Uppercase(triglot.Model):
     outputs = [triglot.TensorSpec("upper", "BYTES", [-1])]
 
     def infer(self, inputs):
-        texts = [self.upper(text) for text in inputs["text"]]
-        return {"upper": np.array(texts, dtype=object)}
+        texts = [self.upper(text) for text in inputs["text"].flat]
+        return {"upper": np.array(texts, dtype=object).reshape(inputs["text"].shape)}
 
     def upper(self, text):
         try:
