@@ -309,11 +309,7 @@ class Server:
 
     def metadata(self) -> list[ModelMetadata]:
         """What the models that serve say of themselves."""
-        return [
-            self.dataplane.metadata(name)
-            for name in self.dataplane.model_names()
-            if self.dataplane.model_ready(name)
-        ]
+        return self.dataplane.serving()
 
 
 def _trace_options(config: Config) -> TraceOptions:

@@ -265,6 +265,10 @@ class DataPlane:
             servable.sequences is not None,
         )
 
+    def serving(self) -> list[ModelMetadata]:
+        """What the models that serve say of themselves."""
+        return [self.metadata(name) for name in self.model_names() if self.model_ready(name)]
+
     def loaded_from(self, name: str, version: str = "") -> Loaded:
         """What a version is made of, for its configuration. Raises as `metadata`."""
         return self._manager.loaded(self._registry.servable(name, version))

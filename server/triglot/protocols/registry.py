@@ -12,10 +12,12 @@ from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.dataplane.dataplane import DataPlane
 from triglot.protocols.grpc.health import Health
 from triglot.protocols.grpc.reflection import reflection_services
+from triglot.protocols.grps import openapi as grps_api
 from triglot.protocols.grps.metadata import server_text
 from triglot.protocols.grps.routes import HttpRules, grps_routes
 from triglot.protocols.grps.service import Grps
 from triglot.protocols.json.limits import JsonLimits
+from triglot.protocols.kserve import openapi as kserve_api
 from triglot.protocols.kserve.extension import Extension
 from triglot.protocols.kserve.generate import Generate
 from triglot.protocols.kserve.log_settings import LogSetting
@@ -26,8 +28,12 @@ from triglot.protocols.kserve.service import KServe
 from triglot.protocols.kserve.shared_memory import CudaSharedMemory, SystemSharedMemory
 from triglot.protocols.kserve.statistics import ModelStatistics
 from triglot.protocols.kserve.trace_settings import TraceSetting
+from triglot.protocols.monitor import openapi as monitor_api
 from triglot.protocols.monitor.routes import METRICS, monitor_routes, page_route, readable
+from triglot.protocols.openapi import operation
+from triglot.protocols.openapi.routes import openapi_routes
 from triglot.protocols.rows import Route, Service
+from triglot.protocols.tfserving import openapi as tfserving_api
 from triglot.protocols.tfserving.ai_platform import AIPlatform, ai_platform_routes, vertex_routes
 from triglot.protocols.tfserving.metrics import metrics_route
 from triglot.protocols.tfserving.models import Models
@@ -37,6 +43,15 @@ from triglot.protocols.tfserving.service import Predictions
 from triglot.telemetry.log_settings import LogSettings
 from triglot.telemetry.store import Telemetry
 
+SCHEMAS = {
+    **operation.SCHEMAS,
+    **kserve_api.SCHEMAS,
+    **tfserving_api.SCHEMAS,
+    **grps_api.SCHEMAS,
+    **monitor_api.SCHEMAS,
+}
+"""What operations of the OpenAPI document may refer to."""
+REST_PORT = 8000
 ALIVE = HttpResponse(b'{"status": "alive"}')
 Rows = tuple[list[Service], list[Route]]
 
@@ -93,7 +108,7 @@ def rows(
     health_names += [service.name for service in services]
     services.append(Health(dataplane, health_names).grpc_service())
     services += reflection_services([service.name for service in services])
-    return services, _first_of_each(routes)
+    return services, _first_of_each(_and_openapi(routes, dataplane, config))
 
 
 def _first_of_each(routes: list[Route]) -> list[Route]:
@@ -160,6 +175,20 @@ def _monitor(dataplane: DataPlane, telemetry: Telemetry, config: Config) -> list
     return [*routes, *readable(_page_or_liveness(page) if config.first_protocol == "kserve" else page)]
 
 
+def _and_openapi(routes: list[Route], dataplane: DataPlane, config: Config) -> list[Route]:
+    """The routes and their OpenAPI document; TensorFlow Serving alone has none."""
+    if config.protocol_names == {"tfserving"}:
+        return routes
+    address = _rest_address(config)
+    return routes + openapi_routes(routes, dataplane.serving, SCHEMAS, config.server_name, address)
+
+
+def _rest_address(config: Config) -> str:
+    """Where a client of this machine finds REST, for examples; the usual port where any free one is taken."""
+    here = replace(config, host="127.0.0.1") if config.host in ("0.0.0.0", "::") else config
+    return f"{'https' if config.tls_certificate else 'http'}://{here.address(config.rest_port or REST_PORT)}"
+
+
 def _page_or_liveness(page: Route) -> Route:
     """The page for browsers, and KServe V1's liveness for everybody else."""
 
@@ -172,7 +201,7 @@ def _page_or_liveness(page: Route) -> Route:
     def encode(answer: Any, http: HttpRequest) -> HttpResponse | HttpStream:
         return page.encode(answer, page.decode(http)) if _is_browser(http) else ALIVE
 
-    return replace(page, decode=lambda http: http, call=call, encode=encode)
+    return replace(page, decode=lambda http: http, call=call, encode=encode, documented=(monitor_api.ROOT,))
 
 
 def _is_browser(http: HttpRequest) -> bool:

@@ -17,6 +17,8 @@ from triglot.core.errors import InvalidArgument, PayloadTooLarge, ServingError
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.running import Defer, Done, OnLoop
 from triglot.core.scattered import Scattered
+from triglot.model.metadata import ModelMetadata
+from triglot.protocols.openapi.operation import ApiOperation
 
 _PATTERN = re.compile(r":[^{}]*}")
 MAX_CONTROL_BYTES = 1024 * 1024
@@ -135,6 +137,9 @@ class Route:
     status. `headers` are those of every answer, errors among them. `any_origin`: web pages of any origin may call
     it. The telemetry counts calls under `protocol` and `method`, and those that cannot be understood under the
     model that the path's variable `model` names, or `model_of` finds.
+    `documented` are its operations in the OpenAPI document: one, or several where it takes its paths apart itself;
+    none for a row that only refuses what no other one takes. `of_model` gives that of a single model, if it has
+    one, or, without a path, examples for the row's own; the server's address may stand in it.
     """
 
     verb: str
@@ -157,6 +162,8 @@ class Route:
     name: str = ""
     protocol: str = ""
     inference: Inferring | None = None
+    documented: tuple[ApiOperation, ...] = ()
+    of_model: Callable[[ModelMetadata, str], ApiOperation | None] | None = None
 
     @property
     def method(self) -> str:

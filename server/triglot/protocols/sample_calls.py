@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from triglot.core.tensor import DATATYPES
 from triglot.model.metadata import ModelMetadata
 from triglot.model.samples import Sample, samples_of
 from triglot.model.signature import DEFAULT_SIGNATURE
@@ -38,6 +39,8 @@ _ELEMENTS = {
     "UINT64": _Element("uint64_contents", "DT_UINT64", "uint64_val"),
 }
 LARGEST_SAMPLE = 16
+LARGEST_BINARY = 4 * 1024 * 1024
+"""Elements of an input that is sent as binary data."""
 
 
 class SampleCall(NamedTuple):
@@ -50,16 +53,27 @@ class SampleCall(NamedTuple):
     json: bool = False
 
 
+class BinaryCall(NamedTuple):
+    """A call of KServe V2 over REST with binary tensors: `zeros` bytes behind the JSON of `head`."""
+
+    path: str
+    head: dict[str, Any]
+    zeros: int
+
+
 def sample_calls(
-    model: ModelMetadata, protocols: Collection[str], *, grps_customized_body: bool = False
+    model: ModelMetadata,
+    protocols: Collection[str],
+    *,
+    grps_customized_body: bool = False,
+    largest: int = LARGEST_SAMPLE,
 ) -> list[SampleCall]:
-    """A call in each of the protocols that can make one; none of a model whose inputs no small sample fits."""
-    if model.signature.any_tensors and not model.signature.inputs:
-        return []  # What it takes, only its author knows.
-    # Of examples, and of JSON in JSON, no sample is right for every model; a sequence has an id, and a start.
-    simple = model.signature.method == "predict" and not (model.decoupled or model.speaks_json or model.sequences)
-    samples = samples_of(model.signature.inputs, LARGEST_SAMPLE) if simple else None
-    if samples is None or any(sample.datatype not in _ELEMENTS for sample in samples):
+    """A call in each of the protocols that can make one.
+
+    None of a model that streams, and of one whose inputs no sample of at most `largest` elements fits.
+    """
+    samples = None if model.decoupled else _samples(model, largest)
+    if samples is None or not _all_have_fields(samples):
         return []
     calls = []
     if "kserve" in protocols:
@@ -77,8 +91,50 @@ def sample_calls(
     return calls
 
 
+def stream_call(model: ModelMetadata, largest: int = LARGEST_SAMPLE) -> SampleCall | None:
+    """A call of a model that streams, by `generate_stream` and by ModelStreamInfer; see `sample_calls`."""
+    samples = _samples(model, largest)
+    if samples is None or not _all_have_fields(samples):
+        return None
+    call = _kserve_call(model.name, samples)
+    body = {sample.name: sample.value if sample.count == 1 else sample.flat() for sample in samples}
+    return call._replace(
+        path=f"/v2/models/{quote(model.name)}/generate_stream",
+        body=body,
+        method="inference.GRPCInferenceService/ModelStreamInfer",
+    )
+
+
+def binary_call(model: ModelMetadata) -> BinaryCall | None:
+    """A call whose inputs are zeros, or empty texts; they may be large, or have no JSON form."""
+    samples = _samples(model, LARGEST_BINARY)
+    if samples is None:
+        return None
+    # Each text begins with four bytes of its size.
+    sizes = [sample.count * (DATATYPES[sample.datatype].itemsize or 4) for sample in samples]
+    heads = [_head(one) | {"parameters": {"binary_data_size": n}} for one, n in zip(samples, sizes, strict=True)]
+    head = {"inputs": heads, "parameters": {"binary_data_output": True}}
+    return BinaryCall(f"/v2/models/{quote(model.name)}/infer", head, sum(sizes))
+
+
+def _samples(model: ModelMetadata, largest: int) -> list[Sample] | None:
+    if model.signature.any_tensors and not model.signature.inputs:
+        return None  # What it takes, only its author knows.
+    # Of examples, and of JSON in JSON, no sample is right for every model; a sequence has an id, and a start.
+    simple = model.signature.method == "predict" and not (model.speaks_json or model.sequences)
+    return samples_of(model.signature.inputs, largest) if simple else None
+
+
+def _all_have_fields(samples: list[Sample]) -> bool:
+    return all(sample.datatype in _ELEMENTS for sample in samples)
+
+
+def _head(sample: Sample) -> dict[str, Any]:
+    return {"name": sample.name, "datatype": sample.datatype, "shape": sample.shape}
+
+
 def _kserve_call(name: str, samples: list[Sample]) -> SampleCall:
-    heads = [{"name": sample.name, "datatype": sample.datatype, "shape": sample.shape} for sample in samples]
+    heads = list(map(_head, samples))
     rest = [head | {"data": sample.flat()} for head, sample in zip(heads, samples, strict=True)]
     grpc = [
         head | {"contents": {_ELEMENTS[sample.datatype].kserve_field: sample.message_elements()}}

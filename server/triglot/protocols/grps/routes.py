@@ -16,6 +16,8 @@ from triglot.core.call import Call
 from triglot.core.errors import InvalidArgument, ServingError, as_serving_error, outcome, own_copy
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.core.types import HttpChunk
+from triglot.model.metadata import ModelMetadata
+from triglot.protocols.grps import openapi
 from triglot.protocols.grps.answers import Answer
 from triglot.protocols.grps.codec import decode_answer
 from triglot.protocols.grps.errors import BadRequest, failure_of
@@ -26,6 +28,7 @@ from triglot.protocols.grps.request import Request
 from triglot.protocols.grps.service import PROTOCOL, Grps
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json.text import read_body
+from triglot.protocols.openapi.operation import ALLOW, ApiOperation
 from triglot.protocols.rows import Operation, Route
 
 PREFIX = "/grps/v1"
@@ -113,6 +116,21 @@ class Http:
         is_json = not self._rules.customized_body and headers.get("content-type", "").lower().startswith(JSON)
         return self._limits.size if is_json else None
 
+    @property
+    def documented(self) -> ApiOperation:
+        """Predict in the OpenAPI document."""
+        rules = self._rules
+        in_query = rules.streaming_mode == "query_param"
+        return openapi.predict_operation(
+            rules.streaming_content_type,
+            customized=rules.customized_body,
+            streaming_query=rules.streaming_key if in_query else "",
+        )
+
+    def example_of(self, model: ModelMetadata, _: str) -> ApiOperation | None:
+        """An example for a model; in customised HTTP a project reads its requests itself."""
+        return None if self._rules.customized_body else openapi.predict_of(model)
+
     async def predict(self, asked: Asked, call: Call) -> Reply:
         """Raises `ServingError`."""
         if asked.streaming:
@@ -171,7 +189,9 @@ def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LI
     http, plain = Http(service, rules, limits), Http(service, HttpRules(always_200=rules.always_200))
     health, inspect = Operation.HEALTH, Operation.INSPECT
 
-    def control(path: str, operation: Operation, decode: Any, call: Any, encode: Any) -> Callable[[str], Route]:
+    def control(
+        path: str, operation: Operation, decode: Any, call: Any, encode: Any, documented: ApiOperation
+    ) -> Callable[[str], Route]:
         return lambda verb: Route(
             verb,
             f"{PREFIX}/{path}",
@@ -181,19 +201,21 @@ def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LI
             encode,
             encode_error=plain.encode_error,
             protocol=PROTOCOL,
+            documented=(documented,),
         )
 
     both: list[Callable[[str], Route]] = [
-        control(f"health/{name}", operation, _nothing, call, plain.encode_status)
-        for name, operation, call in (
-            ("online", Operation.ADMINISTER, service.set_online),
-            ("offline", Operation.ADMINISTER, service.set_offline),
-            ("live", health, service.live),
-            ("ready", health, service.ready),
+        control(f"health/{name}", operation, _nothing, call, plain.encode_status, documented)
+        for name, operation, call, documented in (
+            ("online", Operation.ADMINISTER, service.set_online, openapi.ONLINE),
+            ("offline", Operation.ADMINISTER, service.set_offline, openapi.OFFLINE),
+            ("live", health, service.live, openapi.LIVE),
+            ("ready", health, service.ready, openapi.READY),
         )
     ]
-    both.append(control("metadata/server", inspect, _nothing, service.server_metadata, _encode_message))
-    metadata = control("metadata/model", inspect, _model_name, service.model_metadata, _encode_message)
+    server, model = service.server_metadata, service.model_metadata
+    both.append(control("metadata/server", inspect, _nothing, server, _encode_message, openapi.SERVER))
+    metadata = control("metadata/model", inspect, _model_name, model, _encode_message, openapi.MODEL)
     rows = [row(verb) for row in both for verb in READ]
     rows += [metadata("POST"), _predict_row(http, PREDICT)("POST")]
     if rules.path:
@@ -208,7 +230,16 @@ def grps_routes(service: Grps, rules: HttpRules, limits: JsonLimits = DEFAULT_LI
 def _options_row(path: str, verbs: list[str]) -> Route:
     """What may be asked there (grps 3.1)."""
     answer = HttpResponse(b"", content_type=TEXT, headers={"Allow": ", ".join(verbs)})
-    return Route("OPTIONS", path, Operation.INSPECT, _nothing, _done, lambda *_: answer, protocol=PROTOCOL)
+    return Route(
+        "OPTIONS",
+        path,
+        Operation.INSPECT,
+        _nothing,
+        _done,
+        lambda *_: answer,
+        protocol=PROTOCOL,
+        documented=(ALLOW,),
+    )
 
 
 async def _done(*_: object) -> None:
@@ -230,6 +261,8 @@ def _predict_row(http: Http, path: str) -> Callable[[str], Route]:
         encode_error=http.encode_error,
         name="predict",
         protocol=PROTOCOL,
+        documented=(http.documented,),
+        of_model=http.example_of,
     )
 
 

@@ -21,9 +21,10 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.model.signature import Signature
 from triglot.model.validation import InvalidRequest
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.codec import packing_size
 from triglot.protocols.kserve.errors import name_request
-from triglot.protocols.kserve.extension import MODEL_PATHS
+from triglot.protocols.kserve.extension import MODEL, MODEL_PATHS
 from triglot.protocols.kserve.generate_json import decode_generate, encode_error, encode_event, encode_generate
 from triglot.protocols.kserve.rest import (
     RestInfer,
@@ -86,6 +87,7 @@ class Generate:
             limit_option=SIZE_OPTION,
             coding=identity_only,
             name="generate",
+            documented=(api.GENERATE,),
         )
 
     def _generate_stream(self, path: str) -> Route:
@@ -100,6 +102,8 @@ class Generate:
             limit_option=SIZE_OPTION,
             coding=identity_only,
             name="generate_stream",
+            documented=(api.GENERATE_STREAM,),
+            of_model=api.stream_of if path == MODEL else None,
         )
 
     def _infer_stream(self, path: str) -> Route:
@@ -114,6 +118,7 @@ class Generate:
             body_limit=partial(body_limit, self._limits),
             limit_option=SIZE_OPTION,
             name="infer_stream",
+            documented=(api.INFER_STREAM,),
         )
 
     def _decode(self, http: HttpRequest) -> InferenceRequest:

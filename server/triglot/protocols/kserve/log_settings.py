@@ -13,6 +13,7 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.dataplane.control import LOG_SETTINGS, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.text import type_name
+from triglot.protocols.kserve.openapi import LOG, SET_LOG
 from triglot.protocols.kserve.trace_settings import read_settings
 from triglot.protocols.rows import Kind, Method, Operation, Route
 from triglot.protocols.wire import parse_control, serialize
@@ -49,8 +50,10 @@ class LogSetting:
     def routes(self) -> list[Route]:
         """The rows of the REST interface."""
         return [
-            Route("GET", PATH, Operation.INSPECT, lambda _: {}, self.change, _encode_rest),
-            Route("POST", PATH, Operation.ADMINISTER, _decode_rest, self.change, _encode_rest),
+            Route("GET", PATH, Operation.INSPECT, lambda _: {}, self.change, _encode_rest, documented=(LOG,)),
+            Route(
+                "POST", PATH, Operation.ADMINISTER, _decode_rest, self.change, _encode_rest, documented=(SET_LOG,)
+            ),
         ]
 
 

@@ -13,6 +13,7 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.kserve.extension import MODEL_PATHS
+from triglot.protocols.kserve.openapi import CONFIG
 from triglot.protocols.rows import Kind, Method, Operation, Route
 from triglot.protocols.wire import parse_control, serialize
 from triglot.repository.config.as_json import json_object
@@ -40,7 +41,15 @@ class ModelConfigs:
     def routes(self) -> Sequence[Route]:
         """The rows of the REST interface."""
         return [
-            Route("GET", path + "/config", Operation.INSPECT, _decode, self.model_config, _encode)
+            Route(
+                "GET",
+                path + "/config",
+                Operation.INSPECT,
+                _decode,
+                self.model_config,
+                _encode,
+                documented=(CONFIG,),
+            )
             for path in MODEL_PATHS
         ]
 

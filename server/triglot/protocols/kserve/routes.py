@@ -18,7 +18,8 @@ from triglot.core.types import InferenceResponse
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json.text import read_body, type_name
-from triglot.protocols.kserve.extension import MODEL_PATHS
+from triglot.protocols.kserve import openapi as api
+from triglot.protocols.kserve.extension import MODEL, MODEL_PATHS
 from triglot.protocols.kserve.inference import UnaryInference
 from triglot.protocols.kserve.raw_request import decode_raw, is_raw
 from triglot.protocols.kserve.rest import RestInfer, body_limit, decode_infer, encode_infer, json_length, text_size
@@ -47,16 +48,50 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
     live, ready = pb.ServerLiveRequest(), pb.ServerReadyRequest()
     server_metadata = _fixed(pb.ServerMetadataRequest())
     rows = [
-        Route("GET", "/v2/health/live", health, _fixed(live), service.server_live, _encode_live),
-        Route("GET", "/v2/health/ready", health, _fixed(ready), service.server_ready, _encode_ready),
-        Route("GET", "/v2/models", inspect, _fixed(None), service.model_names, _encode_names),
+        Route(
+            "GET",
+            "/v2/health/live",
+            health,
+            _fixed(live),
+            service.server_live,
+            _encode_live,
+            documented=(api.LIVE,),
+        ),
+        Route(
+            "GET",
+            "/v2/health/ready",
+            health,
+            _fixed(ready),
+            service.server_ready,
+            _encode_ready,
+            documented=(api.READY,),
+        ),
+        Route(
+            "GET", "/v2/models", inspect, _fixed(None), service.model_names, _encode_names, documented=(api.NAMES,)
+        ),
     ]
     rows += [
-        Route("GET", path, inspect, server_metadata, service.server_metadata, _encode_server_metadata)
+        Route(
+            "GET",
+            path,
+            inspect,
+            server_metadata,
+            service.server_metadata,
+            _encode_server_metadata,
+            documented=(api.SERVER,),
+        )
         for path in ("/v2", "/v2/")
     ]
     rows += [
-        Route("POST", f"{repository}/index", inspect, _decode_index, service.repository_index, _encode_index)
+        Route(
+            "POST",
+            f"{repository}/index",
+            inspect,
+            _decode_index,
+            service.repository_index,
+            _encode_index,
+            documented=(api.INDEX,),
+        )
         for repository in REPOSITORIES
     ]
     for verb, request_class, change in (
@@ -72,6 +107,7 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
                 change,
                 partial(_encode_changed, verb),
                 body_limit=partial(_change_limit, service.max_upload if verb == "load" else 0),
+                documented=(api.CHANGES[verb],),
             )
             for repository in REPOSITORIES
         ]
@@ -81,8 +117,24 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
             partial(_named, pb.ModelMetadataRequest),
         )
         rows += [
-            Route("GET", path + "/ready", health, ready_of, service.require_model_ready, _encode_model_ready),
-            Route("GET", path, inspect, metadata_of, service.model_metadata, _encode_model_metadata),
+            Route(
+                "GET",
+                path + "/ready",
+                health,
+                ready_of,
+                service.require_model_ready,
+                _encode_model_ready,
+                documented=(api.MODEL_READY,),
+            ),
+            Route(
+                "GET",
+                path,
+                inspect,
+                metadata_of,
+                service.model_metadata,
+                _encode_model_metadata,
+                documented=(api.MODEL,),
+            ),
             Route(
                 "POST",
                 path + "/infer",
@@ -97,6 +149,8 @@ def kserve_routes(service: KServe, limits: JsonLimits = DEFAULT_LIMITS) -> list[
                 compress_from=COMPRESS_FROM_BYTES,
                 name="infer",
                 inference=RestInference(service.inference(HTTP_DOOR)),
+                documented=(api.INFER,),
+                of_model=api.infer_of if path == MODEL else None,
             ),
         ]
     # Before those of models: one that is called "stats" is not to be had (spec 3.1).

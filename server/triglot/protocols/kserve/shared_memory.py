@@ -19,7 +19,9 @@ from triglot.core.http import HttpRequest, HttpResponse
 from triglot.dataplane.control import REGISTER, UNREGISTER, Arguments, Control
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.text import read_body, type_name
+from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.regions import Region, Regions
+from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import Kind, Method, Operation, Route
 from triglot.protocols.wire import parse_control, serialize
 
@@ -81,7 +83,13 @@ class SystemSharedMemory:
     def routes(self) -> Sequence[Route]:
         """The rows of the REST interface."""
         return _routes(
-            "systemsharedmemory", self.status, _print_status, _read_registration, self.register, self.unregister
+            "systemsharedmemory",
+            self.status,
+            _print_status,
+            _read_registration,
+            self.register,
+            self.unregister,
+            api.REGISTER,
         )
 
 
@@ -113,7 +121,15 @@ class CudaSharedMemory:
 
     def routes(self) -> Sequence[Route]:
         """The rows of the REST interface."""
-        return _routes("cudasharedmemory", self.status, _print_status, _region_in, self.register, self.unregister)
+        return _routes(
+            "cudasharedmemory",
+            self.status,
+            _print_status,
+            _region_in,
+            self.register,
+            self.unregister,
+            api.REGISTER_CUDA,
+        )
 
 
 # --- gRPC ---
@@ -162,13 +178,24 @@ def _routes(
     read: Callable[[HttpRequest], Any],
     register: Callable[..., Any],
     unregister: Callable[..., Any],
+    documented: ApiOperation,
 ) -> list[Route]:
     everything, one = f"/v2/{kind}", f"/v2/{kind}/region/{{region}}"
     inspect, administer = Operation.INSPECT, Operation.ADMINISTER
-    rows = [Route("POST", f"{one}/register", administer, read, register, _empty)]
+    rows = [Route("POST", f"{one}/register", administer, read, register, _empty, documented=(documented,))]
     for path in (everything, one):
-        rows.append(Route("GET", f"{path}/status", inspect, _region_in, status, encode))
-        rows.append(Route("POST", f"{path}/unregister", administer, _region_in, unregister, _empty))
+        rows.append(Route("GET", f"{path}/status", inspect, _region_in, status, encode, documented=(api.REGIONS,)))
+        rows.append(
+            Route(
+                "POST",
+                f"{path}/unregister",
+                administer,
+                _region_in,
+                unregister,
+                _empty,
+                documented=(api.UNREGISTER,),
+            )
+        )
     return rows
 
 

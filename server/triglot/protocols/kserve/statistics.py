@@ -16,6 +16,7 @@ from triglot.core.statistics import Duration, Responses, Statistics
 from triglot.dataplane.control import STATISTICS, Arguments
 from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
+from triglot.protocols.kserve import openapi as api
 from triglot.protocols.kserve.added_statistics import merged
 from triglot.protocols.kserve.extension import MODEL_PATHS
 from triglot.protocols.rows import Kind, Method, Operation, Route
@@ -78,7 +79,10 @@ class ModelStatistics:
 
     def routes(self) -> Sequence[Route]:
         """The rows of the REST interface."""
-        return [Route("GET", path, Operation.INSPECT, _decode, self.statistics, _encode) for path in PATHS]
+        return [
+            Route("GET", path, Operation.INSPECT, _decode, self.statistics, _encode, documented=(api.STATISTICS,))
+            for path in PATHS
+        ]
 
 
 def _decode(http: HttpRequest) -> pb.ModelStatisticsRequest:

@@ -17,6 +17,7 @@ from triglot.dataplane.dataplane import DataPlane
 from triglot.pb.kserve import inference_pb2 as pb
 from triglot.protocols.json.text import read_body, type_name
 from triglot.protocols.kserve.extension import MODEL_PATHS
+from triglot.protocols.kserve.openapi import SET_TRACE, TRACE
 from triglot.protocols.rows import Kind, Method, Operation, Route
 from triglot.protocols.wire import parse_control, serialize
 from triglot.telemetry.trace_settings import LEVEL
@@ -69,11 +70,11 @@ class TraceSetting:
     def routes(self) -> list[Route]:
         """The rows of the REST interface."""
         return [
-            Route(verb, path, operation, decode, self.change, _encode_rest)
+            Route(verb, path, operation, decode, self.change, _encode_rest, documented=(documented,))
             for path in PATHS
-            for verb, operation, decode in (
-                ("GET", Operation.INSPECT, _decode_get),
-                ("POST", Operation.ADMINISTER, _decode_post),
+            for verb, operation, decode, documented in (
+                ("GET", Operation.INSPECT, _decode_get, TRACE),
+                ("POST", Operation.ADMINISTER, _decode_post, SET_TRACE),
             )
         ]
 

@@ -22,10 +22,12 @@ from triglot.dataplane.control import NAMES, Arguments, Control, Reports
 from triglot.dataplane.control import OVERVIEW as OVERVIEW_REPORT
 from triglot.dataplane.control import SERIES as SERIES_REPORT
 from triglot.dataplane.dataplane import DataPlane
+from triglot.protocols.monitor import openapi
 from triglot.protocols.monitor.added_overview import added_overview, overview_report
 from triglot.protocols.monitor.overview import overview
 from triglot.protocols.monitor.prometheus import PrometheusText, render_reports
 from triglot.protocols.monitor.scripts import script_routes, takes_gzip
+from triglot.protocols.openapi.operation import ALLOW, ApiOperation
 from triglot.protocols.rows import Operation, Route, no_work
 from triglot.repository.manager.plan import Version
 from triglot.telemetry.added_series import added_series, series_report
@@ -89,11 +91,17 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, server_name: str)
         return HttpResponse(orjson.dumps(document), headers=_NO_STORE)
 
     routes = [
-        _route(METRICS, look_at_all(METRICS_REPORT), encode_metrics, lambda _: text.size),
+        _route(METRICS, openapi.METRICS, look_at_all(METRICS_REPORT), encode_metrics, lambda _: text.size),
         _series_route(telemetry, control),
         page_route(telemetry, control, PAGE),
-        _route(OVERVIEW, look_at_all(OVERVIEW_REPORT), encode_overview, lambda _: telemetry.kinds * KIND_BYTES),
-        *script_routes(),
+        _route(
+            OVERVIEW,
+            openapi.OVERVIEW,
+            look_at_all(OVERVIEW_REPORT),
+            encode_overview,
+            lambda _: telemetry.kinds * KIND_BYTES,
+        ),
+        *[replace(route, protocol=PROTOCOL) for route in script_routes()],
     ]
     return [row for route in routes for row in readable(route)]
 
@@ -106,7 +114,14 @@ def readable(route: Route) -> list[Route]:
         pass
 
     options = Route(
-        "OPTIONS", route.path, Operation.INSPECT, lambda _: None, allow, lambda *_: allowed, protocol=PROTOCOL
+        "OPTIONS",
+        route.path,
+        Operation.INSPECT,
+        lambda _: None,
+        allow,
+        lambda *_: allowed,
+        protocol=PROTOCOL,
+        documented=(ALLOW,),
     )
     return [route, replace(route, verb="HEAD"), options]
 
@@ -115,7 +130,7 @@ def page_route(telemetry: Telemetry, control: Control, path: str) -> Route:
     """The page at `path`."""
     text = PAGE_FILE.read_text(encoding="utf-8")
     before, _, after = text.partition(NAMES_MARKER)
-    headers = _page_headers(text)
+    headers = page_headers(text)
 
     async def look(_: HttpRequest, __: Call) -> list[str]:
         if control.alone:
@@ -129,10 +144,10 @@ def page_route(telemetry: Telemetry, control: Control, path: str) -> Route:
         page = f"{before}{items}{after}".encode(errors="replace")
         return HttpResponse(page, content_type="text/html; charset=utf-8", headers=headers)
 
-    return _route(path, look, encode)
+    return _route(path, openapi.PAGE, look, encode)
 
 
-def _page_headers(page: str) -> dict[str, str]:
+def page_headers(page: str) -> dict[str, str]:
     """Names in the page come from users: nothing runs but its own script, and no other page may frame it."""
     policy = (
         "default-src 'none'; base-uri 'none'; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; "
@@ -189,13 +204,22 @@ class _State:
 
 def _route(
     path: str,
+    documented: ApiOperation,
     call: Callable[[HttpRequest, Call], Awaitable[Any]],
     encode: Callable[[Any, HttpRequest], HttpResponse],
     answer_size: Callable[[Any], int] = no_work,
 ) -> Route:
     """A GET that reads the telemetry where it is printed: on a thread, if there is much of it."""
     return Route(
-        "GET", path, Operation.INSPECT, lambda http: http, call, encode, answer_size=answer_size, protocol=PROTOCOL
+        "GET",
+        path,
+        Operation.INSPECT,
+        lambda http: http,
+        call,
+        encode,
+        answer_size=answer_size,
+        protocol=PROTOCOL,
+        documented=(documented,),
     )
 
 
@@ -216,4 +240,4 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
             return HttpResponse(b"key not found", content_type=TEXT)
         return HttpResponse(orjson.dumps(found), headers=_NO_STORE)
 
-    return _route(SERIES, look, encode)
+    return _route(SERIES, openapi.SERIES, look, encode)

@@ -29,7 +29,9 @@ from triglot.model.signature import Signature
 from triglot.protocols.json.arrays import parse_large
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
 from triglot.protocols.json.text import type_name
+from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import Operation, Route
+from triglot.protocols.tfserving import openapi as api
 from triglot.protocols.tfserving.json_models import (
     INSTANCES,
     PARAMETERS,
@@ -274,7 +276,7 @@ def _explain(body: bytes, limits: JsonLimits, signature: Signature) -> None:
 def ai_platform_routes(platform: AIPlatform) -> list[Route]:
     """`projects.predict`, with and without a version."""
     return [
-        _route(path, platform.decode_project, platform, encode_platform_error, "projects.predict")
+        _route(path, platform.decode_project, platform, encode_platform_error, api.PROJECT, "projects.predict")
         for path in (f"{PROJECT_MODEL}:predict", f"{PROJECT_MODEL}/versions/{{version:[^/:]+}}:predict")
     ]
 
@@ -283,7 +285,7 @@ def vertex_routes(platform: AIPlatform, predict_route: str, health_route: str) -
     """The routes that Vertex AI names in the container's environment; none for an empty path."""
     routes = []
     if predict_route:
-        routes.append(_route(predict_route, platform.decode_vertex, platform, encode_detail))
+        routes.append(_route(predict_route, platform.decode_vertex, platform, encode_detail, api.VERTEX))
     if health_route:
         routes.append(
             Route(
@@ -294,6 +296,7 @@ def vertex_routes(platform: AIPlatform, predict_route: str, health_route: str) -
                 platform.require_ready,
                 _encode_health,
                 encode_error=encode_detail,
+                documented=(api.VERTEX_HEALTH,),
             )
         )
     return routes
@@ -304,6 +307,7 @@ def _route(
     decode: Callable[[HttpRequest], Asked],
     platform: AIPlatform,
     encode_error: Callable[[ServingError], HttpResponse],
+    documented: ApiOperation,
     name: str = "",
 ) -> Route:
     return Route(
@@ -318,6 +322,7 @@ def _route(
         limit_option=SIZE_OPTION,
         encode_error=encode_error,
         name=name,
+        documented=(documented,),
     )
 
 

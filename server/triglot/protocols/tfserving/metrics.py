@@ -10,6 +10,7 @@ from triglot.core.errors import Code
 from triglot.core.http import HttpRequest, HttpResponse
 from triglot.dataplane.control import TFSERVING_METRICS, Arguments, Control, Reports
 from triglot.protocols.rows import Operation, Route
+from triglot.protocols.tfserving.openapi import METRICS
 from triglot.telemetry.histogram import Histogram
 from triglot.telemetry.merging import merged_texts
 from triglot.telemetry.store import Telemetry
@@ -62,6 +63,7 @@ def metrics_route(telemetry: Telemetry, control: Control, path: str) -> Route:
         read,
         encode,
         answer_size=lambda _: telemetry.kinds * KIND_BYTES,
+        documented=(METRICS,),
     )
 
 

@@ -21,9 +21,11 @@ from triglot.core.running import Defer, Done, OnLoop, Outcome
 from triglot.core.scattered import Scattered
 from triglot.dataplane.dataplane import DataPlane
 from triglot.dataplane.inference import Awaited, Inference
+from triglot.model.metadata import ModelMetadata
 from triglot.model.signature import DEFAULT_SIGNATURE, Signature
 from triglot.pb.tfserving import management_pb2, metadata_pb2, model_pb2
 from triglot.protocols.json.limits import DEFAULT_LIMITS, SIZE_OPTION, JsonLimits
+from triglot.protocols.openapi.operation import ApiOperation
 from triglot.protocols.rows import DamagedBody, InflatedTooLarge, Operation, Route
 from triglot.protocols.tfserving.codec import ModelSpec, PredictRequest
 from triglot.protocols.tfserving.inference import ExamplesRequest
@@ -31,6 +33,7 @@ from triglot.protocols.tfserving.json_models import encode_json, json_inputs, re
 from triglot.protocols.tfserving.json_tensors import PredictBody
 from triglot.protocols.tfserving.lookup import find_servable
 from triglot.protocols.tfserving.models import SIGNATURE_DEF, Models
+from triglot.protocols.tfserving.openapi import PREDICT, call_operations, look_operations, predict_of
 from triglot.protocols.tfserving.rest_examples import decode_examples, encode_classifications, encode_regressions
 from triglot.protocols.tfserving.rest_models import encode_metadata, encode_status
 from triglot.protocols.tfserving.rest_paths import (
@@ -125,7 +128,7 @@ class RestApi:
         self._dataplane = dataplane
         self._predictions = predictions
         self._models = models
-        self._kserve_v1 = kserve_v1
+        self.kserve_v1 = kserve_v1
 
     def decode_get(self, http: HttpRequest) -> RestCall:
         """Status or metadata of a model. Raises `InvalidArgument`."""
@@ -133,7 +136,7 @@ class RestApi:
         if match is None:
             raise _malformed(http)
         if match["model"] is None:
-            if self._kserve_v1 and not (match["version"] or match["label"] or match["metadata"]):
+            if self.kserve_v1 and not (match["version"] or match["label"] or match["metadata"]):
                 return RestCall(self._list_models, orjson.dumps)
             raise InvalidArgument("Missing model name in request.")
         spec = _spec_message(spec_in(match))
@@ -247,6 +250,8 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
         decode: Callable[[HttpRequest], RestCall | PredictCall],
         path: str = PREFIX,
         name: str = "models",
+        documented: tuple[ApiOperation, ...] = (),
+        of_model: Callable[[ModelMetadata, str], ApiOperation | None] | None = None,
     ) -> Route:
         is_inference = operation is infer
         return Route(
@@ -267,12 +272,25 @@ def tfserving_routes(api: RestApi, *, cors: bool) -> list[Route]:
             any_origin=cors,
             name=name,
             inference=api if is_inference else None,
+            documented=documented,
+            of_model=of_model,
         )
 
     return [
-        route("GET", inspect, api.decode_get),
+        route("GET", inspect, api.decode_get, documented=look_operations(kserve_v1=api.kserve_v1)),
         # Rows of their own, for the telemetry: what a malformed request was meant to be is not known.
-        *(route("POST", infer, api.decode_post, f"{PREFIX}:{{verb:(?i:{name})}}", name) for name in CALLS),
+        *(
+            route(
+                "POST",
+                infer,
+                api.decode_post,
+                f"{PREFIX}:{{verb:(?i:{name})}}",
+                name,
+                call_operations(name),
+                predict_of if name == PREDICT else None,
+            )
+            for name in CALLS
+        ),
         route("POST", infer, api.decode_post),
         Route("OPTIONS", PREFIX, inspect, _is_cross_origin, _allow, _encode_options, headers=headers),
         route("*", inspect, _refuse),

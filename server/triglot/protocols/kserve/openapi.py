@@ -1,0 +1,342 @@
+"""What KServe V2's routes say of themselves in the OpenAPI document (spec 3)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from triglot.core.types import TensorSpec
+from triglot.model.metadata import ModelMetadata
+from triglot.model.signature import shape_text
+from triglot.protocols.kserve.json_elements import NO_JSON
+from triglot.protocols.kserve.rest import HEADER_NAME
+from triglot.protocols.openapi.operation import (
+    BOOLEAN,
+    BYTES,
+    COUNT,
+    ERROR,
+    EVENTS,
+    NO_CONTENT,
+    OBJECT,
+    STRING,
+    ApiOperation,
+    Schema,
+    array,
+    header,
+    json_body,
+    record,
+    ref,
+)
+from triglot.protocols.openapi.tensors import described, element_schema, shape_schema
+from triglot.protocols.sample_calls import binary_call, sample_calls, stream_call
+
+_LARGEST_EXAMPLE = 1024
+"""Elements of an input; a larger one is sent as binary data."""
+_BINARY = (
+    "Tensors are JSON, or binary data: a JSON part of as many bytes as the header "
+    f"{HEADER_NAME} says, and behind it the bytes of the tensors whose parameters have a binary_data_size. "
+    "FP16 and BF16 have no JSON form. NaN, Infinity and -Infinity are bare tokens in JSON."
+)
+_PARAMETER: Schema = {"type": ["string", "number", "boolean"]}
+_REGION = record({"name": STRING, "key": STRING, "offset": COUNT, "byte_size": COUNT})
+_DURATION = record({"count": COUNT, "ns": COUNT})
+_DURATIONS: Schema = {"type": "object", "additionalProperties": _DURATION}
+SCHEMAS: dict[str, Schema] = {
+    "Live": record({"live": BOOLEAN}),
+    "Ready": record({"ready": BOOLEAN, "live": BOOLEAN}),
+    "ModelNames": record({"models": array(STRING)}),
+    "ModelReady": record({"name": STRING, "ready": BOOLEAN}),
+    "ServerMetadata": record({"name": STRING, "version": STRING, "extensions": array(STRING)}),
+    "TensorMetadata": record({"name": STRING, "datatype": STRING, "shape": array({"type": "integer"})}),
+    "ModelMetadata": record(
+        {
+            "name": STRING,
+            "versions": array(STRING),
+            "platform": STRING,
+            "inputs": array(ref("TensorMetadata")),
+            "outputs": array(ref("TensorMetadata")),
+        }
+    ),
+    "Parameters": {"type": "object", "additionalProperties": _PARAMETER},
+    "TensorData": array({"anyOf": [{"type": ["number", "string", "boolean", "null"]}, ref("TensorData")]}),
+    "RequestInput": record(
+        {"name": STRING, "datatype": STRING, "shape": array(COUNT)},
+        {"parameters": ref("Parameters"), "data": ref("TensorData")},
+    ),
+    "RequestOutput": record({"name": STRING}, {"parameters": ref("Parameters")}),
+    "InferRequest": record(
+        {"inputs": array(ref("RequestInput"))},
+        {"id": STRING, "parameters": ref("Parameters"), "outputs": array(ref("RequestOutput"))},
+    ),
+    "ResponseOutput": record(
+        {"name": STRING, "datatype": STRING, "shape": array(COUNT)},
+        {"parameters": ref("Parameters"), "data": ref("TensorData")},
+    ),
+    "InferResponse": record(
+        {"model_name": STRING, "model_version": STRING, "outputs": array(ref("ResponseOutput"))},
+        {"id": STRING, "parameters": ref("Parameters")},
+    ),
+    "GenerateRequest": {
+        "type": "object",
+        "description": "A member that is called like an input is that input; any other one is a parameter.",
+        "properties": {"id": STRING, "parameters": OBJECT},
+    },
+    "GenerateResponse": record({"model_name": STRING, "model_version": STRING}, {"id": STRING}),
+    "IndexRequest": record({}, {"ready": BOOLEAN}),
+    "Index": array(record({"name": STRING}, {"version": STRING, "state": STRING, "reason": STRING})),
+    "ChangeRequest": record(
+        {}, {"parameters": {"type": "object", "additionalProperties": {"type": ["string", "boolean"]}}}
+    ),
+    "ModelLoaded": record({"name": STRING, "load": BOOLEAN}),
+    "ModelUnloaded": record({"name": STRING, "unload": BOOLEAN}),
+    "ModelConfig": record({"name": STRING, "platform": STRING, "backend": STRING}),
+    "InferStatistics": _DURATIONS,
+    "ModelStatistics": record(
+        {
+            "name": STRING,
+            "version": STRING,
+            "last_inference": COUNT,
+            "inference_count": COUNT,
+            "execution_count": COUNT,
+            "inference_stats": ref("InferStatistics"),
+        },
+        {
+            "batch_stats": array(record({"batch_size": COUNT}, {"compute_infer": _DURATION})),
+            "response_stats": {"type": "object", "additionalProperties": _DURATIONS},
+        },
+    ),
+    "Statistics": record({"model_stats": array(ref("ModelStatistics"))}),
+    "TraceSettings": record(
+        {},
+        {
+            "trace_level": array({"enum": ["OFF", "TIMESTAMPS", "TENSORS"]}),
+            "trace_rate": STRING,
+            "trace_count": STRING,
+            "log_frequency": STRING,
+            "trace_file": STRING,
+            "trace_mode": STRING,
+        },
+    ),
+    "LogSettings": record(
+        {},
+        {
+            "log_file": STRING,
+            "log_info": BOOLEAN,
+            "log_warning": BOOLEAN,
+            "log_error": BOOLEAN,
+            "log_verbose_level": COUNT,
+            "log_format": {"enum": ["default", "ISO8601"]},
+        },
+    ),
+    "SharedMemoryRegions": array(_REGION),
+    "SharedMemoryRegion": record({"key": STRING, "byte_size": COUNT}, {"offset": COUNT}),
+    "CudaSharedMemoryRegion": OBJECT,
+}
+_UNIMPLEMENTED = {501: ERROR}
+_BINARY_LENGTH = header(HEADER_NAME, COUNT, "Bytes of the JSON part of a body with binary tensors")
+_NOT_READY = {503: ERROR}
+
+LIVE = ApiOperation("Liveness of the server", json_body(ref("Live")))
+READY = ApiOperation("Readiness of the server", json_body(ref("Ready")), others={503: json_body(ref("Ready"))})
+NAMES = ApiOperation("Names of the models", json_body(ref("ModelNames")))
+SERVER = ApiOperation("Metadata of the server", json_body(ref("ServerMetadata")))
+MODEL_READY = ApiOperation("Readiness of a model", json_body(ref("ModelReady")), others=_NOT_READY)
+MODEL = ApiOperation("Metadata of a model", json_body(ref("ModelMetadata")), others=_NOT_READY)
+CONFIG = ApiOperation("Configuration of a model", json_body(ref("ModelConfig")), others=_NOT_READY)
+STATISTICS = ApiOperation("Statistics of models", json_body(ref("Statistics")), others=_NOT_READY)
+INDEX = ApiOperation(
+    "Index of the model repository",
+    json_body(ref("Index")),
+    json_body(ref("IndexRequest")),
+    others=_UNIMPLEMENTED,
+    body_required=False,
+)
+CHANGES = {
+    "load": ApiOperation(
+        "Load a model, or load it again",
+        json_body(ref("ModelLoaded")),
+        json_body(ref("ChangeRequest")),
+        "Needs --model-control-mode explicit. The parameter config is a model configuration as JSON.",
+        others=_UNIMPLEMENTED | _NOT_READY | {500: ERROR},
+        body_required=False,
+    ),
+    "unload": ApiOperation(
+        "Unload a model",
+        json_body(ref("ModelUnloaded")),
+        json_body(ref("ChangeRequest")),
+        "Needs --model-control-mode explicit. The parameter unload_dependents unloads an ensemble's models, too.",
+        others=_UNIMPLEMENTED | _NOT_READY,
+        body_required=False,
+    ),
+}
+INFER = ApiOperation(
+    "Inference",
+    json_body(ref("InferResponse")) | {BYTES: {}},
+    json_body(ref("InferRequest")) | {BYTES: {}},
+    _BINARY,
+    others=_UNIMPLEMENTED | _NOT_READY,
+    parameters=[_BINARY_LENGTH],
+)
+GENERATE = ApiOperation(
+    "Inference with one flat JSON object",
+    json_body(ref("GenerateResponse")),
+    json_body(ref("GenerateRequest")),
+    "For models that answer once.",
+    others=_UNIMPLEMENTED | _NOT_READY,
+)
+_STREAM = (
+    "Server-sent events, one for each response of the model: lines of `data:` and a JSON object. An error before "
+    "the first one has a status of its own; a later one is the last event, with the member error."
+)
+GENERATE_STREAM = ApiOperation(
+    "Inference with one flat JSON object, and a stream of responses",
+    {EVENTS: {}},
+    json_body(ref("GenerateRequest")),
+    _STREAM,
+    others=_UNIMPLEMENTED | _NOT_READY,
+)
+INFER_STREAM = ApiOperation(
+    "Inference with a stream of responses",
+    {EVENTS: {}},
+    json_body(ref("InferRequest")) | {BYTES: {}},
+    f"{_STREAM} Inputs may be binary data, responses are JSON.",
+    others=_UNIMPLEMENTED | _NOT_READY,
+    parameters=[_BINARY_LENGTH],
+)
+TRACE = ApiOperation("Trace settings", json_body(ref("TraceSettings")))
+SET_TRACE = ApiOperation(
+    "Change trace settings",
+    json_body(ref("TraceSettings")),
+    json_body(OBJECT),
+    "A null takes a setting back. Without a trace_file of the server nothing is traced.",
+    others=_UNIMPLEMENTED,
+)
+LOG = ApiOperation("Log settings", json_body(ref("LogSettings")))
+SET_LOG = ApiOperation(
+    "Change log settings",
+    json_body(ref("LogSettings")),
+    json_body(OBJECT),
+    "Values as in the answer; a null leaves a setting as it is.",
+    others=_UNIMPLEMENTED,
+)
+_CLOSED = "Needs --shared-memory-prefix."
+REGIONS = ApiOperation("Registered regions of shared memory", json_body(ref("SharedMemoryRegions")))
+REGISTER = ApiOperation(
+    "Register a region of system shared memory",
+    NO_CONTENT,
+    json_body(ref("SharedMemoryRegion")),
+    _CLOSED,
+    others=_UNIMPLEMENTED,
+)
+REGISTER_CUDA = ApiOperation(
+    "Register a region of CUDA shared memory",
+    NO_CONTENT,
+    json_body(OBJECT),
+    "Always refused: there is no GPU code.",
+)
+UNREGISTER = ApiOperation("Unregister regions of shared memory", NO_CONTENT, others=_UNIMPLEMENTED)
+
+
+def infer_of(model: ModelMetadata, server: str) -> ApiOperation | None:
+    """`INFER` of one model; `server` is the address in its code."""
+    if model.decoupled:
+        return None
+    calls = sample_calls(model, ["kserve"], largest=_LARGEST_EXAMPLE)
+    return ApiOperation(
+        f"Inference with {model.name}",
+        json_body(_response(model)) | {BYTES: {}},
+        json_body(_request(model)) | {BYTES: {}},
+        f"{described(model)}\n\n{_BINARY}",
+        others=INFER.others,
+        parameters=INFER.parameters,
+        examples={model.name: calls[0].body} if calls else {},
+        code="" if calls else _binary_code(model, server),
+        model=model.name,
+        path=f"/v2/models/{quote(model.name)}/infer",
+    )
+
+
+def stream_of(model: ModelMetadata, _: str) -> ApiOperation | None:
+    """`GENERATE_STREAM` of one model that is decoupled."""
+    if not model.decoupled or model.signature.any_tensors:
+        return None
+    call = stream_call(model, _LARGEST_EXAMPLE)
+    inputs = {spec.name: _generated(spec) for spec in model.signature.inputs}
+    required = [spec.name for spec in model.signature.inputs if spec.name not in model.signature.may_lack]
+    schema = ref("GenerateRequest") | {"properties": inputs} | ({"required": required} if required else {})
+    return ApiOperation(
+        f"Stream of responses of {model.name}",
+        GENERATE_STREAM.answer,
+        json_body(schema),
+        f"{described(model)}\n\n{_STREAM}",
+        others=GENERATE_STREAM.others,
+        examples={} if call is None else {model.name: call.body},
+        model=model.name,
+        path=f"/v2/models/{quote(model.name)}/generate_stream",
+    )
+
+
+def _generated(spec: TensorSpec) -> Schema:
+    element = element_schema(spec.datatype)
+    return {"anyOf": [element, array(element)], "description": f"{spec.datatype} {shape_text(spec.shape)}"}
+
+
+def _request(model: ModelMetadata) -> Schema:
+    signature = model.signature
+    if signature.any_tensors:
+        return ref("InferRequest")
+    inputs: dict[str, Any] = {
+        "type": "array",
+        "minItems": sum(spec.name not in signature.may_lack for spec in signature.inputs),
+        "maxItems": len(signature.inputs),
+    }
+    if signature.inputs:
+        inputs["items"] = {"anyOf": list(map(_input, signature.inputs))}
+    return ref("InferRequest") | {"properties": {"inputs": inputs}}
+
+
+def _response(model: ModelMetadata) -> Schema:
+    signature = model.signature
+    if signature.any_tensors or not signature.outputs:
+        return ref("InferResponse")
+    outputs = [_output(spec) for spec in signature.outputs]
+    return ref("InferResponse") | {"properties": {"outputs": {"type": "array", "items": {"anyOf": outputs}}}}
+
+
+def _input(spec: TensorSpec) -> Schema:
+    data: Schema = {}
+    if spec.datatype not in NO_JSON:
+        element = element_schema(spec.datatype)
+        data = {"data": array({"anyOf": [element, {"type": "array"}]})}
+    return _tensor(spec, data)
+
+
+def _output(spec: TensorSpec) -> Schema:
+    """Where classes are asked for they are BYTES, in another shape."""
+    classes = record({"name": {"const": spec.name}, "datatype": {"const": "BYTES"}})
+    return {"anyOf": [_tensor(spec, {}), {"title": "classification"} | classes]}
+
+
+def _tensor(spec: TensorSpec, data: Mapping[str, Schema]) -> Schema:
+    return record(
+        {
+            "name": {"const": spec.name},
+            "datatype": {"const": spec.datatype},
+            "shape": shape_schema(spec.shape),
+        },
+        data,
+    )
+
+
+def _binary_code(model: ModelMetadata, server: str) -> str:
+    call = binary_call(model)
+    if call is None:
+        return ""
+    head = json.dumps(call.head)
+    return (
+        f"(printf %s {shlex.quote(head)}; head -c {call.zeros} /dev/zero) |\n"
+        f"curl -s {shlex.quote(server + call.path)} -H '{HEADER_NAME}: {len(head)}' --data-binary @- --output -"
+    )

@@ -1,0 +1,43 @@
+"""What the monitor's routes say of themselves in the OpenAPI document."""
+
+from __future__ import annotations
+
+from triglot.protocols.openapi.operation import (
+    JSON,
+    NO_CONTENT,
+    OBJECT,
+    STRING,
+    TEXT,
+    ApiOperation,
+    Schema,
+    array,
+    json_body,
+    query,
+    record,
+    ref,
+)
+
+HTML = "text/html"
+SCRIPT = "application/javascript"
+SCHEMAS: dict[str, Schema] = {
+    "Alive": record({"status": STRING}),
+    "Overview": record({"server": OBJECT}),
+    "Series": record({"label": STRING, "data": array({})}),
+}
+METRICS = ApiOperation(
+    "Metrics of the server and its models",
+    {TEXT: STRING, "application/openmetrics-text": STRING},
+    description="Prometheus' text, or OpenMetrics where the client accepts it.",
+)
+SERIES = ApiOperation(
+    "The points of one metric",
+    {JSON: ref("Series"), TEXT: STRING},
+    description="Without such a metric, the text `key not found`.",
+    parameters=[query("name", STRING, "Name of the metric")],
+)
+PAGE = ApiOperation("The monitor page", {HTML: STRING})
+ROOT = ApiOperation(
+    "The monitor page for browsers, liveness for others (KServe V1)", {HTML: STRING} | json_body(ref("Alive"))
+)
+OVERVIEW = ApiOperation("The numbers of the monitor page", json_body(ref("Overview")))
+JS = ApiOperation("An empty script, for pages that were made for grps", {SCRIPT: STRING}, others={304: NO_CONTENT})

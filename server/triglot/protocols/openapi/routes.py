@@ -1,0 +1,127 @@
+"""The routes of the OpenAPI document, and of the page that shows it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from triglot.core.call import Call
+from triglot.core.http import HttpRequest, HttpResponse
+from triglot.model.metadata import ModelMetadata
+from triglot.protocols.monitor.routes import PROTOCOL, page_headers, readable
+from triglot.protocols.openapi.document import document
+from triglot.protocols.openapi.operation import NO_CONTENT, OBJECT, STRING, ApiOperation, Schema, json_body
+from triglot.protocols.rows import Operation, Route
+from triglot.version import __version__
+
+DOCUMENT, PAGE = "/openapi.json", "/docs"
+PAGE_FILE = Path(__file__).with_name("page.html")
+MODEL_BYTES = 4096
+"""What a model adds to the document, about, in bytes of text."""
+COMPRESS_FROM_BYTES = 1024
+Models = Sequence[ModelMetadata]
+
+
+def openapi_routes(
+    routes: Sequence[Route],
+    models: Callable[[], Models],
+    schemas: Mapping[str, Schema],
+    server_name: str,
+    address: str,
+) -> list[Route]:
+    """`/openapi.json` of these routes and their own, and `/docs`; `models` gives those that serve.
+
+    `address` is the server's in examples of code.
+    """
+    page = PAGE_FILE.read_bytes()
+    headers = page_headers(page.decode())
+
+    async def look(_: HttpRequest, __: Call) -> Models:
+        # Workers may have loaded them in different orders, and are to have the same document.
+        return sorted(models(), key=lambda model: model.name)
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    made = _Document(schemas, {"title": server_name, "version": __version__}, address)
+    rows = [
+        Route(
+            "GET",
+            DOCUMENT,
+            Operation.INSPECT,
+            lambda http: http,
+            look,
+            made.encode,
+            answer_size=made.text_size,
+            compress_from=COMPRESS_FROM_BYTES,
+            protocol=PROTOCOL,
+            documented=(ApiOperation("This document", json_body(OBJECT), others={304: NO_CONTENT}),),
+        ),
+        Route(
+            "GET",
+            PAGE,
+            Operation.INSPECT,
+            lambda http: http,
+            nothing,
+            lambda *_: HttpResponse(page, content_type="text/html; charset=utf-8", headers=headers),
+            compress_from=COMPRESS_FROM_BYTES,
+            protocol=PROTOCOL,
+            documented=(ApiOperation("This document as a page", {"text/html": STRING}),),
+        ),
+    ]
+    own = [row for route in rows for row in readable(route)]
+    made.routes = [*routes, *own]
+    return own
+
+
+class _Document:
+    """Prints the document, and keeps it as long as the same models serve."""
+
+    def __init__(self, schemas: Mapping[str, Schema], info: Schema, address: str) -> None:
+        self.routes: Sequence[Route] = ()
+        self._schemas, self._info, self._address = schemas, info, address
+        self._kept: tuple[Models, bytes, str] | None = None
+
+    def text_size(self, models: Models) -> int:
+        """How many bytes there are to print, about."""
+        return 0 if self._kept_of(models) else (len(self.routes) + len(models)) * MODEL_BYTES
+
+    def encode(self, models: Models, http: HttpRequest) -> HttpResponse:
+        """The document, or that the client has it. Also off the loop."""
+        kept = self._kept_of(models)
+        if kept is None:
+            made = document(self.routes, models, self._schemas, self._info, self._address)
+            text = orjson.dumps(made)
+            # Weak: the answer may be compressed.
+            kept = self._kept = models, text, f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
+        _, text, tag = kept
+        headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+        if _has_it(http.headers.get("if-none-match", ""), tag):
+            return HttpResponse(b"", 304, content_type="", headers=headers)
+        return HttpResponse(text, headers=headers)
+
+    def _kept_of(self, models: Models) -> tuple[Models, bytes, str] | None:
+        kept = self._kept
+        return kept if kept is not None and _are_same(kept[0], models) else None
+
+
+def _has_it(tags: str, tag: str) -> bool:
+    """Whether If-None-Match names it, or any; weak and strong tags are alike there."""
+    return any(one.strip().removeprefix("W/") in (tag.removeprefix("W/"), "*") for one in tags.split(","))
+
+
+def _are_same(some: Models, others: Models) -> bool:
+    """Whether they are the same objects in the same versions: to compare signatures' values would take long."""
+    return len(some) == len(others) and all(map(_is_same, some, others))
+
+
+def _is_same(one: ModelMetadata, other: ModelMetadata) -> bool:
+    return one.signature is other.signature and _rest(one) == _rest(other)
+
+
+def _rest(model: ModelMetadata) -> tuple[Any, ...]:
+    return model.name, model.versions, model.platform, model.decoupled, model.signature_name
