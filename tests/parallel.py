@@ -43,6 +43,7 @@ LONGEST = (
     "tests/backends/test_sklearn_missing.py",
     "tests/e2e/test_foreign_clients.py",
     "tests/e2e/test_monitor_page.py",
+    "tests/e2e/test_try_models.py",
     "tests/e2e/test_load_failures.py",
     "tests/e2e/test_process_instances.py",
     "tests/e2e/test_grps_streams.py",

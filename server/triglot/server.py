@@ -231,7 +231,14 @@ class Server:
             verbose_level=self.config.log_verbose_level,
         )
         services, routes = rows(
-            self.dataplane, self._predictions, self.telemetry, self.config, self._about, self._logs, self._regions
+            self.dataplane,
+            self._predictions,
+            self.telemetry,
+            self.config,
+            self._about,
+            self._logs,
+            self._regions,
+            lambda: self.grpc_port,
         )
         await self.dataplane.control.loaded()
         self._ticking = asyncio.create_task(self.telemetry.run())

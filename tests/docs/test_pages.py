@@ -48,3 +48,9 @@ def test_files_and_targets_are_there(name: str) -> None:
     assert [path for path in OWN_PATH.findall(text) if not (ROOT / path).exists()] == []
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(MADE_BY_MAKE.findall(text)) <= set(targets)
+
+
+def test_pictures_are_small() -> None:
+    sizes = {file.name: file.stat().st_size for file in (ROOT / "docs").rglob("*.png")}
+    assert sizes
+    assert {name: size for name, size in sizes.items() if size > 150_000} == {}

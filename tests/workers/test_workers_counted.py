@@ -15,6 +15,7 @@ from shared_ports import TRANSPORTS, Workers
 from process import SECONDS
 from protocol_clients.channel import rpc
 from protocol_clients.kserve import infer
+from protocol_clients.rest import Rest
 from triglot.pb.kserve import inference_pb2 as pb
 from waiting import wait_until
 
@@ -131,3 +132,13 @@ def test_series_and_names_of_the_page(tmp_path: Path) -> None:
         cdf = json.loads(workers.get("/grps/v1/monitor/series?name=*latency_cdf(ms)"))
         assert (cdf["label"], len(cdf["data"])) == ("cdf", 20)
         assert workers.get("/grps/v1/monitor/series?name=nothing") == "key not found"
+
+
+def test_any_worker_tells_the_page_of_a_model(tmp_path: Path) -> None:
+    with Workers(tmp_path) as workers:
+        rest = Rest(workers.rest_port)
+        for _ in range(10):  # Connections go to either.
+            status, document = rest.get("/grps/v1/monitor/model?name=who")
+            assert (status, document["serves"]["version"]) == (200, 1)
+            status, document = rest.get("/grps/v1/monitor/overview")
+            assert (status, document["server"]["grpc_port"]) == (200, workers.grpc_port)

@@ -301,6 +301,10 @@ class DataPlane:
         """The version that a label names, available or not. Raises `UnknownLabel`."""
         return self._registry.labelled(name, label)
 
+    def labels_of(self, name: str) -> dict[str, int]:
+        """The version that each label of a model names; none of a model that nobody knows."""
+        return self._registry.labels_of(name)
+
     def statuses(self, name: str) -> list[Version]:
         """Every version of a model that is remembered, ended ones too, highest first. Raises `ModelNotFound`."""
         return self._registry.statuses(name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from triglot.config.options import Config
+from triglot.config.options import PROTOCOLS, Config
 from triglot.core.call import Call
 from triglot.core.http import HttpRequest, HttpResponse, HttpStream
 from triglot.dataplane.dataplane import DataPlane
@@ -29,7 +30,7 @@ from triglot.protocols.kserve.shared_memory import CudaSharedMemory, SystemShare
 from triglot.protocols.kserve.statistics import ModelStatistics
 from triglot.protocols.kserve.trace_settings import TraceSetting
 from triglot.protocols.monitor import openapi as monitor_api
-from triglot.protocols.monitor.routes import METRICS, monitor_routes, page_route, readable
+from triglot.protocols.monitor.routes import METRICS, About, monitor_routes, page_route, readable
 from triglot.protocols.openapi import operation
 from triglot.protocols.openapi.routes import openapi_routes
 from triglot.protocols.rows import Route, Service
@@ -64,11 +65,12 @@ def rows(
     about: str = "",
     logs: LogSettings | None = None,
     regions: Regions | None = None,
+    grpc_port: Callable[[], int] = int,
 ) -> Rows:
     """The gRPC services and the REST routes, health and reflection among them.
 
     `about` is the text of grps' ServerMetadata; without one it is made. `regions`: without them shared memory is
-    not open.
+    not open. `grpc_port` gives the port of gRPC, 0 without one, when the server has started.
     """
     regions = regions or Regions()
     served = config.protocol_names
@@ -104,7 +106,7 @@ def rows(
         services += grps
         # Before all others: a project's own path may be one of theirs.
         routes = paths + routes
-    routes += _monitor(dataplane, telemetry, config)
+    routes += _monitor(dataplane, telemetry, config, grpc_port)
     health_names += [service.name for service in services]
     services.append(Health(dataplane, health_names).grpc_service())
     services += reflection_services([service.name for service in services])
@@ -166,9 +168,21 @@ def _grps(dataplane: DataPlane, config: Config, about: str, limits: JsonLimits) 
     return [service.grpc_service()], grps_routes(service, rules, limits)
 
 
-def _monitor(dataplane: DataPlane, telemetry: Telemetry, config: Config) -> list[Route]:
+def _monitor(
+    dataplane: DataPlane, telemetry: Telemetry, config: Config, grpc_port: Callable[[], int]
+) -> list[Route]:
     """Metrics, and the page at `/`; TensorFlow Serving alone has a 404 there."""
-    routes = monitor_routes(telemetry, dataplane, config.server_name)
+    served = config.protocol_names
+    about = About(
+        config.server_name,
+        # In customised HTTP a grps project reads its requests itself.
+        [name for name in PROTOCOLS if name in served and not (name == "grps" and config.grps_customized_body)],
+        grpc_port,
+        tls=bool(config.tls_certificate),
+        loads="kserve" in served and config.model_control_mode == "explicit",
+        grps_streaming=config.grps_streaming_key if config.grps_streaming_mode == "query_param" else "",
+    )
+    routes = monitor_routes(telemetry, dataplane, about)
     if config.protocol_names == {"tfserving"}:
         return [*(route for route in routes if route.path == METRICS), not_found_route()]
     page = page_route(telemetry, dataplane.control, "/")

@@ -61,6 +61,23 @@ class BinaryCall(NamedTuple):
     zeros: int
 
 
+def element_fields(datatype: str) -> dict[str, str]:
+    """What holds elements of a datatype in the messages of each protocol; nothing for one that has no such field.
+
+    "kserve", "tfserving" and "grps" are fields; "dtype" is TensorFlow's name of the datatype.
+    """
+    element = _ELEMENTS.get(datatype)
+    if element is None:
+        return {}
+    fields = {
+        "kserve": element.kserve_field,
+        "dtype": element.dtype,
+        "tfserving": element.tensorflow_field,
+        "grps": element.grps_field,
+    }
+    return {name: field for name, field in fields.items() if field}
+
+
 def sample_calls(
     model: ModelMetadata,
     protocols: Collection[str],

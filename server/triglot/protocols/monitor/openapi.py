@@ -21,6 +21,9 @@ HTML = "text/html"
 SCRIPT = "application/javascript"
 SCHEMAS: dict[str, Schema] = {
     "Alive": record({"status": STRING}),
+    "ModelDetails": record(
+        {"name": STRING, "labels": OBJECT, "error": STRING, "serves": {"type": ["object", "null"]}}
+    ),
     "Overview": record({"server": OBJECT}),
     "Series": record({"label": STRING, "data": array({})}),
 }
@@ -40,4 +43,10 @@ ROOT = ApiOperation(
     "The monitor page for browsers, liveness for others (KServe V1)", {HTML: STRING} | json_body(ref("Alive"))
 )
 OVERVIEW = ApiOperation("The numbers of the monitor page", json_body(ref("Overview")))
+MODEL = ApiOperation(
+    "One model, as the monitor page shows it",
+    json_body(ref("ModelDetails")),
+    description="Labels, signatures with samples, configuration; why it does not serve, if so.",
+    parameters=[query("name", STRING, "Name of the model"), query("version", STRING, "Without one, the default")],
+)
 JS = ApiOperation("An empty script, for pages that were made for grps", {SCRIPT: STRING}, others={304: NO_CONTENT})

@@ -6,7 +6,7 @@ import base64
 import gzip
 import hashlib
 import html
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from triglot.dataplane.control import SERIES as SERIES_REPORT
 from triglot.dataplane.dataplane import DataPlane
 from triglot.protocols.monitor import openapi
 from triglot.protocols.monitor.added_overview import added_overview, overview_report
+from triglot.protocols.monitor.details import encode_details, model_details
 from triglot.protocols.monitor.overview import overview
 from triglot.protocols.monitor.prometheus import PrometheusText, render_reports
 from triglot.protocols.monitor.scripts import script_routes, takes_gzip
@@ -39,7 +40,11 @@ METRICS = "/metrics"
 SERIES = "/grps/v1/monitor/series"
 PAGE = "/grps/v1/monitor/metrics"
 OVERVIEW = "/grps/v1/monitor/overview"
-PAGE_FILE = Path(__file__).with_name("page.html")
+MODEL = "/grps/v1/monitor/model"
+PAGE_FOLDER = Path(__file__).with_name("page")
+SCRIPTS = ("charts.js", "overview.js", "tensors.js", "protocols.js", "snippets.js", "model.js", "page.js")
+PAGE_PARTS = {"/* styles */": ("page.css",), "/* scripts */": SCRIPTS}
+"""The files that stand in the page in place of a marker: it is one document, and loads nothing."""
 NAMES_MARKER = "<!-- metric names -->"
 """Where the page lists the names of the metrics, for readers without JavaScript too."""
 KIND_BYTES = 64
@@ -48,7 +53,24 @@ TEXT = "text/plain; charset=utf-8"
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
-def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, server_name: str) -> list[Route]:
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the page has to know of the server to make calls.
+
+    `protocols`: those in which it can call models. `grpc_port` gives the port, 0 without one. `loads`: whether
+    clients may load and unload models. `grps_streaming`: the query's parameter that asks grps for a stream, if one
+    does.
+    """
+
+    name: str
+    protocols: Sequence[str] = ()
+    grpc_port: Callable[[], int] = int
+    tls: bool = False
+    loads: bool = False
+    grps_streaming: str = ""
+
+
+def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, about: About) -> list[Route]:
     """`/metrics`, and grps' routes below `/grps/v1/monitor` and `/grps/v1/js`."""
     text, control = PrometheusText(telemetry), dataplane.control
 
@@ -80,10 +102,15 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, server_name: str)
 
     def encode_overview(state: _State, _: HttpRequest) -> HttpResponse:
         server = {
-            "name": server_name,
+            "name": about.name,
             "version": __version__,
             "uptime_seconds": round(telemetry.uptime, 3),
             "ready": state.ready,
+            "protocols": about.protocols,
+            "grpc_port": about.grpc_port() or None,
+            "tls": about.tls,
+            "loads": about.loads,
+            "grps_streaming": about.grps_streaming,
         }
         reports = state.reports
         shown = overview(telemetry, state.versions) if reports is None else added_overview(reports.each)
@@ -101,6 +128,7 @@ def monitor_routes(telemetry: Telemetry, dataplane: DataPlane, server_name: str)
             encode_overview,
             lambda _: telemetry.kinds * KIND_BYTES,
         ),
+        _model_route(dataplane),
         *[replace(route, protocol=PROTOCOL) for route in script_routes()],
     ]
     return [row for route in routes for row in readable(route)]
@@ -128,7 +156,7 @@ def readable(route: Route) -> list[Route]:
 
 def page_route(telemetry: Telemetry, control: Control, path: str) -> Route:
     """The page at `path`."""
-    text = PAGE_FILE.read_text(encoding="utf-8")
+    text = page_text()
     before, _, after = text.partition(NAMES_MARKER)
     headers = page_headers(text)
 
@@ -145,6 +173,15 @@ def page_route(telemetry: Telemetry, control: Control, path: str) -> Route:
         return HttpResponse(page, content_type="text/html; charset=utf-8", headers=headers)
 
     return _route(path, openapi.PAGE, look, encode)
+
+
+def page_text() -> str:
+    """The document, with its styles and scripts in it."""
+    text = (PAGE_FOLDER / "page.html").read_text(encoding="utf-8")
+    for marker, names in PAGE_PARTS.items():
+        content = "\n".join([(PAGE_FOLDER / name).read_text(encoding="utf-8") for name in names])
+        text = text.replace(marker, content)
+    return text
 
 
 def page_headers(page: str) -> dict[str, str]:
@@ -227,8 +264,7 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
     """The points of one metric (grps 7)."""
 
     async def look(http: HttpRequest, _: Call) -> dict[str, Any] | None:
-        query = parse_qs(http.target.partition("?")[2])
-        name = query.get("name", [""])[0]
+        name = _parameter(http, "name")
         if not control.alone:
             reports = await control.reports(SERIES_REPORT, {"name": name})
             return added_series(name, reports.each)
@@ -241,3 +277,20 @@ def _series_route(telemetry: Telemetry, control: Control) -> Route:
         return HttpResponse(orjson.dumps(found), headers=_NO_STORE)
 
     return _route(SERIES, openapi.SERIES, look, encode)
+
+
+def _model_route(dataplane: DataPlane) -> Route:
+    """One version of a model, as this process has it."""
+
+    async def look(http: HttpRequest, _: Call) -> dict[str, Any]:
+        return model_details(dataplane, _parameter(http, "name"), _parameter(http, "version"))
+
+    def encode(found: dict[str, Any], _: HttpRequest) -> HttpResponse:
+        return HttpResponse(encode_details(found), headers=_NO_STORE)
+
+    return _route(MODEL, openapi.MODEL, look, encode)
+
+
+def _parameter(http: HttpRequest, name: str) -> str:
+    """Of the query; "" without one."""
+    return parse_qs(http.target.partition("?")[2]).get(name, [""])[0]

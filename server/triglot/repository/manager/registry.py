@@ -96,10 +96,13 @@ class Registry:
 
     def labelled(self, name: str, label: str) -> int:
         """The version that a label names, available or not. Raises `UnknownLabel` (tfs 3.1)."""
-        numbers = {**self._names_of(name).numbers, **self.labels.get(name, {})}
-        if (number := numbers.get(label)) is None:
+        if (number := self.labels_of(name).get(label)) is None:
             raise UnknownLabel(f"Unrecognized servable version label: {label}")
         return number
+
+    def labels_of(self, name: str) -> dict[str, int]:
+        """The version that each label of a model names; none of a model that nobody knows."""
+        return {**self._names_of(name).numbers, **self.labels.get(name, {})}
 
     def version(self, name: str, version: str) -> Version:
         """The entry of one version that is wanted or still there. Raises `ModelNotFound` or `InvalidArgument`."""

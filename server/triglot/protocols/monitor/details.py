@@ -1,0 +1,92 @@
+"""One model, as the page shows it and makes the form of a call from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from triglot.core.errors import ServingError
+from triglot.core.types import TensorSpec
+from triglot.dataplane.dataplane import DataPlane
+from triglot.model.samples import sample_of
+from triglot.model.signature import Signature
+from triglot.protocols.monitor.overview import Document
+from triglot.protocols.sample_calls import element_fields
+from triglot.repository.config.as_json import json_object
+from triglot.repository.config.completed import completed
+from triglot.scheduling.servable import Servable
+
+LARGEST_SAMPLE = 1024
+"""Elements of a sample that is sent; of a larger one only the shape is."""
+JSON_TEXT = "{}"
+"""The sample of a BYTES element whose model reads JSON in it."""
+
+
+def model_details(dataplane: DataPlane, name: str, version: str) -> Document:
+    """The model's `labels`, and what `serves`: the version, or the default one for ""; None, and why in `error`.
+
+    On the event loop.
+    """
+    labels = dataplane.labels_of(name)
+    try:
+        servable = dataplane.servable(name, version)
+        config = json_object(completed(dataplane.loaded_from(name, version)))
+    except ServingError as error:
+        cause = dataplane.broken().get(name, error)
+        return {"name": name, "labels": labels, "error": cause.message, "serves": None}
+    return {"name": name, "labels": labels, "error": "", "serves": {**_served(servable), "config": config}}
+
+
+def encode_details(document: Document) -> bytes:
+    """As JSON; names that are no Unicode text are escaped."""
+    return json.dumps(document).encode()
+
+
+def _served(servable: Servable) -> Document:
+    speaks_json = servable.model.speaks_json
+    return {
+        "version": servable.version,
+        "platform": servable.platform,
+        "decoupled": servable.decoupled,
+        "sequences": servable.sequences is not None,
+        "speaks_json": speaks_json,
+        "default_signature": servable.default_signature,
+        "signatures": {
+            name: _signature(signature, speaks_json=speaks_json) for name, signature in servable.signatures.items()
+        },
+    }
+
+
+def _signature(signature: Signature, *, speaks_json: bool) -> Document:
+    return {
+        "method": signature.method,
+        "inputs": [
+            _tensor(spec)
+            | {"optional": spec.name in signature.may_lack, "sample": _sample(spec, speaks_json=speaks_json)}
+            for spec in signature.inputs
+        ],
+        "outputs": [_tensor(spec) for spec in signature.outputs],
+    }
+
+
+def _tensor(spec: TensorSpec) -> Document:
+    shape = None if spec.shape is None else list(spec.shape)
+    return {
+        "name": spec.name,
+        "datatype": spec.datatype,
+        "shape": shape,
+        "fields": element_fields(spec.datatype),
+    }
+
+
+def _sample(spec: TensorSpec, *, speaks_json: bool) -> Document:
+    """The `shape` of a sample, one dim where any rank will do, and its nested `data`; None: too much, or none."""
+    shape = [1] if spec.shape is None else [1 if dim == -1 else dim for dim in spec.shape]
+    sample = sample_of(replace(spec, shape=shape))
+    data: Any = None
+    if sample is not None and sample.count <= LARGEST_SAMPLE:
+        data = sample.nested()
+        if speaks_json and spec.datatype == "BYTES":
+            data = [JSON_TEXT] * sample.count
+    return {"shape": shape, "data": data}

@@ -1,0 +1,598 @@
+// ---- one model: its details, and a form that calls it
+
+// Strategy: the form is made anew only for other inputs, and what was typed for a model stays; all else is text that
+// changes with each look at the server. Nothing here moves the focus but what the reader does.
+
+// Pages may stand behind a proxy's prefix; the server's root is three levels above the monitor's paths.
+const serverRoot = new URL("../../../", monitor);
+const MOST_ANSWERS = 200, CLIPBOARD_SECONDS = 2, IMAGE_NUMBERS = "image.bin";
+
+function replaceOptions(select, options) {
+  const key = JSON.stringify(options);
+  if (select.dataset.options === key) return;
+  const chosen = select.value;
+  select.dataset.options = key;
+  select.replaceChildren(...options.map(([value, text]) => html("option", { value }, text)));
+  if (options.some(([value]) => value === chosen)) select.value = chosen;
+}
+
+const shapeText = shape => (shape === null || shape === undefined ? "any shape" : `[${shape.join(", ")}]`);
+
+// ---- one input of the form
+
+class Field {
+  // `draft` keeps what was typed while the field is gone.
+  constructor(spec, draft, changed) {
+    Object.assign(this, { spec, draft, changed });
+    const isText = spec.datatype === "BYTES", isJson = !spec.datatype;
+    const kinds = [
+      ["json", "JSON"],
+      ...(isJson ? [] : isText ? [["text", "text"]] : [["zeros", "zeros"]]),
+      ...(isJson ? [] : [["files", isText ? "file" : "file of raw bytes"]]),
+      ...(isJson || !imageLayout(spec) ? [] : [["image", "image"]]),
+      ...(spec.optional ? [["none", "left out"]] : []),
+    ];
+    const { shape, data } = spec.sample, only = product(shape) === 1 ? [data].flat(Infinity)[0] : undefined;
+    const plain = isText && typeof only === "string" && !/^[[{]/.test(only);
+    draft.kind ??= spec.optional ? "none" : plain ? "text" : data === null && !isText ? "zeros" : "json";
+    draft.json ??= data === null ? (isText ? '["text"]' : "[]") : jsonText(data);
+    draft.text ??= typeof only === "string" ? only : "text";
+    draft.zeros ??= jsonText(shape);
+    draft.files ??= [];
+    this.kind = html("select", { "aria-label": `Form of ${spec.name}` }, ...kinds.map(([value, text]) => html("option", { value }, text)));
+    this.kind.value = draft.kind;
+    this.note = html("small", { class: "shape" });
+    this.problem = html("p", { class: "problem" });
+    this.place = html("div");
+    this.saved = html("a", { download: IMAGE_NUMBERS }, `Save ${IMAGE_NUMBERS}, which the calls below read`);
+    const about = isJson ? "JSON" : `${spec.datatype} ${shapeText(spec.shape)}${spec.optional ? ", optional" : ""}`;
+    this.node = html("fieldset", {}, html("legend", {}, spec.name, " ", html("small", {}, about)),
+      html("div", { class: "row" }, ...(kinds.length > 1 ? [this.kind] : []), this.note), this.place, this.problem);
+    this.node.dataset.input = spec.name;
+    this.kind.addEventListener("change", () => {
+      draft.kind = this.kind.value;
+      this.draw();
+      changed();
+    });
+    this.draw();
+  }
+
+  draw() {
+    const { kind } = this.draft, { name } = this.spec;
+    const edit = (control, event, read) => {
+      control.addEventListener(event, async () => {
+        await read();
+        this.changed();
+      });
+      return control;
+    };
+    const typed = (tag, label, attributes) => {
+      const control = html(tag, { "aria-label": `${name}: ${label}`, spellcheck: "false", autocomplete: "off", ...attributes });
+      control.value = this.draft[kind];
+      return edit(control, "input", () => { this.draft[kind] = control.value });
+    };
+    const makers = {
+      json: () => typed("textarea", "JSON", { rows: String(Math.min(12, Math.ceil(this.draft.json.length / 60))) }),
+      text: () => typed("textarea", "text", { rows: "2" }),
+      zeros: () => typed("input", "shape of the zeros", { type: "text" }),
+      files: () => {
+        const several = this.spec.datatype === "BYTES";
+        const control = html("input", { type: "file", "aria-label": `${name}: file`, ...(several && { multiple: "" }) });
+        if (this.draft.chosen) control.files = this.draft.chosen;
+        return edit(control, "change", async () => {
+          const files = [...control.files];
+          // A file of numbers is looked at here, to know its shape.
+          this.draft.bytes = several || !files.length ? undefined : await files[0].arrayBuffer();
+          Object.assign(this.draft, { files, chosen: control.files });
+        });
+      },
+      image: () => {
+        const control = html("input", { type: "file", accept: "image/*", "aria-label": `${name}: image` });
+        if (this.draft.picture) control.files = this.draft.picture;
+        return edit(control, "change", async () => {
+          const [file] = this.draft.picture = control.files;
+          const made = file && await imageTensor(file, this.spec).catch(error => error);
+          this.draft.image = made instanceof Unfit ? undefined : made;
+          this.draft.wrong = made instanceof Unfit ? made.message : "";
+          this.offer();
+        });
+      },
+      none: () => "",
+    };
+    this.place.replaceChildren(makers[kind](), this.saved);
+    this.offer();
+  }
+
+  // The calls for a terminal read an image's numbers from a file.
+  offer() {
+    URL.revokeObjectURL(this.saved.href);
+    const image = this.draft.kind === "image" && this.draft.image;
+    this.saved.hidden = !image;
+    if (image) this.saved.href = URL.createObjectURL(new Blob([image.bytes]));
+  }
+
+  // The tensor, undefined for one that is left out. Raises `Unfit`, and says so at the field.
+  read() {
+    try {
+      const tensor = this.tensor();
+      show(this.note, tensor && this.spec.datatype ? `shape ${shapeText(tensor.shape)}` : "");
+      show(this.problem, "");
+      return tensor;
+    } catch (error) {
+      if (!(error instanceof Unfit)) throw error;
+      show(this.note, "");
+      show(this.problem, error.message);
+      throw error;
+    }
+  }
+
+  tensor() {
+    const { spec, draft } = this, { kind } = draft;
+    if (kind === "none") return undefined;
+    if (spec.datatype && !ELEMENTS[spec.datatype]) throw new Unfit(`${spec.datatype} cannot be entered here`);
+    if (kind === "json") {
+      const value = this.json(draft.json);
+      if (spec.parameters && (typeof value !== "object" || value === null || Array.isArray(value))) throw new Unfit("expected a JSON object");
+      if (!spec.datatype) return { value: spec.parameters ? value : new Verbatim(draft.json.trim()) };
+      return new Tensor(spec, { value, shape: shapeOf(value, spec.shape?.length ?? 0) });
+    }
+    if (kind === "text") return new Tensor(spec, { text: draft.text, shape: spec.sample.shape });
+    if (kind === "zeros") {
+      const shape = this.json(draft.zeros);
+      if (!Array.isArray(shape) || !shape.every(dim => Number.isSafeInteger(dim) && dim >= 0)) throw new Unfit("expected a shape like [1, 3]");
+      return new Tensor(spec, { zeros: true, shape });
+    }
+    if (kind === "image") {
+      if (!draft.image) throw new Unfit(draft.wrong || "choose an image");
+      return new Tensor(spec, { ...draft.image, files: [new File([draft.image.bytes], IMAGE_NUMBERS)] });
+    }
+    if (!draft.files.length) throw new Unfit("choose a file");
+    return new Tensor(spec, { files: draft.files, bytes: draft.bytes, shape: this.fileShape() });
+  }
+
+  json(text) {
+    try {
+      return readJson(text);
+    } catch (error) {
+      throw new Unfit(`no JSON: ${error.message}`);
+    }
+  }
+
+  // One dim of any size is as large as the files make it: for files of bytes the first, of numbers the last.
+  fileShape() {
+    const { spec, draft } = this, dims = spec.shape ?? [-1], shape = [...spec.sample.shape];
+    if (spec.datatype === "BYTES") {
+      const free = dims.indexOf(-1);
+      if (free >= 0) shape[free] = draft.files.length;
+      if (product(shape) !== draft.files.length) throw new Unfit(`expected ${product(shape)} files`);
+      return shape;
+    }
+    const size = itemSize(spec.datatype), free = dims.lastIndexOf(-1);
+    const count = draft.bytes.byteLength / size, others = product(shape);
+    if (free >= 0) shape[free] = count / others;
+    if (product(shape) !== count || !shape.every(Number.isInteger)) {
+      throw new Unfit(`${exact(draft.bytes.byteLength)} bytes are no ${spec.datatype} ${shapeText(spec.shape)}`);
+    }
+    return shape;
+  }
+}
+
+// ---- answers
+
+function answerNodes({ outputs, more, text, error }) {
+  if (text !== undefined) return [html("pre", { tabindex: "0", "aria-label": "Answer" }, text.slice(0, MOST_TEXT * 10))];
+  const nodes = outputs.map(output => {
+    const title = html("div", {}, html("b", {}, output.name), ` ${output.datatype} ${shapeText(output.shape)}`);
+    const values = html("pre", { tabindex: "0", "aria-label": `Values of ${output.name}` }, output.text);
+    const node = html("div", { class: "output" }, title, values, ...(output.note ? [html("small", {}, output.note)] : []));
+    node.dataset.output = output.name;
+    return node;
+  });
+  if (error !== undefined) nodes.push(html("pre", { class: "bad", tabindex: "0", "aria-label": "Error" }, error));
+  if (Object.keys(more).length) nodes.push(html("pre", { tabindex: "0", "aria-label": "More of the answer" }, jsonText(more)));
+  return nodes;
+}
+
+// ---- the snippets: made once, and changed in place
+
+class Snippet {
+  constructor(name) {
+    this.code = html("pre", { tabindex: "0", "aria-label": `The call for ${name}` });
+    this.note = html("small");
+    this.button = html("button", { type: "button", "aria-label": `Copy the call for ${name}` }, "Copy");
+    this.said = html("span", { role: "status" });
+    this.node = html("div", { class: "snippet" }, html("header", {}, html("h4", {}, name), this.said, this.button), this.code, this.note);
+    this.node.dataset.snippet = name;
+    this.button.addEventListener("click", () => this.copy());
+  }
+
+  update({ text, note }) {
+    show(this.code, text ?? "");
+    show(this.note, note ?? "");
+    this.code.hidden = this.button.hidden = text === undefined;
+  }
+
+  async copy() {
+    try {
+      await navigator.clipboard.writeText(this.code.textContent);
+    } catch {
+      // Only pages of HTTPS and of this machine have a clipboard.
+      getSelection().selectAllChildren(this.code);
+      document.execCommand("copy");
+    }
+    show(this.said, "copied");
+    setTimeout(() => show(this.said, ""), CLIPBOARD_SECONDS * 1000);
+  }
+}
+
+// ---- the section
+
+class ModelView {
+  constructor() {
+    this.details = null;
+    this.shownKey = "";
+    this.server = null;
+    this.listed = [];
+    this.drafts = new Map();
+    this.fields = [];
+    this.dialect = "";
+    this.running = null;
+    this.tabs = new Map();
+    this.snippets = new Map();
+    this.name = byId("model-name");
+    this.version = byId("model-version");
+    this.signature = byId("model-signature");
+    this.name.addEventListener("change", () => {
+      this.version.value = "";
+      this.chosen();
+    });
+    this.version.addEventListener("change", () => this.chosen());
+    this.signature.addEventListener("change", () => this.show());
+    this.name.addEventListener("focus", () => this.list().catch(lost));
+    byId("call").addEventListener("submit", event => {
+      event.preventDefault();
+      this.run();
+    });
+    byId("cancel").addEventListener("click", () => this.cancel());
+    byId("try").addEventListener("keydown", event => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        this.run();
+      }
+      if (event.key === "Escape" && this.running) {
+        event.preventDefault();
+        this.cancel();
+      }
+    });
+    byId("dialects").addEventListener("keydown", event => this.moveTab(event));
+    byId("statistics").addEventListener("toggle", () => this.look().catch(lost));
+    for (const change of ["load", "unload"]) byId(change).addEventListener("click", () => this.change(change));
+  }
+
+  // From the table of models.
+  open(name, version) {
+    this.name.value = name;
+    this.version.dataset.options = "";
+    this.version.replaceChildren(html("option", { value: "" }), html("option", { value: String(version) }));
+    this.version.value = String(version);
+    this.chosen();
+    this.name.focus();
+    byId("model-details").scrollIntoView({ block: "start" });
+  }
+
+  chosen() {
+    this.cancel();
+    byId("answer").replaceChildren();
+    for (const id of ["call-status", "control-status"]) show(byId(id), "");
+    byId("control-error").hidden = true;
+    this.signature.replaceChildren();
+    this.signature.dataset.options = "";
+    // Nobody shall type into a form that is about to go.
+    byId("try").inert = true;
+    this.look().then(() => this.show()).catch(lost);
+  }
+
+  // Of the version that is chosen.
+  get key() {
+    return JSON.stringify([this.name.value, this.version.value]);
+  }
+
+  // What can be loaded is known to those only who may load it.
+  async list() {
+    if (!this.server?.loads) return;
+    const response = await fetch(new URL("v2/repository/index", serverRoot), { method: "POST", body: "{}" });
+    this.listed = response.ok ? (await response.json()).map(model => model.name) : [];
+    this.showNames();
+  }
+
+  async refresh(overview) {
+    const first = !this.server;
+    this.server = overview.server;
+    this.models = overview.models;
+    if (first) await this.list();
+    this.showNames();
+    await this.look();
+  }
+
+  // Of the answers to several looks only that to the last one counts.
+  async look() {
+    const name = this.name.value, version = this.version.value, { key } = this;
+    if (!name) return;
+    const query = new URLSearchParams({ name, ...(version && { version }) });
+    const details = JSON.parse(await fetched(`model?${query}`));
+    const wants = byId("statistics").open && details.serves && this.server.protocols.includes("kserve");
+    const path = wants && `v2/models/${pathOf(name, String(details.serves.version))}/stats`;
+    const response = path && await fetch(new URL(path, serverRoot), { cache: "no-store" });
+    const statistics = response?.ok ? (await response.json()).model_stats[0] : null;
+    if (key === this.key) Object.assign(this, { details, statistics, shownKey: key });
+  }
+
+  update() {
+    this.show();
+  }
+
+  showNames() {
+    const names = [...new Set([...this.models.map(model => model.name), ...this.listed])].sort();
+    replaceOptions(this.name, names.map(name => [name, name]));
+    byId("model-details").hidden = !names.length;
+  }
+
+  show() {
+    const { details, server } = this, name = this.name.value;
+    if (this.shownKey !== this.key) return;
+    byId("try").inert = false;
+    const versions = this.models.filter(model => model.name === name), serves = details.serves;
+    replaceOptions(this.version, [["", "default"], ...versions.map(({ version }) => [String(version), String(version)])]);
+    this.showDetails(versions);
+    byId("model-control").hidden = !server.loads;
+    byId("unload").disabled = !versions.some(model => model.state === "READY");
+    show(byId("model-error"), details.error);
+    byId("model-error").hidden = !details.error;
+    byId("try").hidden = !serves || !server.protocols.length;
+    this.signature.parentElement.hidden = !serves || Object.keys(serves.signatures).length < 2;
+    if (byId("try").hidden) return;
+    const isNew = !this.signature.value;
+    replaceOptions(this.signature, Object.keys(serves.signatures).map(name => [name, name]));
+    if (isNew) this.signature.value = serves.default_signature;
+    this.showTabs();
+    this.showFields();
+    this.showSnippets();
+  }
+
+  // --- details ---
+
+  showDetails(versions) {
+    const { serves, labels } = this.details;
+    const facts = serves ? [
+      ["Answers", `version ${serves.version}`],
+      ["Platform", serves.platform],
+      ["Inputs", this.tensorText(serves, "inputs")],
+      ["Outputs", this.tensorText(serves, "outputs")],
+      ["Kind", [serves.decoupled && "decoupled: a stream of answers", serves.sequences && "sequences", serves.speaks_json && "JSON"].filter(Boolean).join(", ") || "one answer to a request"],
+    ] : [];
+    this.fill(byId("facts"), facts.flatMap(([term, text]) => [["dt", {}, term], ["dd", {}, text]]));
+    const labelled = number => Object.entries(labels).filter(([, version]) => version === number).map(([label]) => label).join(", ");
+    this.fill(byId("versions").tBodies[0], versions.map(one => ["tr", {},
+      ["th", { scope: "row" }, String(one.version)], ["td", { class: `state left ${one.state.toLowerCase()}` }, one.state.toLowerCase()],
+      ["td", { class: "left" }, labelled(one.version)], ["td", { class: "left" }, one.reason]]));
+    byId("versions").parentElement.hidden = !versions.length;
+    byId("statistics").hidden = !serves || !this.server.protocols.includes("kserve");
+    byId("config").hidden = !serves;
+    show(byId("config").querySelector("pre"), serves ? JSON.stringify(serves.config, null, 1) : "");
+    if (this.statistics) this.fill(byId("statistics").querySelector("tbody"), statisticRows(this.statistics));
+  }
+
+  tensorText(serves, kind) {
+    const signature = serves.signatures[this.signature.value] ?? serves.signatures[serves.default_signature];
+    return signature[kind].map(one => `${one.name} ${one.datatype} ${shapeText(one.shape)}`).join(", ") || "none declared";
+  }
+
+  // Rows as [tag, attributes, ...children]; drawn only when they are others.
+  fill(node, rows) {
+    const key = JSON.stringify(rows);
+    if (this.drawn?.get(node) === key) return;
+    this.drawn ??= new Map();
+    this.drawn.set(node, key);
+    const made = row => (Array.isArray(row) ? html(row[0], row[1], ...row.slice(2).map(made)) : row);
+    node.replaceChildren(...rows.map(made));
+  }
+
+  async change(verb) {
+    const name = this.name.value, error = byId("control-error");
+    error.hidden = true;
+    show(byId("control-status"), verb === "load" ? `loading ${name} …` : `unloading ${name} …`);
+    const began = performance.now();
+    const response = await fetch(new URL(`v2/repository/models/${encodeURIComponent(name)}/${verb}`, serverRoot), { method: "POST", body: "{}" })
+      .catch(error => ({ status: "", text: () => String(error) }));
+    const text = await response.text();
+    show(byId("control-status"), `${verb} ${name}: ${response.ok ? "done" : `failed ${response.status}`} in ${milliseconds(performance.now() - began)}`);
+    show(error, response.ok ? "" : text);
+    error.hidden = Boolean(response.ok);
+    await this.list().catch(lost);
+    await refresh();
+  }
+
+  // --- the form ---
+
+  get chosenDialect() {
+    return DIALECTS[this.dialect];
+  }
+
+  get chosenSignature() {
+    return this.details.serves.signatures[this.signature.value];
+  }
+
+  showTabs() {
+    const names = this.server.protocols;
+    if (!names.includes(this.dialect)) this.dialect = names[0];
+    if (byId("dialects").dataset.names !== names.join()) {
+      byId("dialects").dataset.names = names.join();
+      this.tabs = new Map(names.map(name => {
+        const tab = html("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "call" }, DIALECTS[name].title);
+        tab.addEventListener("click", () => this.choose(name));
+        return [name, tab];
+      }));
+      byId("dialects").replaceChildren(...this.tabs.values());
+    }
+    for (const [name, tab] of this.tabs) {
+      tab.setAttribute("aria-selected", String(name === this.dialect));
+      tab.tabIndex = name === this.dialect ? 0 : -1;
+    }
+    byId("call").setAttribute("aria-labelledby", `tab-${this.dialect}`);
+  }
+
+  choose(dialect) {
+    this.dialect = dialect;
+    this.show();
+  }
+
+  moveTab(event) {
+    const names = [...this.tabs.keys()], here = names.indexOf(this.dialect), last = names.length - 1;
+    const target = { ArrowLeft: here || names.length, ArrowRight: here + 2, Home: 1, End: last + 1 }[event.key];
+    if (target === undefined) return;
+    event.preventDefault();
+    this.choose(names[(target - 1) % names.length]);
+    this.tabs.get(this.dialect).focus();
+  }
+
+  showFields() {
+    const { serves } = this.details, name = this.name.value;
+    const specs = this.chosenDialect.fields(this.chosenSignature, serves);
+    const wants = this.dialect === "kserve"
+      ? [{ name: "request parameters", parameters: true, sample: { shape: [], data: serves.sequences ? { sequence_id: 1, sequence_start: true, sequence_end: true } : {} } }] : [];
+    const key = JSON.stringify([name, specs, wants]);
+    const note = this.dialect === "tfserving" && serves.decoupled ? "TensorFlow Serving's interfaces have no streams: the server refuses this call." : "";
+    show(byId("protocol-note"), note || (specs.length ? "" : "The model declares no inputs, and the call has none."));
+    byId("protocol-note").hidden = !byId("protocol-note").textContent;
+    if (this.shownFields === key) return;
+    this.shownFields = key;
+    this.fields = [...specs, ...wants].map(spec => {
+      const at = JSON.stringify([name, spec]);
+      if (!this.drafts.has(at)) this.drafts.set(at, {});
+      return new Field(spec, this.drafts.get(at), () => this.showSnippets());
+    });
+    byId("inputs").replaceChildren(...this.fields.map(field => field.node));
+  }
+
+  // Raises `Unfit`.
+  read() {
+    const { serves } = this.details;
+    const call = {
+      name: this.name.value, version: this.version.value, serves, server: this.server, signature: this.chosenSignature,
+      signatureName: this.signature.value, tensors: [], parameters: {}, body: undefined,
+    };
+    let wrong = null;
+    for (const field of this.fields) {
+      try {
+        const tensor = field.read();
+        if (field.spec.parameters) call.parameters = tensor.value;
+        else if (!field.spec.datatype) call.body = { ...call.body, [field.spec.name]: tensor.value };
+        else if (tensor) call.tensors.push(tensor);
+      } catch (error) {
+        if (!(error instanceof Unfit)) throw error;
+        wrong ??= new Unfit(`${field.spec.name}: ${error.message}`);
+      }
+    }
+    if (wrong) throw wrong;
+    return call;
+  }
+
+  showSnippets() {
+    let made;
+    try {
+      made = snippetsOf(this.chosenDialect, this.read(), serverRoot);
+    } catch (error) {
+      if (!(error instanceof Unfit)) throw error;
+      made = [...this.snippets.keys()].map(name => ({ name, note: error.message }));
+    }
+    for (const { name } of made) if (!this.snippets.has(name)) this.snippets.set(name, new Snippet(name));
+    for (const [name, snippet] of this.snippets) {
+      const one = made.find(one => one.name === name);
+      snippet.node.hidden = !one;
+      if (one) snippet.update(one);
+    }
+    const nodes = [...this.snippets.values()].map(snippet => snippet.node);
+    if (nodes.some(node => !node.isConnected)) byId("snippets").replaceChildren(...nodes);
+  }
+
+  // --- the call ---
+
+  cancel() {
+    this.running?.abort();
+  }
+
+  async run() {
+    if (this.running) return;
+    const abort = this.running = new AbortController(), answer = byId("answer");
+    let began = performance.now();
+    const passed = () => milliseconds(performance.now() - began);
+    // The button keeps the focus, so that it can be pressed again.
+    byId("run").setAttribute("aria-disabled", "true");
+    byId("cancel").hidden = false;
+    answer.replaceChildren();
+    show(byId("call-status"), "running …");
+    try {
+      const dialect = this.chosenDialect, call = this.read(), request = dialect.request(call, true);
+      const body = await blobOf(request.pieces);
+      began = performance.now();
+      const response = await fetch(new URL(request.path, serverRoot), {
+        method: "POST", headers: request.headers, body, signal: abort.signal, cache: "no-store",
+      });
+      if (!response.ok) {
+        const text = await response.text();
+        show(byId("call-status"), `${response.status} ${response.statusText} in ${passed()}`);
+        answer.replaceChildren(html("pre", { class: "bad", tabindex: "0", "aria-label": "Error" }, text || "(no text)"));
+      } else if (request.streams) {
+        const count = await this.showStream(readStream(dialect, response), passed);
+        show(byId("call-status"), `${exact(count)} ${count === 1 ? "answer" : "answers"} in ${passed()}`);
+      } else {
+        const found = await readAnswer(dialect, response, call);
+        show(byId("call-status"), `${response.status} in ${passed()}`);
+        answer.replaceChildren(...answerNodes(found));
+      }
+    } catch (error) {
+      if (abort.signal.aborted) show(byId("call-status"), `cancelled after ${passed()}`);
+      else if (error instanceof Unfit) show(byId("call-status"), error.message);
+      else show(byId("call-status"), `the call failed after ${passed()}: ${error.message}`);
+    } finally {
+      this.running = null;
+      byId("run").removeAttribute("aria-disabled");
+      if (document.activeElement === byId("cancel")) byId("run").focus();
+      byId("cancel").hidden = true;
+    }
+  }
+
+  // How many answers there were.
+  async showStream(answers, passed) {
+    const list = html("ol");
+    let count = 0;
+    byId("answer").replaceChildren(list);
+    for await (const answer of answers) {
+      count += 1;
+      list.append(html("li", {}, html("small", {}, `after ${passed()}`), ...answerNodes(answer)));
+      if (count > MOST_ANSWERS) {
+        list.firstElementChild.remove();
+        list.setAttribute("start", String(count - MOST_ANSWERS + 1));
+      }
+      show(byId("call-status"), `${exact(count)} so far, after ${passed()}`);
+    }
+    return count;
+  }
+}
+
+// Triton's statistics: how often, and how long one of them took.
+function statisticRows({ inference_count, execution_count, last_inference, inference_stats, batch_stats }) {
+  const row = (title, ...texts) => ["tr", {}, ["th", { scope: "row" }, title], ...texts.map(text => ["td", {}, text])];
+  const times = Object.entries(inference_stats).filter(([, { count }]) => count).map(([name, { count, ns }]) =>
+    row(name.replaceAll("_", " "), exact(count), `${milliseconds(ns / count / 1e6)} each`));
+  const batches = batch_stats.map(({ batch_size, compute_infer }) => row(`batches of ${batch_size}`, exact(compute_infer.count), ""));
+  return [
+    row("inferences", exact(inference_count), ""),
+    row("executions", exact(execution_count), ""),
+    row("last inference", last_inference ? new Date(last_inference).toLocaleTimeString() : "–", ""),
+    ...times,
+    ...batches,
+  ];
+}
+
+const modelView = new ModelView();

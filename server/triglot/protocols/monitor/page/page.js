@@ -1,0 +1,95 @@
+// ---- the page
+
+function showAll(data) {
+  const { name, version, uptime_seconds, ready } = data.server;
+  show(byId("server"), name);
+  document.title = `${name} monitor`;
+  show(byId("about"), `Triglot ${version}, up ${duration(uptime_seconds)}${ready ? ", ready" : ""}`);
+  show(byId("ready"), ready ? "" : "not ready");
+  byId("ready").hidden = ready;
+  for (const { nodes, values } of TILES) values(data).forEach((text, index) => show(nodes[index], text));
+  for (const { chart, series } of CHARTS) chart.update(recent(data.history, series(data.history)));
+  showModels(data.models);
+  modelView.update(data);
+  showProtocols(data.protocols);
+  showMetrics(data.metrics);
+}
+
+async function fetched(path) {
+  const response = await fetch(new URL(path, monitor), { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+  if (!response.ok) throw new Error(`the server answers ${response.status}`);
+  return response.text();
+}
+
+function connection(state, text, banner = "") {
+  byId("connection").className = state;
+  show(byId("connection"), text);
+  show(byId("banner"), banner);
+  byId("banner").hidden = !banner;
+  document.querySelector("main").classList.toggle("stale", state === "lost");
+}
+
+function lost(error) {
+  // Failed fetches have a text of the browser's own that says nothing; what the server answered does.
+  const reason = error instanceof TypeError || error.name === "TimeoutError" ? "" : ` (${error.message})`;
+  connection("lost", "offline", `Connection lost, retrying${reason}`);
+}
+
+let timer = 0, running = false, latest = null;
+
+async function fetchAll() {
+  try {
+    latest = JSON.parse(await fetched("overview"));
+    await Promise.all([
+      ...[...metrics.values()].filter(metric => metric.unfolded).map(metric => metric.refresh()),
+      modelView.refresh(latest),
+    ]);
+    connection("live", "live");
+  } catch (error) {
+    lost(error);
+    return false;
+  }
+  return true;
+}
+
+async function refresh() {
+  clearTimeout(timer);
+  if (running) return;
+  running = true;
+  try {
+    if (await fetchAll()) showAll(latest);
+  } finally {
+    running = false;
+    if (!document.hidden) timer = setTimeout(refresh, REFRESH_MS);
+  }
+}
+
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(timer);
+  if (!document.hidden) refresh();
+});
+
+// ---- theme: the system's, or the one chosen here
+
+const THEMES = ["auto", "light", "dark"];
+
+function setTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  show(byId("theme"), `Theme: ${theme}`);
+  // Storage may be forbidden; then the choice lasts as long as the page.
+  try { localStorage.setItem("triglot-theme", theme) } catch { }
+}
+
+let stored = null;
+try { stored = localStorage.getItem("triglot-theme") } catch { }
+setTheme(THEMES.includes(stored) ? stored : "auto");
+byId("theme").hidden = false;
+byId("theme").addEventListener("click", () => {
+  const theme = document.documentElement.dataset.theme ?? "auto";
+  setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
+});
+byId("filter").addEventListener("input", () => latest && showModels(latest.models));
+byId("metric-filter").addEventListener("input", () => latest && showMetrics(latest.metrics));
+byId("charts").append(...CHARTS.map(({ chart }) => chart.figure));
+refresh();
