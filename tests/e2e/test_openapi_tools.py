@@ -45,10 +45,10 @@ def test_every_check_is_reported_in_order(report: ReportOf) -> None:
     report(SCRIPT).assert_complete(SCRIPT)
 
 
-def schemathesis(server: ServerProcess, paths: str, which: str, *further: str) -> None:
+def schemathesis(folder: Path, server: ServerProcess, paths: str, which: str, *further: str) -> None:
     """Calls the server as its document says, and otherwise; the same calls each time.
 
-    `which`: only operations with such `paths`, or only others. `further` checks.
+    `folder`: where it keeps files. `which`: only operations with such `paths`, or only others. `further` checks.
     """
     done = subprocess.run(
         [
@@ -61,6 +61,7 @@ def schemathesis(server: ServerProcess, paths: str, which: str, *further: str) -
         text=True,
         timeout=RUN_SECONDS,
         env=clean_environment(SCHEMATHESIS_HOOKS="openapi_hooks", PYTHONPATH=str(CLIENTS)),
+        cwd=folder,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -84,6 +85,6 @@ def test_no_call_is_answered_otherwise_than_the_document_says(tmp_path: Path) ->
     }
     flags = [f"--{name}={value}" for name, value in options.items()]
     with ServerProcess(str(tmp_path / "models"), *flags) as server:
-        schemathesis(server, f"{TENSORFLOW_SERVING}|{ADMINISTRATION}", "exclude", "unsupported_method")
-        schemathesis(server, TENSORFLOW_SERVING, "include")
-        schemathesis(server, ADMINISTRATION, "include", "unsupported_method")
+        schemathesis(tmp_path, server, f"{TENSORFLOW_SERVING}|{ADMINISTRATION}", "exclude", "unsupported_method")
+        schemathesis(tmp_path, server, TENSORFLOW_SERVING, "include")
+        schemathesis(tmp_path, server, ADMINISTRATION, "include", "unsupported_method")
