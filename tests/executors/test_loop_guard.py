@@ -38,7 +38,7 @@ def holds(here: Servable) -> float:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "held the event loop" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "blocked the event loop" in record.getMessage()]
 
 
 def block(inputs: Inputs) -> dict[str, Any]:
@@ -56,9 +56,12 @@ async def test_a_model_that_takes_long(caplog: pytest.LogCaptureFixture) -> None
         await here.infer(number(1), Call())
     assert holds(here) == 2
     (line,) = lines(caplog)
-    assert re.match(r"scripted version 1 held the event loop for \d+\.\d{3} s, and every other call", line)
+    assert re.match(
+        r"scripted version 1 blocked the event loop, and every other call, for \d+\.\d{3} s",
+        line,
+    )
     assert line.endswith(
-        "code that computes or waits for long belongs in a plain infer, which has threads of its own"
+        "move code that computes or blocks to a plain infer (not async def), which runs on other threads"
     )
     await here.close()
 
@@ -106,7 +109,7 @@ async def test_any_step_of_code_that_awaits(infer: Any, caplog: pytest.LogCaptur
         assert len(answers) == 1 + (infer is yielding)
     assert holds(here) == 1
     (line,) = lines(caplog)
-    assert "belongs in a plain infer" in line
+    assert "to a plain infer" in line
     await here.close()
 
 
@@ -154,8 +157,8 @@ def test_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now += QUIET_SECONDS
     guard.saw(2)
     first, second = lines(caplog)
-    assert first == "m version 1 held the event loop for 0.500 s, and every other call with it; do better"
-    assert "for 2.000 s, and every other call with it (and 2 more times since" in second
+    assert first == "m version 1 blocked the event loop, and every other call, for 0.500 s; do better"
+    assert "for 2.000 s (and 2 more times since" in second
     assert guard.held == 4
 
 

@@ -71,7 +71,7 @@ async def test_a_call_that_ends_its_process_before_the_server_knows_it_as_sent_r
 
     async with told(tmp_path, ON_LOOP, more="\nTold.instances = 2\n") as one:
         monkeypatch.setattr(Channel, "send", returns_when_all_is_over)
-        with pytest.raises(Unavailable, match="the process that ran the request ended with exit status 7"):
+        with pytest.raises(Unavailable, match="the process that ran the request exited with status 7"):
             await one.run("os._exit(7)")
         assert one.readings()["processes_lost ended"] == 1
 
@@ -81,7 +81,7 @@ async def test_all_calls_end_with_their_process(tmp_path: Path) -> None:
         waits = "(folder / f'in-{int(inputs[\"n\"])}').touch()\nawait asyncio.sleep(600)"
         running = [asyncio.ensure_future(one.say(waits, n=number)) for number in range(5)]
         await one.entered("in", 5)
-        with pytest.raises(Unavailable, match="ended with exit status 7"):
+        with pytest.raises(Unavailable, match="exited with status 7"):
             await one.run("os._exit(7)")
         for call in await asyncio.gather(*running, return_exceptions=True):
             assert isinstance(call, Unavailable)
@@ -125,7 +125,10 @@ async def test_calls_that_go_on_though_nobody_waits_are_counted(tmp_path: Path) 
             with pytest.raises(ServingError) as caught:
                 await one.say("while not (folder / 'go').exists(): time.sleep(0.005)", call)
             assert caught.value.code is Code.DEADLINE_EXCEEDED
-        with one.servable, pytest.raises(QueueFull, match="3 requests run, as many as max_queue_size allows"):
+        with (
+            one.servable,
+            pytest.raises(QueueFull, match="3 requests are running, the most that max_queue_size allows"),
+        ):
             await one.say("return 'next'")
         (tmp_path / "go").touch()
         await until(lambda: one.model.orphaned == 0)

@@ -27,7 +27,7 @@ def handler(sent: Sent) -> CallbackHandler:
     return CallbackHandler(sent, Call())
 
 
-REFUSED = (Kind.REFUSAL, 7, "nobody waits for the call any more")
+REFUSED = (Kind.REFUSAL, 7, "the call was cancelled")
 
 
 async def test_a_question_that_is_taken_back_at_once() -> None:

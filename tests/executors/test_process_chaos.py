@@ -39,12 +39,12 @@ async def goes_on(one: Told, *pids: int) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("os._exit(3)", "ended with exit status 3"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", r"was ended by SIGKILL \(is there too little memory\?\)"),
-        ("os.abort()", "was ended by SIGABRT"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", r"gave no sign of life for 0\.\d s and was killed"),
-        (HELD, r"gave no sign of life for 0\.\d s and was killed"),
-        ("os.close(int(sys.orig_argv[-5]))", r"ended with exit status 1|closed its connection"),
+        ("os._exit(3)", "exited with status 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"was terminated by SIGKILL \(out of memory\?\)"),
+        ("os.abort()", "was terminated by SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", r"sent no heartbeat for 0\.\d s and was killed"),
+        (HELD, r"sent no heartbeat for 0\.\d s and was killed"),
+        ("os.close(int(sys.orig_argv[-5]))", r"exited with status 1|closed its connection"),
     ],
 )
 async def test_a_process_is_lost_in_a_call(tmp_path: Path, text: str, why: str) -> None:
@@ -54,8 +54,8 @@ async def test_a_process_is_lost_in_a_call(tmp_path: Path, text: str, why: str) 
             await one.run(text)
         await goes_on(one, pid)
         readings = one.readings()
-        assert readings["processes_lost hung"] == ("sign of life" in why)
-        assert readings["processes_lost ended"] == ("sign of life" not in why)
+        assert readings["processes_lost hung"] == ("heartbeat" in why)
+        assert readings["processes_lost ended"] == ("heartbeat" not in why)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
@@ -143,7 +143,7 @@ async def test_no_limit_on_silence(tmp_path: Path) -> None:
 
 
 LONGEST = "\nTold.longest_run = 0.3\n"
-TOO_LONG = r"^told: the process that ran the request ran it longer than longest_run \(0\.3 s\) and was killed$"
+TOO_LONG = r"^told: the process that ran the request exceeded longest_run \(0\.3 s\) and was killed$"
 
 
 @contextmanager
@@ -253,14 +253,14 @@ async def test_what_cannot_be_replaced_is_unavailable_at_once_and_heals(
     async with told(tmp_path) as one:
         whole = (tmp_path / "model.py").read_text()
         write_told(tmp_path, more=LOAD.format("raise RuntimeError('no weights')"))
-        with pytest.raises(Unavailable, match="exit status 0"):
+        with pytest.raises(Unavailable, match="exited with status 0"):
             await one.run("os._exit(0)")
-        text = r"^told: its process was lost and could not be replaced: .*model.py:\d+: RuntimeError: no weights$"
+        text = r"^told: its process was lost and could not be restarted: .*model.py:\d+: RuntimeError: no weights$"
         for _ in range(3):
             with pytest.raises(Unavailable, match=text) as caught:
                 await one.run("1")
         assert (caught.value.retry_after or 0) >= 1
-        await until(lambda: "could not be replaced, the next try is in" in caplog.text)
+        await until(lambda: "could not be restarted, retrying in" in caplog.text)
         (tmp_path / "model.py").write_text(whole)
         await until(lambda: one.model.alive)
         assert await one.say("'healed'") == "healed"
@@ -271,7 +271,7 @@ async def test_each_replacement_waits_longer(tmp_path: Path, caplog: pytest.LogC
         for _ in range(5):
             with pytest.raises(Unavailable):
                 await one.run("os._exit(0)")
-        delays = re.findall(r"ended with exit status 0; it is replaced in (\S+) s", caplog.text)
+        delays = re.findall(r"exited with status 0; it is restarted in (\S+) s", caplog.text)
         assert [float(delay) for delay in delays] == pytest.approx([0.05, 0.1, 0.2, 0.3, 0.3], abs=0.06)
     steady = RestartPolicy(first_delay=0.05, longest_delay=0.3, steady=0.0)
     caplog.clear()
@@ -279,7 +279,7 @@ async def test_each_replacement_waits_longer(tmp_path: Path, caplog: pytest.LogC
         for _ in range(3):
             with pytest.raises(Unavailable):
                 await one.run("os._exit(0)")
-        assert len(set(re.findall(r"it is replaced in (\S+) s", caplog.text))) == 1
+        assert len(set(re.findall(r"it is restarted in (\S+) s", caplog.text))) == 1
 
 
 # --- the end ---
@@ -290,7 +290,7 @@ async def test_a_call_that_does_not_end_is_ended_with_its_process(tmp_path: Path
         running = asyncio.ensure_future(one.run(WAIT))
         await one.entered("in-")
         await one.servable.close(at_once=True)
-        with pytest.raises(Unavailable, match="ran a call that did not end in time"):
+        with pytest.raises(Unavailable, match="ran a call that did not end before the unload timeout"):
             await running
         await until(lambda: not children())
         # The other one could close its model.

@@ -128,7 +128,7 @@ async def test_the_loop_survives_what_ends_loops(tmp_path: Path, text: str) -> N
 
 async def test_a_loop_that_cannot_go_on_is_lost_with_its_process(tmp_path: Path) -> None:
     async with told(tmp_path, ON_LOOP) as one:
-        with pytest.raises(Unavailable, match="ended with exit status 1"):
+        with pytest.raises(Unavailable, match="exited with status 1"):
             await one.run("asyncio.get_running_loop()._selector.close()\nawait asyncio.sleep(600)")
         assert await one.say("return 'next'") == "next"
 
@@ -155,7 +155,7 @@ async def test_an_answer_to_another_call_is_nobodys(tmp_path: Path) -> None:
         other = "frames.pack(frames.Frame(frames.Kind.DONE, 10**6, places=()))"
         write = f"os.write(int(sys.orig_argv[-5]), {other})"
         text = f"from triglot.executors.process import frames\n{write}\ntime.sleep(600)"
-        with pytest.raises(Unavailable, match="answered another call and was killed"):
+        with pytest.raises(Unavailable, match="sent a response to an unknown call; process killed"):
             await one.run(text)
         assert await one.say("'next'") == "next"
 
@@ -169,7 +169,7 @@ TOO_MUCH = ["{'y' * 70_000: np.ones(1)}", "{str(number): np.ones(1) for number i
 async def test_answers_that_no_frame_can_carry(tmp_path: Path, text: str) -> None:
     async with told(tmp_path) as one:
         pid = await one.pid()
-        with pytest.raises(Internal, match="model 'told' returned outputs that cannot be handed over: "):
+        with pytest.raises(Internal, match="model 'told' returned outputs that cannot be sent to the server: "):
             await one.run(text, x=np.zeros(50_000))
         assert await one.pid() == pid
     async with told(tmp_path / "stream", STREAM) as one:
@@ -196,7 +196,7 @@ async def test_tensors_larger_than_memory(tmp_path: Path, text: str) -> None:
             return {"y": eval(text, {"np": np})}
 
         call.reach = reach
-        with pytest.raises(Internal, match="too large to be handed over, there is room for"):
+        with pytest.raises(Internal, match="do not fit into shared memory:"):
             await one.run("call.infer('other', {})", call)
         with pytest.raises(Internal):
             await one.run("call.infer('other', {'x': " + text + "})", call)
@@ -213,7 +213,7 @@ async def test_another_models_answer_that_no_frame_can_carry(tmp_path: Path) -> 
 
         call.reach = reach
         pid = await one.pid()
-        with pytest.raises(Internal, match="the answer cannot be handed over: "):
+        with pytest.raises(Internal, match="the response cannot be sent to the process: "):
             await one.run("call.infer('other', {})", call)
         assert await one.pid() == pid
 

@@ -110,7 +110,7 @@ async def test_each_request_of_a_list_has_its_own_error(tmp_path: Path, infer: s
 )
 async def test_what_is_no_list_of_answers(tmp_path: Path, text: str, got: str) -> None:
     async with told(tmp_path, more=lists()) as one:
-        with pytest.raises(Internal, match=f"infer_batch {got} answers, one a request"):
+        with pytest.raises(Internal, match=f"infer_batch {got} results, one per request"):
             await one.run("1", whole=np.array(text.encode(), object))
         with pytest.raises(Internal, match="told version 1 failed"):
             await one.run("1", whole=np.array(b"1 / 0", object))
@@ -135,7 +135,7 @@ async def test_a_list_ends_with_its_process(tmp_path: Path, infer: str, kind: st
         answers = await together(one, [SAYS % 1, "os._exit(3)", *[SAYS % 1] * 6])
         assert all(isinstance(answer, Unavailable) for answer in answers)
         assert len({id(answer) for answer in answers}) == 8
-        assert "ended with exit status 3" in str(answers[0])
+        assert "exited with status 3" in str(answers[0])
         assert {said(answer) for answer in await together(one, [SAYS % 1] * 8)} == {"1"}
 
 

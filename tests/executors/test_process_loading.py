@@ -75,9 +75,9 @@ async def failure_on_a_thread(file: Path) -> ModelLoadError:
 @pytest.mark.parametrize(
     ("does", "text"),
     [
-        ("os._exit(4)", "ended with exit status 4"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", r"was ended by SIGKILL \(is there too little memory\?\)"),
-        ("os.abort()", "was ended by SIGABRT"),
+        ("os._exit(4)", "exited with status 4"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"was terminated by SIGKILL \(out of memory\?\)"),
+        ("os.abort()", "was terminated by SIGABRT"),
     ],
 )
 async def test_a_process_that_ends_while_it_loads(tmp_path: Path, does: str, text: str) -> None:
@@ -105,7 +105,7 @@ async def test_a_load_that_is_given_up_ends_at_once(tmp_path: Path, instance: in
     await until(lambda: len(list(tmp_path.glob("in-*"))) > instance)
     async with asyncio.timeout(SECONDS):
         loading.give_up()
-        with pytest.raises(ModelLoadError, match="was given up"):
+        with pytest.raises(ModelLoadError, match="was stopped"):
             await running
     assert children() == []
 
@@ -114,7 +114,7 @@ async def test_a_load_that_is_given_up_ends_at_once(tmp_path: Path, instance: in
     ("more", "text"),
     [
         ("Told.takes_messages = True\n", "expected 'thread' for a model that takes whole messages"),
-        ("Told.example = {'x': object()}\n", "example: a value of object cannot be handed over"),
+        ("Told.example = {'x': object()}\n", "example: a value of object cannot be passed"),
     ],
 )
 async def test_what_a_process_cannot_do(tmp_path: Path, more: str, text: str) -> None:
@@ -123,7 +123,7 @@ async def test_what_a_process_cannot_do(tmp_path: Path, more: str, text: str) ->
 
 
 async def test_what_is_loaded_by_a_function_without_a_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"execution: expected 'thread' for what .* loads"):
+    with pytest.raises(ModelLoadError, match=r"execution: expected 'thread', got 'process'"):
         Loading(lambda *_: None)("told", "python", tmp_path / "model.py", ModelConfig())  # type: ignore[arg-type]
 
 
@@ -145,9 +145,7 @@ async def test_processes_run_on_their_cpus(tmp_path: Path) -> None:
 async def test_cpus_that_are_not_there(tmp_path: Path, by: str) -> None:
     file = write_told(tmp_path, more="Told.cpus = [4095]\n" if by == "class" else "")
     config = ModelConfig() if by == "class" else ModelConfig(cpus=[4095])
-    with pytest.raises(
-        ModelLoadError, match=r"cpus: expected some of \[.*\], which this server may use, got 4095"
-    ):
+    with pytest.raises(ModelLoadError, match=r"cpus: expected CPUs that this server may use, \[.*\], got 4095"):
         await asyncio.to_thread(load, file, config)
 
 
@@ -195,7 +193,7 @@ async def test_a_model_that_is_given_as_an_object_stays_here(by: str) -> None:
     files = ModelFiles("given", 1, "python", Path("given.py"), make=Given, config=config)
     with pytest.raises(
         ModelLoadError,
-        match="given version 1: execution: expected 'thread' for a model that is given as an object",
+        match="given version 1: execution: expected 'thread' for a model object",
     ):
         await Loader(backends.load, None, 10).open(files, nothing_more)
 

@@ -103,9 +103,9 @@ async def test_a_replacement_that_cannot_be_begun_is_tried_again(
             monkeypatch.setattr("triglot.executors.process.process._spawned", fork)
         with pytest.raises(Unavailable):
             await one.run("os._exit(0)")
-        with pytest.raises(Unavailable, match="could not be replaced: can't start new"):
+        with pytest.raises(Unavailable, match="could not be restarted: can't start new"):
             await one.run("1")
-        await until(lambda: "the next try is in" in caplog.text)
+        await until(lambda: "retrying in" in caplog.text)
         may.set()
         monkeypatch.undo()
         await until(lambda: one.model.alive)

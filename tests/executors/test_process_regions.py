@@ -168,7 +168,7 @@ def test_without_memfd_a_file_without_a_name_does(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("places", "text"),
     [
-        ([Place("x", "FP32", (100_000,), 0, 400_000)], "do not lie in a region"),
+        ([Place("x", "FP32", (100_000,), 0, 400_000)], "do not fit into a region"),
         ([Place("x", "FP32", (3,), 0, 8)], "has 8 bytes"),
     ],
 )

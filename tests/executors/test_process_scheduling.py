@@ -128,7 +128,7 @@ async def test_a_replacement_is_warmed_up_before_it_is_called(tmp_path: Path) ->
         (tmp_path / "stop").touch()
         with pytest.raises(Unavailable):
             await one.run("os._exit(0)")
-        with pytest.raises(Unavailable, match="could not be replaced: division by zero"):
+        with pytest.raises(Unavailable, match="could not be restarted: division by zero"):
             await one.run("1")
         (tmp_path / "stop").unlink()
         await until(lambda: one.model.alive)

@@ -86,9 +86,9 @@ async def test_sequences_end_with_the_process_that_is_lost_while_nobody_calls(
             else:
                 assert await ask(one, number, 1) == [11, pid]
         # It is logged a little later than it is so.
-        await until(lambda: "sequences ended with it" in caplog.text)
+        await until(lambda: "was lost, which ended 3" in caplog.text)
         assert "told: process " in caplog.text
-        assert " was lost, and 3 sequences ended with it" in caplog.text
+        assert " was lost, which ended 3 sequences" in caplog.text
         assert count(one, "sequences") == 3
         for number in gone:
             total, pid = await ask(one, number, 5, start=True, end=True)
@@ -137,7 +137,7 @@ async def test_what_waits_of_a_lost_sequence_is_refused_and_what_starts_anew_is_
 @pytest.mark.parametrize("end", [False, True])
 async def test_a_sequence_whose_only_request_is_lost(tmp_path: Path, end: bool) -> None:
     async with told(tmp_path, SUMS, more=DECLARED) as one:
-        with pytest.raises(Unavailable, match="ended with exit status 1"):
+        with pytest.raises(Unavailable, match="exited with status 1"):
             await ask(one, 1, -1, start=True, end=end)
         with pytest.raises(InvalidArgument, match=MUST_START):
             await ask(one, 1, 1)

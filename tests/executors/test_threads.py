@@ -88,7 +88,7 @@ async def test_a_full_queue_refuses_at_once_with_a_retry_hint() -> None:
         await gate.has_thread()
         queue.put(works[1])
         queue.put(works[2])
-        with pytest.raises(QueueFull, match="Exceeds maximum queue size: 2 requests wait") as caught:
+        with pytest.raises(QueueFull, match="Exceeds maximum queue size: 2 requests are queued") as caught:
             queue.put(works[3])
         assert caught.value.code is Code.RESOURCE_EXHAUSTED
         assert caught.value.retry_after is not None

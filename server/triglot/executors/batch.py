@@ -173,12 +173,12 @@ class Batch:
 
     def _fail(self, error: BaseException, explain: Explain) -> None:
         if isinstance(error, asyncio.CancelledError) and self.abandoned:
-            failure: ServingError = Cancelled("every caller left")
+            failure: ServingError = Cancelled("every request of the batch was cancelled")
         else:
             try:
                 failure = explain(error)
             except Exception:
-                log.exception("an error of a model cannot be explained")
+                log.exception("cannot convert a model's error")
                 failure = Internal("the model failed; the server's log has the details")
         for member in self._running:
             member.result, member.failure = None, own_copy(failure)
@@ -213,6 +213,6 @@ def check_answers(answers: Any, count: int) -> Sequence[Any]:
     if isinstance(answers, Sequence) and len(answers) == count:
         return answers
     got = f"{len(answers)}" if isinstance(answers, Sequence) else type(answers).__name__
-    error = Internal(f"infer_batch returned {got}, expected a list of {count} answers, one a request")
+    error = Internal(f"infer_batch returned {got}, expected a list of {count} results, one per request")
     log.error("%s", error.message)
     raise error

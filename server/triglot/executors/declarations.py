@@ -37,7 +37,7 @@ def check_declarations(model: Model) -> None:
     check_scheduling(model)
     if _joins_nothing(model):
         log.warning(
-            "class %s: dynamic_batching: without effect, as there is no max_batch_size: requests run one by one",
+            "class %s: dynamic_batching: ignored without max_batch_size; requests run one by one",
             type(model).__name__,
         )
 

@@ -165,10 +165,10 @@ def append(answers: Sequence[object]) -> dict[str, Array]:
             raise Internal(f"the model returned {type(answer).__name__}, expected a dict of outputs by name")
         parts.append(answer)
     if any(part.keys() != parts[0].keys() for part in parts):
-        raise Internal("the model returned other outputs for one part of a request than for another")
+        raise Internal("the model returned different outputs for the parts of a request")
     try:
         outputs = {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
     except (ValueError, TypeError) as error:
-        raise Internal(f"the outputs for the parts of a request cannot be joined: {error}") from None
+        raise Internal(f"cannot join the outputs for the parts of a request: {error}") from None
     said = [part.parameters for part in parts if isinstance(part, Answer)]
     return Answer(outputs, {name: value for values in said for name, value in values.items()}) if said else outputs

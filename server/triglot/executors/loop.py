@@ -57,7 +57,7 @@ class LoopExecutor:
     def check_room(self, limit: int) -> None:
         """See `Executor`. Nothing waits; the bound is on how many run."""
         if self.running + self._orphaned() >= limit:
-            raise queue_full(f"{limit} requests run")
+            raise queue_full(f"{limit} requests are running")
 
     def start(self, work: LoopWork, _: Defer | None = None) -> None:
         """See `Executor`."""

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
 """From one line in the log about a model to the next."""
-ADVICE = "code that computes or waits for long belongs in a plain infer, which has threads of its own"
+ADVICE = "move code that computes or blocks to a plain infer (not async def), which runs on other threads"
 RAISED_EXIT = "the model raised GeneratorExit"
 """What its GeneratorExit becomes: to callers, one means that they are closed."""
 
@@ -73,10 +73,10 @@ class LoopGuard:
         if now < self._quiet_until:
             self._unsaid += 1
             return
-        more = f" (and {self._unsaid} more times since the last such line)" if self._unsaid else ""
+        more = f" (and {self._unsaid} more times since the last such warning)" if self._unsaid else ""
         self._quiet_until, self._unsaid = now + QUIET_SECONDS, 0
         log.warning(
-            "%s held the event loop for %.3f s, and every other call with it%s; %s",
+            "%s blocked the event loop, and every other call, for %.3f s%s; %s",
             self._name,
             seconds,
             more,
@@ -85,7 +85,7 @@ class LoopGuard:
 
     def readings(self) -> tuple[Reading, ...]:
         """How often that was."""
-        about = "How often the model's code held the event loop for longer than loop_lag_warning."
+        about = "Times that the model's code blocked the event loop for longer than loop_lag_warning."
         return (Reading("event_loop_holds", about, self.held, counter=True),) if self.watches else ()
 
 

@@ -65,7 +65,7 @@ class LoopInbox(Generic[T]):
                 while self._items:
                     self._receive(self._items.popleft())
             except Exception:  # The others would lie here until one more comes.
-                log.exception("a result could not be handed over")
+                log.exception("a result could not be delivered")
 
     def close(self) -> None:
         """Nobody puts any more. On any thread."""
@@ -137,7 +137,7 @@ class ThreadExecutor:
     def check_room(self, limit: int) -> None:
         """See `Executor`. The bound is on how many wait."""
         if len(self._waiting) >= limit:
-            raise queue_full(f"{limit} requests wait")
+            raise queue_full(f"{limit} requests are queued")
 
     def _grow(self, wanted: int) -> None:
         """A thread that never runs is dear, too: so many more are started, if there may be so many."""
@@ -242,7 +242,7 @@ class ThreadExecutor:
             try:
                 self._run_all()
             except BaseException:  # Without this thread all that waits would wait for ever.
-                log.exception("%s: no work could be taken", threading.current_thread().name)
+                log.exception("%s: cannot take work from the queue", threading.current_thread().name)
                 time.sleep(PAUSE_SECONDS)
             else:
                 return
@@ -255,7 +255,7 @@ class ThreadExecutor:
             try:
                 work.run(self._function, self._explain)
             except BaseException:  # Without this thread all that comes later would wait for ever.
-                log.exception("%s: what must not raise has raised", threading.current_thread().name)
+                log.exception("%s: unexpected error while running a request", threading.current_thread().name)
             if work.delivers:
                 finished.put(work)
             # The caller's arrays are not kept while this thread waits.

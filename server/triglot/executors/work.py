@@ -77,7 +77,7 @@ def reason_to_skip(call: Call) -> ServingError | None:
         return None
     if call.expired:
         return call.overdue(WHILE_WAITING)
-    return Cancelled("the caller left while the request waited in the queue")
+    return Cancelled("the request was cancelled while it waited in the queue")
 
 
 def explained(what: str, error: BaseException) -> ServingError:
@@ -85,7 +85,7 @@ def explained(what: str, error: BaseException) -> ServingError:
     try:
         failure = own_copy(as_serving_error(error, what))
     except Exception:  # Of the code that an exception's class has of its own; the caller waits for an answer.
-        log.exception("%s failed, and its error cannot be told", what)
+        log.exception("%s failed, and its error cannot be converted", what)
         failure = Internal(f"{what} failed; the server's log has the details")
     # Its frames hold the request's data and, where they hold it, too, live until the garbage collector comes by.
     with suppress(Exception):  # A frozen dataclass keeps them.
@@ -203,6 +203,6 @@ class InstanceExecution(AwaitedExecution):
         try:
             self._together.wait()
         except threading.BrokenBarrierError:
-            self.failure = Cancelled("given up before every instance was there")
+            self.failure = Cancelled("cancelled before all instances had started")
             return
         super().run(partial(self._hook, function), self._explain)

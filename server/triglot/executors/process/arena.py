@@ -61,7 +61,7 @@ def _check_room(size: int) -> None:
     """Raises `MemoryError`: the system ends some process when more memory is written than there is."""
     room = min(MOST_BYTES, _available())
     if size > room:
-        raise MemoryError(f"tensors of {size} bytes are too large to be handed over, there is room for {room}")
+        raise MemoryError(f"tensors of {size} bytes do not fit into shared memory: {room} bytes are available")
 
 
 def _available() -> int:

@@ -16,7 +16,7 @@ from triglot.executors.process.failures import description, error_fields
 from triglot.executors.process.frames import Kind
 from triglot.executors.process.values import dumps
 
-_NOBODY = "nobody waits for the call any more"
+_NOBODY = "the call was cancelled"
 KINDS = (Kind.METADATA, Kind.MODEL, Kind.GO_ON, Kind.STOP)
 """Frames of the process that are for a `CallbackHandler`."""
 
@@ -107,7 +107,7 @@ def refuse(send: Send, question: int, error: BaseException) -> None:
 def refuse_late(send: Send, message: Message) -> None:
     """The message is on behalf of a call that has ended."""
     if message.kind is not Kind.STOP:
-        late = Unavailable("the call has ended: it can reach no other model any more")
+        late = Unavailable("the call has ended: it can no longer call other models")
         refuse(send, message.fields["question"], late)
 
 

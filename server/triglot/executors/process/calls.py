@@ -226,7 +226,7 @@ class Calls(ABC):
             if message.kind in KINDS:
                 self._checked(partial(refuse_late, self._post), message)
             else:
-                self._owner.kill("answered another call and was killed")
+                self._owner.kill("sent a response to an unknown call; process killed")
         elif message.kind in KINDS:
             state.asks = True
             self._serve(state, message)
@@ -307,7 +307,7 @@ class Calls(ABC):
         except Gone:
             raise
         except FrameError as error:
-            refuse(self._post, number, Internal(f"the answer cannot be handed over: {error}"))
+            refuse(self._post, number, Internal(f"the response cannot be sent to the process: {error}"))
         except Exception as error:
             refuse(self._post, number, error)
 

@@ -99,14 +99,14 @@ class Child:
                 check = partial(self._run_check, self._check, number)
                 threading.Thread(target=check, name="ready", daemon=True).start()
         except Exception:  # As long as the heart beats nobody takes the process for hung.
-            log.exception("%s: what is done between two calls failed", self._session.name)
+            log.exception("%s: the tasks between two calls failed", self._session.name)
 
     def _run_check(self, check: Callable[[], bool], number: int) -> None:
         ready = False
         try:
             ready = check()
         except BaseException:  # A model that calls exit() is not ready, either.
-            log.exception("%s: its own check of readiness failed", self._session.name)
+            log.exception("%s: the readiness check failed", self._session.name)
         finally:
             self._session.control.end_check(number, ready)
 
@@ -206,10 +206,10 @@ def _run_on(cpus: Any, instance: int) -> None:
         return
     wanted = cpus[instance % len(cpus)]
     if not hasattr(os, "sched_setaffinity"):
-        raise ValueError(f"cpus: expected none, this system cannot bind processes to CPUs; got {list(cpus)}")
+        raise ValueError(f"cpus: expected none, as this system cannot bind processes to CPUs; got {list(cpus)}")
     there = sorted(usable_cpus())
     if wanted not in there:
-        raise ValueError(f"cpus: expected some of {there}, which this server may use, got {wanted}")
+        raise ValueError(f"cpus: expected CPUs that this server may use, {there}, got {wanted}")
     # Threads that libraries have started at their import, too.
     for thread in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):

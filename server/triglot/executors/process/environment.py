@@ -62,9 +62,9 @@ class Environment:
         except BaseException as error:
             self.close()
             if isinstance(error, GivenUp):
-                raise ModelLoadError(f"{self._path}: it was given up") from None
+                raise ModelLoadError(f"{self._path}: loading was cancelled") from None
             if isinstance(error, Exception) and not isinstance(error, ModelLoadError):
-                raise ModelLoadError(f"{self._path}: not an environment of Python's: {error}") from error
+                raise ModelLoadError(f"{self._path}: not a usable Python environment: {error}") from error
             raise
 
     def give_up(self) -> None:
@@ -125,7 +125,7 @@ class Environment:
             printed, errors = (_text(file) for file in (out, err))
         if program.returncode:
             said = f": {errors.rpartition(chr(10))[2][:500]}" if errors else ""
-            raise ValueError(f"{folder / 'bin' / 'python'} ended with status {program.returncode}{said}")
+            raise ValueError(f"{folder / 'bin' / 'python'} exited with status {program.returncode}{said}")
         return printed
 
     def command(self, *arguments: str) -> list[str]:

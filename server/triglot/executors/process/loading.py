@@ -65,7 +65,6 @@ class Loading:
             if getattr(importlib.import_module(module), name) is load:
                 return f"{module}:{name}"
         raise ModelLoadError(
-            f"{file}: execution: expected 'thread' for what {load!r} loads, which processes cannot import by its "
-            "name; got 'process'",
+            f"{file}: execution: expected 'thread', got 'process': processes cannot import {load!r} by its name",
             Code.INVALID_ARGUMENT,
         )

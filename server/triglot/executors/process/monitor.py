@@ -79,7 +79,7 @@ class ProcessMonitor:
 
     def _log_failure(self) -> None:
         if not self._failing:
-            log.exception("%s: a check has failed; there will be others", self._thread.name)
+            log.exception("%s: a check failed; the next checks follow", self._thread.name)
 
     def do(self, work: Callable[[], T]) -> T:
         """On another thread: what `work` gives or raises there. Raises `OSError` after `end`."""

@@ -151,7 +151,7 @@ class Pool:
             self._gone += [*ended, *loading]
             self.live -= len(ended)
         for process in loading:
-            process.kill("was given up")
+            process.kill("was stopped")
         for process in ended:
             process.ask_to_end()
         until = time.monotonic() + self._policy.end_timeout
@@ -163,18 +163,18 @@ class Pool:
         try:
             process = self._monitor.do(partial(self._start, slot))
         except OSError as error:
-            raise ModelLoadError(f"{self.program.file}: no process could be started: {error}") from error
+            raise ModelLoadError(f"{self.program.file}: cannot start a process: {error}") from error
         return self._loaded(slot, process, self.warm)
 
     def _start(self, slot: Slot) -> Process:
         """On the monitor's thread."""
         if self._closed:
-            raise OSError("the model was given up")
+            raise OSError("loading was cancelled")
         process = Process.start(self.program, slot.number, self.metrics.apply)
         with self._free:
             slot.loading, slot.begun = process, time.monotonic()
         if bool(self._closed):  # By now.
-            process.kill("was given up")
+            process.kill("was stopped")
         return process
 
     def _loaded(self, slot: Slot, process: Process, warm: Callable[[Process], object]) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Pool:
         try:
             with self._free:
                 if self.sticky and self.affinity.is_stale:
-                    raise Unavailable(f"{self.program.name}: the process that was to run the request was lost")
+                    raise Unavailable(f"{self.program.name}: the process for the request's sequence was lost")
                 process = self._free_one()
                 if process is None:
                     self._check(call)
@@ -323,7 +323,7 @@ class Pool:
             delay = slot.put_off(self._policy)
             self._restarts["hung" if process.hung else "ended"] += 1
         # As texts: what keeps the record must not keep the process.
-        log.error("%s %s; it is replaced in %.1f s", str(process), process.lost, delay)
+        log.error("%s %s; it is restarted in %.1f s", str(process), process.lost, delay)
         if none_left:
             self.changed()
 
@@ -343,28 +343,28 @@ class Pool:
         except BaseException as error:
             self._not_replaced(slot, error)
         else:
-            log.info("%s takes the slot of the one that was lost", str(process))
+            log.info("%s replaced the lost process", str(process))
 
     def _not_replaced(self, slot: Slot, error: BaseException) -> None:
         with self._free:
             delay = slot.put_off(self._policy)
-            self._failure = f"its process was lost and could not be replaced: {error}"
+            self._failure = f"its process was lost and could not be restarted: {error}"
             self._free.notify_all()
             if self._closed:
                 return
-        text = "%s: process %d could not be replaced, the next try is in %.1f s: %s"
+        text = "%s: process %d could not be restarted, retrying in %.1f s: %s"
         log.error(text, self.program.name, slot.number, delay, str(error))
 
     # --- the end ---
 
     def give_up(self) -> None:
         """On any thread: end all at once; whoever waits for one gets an error."""
-        self._kill("was given up", lambda _: True)
+        self._kill("was stopped", lambda _: True)
 
     def abandon(self) -> None:
         """On any thread: end those that run a call, unless the model is being closed; no call waits any more."""
         if not self._closed:
-            self._kill("ran a call that did not end in time", lambda process: process.busy)
+            self._kill("ran a call that did not end before the unload timeout", lambda process: process.busy)
 
     def _kill(self, why: str, which: Callable[[Process], bool]) -> None:
         with self._free:
@@ -392,7 +392,7 @@ class Pool:
             self.live = 0
         for process in there:
             if process in loading:
-                process.kill("was given up")
+                process.kill("was stopped")
             elif not process.lost:
                 process.ask_to_end()
         until = time.monotonic() + self._policy.end_timeout
@@ -405,13 +405,13 @@ class Pool:
             self._slots.clear()
             self._gone.clear()
         for process in there:
-            process.kill("was given up")
+            process.kill("was stopped")
             process.end(self._policy.kill_timeout, 0.0)
         self.program.environment.close()
 
     def readings(self) -> Iterator[Reading]:
         """The processes that live, and how many were replaced."""
-        yield Reading("processes", "Processes that can run the model.", self.live)
-        text = "Processes of the model that were lost, and are replaced."
+        yield Reading("processes", "Ready processes of the model.", self.live)
+        text = "Lost processes of the model, by reason; each is restarted."
         for reason, count in self._restarts.items():
             yield Reading("processes_lost", text, count, {"reason": reason}, counter=True)

@@ -125,8 +125,8 @@ class Process:
             message = self.channel.receive()
         except Gone:
             raise ModelLoadError(
-                f"{program.file}: its process {self.why_gone()} while it loaded the model; what it wrote before "
-                "is in the server's log"
+                f"{program.file}: its process {self.why_gone()} while it loaded the model; the server's log has "
+                "its output"
             ) from None
         fields = loads(message.text)
         if message.kind is Kind.LOADED:
@@ -176,9 +176,9 @@ class Process:
     def _why_hung(self, hang_seconds: float, longest_run: float) -> str:
         """Why it is to be killed; "" for a process that is not taken for hung."""
         if 0 < hang_seconds <= self.heartbeat.silence:
-            return f"gave no sign of life for {self.heartbeat.silence:.1f} s and was killed"
+            return f"sent no heartbeat for {self.heartbeat.silence:.1f} s and was killed"
         if 0 < longest_run < self.run_seconds:
-            return f"ran it longer than longest_run ({longest_run:g} s) and was killed"
+            return f"exceeded longest_run ({longest_run:g} s) and was killed"
         return ""
 
     def check_loading(self, age: float, timeout: float) -> None:
@@ -234,7 +234,7 @@ class Process:
 
     def ask_to_end(self) -> None:
         """Have it close its model and end; nobody calls it any more."""
-        self.lost = self.lost or "was asked to end"
+        self.lost = self.lost or "was shut down"
         with suppress(Gone, FrameError):
             self.channel.send(Kind.END)
 
@@ -289,9 +289,9 @@ def _spawned(program: Program, *passed: int) -> subprocess.Popen[bytes]:
 
 def _ended(status: int) -> str:
     if status >= 0:
-        return f"ended with exit status {status}"
+        return f"exited with status {status}"
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    return f"was ended by {name}{' (is there too little memory?)' if name == 'SIGKILL' else ''}"
+    return f"was terminated by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"

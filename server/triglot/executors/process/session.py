@@ -330,7 +330,7 @@ class CallState:
 
 
 def _ended() -> Unavailable:
-    return Unavailable("the call has ended: it can reach no other model any more")
+    return Unavailable("the call has ended: it can no longer call other models")
 
 
 def _wake(future: asyncio.Future[None]) -> None:

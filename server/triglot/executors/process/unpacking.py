@@ -93,7 +93,7 @@ def _own(folder: Path) -> Path:
     folder = folder.resolve()
     status = folder.stat()
     if status.st_uid != os.geteuid() or not os.access(folder, os.W_OK):
-        raise PermissionError(f"{folder}: expected a folder that belongs to this user, who may write there")
+        raise PermissionError(f"{folder}: expected a folder that this user owns and can write to")
     if status.st_mode & 0o022:
         folder.chmod(0o700)
     return folder

@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
             return plain(value)
     known = next((kind for kind in type(value).__mro__ if _CLASSES.get(kind.__name__) is kind), None)
     if known is None:
-        raise TypeError(f"a value of {type(value).__name__} cannot be handed over between processes")
+        raise TypeError(f"a value of {type(value).__name__} cannot be passed between processes")
     named = (field.name for field in fields(known) if field.init)
     return {_TAG: known.__name__, "of": {name: _plain(getattr(value, name)) for name in named}}
 

@@ -39,7 +39,7 @@ class Views:
         """
         end = max(place.offset + place.size for place in places)
         if end > len(memory):
-            raise FrameError(f"tensors of {end} bytes do not lie in a region of {len(memory)}")
+            raise FrameError(f"tensors of {end} bytes do not fit into a region of {len(memory)} bytes")
         holds = end > COPIED and not self._holds_many()
         if holds:
             base: Array = np.frombuffer(memory, np.uint8, end)

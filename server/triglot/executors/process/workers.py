@@ -71,7 +71,7 @@ class Worker(ABC):
         try:
             session.send(kind, call.number, text, placed)
         except FrameError as error:
-            failure = Internal(f"model '{self._name}' returned outputs that cannot be handed over: {error}")
+            failure = Internal(f"model '{self._name}' returned outputs that cannot be sent to the server: {error}")
             session.send(Kind.FAILED, call.number, dumps(error_fields(failure)))
 
     def _started(self, message: Message, call: CallState) -> Ready | None:
@@ -99,7 +99,9 @@ class SerialWorker(Worker):
         """What the model reaches on behalf of no request, on any thread. Raises `Unavailable` between calls."""
         current = self._current
         if current is None:
-            raise Unavailable(f"model '{self._name}': its process reaches other models while it runs a request")
+            raise Unavailable(
+                f"model '{self._name}': a process can call other models only while it runs a request"
+            )
         return current.model(asked, None)
 
     def serve(self, message: Message) -> None:
@@ -147,9 +149,13 @@ class AsyncWorker(Worker):
             try:
                 self._loop.run_forever()  # Until code calls exit(), or stops the loop.
             except (SystemExit, KeyboardInterrupt) as error:
-                log.error("%s: its code has raised %s; its loop goes on", self._name, type(error).__name__)
+                log.error(
+                    "%s: the model's code raised %s in its event loop; the loop continues",
+                    self._name,
+                    type(error).__name__,
+                )
             except BaseException:
-                log.exception("%s: its loop has failed", self._name)
+                log.exception("%s: the event loop failed", self._name)
                 break
         os._exit(1)
 
