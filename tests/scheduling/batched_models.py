@@ -115,7 +115,7 @@ class Site:
         return task
 
     def closed(self) -> dict[str, float]:
-        """Batches by why they were closed."""
+        """Batches, by the reason why they were closed."""
         return {
             one.labels["reason"]: one.value for one in self.servable.readings() if one.name == "batches_closed"
         }

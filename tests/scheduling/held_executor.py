@@ -32,7 +32,7 @@ class HeldExecutor:
     def check_room(self, limit: int) -> None:
         """See `Executor`."""
         if len(self.started) >= limit:
-            raise queue_full(f"{limit} requests wait")
+            raise queue_full(f"{limit} requests are queued")
 
     def start(self, work: Any, _: Defer | None = None) -> None:
         """See `Executor`."""

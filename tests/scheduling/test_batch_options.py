@@ -253,7 +253,7 @@ async def test_a_model_may_take_unlike_requests_as_a_list_and_answer_each() -> N
 
 async def test_a_list_of_another_length_fails_everybody() -> None:
     site = Site(Listing())
-    with pytest.raises(Internal, match="infer_batch returned 2, expected a list of 1 answers"):
+    with pytest.raises(Internal, match="infer_batch returned 2, expected a list of 1 results"):
         await site.ask(rows(1, 2, 3, 4))
     await site.servable.close()
 

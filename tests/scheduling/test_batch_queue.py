@@ -100,7 +100,7 @@ async def test_a_levels_own_queue_can_be_full() -> None:
     low = site.ask(rows(1), call(Scheduling(priority=2)))
     others = await site.ask_and_wait(rows(2))
     await site.until(2)
-    with pytest.raises(QueueFull, match="1 requests of priority level 2 wait"):
+    with pytest.raises(QueueFull, match="1 requests of priority level 2 are queued"):
         await site.ask(rows(3), call(Scheduling(priority=2)))
     low.cancel()
     await asyncio.wait([low])

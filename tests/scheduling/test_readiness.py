@@ -40,7 +40,7 @@ async def test_late_is_not_ready_and_who_asks_next_waits_for_what_still_runs(
     check = Check()
     readiness = Readiness("m version 1", check, seconds=0.05)
     assert not await readiness.ask()
-    assert "m version 1: its own check of readiness takes longer than 0.05 s" in caplog.text
+    assert "m version 1: the readiness check takes longer than 0.05 s" in caplog.text
     assert not await readiness.ask()
     readiness = Readiness("m version 1", check)
     asking = asyncio.create_task(readiness.ask())
@@ -68,4 +68,4 @@ async def test_what_it_raises_means_no(error: BaseException, caplog: pytest.LogC
         raise error
 
     assert not await Readiness("m", fail).ask()
-    assert "m: its own check of readiness failed" in caplog.text
+    assert "m: the readiness check failed" in caplog.text

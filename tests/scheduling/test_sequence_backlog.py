@@ -141,7 +141,7 @@ def leave(driver: Driver, execution: AwaitedExecution) -> None:
 def assert_cancelled(*executions: AwaitedExecution, sequence_id: int = 1) -> None:
     for one in executions:
         assert isinstance(error_of(one), Cancelled)
-        expected = f"sequence {sequence_id} was cancelled with another request of it that waited"
+        expected = f"sequence {sequence_id} was cancelled with another queued request of the same sequence"
         assert error_of(one).message == expected
 
 

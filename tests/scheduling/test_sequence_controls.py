@@ -56,7 +56,7 @@ async def test_ids_of_every_datatype(datatype: str) -> None:
         assert own.tolist() == [sequence_id.encode() if isinstance(sequence_id, str) else sequence_id]
     for sequence_id in others:
         error = await refusal(one, sequence_id, start=True)
-        assert (error.code, "as the model's input 'id' is" in error.message) == (Code.INVALID_ARGUMENT, True)
+        assert (error.code, "the type of the model's input 'id'" in error.message) == (Code.INVALID_ARGUMENT, True)
     assert reading(one, "sequences") == len(fitting)
     await one.close()
 

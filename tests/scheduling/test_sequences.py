@@ -158,8 +158,11 @@ def _yielding(inputs: Inputs) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({"takes_messages": True}, "sequence_batching: expected a model of tensors, got one that takes messages"),
-        ({"infer": _yielding}, "sequence_batching.states: expected none of a model that yields its answers"),
+        (
+            {"takes_messages": True},
+            "sequence_batching: expected a model with tensor inputs, got one that takes messages",
+        ),
+        ({"infer": _yielding}, "sequence_batching.states: expected none for a model that yields responses"),
     ],
 )
 async def test_what_a_model_cannot_have(said: dict[str, Any], text: str) -> None:
@@ -171,7 +174,7 @@ async def test_a_model_that_cannot_be_leaves_no_threads() -> None:
     before = threading.enumerate()
     model = Summing(instances=3)
     model.takes_messages = True
-    with pytest.raises(ValueError, match="expected a model of tensors"):
+    with pytest.raises(ValueError, match="expected a model with tensor inputs"):
         servable(model)
     assert [thread for thread in threading.enumerate() if thread not in before] == []
 
@@ -185,7 +188,7 @@ async def test_a_start_of_a_live_sequence_begins_it_anew(caplog: pytest.LogCaptu
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         assert await send(one, 10, 5, start=True) == 10
-    assert "sequence 5 of model 'summing' starts again and has not ended" in caplog.text
+    assert "sequence 5 of model 'summing' was restarted before it ended" in caplog.text
     assert await send(one, 1, 5, end=True) == 11
     ended = {reason: reading(one, "sequences_ended", reason=reason) for reason in ("replaced", "end")}
     assert (ended, reading(one, "sequences_started")) == ({"replaced": 1, "end": 1}, 2)

@@ -58,7 +58,9 @@ class Gate:
             self._refuse("max_queue_bytes", f"the model holds {_bytes(self._bytes, size, self._most_bytes)}")
         if everything.requests:
             if 0 < limits.total_requests <= everything.requests:
-                self._refuse("max_total_queue_size", f"all models hold {everything.requests} requests, as many as")
+                self._refuse(
+                    "max_total_queue_size", f"all models hold {everything.requests} requests, the most that"
+                )
             if 0 < limits.total_bytes < everything.bytes + size:
                 text = f"all models hold {_bytes(everything.bytes, size, limits.total_bytes)}"
                 self._refuse("max_total_queue_bytes", text)
@@ -81,18 +83,22 @@ class Gate:
 
     def readings(self) -> Iterator[Reading]:
         """What is held, and what was refused for which limit."""
-        yield Reading("held_bytes", "Bytes of requests that wait or run.", self._bytes)
-        yield Reading("held_requests", "Requests that wait or run.", self._requests)
+        yield Reading("held_bytes", "Bytes of the model's queued and running requests.", self._bytes)
+        yield Reading("held_requests", "The model's queued and running requests.", self._requests)
         for reason, count in self._refused.items():
             yield refusals(reason, count)
 
 
 def _bytes(held: int, more: int, most: int) -> str:
-    return f"{held} bytes of requests, and {more} more are above the {most} that"
+    return f"{held} bytes of requests, {more} more would exceed the {most} that"
 
 
 def refusals(reason: str, count: int) -> Reading:
     """How many requests were refused because a limit was reached; `reason` is the option that sets it."""
     return Reading(
-        "requests_refused", "Requests that were refused at once.", count, {"limit": reason}, counter=True
+        "requests_refused",
+        "Rejected requests, by the limit they exceeded.",
+        count,
+        {"limit": reason},
+        counter=True,
     )

@@ -73,8 +73,8 @@ class Whole:
                 log.error("%s", error.message)
                 self.execution.failure = own_copy(error)
             except Exception:
-                log.exception("the outputs for the parts of a request cannot be joined")
-                self.execution.failure = Internal("the outputs for the parts of the request cannot be joined")
+                log.exception("cannot join the outputs for the parts of a request")
+                self.execution.failure = Internal("cannot join the outputs for the parts of the request")
 
     def delivered(self, part: Part) -> None:
         """A part's outcome is here. On the loop."""

@@ -35,7 +35,7 @@ class Readiness:
         running = self._running
         await asyncio.wait([running], timeout=self._seconds)
         if not running.done():
-            log.warning("%s: its own check of readiness takes longer than %g s", self._name, self._seconds)
+            log.warning("%s: the readiness check takes longer than %g s", self._name, self._seconds)
         return running.done() and running.result()
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,7 +43,7 @@ class Readiness:
         try:
             ready = self._check()
         except BaseException:  # A model that calls exit() is not ready, either.
-            log.exception("%s: its own check of readiness failed", self._name)
+            log.exception("%s: the readiness check failed", self._name)
         with suppress(RuntimeError):  # The server has stopped.
             loop.call_soon_threadsafe(self._ended, ready)
 

@@ -154,13 +154,13 @@ class ModelCache:
 
     def readings(self) -> Iterator[Reading]:
         """Hits, misses, and what is kept."""
-        hits = "Requests that were answered from the response cache."
-        misses = "Requests that the response cache had no answer for."
-        evictions = "Answers that left the response cache to make room."
+        hits = "Response cache hits."
+        misses = "Response cache misses."
+        evictions = "Responses evicted from the response cache to make room."
         yield Reading("response_cache_hits", hits, self.hits, counter=True)
         yield Reading("response_cache_misses", misses, self.misses, counter=True)
         yield Reading("response_cache_evictions", evictions, self.evictions, counter=True)
-        yield Reading("response_cache_bytes", "Bytes of answers in the response cache.", self.bytes)
+        yield Reading("response_cache_bytes", "Bytes of the model's responses in the response cache.", self.bytes)
 
 
 def _work(inputs: Mapping[str, Array]) -> int:

@@ -301,7 +301,7 @@ class Servable:
     def enable_response_cache(self, cache: ResponseCache) -> None:
         """From now on; equal requests get them. Nothing of a stream, or of a sequence, is kept."""
         if self.decoupled or self.model.sequence_batching is not None:
-            log.warning("%s: response_cache: no effect on a decoupled model, or on sequences", self)
+            log.warning("%s: response_cache: ignored for decoupled models and sequences", self)
         else:
             self.answers = cache.for_model(ordered=self.model.any_tensors)
 
@@ -368,7 +368,7 @@ class Servable:
 
     def _counted(self, error: QueueFull) -> QueueFull:
         self._queue_full += 1
-        text = f"{error.message}, as many as max_queue_size allows"
+        text = f"{error.message}, the most that max_queue_size allows"
         return QueueFull(text, retry_after=error.retry_after)
 
     def _outcome(self, error: BaseException, call: Call) -> BaseException:

@@ -91,7 +91,7 @@ class WaitingRoom:
         if self.closed:
             raise Unavailable("the model was unloaded")
         if len(self._there) >= self.limit:
-            raise queue_full(f"{self.limit} requests wait")
+            raise queue_full(f"{self.limit} requests are queued")
         now = time.monotonic()
         work = pieces[0][0]
         assert isinstance(work, REQUESTS)
@@ -130,7 +130,7 @@ class WaitingRoom:
         most = level.policy.max_queue_size
         if most and level.count >= most:
             of = f" of priority level {level.level}" if level.level else ""
-            raise queue_full(f"{most} requests{of} wait")
+            raise queue_full(f"{most} requests{of} are queued")
         most = self._batching.max_waiting_batches
         if most and self._there and self._rows + rows > most * self._rules.max_rows:
             raise Unavailable(
@@ -227,7 +227,7 @@ class WaitingRoom:
         yield from self._counts.readings()
         yield Reading(
             "queue_timeouts",
-            "Requests that waited longer than their queue's policy allows.",
+            "Requests that exceeded the timeout of their queue policy.",
             self._timeouts,
             counter=True,
         )

@@ -45,10 +45,10 @@ class Tensors:
         if batching is None:
             raise ValueError("sequence_batching: expected a SequenceBatching, got None")
         if model.takes_messages:
-            raise ValueError("sequence_batching: expected a model of tensors, got one that takes messages")
+            raise ValueError("sequence_batching: expected a model with tensor inputs, got one that takes messages")
         batched, decoupled = model.max_batch_size > 0, inspect.isgeneratorfunction(model.infer)
         if batching.states and decoupled:
-            raise ValueError("sequence_batching.states: expected none of a model that yields its answers")
+            raise ValueError("sequence_batching.states: expected none for a model that yields responses")
         controls = ControlTensors(batching.controls, batched=batched)
         states = StateTensors(batching.states, batched=batched)
         return cls(controls, states, batched, decoupled, model.infer_batch)

@@ -29,9 +29,9 @@ class ControlTensors:
         """Raises `InvalidArgument` for an id that the model's input cannot carry."""
         for control in self._controls:
             if control.kind == "CORRID" and not _fits(sequence_id, control.datatype):
-                kind = "a text" if control.datatype == "BYTES" else f"an integer that is {control.datatype}"
+                kind = "a string" if control.datatype == "BYTES" else f"an integer of type {control.datatype}"
                 raise InvalidArgument(
-                    f"sequence id {sequence_id!r}: expected {kind}, as the model's input '{control.name}' is"
+                    f"sequence id {sequence_id!r}: expected {kind}, the type of the model's input '{control.name}'"
                 )
 
     def inputs(self, rows: Sequence[SequenceRequest | None]) -> dict[str, Array]:

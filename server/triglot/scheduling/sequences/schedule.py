@@ -138,7 +138,7 @@ class SequenceSchedule:
         if self._closed:
             raise Unavailable("the model was unloaded")
         if len(self) >= self._limit:
-            raise queue_full(f"{self._limit} requests wait")
+            raise queue_full(f"{self._limit} requests are queued")
         assert isinstance(work, Execution | Stream)
         call, inputs = work.call, work.inputs
         if self._iterative:
@@ -308,20 +308,20 @@ class SequenceSchedule:
         before = self._table.over["lost"]
         dropped = self._table.lose(number, self._clock())
         if count := self._table.over["lost"] - before:
-            log.warning("%s was lost, and %d sequence%s ended with it", name, count, "s" if count > 1 else "")
+            log.warning("%s was lost, which ended %d sequence%s", name, count, "s" if count > 1 else "")
         self._fail(dropped)
 
     def readings(self) -> Iterator[Reading]:
         """The sequences that live and those that were, the slots, and why batches were closed."""
         yield from self._counts.readings()
         table = self._table
-        yield Reading("sequences", "Sequences that live.", len(table.live))
-        yield Reading("sequence_backlog", "Sequences that wait for a slot.", len(table.backlog))
-        yield Reading("sequence_slots", "Sequences that the instances have room for.", table.slots)
-        yield Reading("sequence_slots_used", "Slots that have a sequence.", table.used_slots)
-        yield Reading("sequences_started", "Sequences that began.", table.started, counter=True)
+        yield Reading("sequences", "Open sequences.", len(table.live))
+        yield Reading("sequence_backlog", "Sequences in the backlog, without a slot.", len(table.backlog))
+        yield Reading("sequence_slots", "Sequence slots of all instances.", table.slots)
+        yield Reading("sequence_slots_used", "Sequence slots in use.", table.used_slots)
+        yield Reading("sequences_started", "Started sequences.", table.started, counter=True)
         for reason in REASONS:
-            text = "Sequences that are over, and why."
+            text = "Ended sequences, by reason."
             yield Reading("sequences_ended", text, table.over[reason], {"reason": reason}, counter=True)
 
 

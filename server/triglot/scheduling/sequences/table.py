@@ -119,7 +119,9 @@ class SequenceTable:
         self.started += 1
         if run.open and (run.begun or run.pending):
             log.warning(
-                "sequence %r of model '%s' starts again and has not ended: the former one is over", run.id, model
+                "sequence %r of model '%s' was restarted before it ended; the previous one was dropped",
+                run.id,
+                model,
             )
             self.over["replaced"] += 1
 
@@ -251,7 +253,7 @@ class SequenceTable:
             ended, run.open = ended or run.open, False
         if ended:  # Else it was counted when another one took its place.
             self.over["cancelled"] += 1
-        text = f"sequence {run.id} was cancelled with another request of it that waited"
+        text = f"sequence {run.id} was cancelled with another queued request of the same sequence"
         return [(other, Cancelled(text)) for other in others]
 
     def _followers(self, run: SequenceRun, at: int) -> list[SequenceRequest]:
