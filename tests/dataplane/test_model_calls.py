@@ -202,7 +202,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], Any, Code, str]] = {
     "signature": ("twice", {"signature_name": "z"}, None, Code.INVALID_ARGUMENT, "'twice' has no signature 'z'"),
     "own": ("failing", {}, None, Code.NOT_FOUND, "model 'failing': no such word"),
     "crash": ("broken", {}, None, Code.INTERNAL, "broken version 1 failed, error "),
-    "decoupled": ("stream", {}, None, Code.UNIMPLEMENTED, "model 'stream': the model answers with a stream"),
+    "decoupled": ("stream", {}, None, Code.UNIMPLEMENTED, "model 'stream': the model returns a stream"),
     "priority": ("twice", {"parameters": {"priority": -1}}, None, Code.INVALID_ARGUMENT, "'twice': parameter"),
 }  # fmt: skip
 
@@ -256,5 +256,5 @@ async def test_an_error_that_is_not_caught_is_the_callers(on_loop: bool) -> None
 
 
 async def test_a_call_without_a_server() -> None:
-    with pytest.raises(RuntimeError, match="no other models to call"):
+    with pytest.raises(RuntimeError, match="cannot call other models"):
         Call().infer("twice", {"x": ints(1)})

@@ -27,8 +27,8 @@ class BatchCounts:
     def readings(self, labels: Mapping[str, str] = NO_LABELS) -> Iterator[Reading]:
         """What was executed, and why it was not joined with more; all have these labels, too."""
         for reason, count in list(self._closed.items()):
-            text = "Batches by why they were closed."
+            text = "Batches, by the reason why they were closed."
             yield Reading("batches_closed", text, count, {**labels, "reason": reason}, counter=True)
-        text = "Requests that were executed in batches."
+        text = "Requests executed in batches."
         yield Reading("batched_requests", text, self._requests, labels, counter=True)
-        yield Reading("batched_rows", "Rows that were executed in batches.", self._rows, labels, counter=True)
+        yield Reading("batched_rows", "Rows executed in batches.", self._rows, labels, counter=True)

@@ -54,7 +54,7 @@ Reach = Callable[["Call", Any], Any]
 
 def no_models(_: Call, __: object) -> Any:
     """Of a call that no server has admitted."""
-    raise RuntimeError("there are no other models to call: this call came without a server")
+    raise RuntimeError("cannot call other models: this call does not run in a server")
 
 
 class Call:

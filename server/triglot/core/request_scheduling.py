@@ -78,6 +78,6 @@ def _sequence_id(value: object) -> int | str:
         return value
     if type(value) is not int or not 0 <= value <= _MAX_ID:
         raise InvalidArgument(
-            f"parameter 'sequence_id': expected an integer from 0 to 2^64-1 or a text, got {value!r}"
+            f"parameter 'sequence_id': expected an integer from 0 to 2^64-1 or a string, got {value!r}"
         )
     return value

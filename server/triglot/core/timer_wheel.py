@@ -87,7 +87,7 @@ class TimerWheel:
                     try:
                         entry.expire()
                     except Exception:  # The others are due, too.
-                        log.exception("what happens at a deadline has failed")
+                        log.exception("the handler of a deadline failed")
         finally:
             while due and due[0] not in slots:
                 heappop(due)

@@ -117,7 +117,7 @@ class DataPlane:
             self.begin(servable, call)
             if request is not None:
                 if servable.decoupled:
-                    raise Decoupled("the model answers with a stream of responses")
+                    raise Decoupled("the model returns a stream of responses")
                 signature = inference.signature = admit(servable, request, call)
                 if servable.sequences is not None or (signature.takes_bytes and takes_long(request)):
                     self._submit_later(inference, request)
@@ -235,7 +235,9 @@ class DataPlane:
             inputs = await bind(signature, request)
         if call.scheduling.sequence_start:
             if self.stopping:
-                raise Unavailable("the server is shutting down: it goes on with sequences, and starts none")
+                raise Unavailable(
+                    "the server is shutting down: it continues open sequences and starts no new ones"
+                )
             self._sequences.begin(servable, call.scheduling.sequence_id)
         return inputs
 

@@ -187,7 +187,7 @@ class ModelCalls:
         """
         if link.depth > MAX_MODEL_CALLS:
             raise FailedPrecondition(
-                f"more than {MAX_MODEL_CALLS} models call each other in a row: {link.path(servable.name)}"
+                f"model calls are nested more than {MAX_MODEL_CALLS} deep: {link.path(servable.name)}"
             )
         key, instances = (servable.name, servable.version), servable.model.instances
         own = [one for one in link.chain() if one.caller == key]
@@ -195,12 +195,12 @@ class ModelCalls:
             yield
             return
         if servable.sequences is not None:
-            raise FailedPrecondition(f"the call might wait for its own sequence: {link.path(servable.name)}")
+            raise FailedPrecondition(f"the call could deadlock on its own sequence: {link.path(servable.name)}")
         new = [one for one in own if not one.waits]
         if self._held[key] + len(new) >= instances:
             text = (
-                f"the call would never end: {link.path(servable.name)}, and every instance of '{servable.name}' "
-                f"({instances}) waits for such a call; expected more instances"
+                f"the call would deadlock: {link.path(servable.name)}, and every instance of '{servable.name}' "
+                f"({instances}) waits for such a call; configure more instances"
             )
             raise (
                 FailedPrecondition(text)
@@ -269,8 +269,8 @@ async def _next(parent: Call, answers: AsyncGenerator[T, None]) -> T:
 
 
 def _left(parent: Call) -> ServingError:
-    when = "while a model was called on its behalf"
-    return parent.overdue(when) if parent.expired else Cancelled(f"the caller left {when}")
+    when = "while it called another model"
+    return parent.overdue(when) if parent.expired else Cancelled(f"the request was cancelled {when}")
 
 
 def _child(parent: Call, wanted: ModelCall, link: _Link) -> Call:
