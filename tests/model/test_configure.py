@@ -158,7 +158,7 @@ def test_dims_that_nobody_says() -> None:
 )
 def test_a_model_that_declares_nothing_needs_all_of_a_tensor(tensor: TensorConfig, key: str) -> None:
     assert wrong(Echo(), ModelConfig(inputs=[TensorConfig("w", "INT8", [1]), tensor])) == (
-        f"input[1].{key}: expected a value, the model does not say it either; got none"
+        f"input[1].{key}: expected a value, as the model declares none, got none"
     )
 
 
@@ -206,7 +206,7 @@ def test_a_model_that_takes_anything_takes_what_is_configured() -> None:
 def test_a_model_that_takes_anything_needs_both(given: str, missing: str) -> None:
     tensors: Any = {f"{given}s": [TensorConfig("x", "INT8", [2])]}
     assert wrong(Anything(), ModelConfig(**tensors)) == (
-        f"{missing}: expected the {missing}s, too, where the {given}s are configured, got none"
+        f"{missing}: expected the {missing}s, as the {given}s are configured, got none"
     )
 
 
@@ -227,8 +227,8 @@ def test_a_model_that_takes_anything_needs_both(given: str, missing: str) -> Non
         (TensorConfig("x", "FP32", [1, 1, 3]), "dims: the configuration says [1,1,3], the model has [-1,3]"),
         (
             TensorConfig("x", "FP32", [3]),
-            "dims: the configuration says [3], the model has [-1,3] (only with a max_batch_size do dims leave the "
-            "batch out)",
+            "dims: the configuration says [3], the model has [-1,3] (dims omit the batch only with a "
+            "max_batch_size)",
         ),
     ],
 )

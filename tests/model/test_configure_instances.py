@@ -37,7 +37,7 @@ def test_instances_are_the_sum_of_the_groups(groups: Sequence[InstanceGroup], in
 
 def test_a_gpu_for_a_model_that_runs_on_cpus() -> None:
     config = ModelConfig(instance_groups=[InstanceGroup("AUTO"), InstanceGroup("GPU")])
-    assert wrong(Scikit(), config) == "instance_group[1].kind: KIND_GPU, and sklearn models run on CPUs only"
+    assert wrong(Scikit(), config) == "instance_group[1].kind: KIND_GPU, but sklearn models run on CPUs only"
 
 
 def test_a_model_that_has_placed_its_instances_says_how_many() -> None:
@@ -53,7 +53,7 @@ def test_a_model_that_has_placed_its_instances_says_how_many() -> None:
 )
 def test_decoupled_must_be_what_the_model_is(kind: Callable[[], Model], decoupled: bool) -> None:
     configure(kind(), ModelConfig(decoupled=decoupled))
-    said, has = ("false", "yields its answers") if decoupled else ("true", "returns one answer")
+    said, has = ("false", "yields responses") if decoupled else ("true", "returns one response")
     assert wrong(kind(), ModelConfig(decoupled=not decoupled)) == (
         f"model_transaction_policy.decoupled: the configuration says {said}, the model's infer {has}"
     )

@@ -56,34 +56,34 @@ WRONG_STEPS: dict[str, tuple[list[Step], Signature, str]] = {
     "an input given again": (
         [step("x", "y"), step("y", "x")],
         XY,
-        "ensemble_scheduling.step[1].output_map[y]: tensor 'x' is input 'x' of the ensemble already",
+        "ensemble_scheduling.step[1].output_map[y]: tensor 'x' is already input 'x' of the ensemble",
     ),
     "given by none": (
         [step("z", "y"), step("x", "q")],
         XY,
-        "ensemble_scheduling.step[0].input_map[x]: tensor 'z' is no input of the ensemble, and no step gives it",
+        "ensemble_scheduling.step[0].input_map[x]: tensor 'z' is neither an input of the ensemble nor an "
+        "output of a step",
     ),
-    "an output given by none": ([step("x", "q")], XY, "output[0]: no step gives the ensemble's output 'y'"),
+    "an output given by none": ([step("x", "q")], XY, "output[0]: no step produces the ensemble's output 'y'"),
     "an input is no output": (
         [step("x", "y")],
         Signature([spec("x")], [spec("y"), spec("x")]),
-        "output[1]: no step gives the ensemble's output 'x'",
+        "output[1]: no step produces the ensemble's output 'x'",
     ),
     "an input taken by none": (
         [step("x", "y")],
         Signature([spec("x"), spec("z")], [spec("y")]),
-        "input[1]: no step takes the ensemble's input 'z'",
+        "input[1]: no step uses the ensemble's input 'z'",
     ),
     "itself": (
         [step("x", "y"), step("q", "q", "n")],
         XY,
-        "ensemble_scheduling.step: these wait for each other's tensors, so none of them can run: "
-        "ensemble_scheduling.step[1] ('n')",
+        "ensemble_scheduling.step: steps depend on each other in a cycle: ensemble_scheduling.step[1] ('n')",
     ),
     "a circle": (
         [Step("m", {"x": "x", "z": "q"}, {"y": "y"}), step("y", "p"), step("p", "q", "n")],
         XY,
-        "ensemble_scheduling.step: these wait for each other's tensors, so none of them can run: "
+        "ensemble_scheduling.step: steps depend on each other in a cycle: "
         "ensemble_scheduling.step[0] ('m'), ensemble_scheduling.step[1] ('m'), ensemble_scheduling.step[2] ('n')",
     ),
 }
@@ -96,7 +96,7 @@ def test_wrong_steps(steps: list[Step], signature: Signature, text: str) -> None
 
 
 def test_keys_as_they_are_written_in_python() -> None:
-    with pytest.raises(ValueError, match=r"^steps\[0\]\.inputs\[x\]: tensor 'z' is no input of"):
+    with pytest.raises(ValueError, match=r"^steps\[0\]\.inputs\[x\]: tensor 'z' is neither an input of"):
         check_steps([step("z", "y")], XY, IN_PYTHON)
 
 
@@ -131,7 +131,7 @@ WRONG_FIT: dict[str, tuple[Signature, Part, Part, str]] = {
         XY,
         Part(XY),
         Part(Signature([spec("x"), spec("z")], [spec("y")])),
-        "[1].input_map: 'two' needs input 'z', too",
+        "[1].input_map: 'two' also requires input 'z'",
     ),
     "datatype of an input": (
         XY,
@@ -186,28 +186,29 @@ WRONG_STREAMS: dict[str, tuple[list[Step], list[Part], Signature, str]] = {
         [step("x", "m", "one"), Step("two", {"x": "x", "z": "m"}, {"y": "y"})],
         [STREAM, Part(XZ)],
         XY,
-        "ensemble_scheduling.step[1].input_map: expected tensors that come together, 'x' comes once, 'm' with "
-        "each answer of the decoupled 'one'",
+        "ensemble_scheduling.step[1].input_map: expected tensors of the same responses, 'x' comes once, 'm' with "
+        "each response of the decoupled 'one'",
     ),
     "of two streams": (
         [step("x", "m", "one"), step("x", "n", "two"), Step("three", {"x": "m", "z": "n"}, {"y": "y"})],
         [STREAM, STREAM, Part(XZ)],
         XY,
-        "ensemble_scheduling.step[2].input_map: expected tensors that come together, 'm' comes with each "
-        "answer of the decoupled 'one', 'n' with each answer of the decoupled 'two'",
+        "ensemble_scheduling.step[2].input_map: expected tensors of the same responses, 'm' comes with each "
+        "response of the decoupled 'one', 'n' with each response of the decoupled 'two'",
     ),
     "of one stream and what comes of it": (
         [step("x", "m", "one"), step("m", "n", "two"), Step("three", {"x": "n", "z": "m"}, {"y": "y"})],
         [STREAM, STREAM, Part(XZ)],
         XY,
-        "ensemble_scheduling.step[2].input_map: expected tensors that come together, 'n' comes with each "
-        "answer of the decoupled 'two', 'm' with each answer of the decoupled 'one'",
+        "ensemble_scheduling.step[2].input_map: expected tensors of the same responses, 'n' comes with each "
+        "response of the decoupled 'two', 'm' with each response of the decoupled 'one'",
     ),
     "outputs": (
         [step("x", "m", "one"), step("m", "y", "two"), step("x", "z", "three")],
         [STREAM, Part(XY), Part(XY)],
         Signature([spec("x")], [spec("y"), spec("z")]),
-        "output: expected tensors that come together, 'y' comes with each answer of the decoupled 'one', 'z' once",
+        "output: expected tensors of the same responses, 'y' comes with each response of the decoupled "
+        "'one', 'z' once",
     ),
 }
 

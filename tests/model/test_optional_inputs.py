@@ -72,7 +72,7 @@ def test_the_error_names_only_what_is_missing() -> None:
 
 
 def test_an_output_is_never_optional() -> None:
-    with pytest.raises(ValueError, match="output 'y': optional: only inputs can be left out"):
+    with pytest.raises(ValueError, match="output 'y': optional: only inputs can be optional"):
         Signature([X], [optional("y")])
 
 
@@ -158,7 +158,7 @@ def test_code_may_do_without_an_input_and_a_fixed_model_may_not() -> None:
         platform = "onnxruntime_onnx"
 
     with pytest.raises(
-        ValueError, match=r"input\[0\]\.optional: the configuration says true, the model cannot run"
+        ValueError, match=r"input\[0\]\.optional: the configuration says true, but the model requires"
     ):
         configure(Fixed(), config)
 
@@ -181,9 +181,9 @@ def test_a_step_runs_without_what_it_may_lack() -> None:
 
 
 def test_what_a_step_needs_must_come_with_every_request() -> None:
-    with pytest.raises(ValueError, match=r"input_map: 'part' needs input 'x', too"):
+    with pytest.raises(ValueError, match=r"input_map: 'part' also requires input 'x'"):
         fit([X], TAKING, bias="x")
     with pytest.raises(
-        ValueError, match=r"input_map\[x\]: 'part' needs it, and input 'given' of the ensemble is optional"
+        ValueError, match=r"input_map\[x\]: 'part' requires it, but input 'given' of the ensemble is optional"
     ):
         fit([optional("given")], TAKING, x="given")

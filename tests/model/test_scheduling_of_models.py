@@ -67,7 +67,7 @@ NO_SECONDS = "expected a number of seconds, 0 for no limit"
         (
             Plain,
             {"dynamic_batching": DynamicBatching(allowed_sizes=[2, 4]), "max_batch_size": 8},
-            "dynamic_batching.allowed_sizes: expected the max_batch_size 8 as the last, got 4",
+            "dynamic_batching.allowed_sizes: expected the max_batch_size 8 as the last size, got 4",
         ),
         (
             Plain,
@@ -87,7 +87,7 @@ NO_SECONDS = "expected a number of seconds, 0 for no limit"
         (
             OnLoop,
             {"sequence_batching": SequenceBatching()},
-            "sequence_batching: expected an infer that is a plain function, got async def",
+            "sequence_batching: expected a plain infer (def), got async def",
         ),
         (
             Plain,
@@ -242,7 +242,7 @@ def test_the_models_own_limit_holds_for_a_configuration() -> None:
             OnLoop,
             {},
             ModelConfig(sequence_batching=SequenceBatching()),
-            "sequence_batching: expected an infer that is a plain function, got async def",
+            "sequence_batching: expected a plain infer (def), got async def",
         ),
     ],
 )

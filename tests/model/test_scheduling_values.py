@@ -120,7 +120,7 @@ SECONDS = "0 to 3.1536e+07 seconds"
             {"max_candidate_sequences": "4"},
             "max_candidate_sequences: expected an integer, got '4'",
         ),
-        (SequenceBatching, {"max_idle": 0}, "max_idle: expected seconds above 0, got 0"),
+        (SequenceBatching, {"max_idle": 0}, "max_idle: expected more than 0 seconds, got 0"),
         (SequenceBatching, {"controls": ["START"]}, "controls[0]: expected ControlInput, got 'START'"),
         (
             SequenceBatching,

@@ -172,13 +172,13 @@ class ModelConfig:
                 devices += [Device(kind)] * group.count
                 continue
             if not gpus:
-                raise ValueError(f"{key}.kind: KIND_GPU, and there is no GPU that the backend could use")
+                raise ValueError(f"{key}.kind: KIND_GPU, but the backend finds no usable GPU")
             for gpu in group.gpus or range(gpus):
                 if not 0 <= gpu < gpus:
                     raise ValueError(f"{key}.gpus: expected numbers from 0 to {gpus - 1}, got {gpu}")
                 devices += [Device("GPU", gpu)] * group.count
                 if len(devices) > self.max_instances:
-                    more = "; the server's --max-requested-instances allows more"
+                    more = "; raise the server's --max-requested-instances for more"
                     raise ValueError(
                         f"{key}: expected at most {self.max_instances} instances, all groups together"
                         f"{more if self.max_instances < MAX_INSTANCES else ''}"

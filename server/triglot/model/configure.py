@@ -61,7 +61,7 @@ def _check_decoupled(model: Model, config: ModelConfig) -> None:
     if config.decoupled != decoupled:
         raise ValueError(
             f"model_transaction_policy.decoupled: the configuration says {str(config.decoupled).lower()}, "
-            f"the model's infer {'yields its answers' if decoupled else 'returns one answer'}"
+            f"the model's infer {'yields responses' if decoupled else 'returns one response'}"
         )
 
 
@@ -77,7 +77,7 @@ def configured_instances(model: Model, config: ModelConfig) -> int:
     instances = 0
     for at, group in enumerate(config.instance_groups):
         if group.kind == "GPU" and not on_gpu:
-            raise ValueError(f"instance_group[{at}].kind: KIND_GPU, and {model.platform} models run on CPUs only")
+            raise ValueError(f"instance_group[{at}].kind: KIND_GPU, but {model.platform} models run on CPUs only")
         instances += group.count * (len(group.gpus) or 1 if group.kind == "GPU" else 1)
     return instances
 
@@ -105,7 +105,7 @@ def _declare(model: Model, config: ModelConfig) -> None:
         return
     if model.any_tensors and not (config.inputs and config.outputs):
         missing, given = ("output", "input") if config.inputs else ("input", "output")
-        raise ValueError(f"{missing}: expected the {missing}s, too, where the {given}s are configured, got none")
+        raise ValueError(f"{missing}: expected the {missing}s, as the {given}s are configured, got none")
     model.any_tensors = False
     model.inputs, model.outputs = (
         tuple(_declared(f"{kind}[{at}]", one, config) for at, one in enumerate(tensors))
@@ -116,7 +116,7 @@ def _declare(model: Model, config: ModelConfig) -> None:
 def _declared(key: str, tensor: TensorConfig, config: ModelConfig) -> TensorSpec:
     if not tensor.datatype or tensor.dims is None:
         missing = "dims" if tensor.datatype else "data_type"
-        raise ValueError(f"{key}.{missing}: expected a value, the model does not say it either; got none")
+        raise ValueError(f"{key}.{missing}: expected a value, as the model declares none, got none")
     return TensorSpec(tensor.name, tensor.datatype, _shape(tensor.dims, config), tensor.optional)
 
 
@@ -143,7 +143,7 @@ def _check_optional(signature: Signature, model: Model, config: ModelConfig) -> 
     for at, tensor in enumerate(config.inputs):
         if tensor.optional and tensor.name in signature.input_rules and tensor.name not in signature.may_lack:
             raise ValueError(
-                f"input[{at}].optional: the configuration says true, the model cannot run without {tensor.name!r}"
+                f"input[{at}].optional: the configuration says true, but the model requires {tensor.name!r}"
             )
 
 
@@ -198,7 +198,7 @@ def _checked_shape(
         has_batch = (
             spec.shape is not None and not batch and spec.shape[:1] == (-1,) and len(shape) < len(spec.shape)
         )
-        hint = " (only with a max_batch_size do dims leave the batch out)" if has_batch else ""
+        hint = " (dims omit the batch only with a max_batch_size)" if has_batch else ""
         raise ValueError(
             f"{key}: the configuration says {shape_text(dims)}{batch}, "
             f"the model has {shape_text(spec.shape)}{hint}"

@@ -23,7 +23,7 @@ def signatures_of(model: Model) -> dict[str, Signature]:
         return {DEFAULT_SIGNATURE: Signature(tuple(model.inputs), tuple(model.outputs), any_tensors=True)}
     if model.inputs or model.outputs or not declared:
         if DEFAULT_SIGNATURE in declared:
-            raise ValueError(f"signatures: {DEFAULT_SIGNATURE!r} is what inputs and outputs declare already")
+            raise ValueError(f"signatures: {DEFAULT_SIGNATURE!r} is already declared by inputs and outputs")
         declared = {DEFAULT_SIGNATURE: Signature(tuple(model.inputs), tuple(model.outputs)), **declared}
     return {
         name: _without_own(replace(signature, max_batch_size=model.max_batch_size), model.sequence_batching)

@@ -60,7 +60,7 @@ def check_steps(steps: Sequence[Step], signature: Signature, keys: Keys) -> None
         for name, tensor in step.outputs.items():
             where = f"{keys.step}[{at}].{keys.outputs}[{name}]"
             if tensor in given:
-                raise ValueError(f"{where}: tensor '{tensor}' is {given[tensor]} already")
+                raise ValueError(f"{where}: tensor '{tensor}' is already {given[tensor]}")
             given[tensor] = where
     _check_taken(steps, signature, given, keys)
     _check_order(steps, signature, keys)
@@ -71,17 +71,18 @@ def _check_taken(steps: Sequence[Step], signature: Signature, given: Mapping[str
         for name, tensor in step.inputs.items():
             if tensor not in given:
                 raise ValueError(
-                    f"{keys.step}[{at}].{keys.inputs}[{name}]: tensor '{tensor}' is no input of the ensemble, and "
-                    "no step gives it"
+                    f"{keys.step}[{at}].{keys.inputs}[{name}]: tensor '{tensor}' is neither an input of the "
+                    f"ensemble "
+                    "nor an output of a step"
                 )
     outputs = {tensor for step in steps for tensor in step.outputs.values()}
     for at, spec in enumerate(signature.outputs):
         if spec.name not in outputs:
-            raise ValueError(f"output[{at}]: no step gives the ensemble's output '{spec.name}'")
+            raise ValueError(f"output[{at}]: no step produces the ensemble's output '{spec.name}'")
     taken = {tensor for step in steps for tensor in step.inputs.values()}
     for at, spec in enumerate(signature.inputs):
         if spec.name not in taken:
-            raise ValueError(f"input[{at}]: no step takes the ensemble's input '{spec.name}'")
+            raise ValueError(f"input[{at}]: no step uses the ensemble's input '{spec.name}'")
 
 
 def _check_order(steps: Sequence[Step], signature: Signature, keys: Keys) -> None:
@@ -92,7 +93,7 @@ def _check_order(steps: Sequence[Step], signature: Signature, keys: Keys) -> Non
             there.update(left.pop(at).outputs.values())
     if left:
         names = ", ".join(f"{keys.step}[{at}] ('{step.model}')" for at, step in left.items())
-        raise ValueError(f"{keys.step}: these wait for each other's tensors, so none of them can run: {names}")
+        raise ValueError(f"{keys.step}: steps depend on each other in a cycle: {names}")
 
 
 def check_fit(steps: Sequence[Step], signature: Signature, parts: Sequence[Part], keys: Keys) -> None:
@@ -142,12 +143,12 @@ def _check_streams(steps: Sequence[Step], signature: Signature, parts: Sequence[
             if streams[first] != streams[other]:
                 one, two = (_when(streams[name], steps) for name in (first, other))
                 raise ValueError(
-                    f"{where}: expected tensors that come together, '{first}' comes {one}, '{other}' {two}"
+                    f"{where}: expected tensors of the same responses, '{first}' comes {one}, '{other}' {two}"
                 )
 
 
 def _when(stream: int | None, steps: Sequence[Step]) -> str:
-    return "once" if stream is None else f"with each answer of the decoupled '{steps[stream].model}'"
+    return "once" if stream is None else f"with each response of the decoupled '{steps[stream].model}'"
 
 
 def _check_names(where: str, step: Step, signature: Signature, keys: Keys) -> None:
@@ -163,7 +164,7 @@ def _check_names(where: str, step: Step, signature: Signature, keys: Keys) -> No
                 raise ValueError(f"{where}.{key}[{name}]: the {kind} of '{step.model}' are {has}")
     for name in signature.input_rules:
         if name not in step.inputs and name not in signature.may_lack:
-            raise ValueError(f"{where}.{keys.inputs}: '{step.model}' needs input '{name}', too")
+            raise ValueError(f"{where}.{keys.inputs}: '{step.model}' also requires input '{name}'")
 
 
 def _check_needs(where: str, step: Step, taking: Signature, ensemble: Signature, keys: Keys) -> None:
@@ -172,7 +173,8 @@ def _check_needs(where: str, step: Step, taking: Signature, ensemble: Signature,
         rule = ensemble.input_rules.get(tensor)
         if rule is not None and rule.spec.optional and name not in taking.may_lack and not taking.any_tensors:
             raise ValueError(
-                f"{where}.{keys.inputs}[{name}]: '{step.model}' needs it, and input '{tensor}' of the ensemble is "
+                f"{where}.{keys.inputs}[{name}]: '{step.model}' requires it, but input '{tensor}' of the "
+                f"ensemble is "
                 "optional"
             )
 

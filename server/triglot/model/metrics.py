@@ -60,13 +60,13 @@ class ModelMetrics:
             raise ValueError(f"metric family {name!r}: expected a name of letters, digits, '_' and ':'")
         if name.startswith(OURS):
             ours = ", ".join(OURS)
-            raise ValueError(f"metric family '{name}': expected another name, the server's begin with {ours}")
+            raise ValueError(f"metric family '{name}': expected another name, as {ours} are the server's prefixes")
         with self._lock:
             family = self._families.get(name)
             if family is None:
                 family = self._families[name] = Family(name, description, kind)
             elif family.kind != kind:
-                raise ValueError(f"metric family '{name}' exists as a {family.kind}, expected that, got a {kind}")
+                raise ValueError(f"metric family '{name}' is already a {family.kind}, got a {kind}")
             return family
 
     def metric(self, family: Family, labels: Mapping[str, str], buckets: Sequence[float]) -> Metric:
@@ -86,7 +86,8 @@ class ModelMetrics:
             elif metric.buckets != tuple(buckets):
                 before = list(metric.buckets)
                 raise ValueError(
-                    f"metric '{family.name}': buckets: expected {before} as before, got {list(buckets)}"
+                    f"metric '{family.name}': buckets: expected {before}, as registered before, got "
+                    f"{list(buckets)}"
                 )
             return metric
 

@@ -148,7 +148,7 @@ def _client_spec(key: str, tensor: TensorConfig, spec: TensorSpec, config: Model
 def warn_of_reshapes(file: Path, config: ModelConfig) -> None:
     """Name what a backend that does not reshape passes over in the log."""
     for key in _configured(config):
-        log.warning("%s: %s: without effect here", config.source or file, key)
+        log.warning("%s: %s: not supported by this backend, ignored", config.source or file, key)
 
 
 def _configured(config: ModelConfig) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Literal
 from triglot.core import checks
 from triglot.core.tensor import DATATYPES
 
-AUTO_REMOVED = "a delay that is found automatically was removed: expected seconds, 0 (the default) or more"
+AUTO_REMOVED = "the automatic delay was removed: expected seconds, 0 (the default) or more"
 MAX_PRIORITY_LEVELS = 2**64 - 1
 LONGEST_SECONDS = 365 * 24 * 3600.0
 """What a wait may take; the system's own waiting functions have a limit, too."""
@@ -202,7 +202,7 @@ class SequenceState:
             )
         first = self.initial.dims
         if len(first) != len(own) or any(dim not in (-1, given) for dim, given in zip(own, first, strict=True)):
-            raise ValueError(f"initial.dims: expected what fits the state's {list(own)}, got {list(first)}")
+            raise ValueError(f"initial.dims: expected dims that match the state's {list(own)}, got {list(first)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class SequenceBatching:
     def _check(self) -> None:
         _check_seconds("max_idle", self.max_idle)
         if not self.max_idle:
-            raise checks.expected("max_idle", "seconds above 0", self.max_idle)
+            raise checks.expected("max_idle", "more than 0 seconds", self.max_idle)
         for name, kind in (("controls", ControlInput), ("states", SequenceState)):
             values = checks.items(name, getattr(self, name), f"{kind.__name__}s")
             for at, value in enumerate(values):

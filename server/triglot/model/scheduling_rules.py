@@ -92,13 +92,14 @@ def _check_dynamic(model: Model, batching: DynamicBatching, named: Callable[[str
     _check_sizes(f"{key}.allowed_sizes", batching.allowed_sizes, largest, what)
     if batching.allowed_sizes and batching.allowed_sizes[-1] != largest:
         raise ValueError(
-            f"{key}.allowed_sizes: expected the {what} {largest} as the last, got {batching.allowed_sizes[-1]}"
+            f"{key}.allowed_sizes: expected the {what} {largest} as the last size, got "
+            f"{batching.allowed_sizes[-1]}"
         )
 
 
 def _check_sequences(model: Model, batching: SequenceBatching, named: Callable[[str], str]) -> None:
     if is_async(model.infer):
-        raise ValueError("sequence_batching: expected an infer that is a plain function, got async def")
+        raise ValueError("sequence_batching: expected a plain infer (def), got async def")
     if isinstance(batching.strategy, OldestStrategy):
         key = named("sequence_batching.strategy.preferred_sizes")
         _check_sizes(key, batching.strategy.preferred_sizes, model.max_batch_size, "max_batch_size")

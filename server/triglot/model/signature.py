@@ -111,7 +111,7 @@ def _rules(kind: str, specs: Sequence[TensorSpec], max_batch_size: int) -> dict[
         if not isinstance(spec, TensorSpec):
             raise ValueError(f"{kind}s: expected TensorSpecs, got {spec!r}")
         if spec.optional and kind == "output":
-            raise ValueError(f"output {spec.name!r}: optional: only inputs can be left out")
+            raise ValueError(f"output {spec.name!r}: optional: only inputs can be optional")
     rules = {spec.name: TensorRule(spec) for spec in specs}
     if len(rules) != len(specs):
         raise ValueError(f"two {kind}s have the same name: {[spec.name for spec in specs]}")
@@ -127,7 +127,7 @@ def _rules(kind: str, specs: Sequence[TensorSpec], max_batch_size: int) -> dict[
 def _checked_default(name: str, value: Any, rule: TensorRule | None) -> Array:
     """The default, which no call of the model can change."""
     if rule is None:
-        raise ValueError(f"defaults: there is no input {name!r}")
+        raise ValueError(f"defaults: no input is named {name!r}")
     if not isinstance(value, np.ndarray) or datatype_of(value) != rule.spec.datatype:
         raise ValueError(f"defaults: {name!r}: expected a {rule.spec.datatype} array, got {value!r}")
     array: Array = value.copy()

@@ -34,7 +34,7 @@ def parse_examples(examples: Iterable[bytes], features: Sequence[TensorSpec]) ->
     for spec in features:
         if spec.datatype not in _KINDS or spec.shape is None or -1 in spec.shape:
             raise ValueError(
-                f"feature {spec.name!r}: expected {', '.join(_KINDS)} and a shape without open dims, got "
+                f"feature {spec.name!r}: expected {', '.join(_KINDS)} and a shape without -1, got "
                 f"{spec.datatype} and {spec.shape}"
             )
     parsed = [_parse(data) for data in examples]

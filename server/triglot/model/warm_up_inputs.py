@@ -58,8 +58,8 @@ def configured_inputs(
             )
         if any(dim < 0 for dim in shape):
             raise InvalidArgument(
-                f"input '{name}': expected dims of 0 and more, got {shape_text(wanted.dims)}: dims that vary need "
-                "a size here"
+                f"input '{name}': expected dims of at least 0, got {shape_text(wanted.dims)}: warm-up inputs need "
+                "fixed dims"
             )
         if not is_addressable(shape, DATATYPES[wanted.datatype].dtype):
             raise InvalidArgument(f"input '{name}' has too many elements: shape {shape_text(shape)}")
@@ -138,7 +138,7 @@ def example_inputs(example: Mapping[str, Any], signature: Signature) -> list[Inp
         except InvalidArgument as error:
             raise InvalidArgument(f"input '{name}': {error.message}") from error
         except Exception as error:  # Its elements can be anything.
-            raise InvalidArgument(f"input '{name}': no array can be made of it: {error}") from error
+            raise InvalidArgument(f"input '{name}': cannot be converted to an array: {error}") from error
         tensors.append(InputTensor(name, datatype_of(array), array.shape, array))
     return tensors
 
