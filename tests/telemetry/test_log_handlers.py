@@ -105,7 +105,7 @@ def test_long_lines_and_tracebacks_are_cut(log: Log) -> None:
 
 def test_an_exception_that_cannot_be_described(log: Log) -> None:
     log.say(OTHER, "failed", error=raised(Undescribed()))
-    assert log.lines() == ["I failed", "  Undescribed: <its traceback cannot be written: SystemExit>"]
+    assert log.lines() == ["I failed", "  Undescribed: <no traceback: SystemExit>"]
 
 
 # --- repeats ---
@@ -118,7 +118,7 @@ def test_lines_that_clients_cause_are_limited_and_counted(log: Log) -> None:
     log.seconds = WINDOW_SECONDS
     log.say(OTHER, "something else")
     assert log.lines()[LINES:] == [
-        f"I {1000 - LINES} more lines like this one in a minute are not logged: a connection ends: 0",
+        f"I {1000 - LINES} similar lines in the last minute not logged: a connection ends: 0",
         "I something else",
     ]
 
@@ -150,8 +150,8 @@ def test_one_traceback_a_minute_for_each_kind(log: Log) -> None:
     assert text.count("Traceback (most recent call last):") == 2 * 3
     assert text.count("I m failed, error 5: TypeError: here") == 2
     # Of 50, 25 and 25 calls.
-    assert text.count(f"I 49 more errors like this one in a minute, {50 - LINES} of them not logged") == 1
-    assert text.count(f"I 24 more errors like this one in a minute, {25 - LINES} of them not logged") == 2
+    assert text.count(f"I 49 similar errors in the last minute, {50 - LINES} of them not logged") == 1
+    assert text.count(f"I 24 similar errors in the last minute, {25 - LINES} of them not logged") == 2
 
 
 def test_what_is_left_out_is_counted_at_the_end_too(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_what_is_left_out_is_counted_at_the_end_too(tmp_path: Path) -> None:
     for _ in range(LINES + 3):
         log.say(CLIENTS, "a connection ends")
     log.handler.close()
-    assert log.lines()[-1] == "I 3 more lines like this one in a minute are not logged: a connection ends"
+    assert log.lines()[-1] == "I 3 similar lines in the last minute not logged: a connection ends"
 
 
 # --- a full disk ---
@@ -180,6 +180,6 @@ def test_a_line_whose_arguments_do_not_fit_is_counted(
     log.say(name, "%d", "no number")
     log.say(OTHER, "next")
     lost, following = log.lines()
-    assert lost.startswith("W 1 lines of the log could not be written: TypeError: %d format")
+    assert lost.startswith("W 1 log lines were lost: TypeError: %d format")
     assert following == "I next"
     assert capfd.readouterr() == ("", "")

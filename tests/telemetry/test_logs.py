@@ -60,7 +60,7 @@ def test_a_model_that_fails_again_and_again(tmp_path: Path, execution: str) -> N
         text = server.stderr.text()
     assert text.count("Traceback (most recent call last)") <= 2  # Of a process, the two sides' one each.
     assert text.count("m version 1 failed, error") == LINES + 1  # And the one of the count.
-    assert f"E 49 more errors like this one in a minute, {50 - LINES} of them not logged" in text
+    assert f"E 49 similar errors in the last minute, {50 - LINES} of them not logged" in text
     lines = text.split("\n")[:-1]
     assert [line for line in lines if not LINE.fullmatch(line) or not line.isprintable()] == []
     assert [line for line in lines if line.startswith(FORGED)] == []
@@ -93,7 +93,7 @@ def test_connections_that_speak_something_else(tmp_path: Path) -> None:
         server.stop()
         text = server.stderr.text()
     assert "Traceback" not in text
-    assert "more lines like this one in a minute are not logged: a request was refused" in text
+    assert "similar lines in the last minute not logged: rejected a malformed HTTP request" in text
     assert len(text.splitlines()) - before < 4 * LINES
     assert all(line.isprintable() for line in text.splitlines())
 
@@ -161,7 +161,7 @@ def test_a_disk_that_was_full(tmp_path: Path) -> None:
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (hard, hard))
         server.stop()
         assert server.stderr.text() == ""
-    before, lost, *rest = file.read_text().partition(f"{LINES} lines of the log could not be written: OSError: ")
+    before, lost, *rest = file.read_text().partition(f"{LINES} log lines were lost: OSError: ")
     assert lost
     assert before.count("m version 1 failed") <= 1
     assert "stopped" in rest[0]

@@ -280,7 +280,7 @@ async def test_a_source_that_fails_does_not_stop_the_clock(caplog: pytest.LogCap
     telemetry = Telemetry(clock=quick_clock)
     await run_seconds(telemetry, 2, fail=True)
     assert telemetry.seconds >= 2
-    assert caplog.records[0].getMessage() == "telemetry: a second is lost"
+    assert caplog.records[0].getMessage() == "telemetry: lost the metrics of one second"
 
 
 async def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -225,8 +225,8 @@ def test_a_name_keeps_its_first_aggregation(clock: Clock, caplog: pytest.LogCapt
     assert clock.values("tp(token/s)")[-1] == 10
     assert clock.values("*qps")[-1] == 0
     assert [record.getMessage() for record in caplog.records] == [
-        "metric tp(token/s): it is of kind avg, values of kind inc are dropped",
-        "metric *qps: the name is the server's own, values for it are dropped",
+        "metric tp(token/s): the kind is avg; values of kind inc are dropped",
+        "metric *qps: the name is reserved by the server; values are dropped",
     ]
 
 
@@ -239,7 +239,7 @@ def test_names_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert len(metrics.by_name) == MAX_METRICS + len(BUILT_IN)
     assert metrics.by_name["0%s"].value == 2
     assert [record.getMessage() for record in caplog.records] == [
-        f"metric {MAX_METRICS}%s and more: only {MAX_METRICS} names are kept"
+        f"metric {MAX_METRICS}%s: dropped, as there are already {MAX_METRICS} names"
     ]
 
 

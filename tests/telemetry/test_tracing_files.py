@@ -96,9 +96,7 @@ async def test_a_folder_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 async def test_a_folder_that_was_never_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        OSError, match=r"trace_file: expected the path of a file in a folder that exists, got .*/t"
-    ):
+    with pytest.raises(OSError, match=r"trace_file: expected a file path in an existing folder, got .*/t"):
         async with served(tmp_path / "nowhere" / "t", one_model()):
             raise AssertionError("it has started")
 
@@ -114,7 +112,7 @@ def test_a_disk_that_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     os.mkfifo(pipe)
     traces.write(0, MAX_WAITING, partial(records, 0), last=True)
     traces.write(1, 1, partial(records, 1), last=True)
-    assert caplog.messages == [f"traces are lost, {tmp_path / 't'} cannot be written: the disk is too slow"]
+    assert caplog.messages == [f"traces are lost: cannot write {tmp_path / 't'}: the disk is too slow"]
     assert json.loads(pipe.read_bytes()) == [{"id": 0}]
     traces.close()
     traces.write(2, 1, partial(records, 2), last=True)
@@ -137,7 +135,7 @@ def test_a_disk_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         traces.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert caplog.messages == [f"traces are lost, {file} cannot be written: the disk is full"]
+    assert caplog.messages == [f"traces are lost: cannot write {file}: the disk is full"]
     traces.write(None, 1, partial(records, 1), last=False)
     traces.close()
     assert json.loads(file.read_text()) == [{"id": 0}, {"id": 1}]

@@ -71,13 +71,13 @@ class LineFormatter(logging.Formatter):
         try:
             return self.formatException(exc_info)
         except BaseException as error:  # The exception's class may have code of its own for its causes.
-            return f"{exc_info[0].__name__}: <its traceback cannot be written: {type(error).__name__}>"
+            return f"{exc_info[0].__name__}: <no traceback: {type(error).__name__}>"
 
 
 def _indented(text: str) -> Iterator[str]:
     if len(text) > MAX_TRACE:
         # Where it began, and what it came to.
-        left_out = f"\n... ({len(text) - MAX_TRACE} characters are left out)\n"
+        left_out = f"\n... ({len(text) - MAX_TRACE} characters omitted)\n"
         text = text[: MAX_TRACE // 4] + left_out + text[-MAX_TRACE * 3 // 4 :]
     for line in text.split("\n"):
         yield f"  {escaped(line)}"
@@ -135,13 +135,9 @@ class Repeats:
 
 def _count(kind: _Kind) -> logging.LogRecord:
     if kind.traces_left_out:
-        text = (
-            "%d more errors like this one in a minute, %d of them not logged, the others without a traceback: %s"
-        )
+        text = "%d similar errors in the last minute, %d of them not logged, the others without a traceback: %s"
         return _record(kind.level, text, kind.traces_left_out + kind.left_out, kind.left_out, kind.sample)
-    return _record(
-        kind.level, "%d more lines like this one in a minute are not logged: %s", kind.left_out, kind.sample
-    )
+    return _record(kind.level, "%d similar lines in the last minute not logged: %s", kind.left_out, kind.sample)
 
 
 def _key(record: logging.LogRecord) -> object:
@@ -214,7 +210,7 @@ class _Careful(logging.StreamHandler[TextIO]):
         for record in records:
             lost, self._lost = self._lost, 0
             if lost:
-                text = "%d lines of the log could not be written: %s"
+                text = "%d log lines were lost: %s"
                 super().emit(_record(logging.WARNING, text, lost, self._why))
                 if self._lost:
                     self._lost = lost + 1

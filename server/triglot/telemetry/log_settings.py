@@ -114,7 +114,7 @@ class LogSettings:
         elif value not in FORMATS:
             raise InvalidArgument(f"{key}: expected '{DEFAULT}' or '{ISO8601}', got {value!r:.100}")
         elif self._handler is None and value != self._values[FORMAT]:
-            raise Unimplemented(f"{key}: the log is written by the program that the server runs in")
+            raise Unimplemented(f"{key}: cannot be changed, as the embedding program writes the log")
         return value
 
     def _apply(self) -> None:

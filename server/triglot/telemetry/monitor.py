@@ -28,7 +28,9 @@ class Monitor:
             if not self._full:
                 self._full = True
                 log.warning(
-                    "metric %s: %d values wait, more are dropped until they are collected", name, MAX_WAITING
+                    "metric %s: %d values are buffered; more are dropped until the next collection",
+                    name,
+                    MAX_WAITING,
                 )
             return
         self._waiting.append((name, aggregation, value))

@@ -25,7 +25,7 @@ class MonitorLog:
             with suppress(OSError):
                 new.unlink()
             if not self._failing:
-                log.warning("the metrics cannot be written to %s: %s", file, error)
+                log.warning("cannot write metrics to %s: %s", file, error)
             self._failing = True
         else:
             self._failing = False

@@ -150,14 +150,14 @@ class Metrics:
     def _accepts(self, name: str, aggregation: Aggregation) -> bool:
         metric = self.by_name.get(name)
         if name in BUILT_IN:
-            return self._refuse(name, "metric %s: the name is the server's own, values for it are dropped")
+            return self._refuse(name, "metric %s: the name is reserved by the server; values are dropped")
         if metric is None:
             if len(self.by_name) >= MAX_METRICS + len(BUILT_IN):
-                return self._refuse("", f"metric %s and more: only {MAX_METRICS} names are kept", name)
+                return self._refuse("", f"metric %s: dropped, as there are already {MAX_METRICS} names", name)
             self.by_name[name] = _metric(aggregation)
             return True
         if metric.aggregation != aggregation:
-            text = f"metric %s: it is of kind {metric.aggregation}, values of kind {aggregation} are dropped"
+            text = f"metric %s: the kind is {metric.aggregation}; values of kind {aggregation} are dropped"
             return self._refuse(name, text)
         return True
 

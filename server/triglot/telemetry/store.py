@@ -178,7 +178,7 @@ class Telemetry:
                 if self.log_file is not None and self.seconds > finished:
                     await asyncio.to_thread(self._log.write, self.log_file, self.metrics.log_text())
             except Exception:
-                log.exception("telemetry: a second is lost")
+                log.exception("telemetry: lost the metrics of one second")
 
     def lagged(self, seconds: float) -> None:
         """The event loop was late by so much."""

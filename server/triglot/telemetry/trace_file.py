@@ -37,7 +37,7 @@ class TraceFile:
     def check(self) -> None:
         """Raises `OSError` when there is no folder for it."""
         if not self.path.parent.is_dir() or self.path.is_dir():
-            raise OSError(f"trace_file: expected the path of a file in a folder that exists, got {self.path}")
+            raise OSError(f"trace_file: expected a file path in an existing folder, got {self.path}")
 
     def next_number(self) -> int:
         """The number of the next file of its own."""
@@ -88,7 +88,7 @@ class TraceFile:
 
     def _lost(self, why: object) -> None:
         if not self._failing:
-            log.warning("traces are lost, %s cannot be written: %s", self.path, why)
+            log.warning("traces are lost: cannot write %s: %s", self.path, why)
         self._failing = True
 
     def _append(self, path: Path, records: Records, *, last: bool) -> None:

@@ -109,9 +109,7 @@ def read_changes(changes: Changes, *, traceable: bool) -> dict[str, Any]:
         else:
             values[key] = read_level(texts) if key == LEVEL else _number(key, texts)
     if values.get(LEVEL) and not traceable:
-        raise InvalidArgument(
-            f"{LEVEL}: there is no {FILE} to write traces to: start the server with the option trace_file"
-        )
+        raise InvalidArgument(f"{LEVEL}: requires a {FILE}; start the server with the option trace_file")
     return values
 
 

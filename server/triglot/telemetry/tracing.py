@@ -129,7 +129,7 @@ class Trace:
         try:
             self._tensors += [(activity, snapshot(tensor)) for tensor in tensors]
         except Exception:  # Whatever a tensor is, the request is not to fail because somebody looks at it.
-            log.exception("a trace has no %s", activity)
+            log.exception("cannot add %s to a trace", activity)
 
     def _end(self) -> None:
         call, self._call = self._call, None
