@@ -288,8 +288,8 @@ def test_a_model_of_vertex_ai_that_is_elsewhere(uri: str) -> None:
     with pytest.raises(ConfigError) as caught:
         vertex_model(VERTEX | {"AIP_STORAGE_URI": uri})
     assert str(caught.value) == (
-        f"AIP_STORAGE_URI: expected a folder of this machine, got '{uri}': copy the model into one first, "
-        "and name it as PATH"
+        f"AIP_STORAGE_URI: expected a local folder, got '{uri}': copy the model to a local folder, "
+        "and pass that as PATH"
     )
 
 

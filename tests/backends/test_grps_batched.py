@@ -191,7 +191,7 @@ async def test_what_is_no_message_leaves_the_others_alone(tmp_path: Path) -> Non
         call = server.channel.unary_unary(SERVICE + "Predict")
         not_utf_8 = GrpsMessage(str_data="x").SerializeToString().replace(b"x", b"\xff")
         broken, *others = await asyncio.gather(call(not_utf_8), told(server, "a"), told(server, "b"))
-        assert GrpsMessage.FromString(broken).status.msg.startswith("the request is no GrpsMessage: ")
+        assert GrpsMessage.FromString(broken).status.msg.startswith("the request is not a GrpsMessage: ")
         assert others == [["a@2"], ["b@2"]]
 
 

@@ -162,7 +162,7 @@ def test_what_is_no_chunk() -> None:
     for answer in answers:
         with pytest.raises(ValueError, match="expected str or bytes"):
             context.customized_http_stream_respond(answer)
-    with pytest.raises(ValueError, match="did not come by customised HTTP"):
+    with pytest.raises(ValueError, match="did not arrive as customized HTTP"):
         GrpsContext.of(GrpsCall(streaming=True)).customized_http_stream_respond("a")
     unary = GrpsCall(http=request())
     GrpsContext.of(unary).customized_http_stream_respond("a", final=True)

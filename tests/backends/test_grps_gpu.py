@@ -60,7 +60,7 @@ def test_a_look_that_fails_is_the_last(caplog: pytest.LogCaptureFixture) -> None
     watch = GpuWatch(NONE, Monitor(), read=read)
     watch.start()
     watch.stop()
-    assert [record.message for record in caplog.records] == ["the GPUs are not looked at any more"]
+    assert [record.message for record in caplog.records] == ["GPU metrics stopped after an error"]
     assert "fell off the bus" in caplog.text
 
 
@@ -94,7 +94,7 @@ def test_without_nvml_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> 
     (record,) = caplog.records
     assert (record.levelno, record.message) == (
         logging.WARNING,
-        "gpu.devices: the load of GPUs is not shown without pynvml; run: pip install 'triglot[nvidia]'",
+        "gpu.devices: no GPU metrics: pynvml is not installed; run: pip install 'triglot[nvidia]'",
     )
     assert not monitor.drain()
 
@@ -102,7 +102,7 @@ def test_without_nvml_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.skipif(not has("pynvml"), reason="pynvml is not installed")
 def test_with_nvml_there_is_a_reader_or_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     reader = nvml_reader([0], {})
-    assert (reader is None) == ("no NVIDIA driver answers" in caplog.text)
+    assert (reader is None) == ("cannot reach the NVIDIA driver" in caplog.text)
     assert reader is None or [load.device for load in reader()] == [0]
 
 
@@ -111,8 +111,7 @@ def test_with_nvml_there_is_a_reader_or_one_warning(caplog: pytest.LogCaptureFix
 def test_limits_without_the_library(library: str, caplog: pytest.LogCaptureFixture) -> None:
     limit_memory(GpuSettings((0,), library, 1024))
     assert [record.message for record in caplog.records] == [
-        f"gpu.mem_limit_mib: memory is not limited: No module named '{library}'; "
-        f"run: pip install 'triglot[{library}]'"
+        f"gpu.mem_limit_mib: no memory limit: No module named '{library}'; run: pip install 'triglot[{library}]'"
     ]
     caplog.clear()
     limit_memory(GpuSettings((0,), library, None))

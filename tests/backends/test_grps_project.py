@@ -212,7 +212,7 @@ def test_damaged_bytes_are_refused(tmp_path: Path) -> None:
         call = GrpsCall()
         assert call.exchange is not None
         call.exchange.message = b"\x0a\xff"
-        with pytest.raises(InvalidArgument, match="the request is no GrpsMessage"):
+        with pytest.raises(InvalidArgument, match="the request is not a GrpsMessage"):
             model.infer({}, call)
 
 

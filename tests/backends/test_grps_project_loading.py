@@ -240,7 +240,7 @@ MODULE = "src/customized_inferer.py: "
 @pytest.mark.parametrize(
     ("code", "name", "text"),
     [
-        ("", "", f"{ENTRY}inferer_name: no inferer 'inferer' is registered (there is: none); expected "
+        ("", "", f"{ENTRY}inferer_name: no inferer 'inferer' is registered (registered: none); expected "
          "inferer_register.register('inferer', ...) in src/customized_inferer.py"),
         ("import nobodys", "", f"{MODULE}ModuleNotFoundError: No module named 'nobodys'"),
         ("def", "", f"{MODULE}SyntaxError: "),
@@ -258,7 +258,7 @@ def test_what_keeps_a_project_from_loading(tmp_path: Path, code: str, name: str,
 def test_a_converter_that_nobody_registers(tmp_path: Path) -> None:
     models = [entry(converter_type="customized", converter_name="lost")]
     text = failure(write_project(tmp_path, ECHO, models=models))
-    assert "model m-1.0.0: converter_name: no converter 'lost' is registered (there is: none); expected" in text
+    assert "model m-1.0.0: converter_name: no converter 'lost' is registered (registered: none); expected" in text
 
 
 def test_a_failure_leaves_the_other_models_alone(tmp_path: Path) -> None:

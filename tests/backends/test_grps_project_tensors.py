@@ -113,7 +113,7 @@ def test_other_members() -> None:
 def test_answers_that_are_no_tensors(message: GrpsMessage, text: str) -> None:
     with pytest.raises(Internal) as caught:
         arrays_of(message)
-    assert caught.value.message.startswith("the model's answer")
+    assert caught.value.message.startswith("the model's response")
     assert text in caught.value.message
 
 

@@ -54,8 +54,8 @@ def test_brpc_of_the_cpp_server_is_grpc_here(tmp_path: Path) -> None:
     assert (read.server.framework, read.server.http_port, read.server.grpc_port) == ("http+grpc", 7080, 7081)
     (warning,) = read.warnings
     assert warning == (
-        f"{tmp_path}/conf/server.yml: interface.framework: http+brpc is read as http+grpc: the second port speaks "
-        "gRPC; clients of GrpsBrpcService, and brpc's own protocols and pages, are not served"
+        f"{tmp_path}/conf/server.yml: interface.framework: http+brpc is treated as http+grpc: the second port "
+        "serves gRPC; GrpsBrpcService clients and brpc's own protocols and pages are not supported"
     )
 
 
@@ -168,7 +168,7 @@ def test_further_keys_are_left_out(tmp_path: Path) -> None:
 def test_a_key_that_looks_like_another_is_told_of(tmp_path: Path) -> None:
     read = with_model(tmp_path, batchng={"type": "dynamic"})
     assert read.warnings == (
-        f"{tmp_path}/conf/inference.yml: models[0].batchng: unknown, left out; is it meant to be 'batching'?",
+        f"{tmp_path}/conf/inference.yml: models[0].batchng: unknown key, ignored; did you mean 'batching'?",
     )
 
 

@@ -40,32 +40,32 @@ from triglot.core.errors import ModelLoadError
             "7080,x",
             "for framework http+grpc, got '7080,x'",
         ),
-        ("interface.port", "7080,70000", "expected ports from 1 to 65535, got '7080,70000'"),
-        ("interface.port", "0,7081", "expected ports from 1 to 65535"),
+        ("interface.port", "7080,70000", "expected ports between 1 and 65535, got '7080,70000'"),
+        ("interface.port", "0,7081", "expected ports between 1 and 65535"),
         ("interface.port", True, "got True"),
-        ("max_connections", 0, "max_connections: expected an integer from 1 on, got 0"),
-        ("max_connections", True, "max_connections: expected an integer from 1 on, got True"),
-        ("max_connections", 1.5, "max_connections: expected an integer from 1 on, got 1.5"),
-        ("max_concurrency", "many", "max_concurrency: expected an integer from 1 on, got 'many'"),
+        ("max_connections", 0, "max_connections: expected an integer of at least 1, got 0"),
+        ("max_connections", True, "max_connections: expected an integer of at least 1, got True"),
+        ("max_connections", 1.5, "max_connections: expected an integer of at least 1, got 1.5"),
+        ("max_concurrency", "many", "max_concurrency: expected an integer of at least 1, got 'many'"),
         ("max_concurrency", 1001, "max_concurrency: expected at most max_connections, 1000, got 1001"),
         ("log", None, "log: expected a map with log_dir, log_backup_count, got nothing"),
         ("log.log_dir", "", "log.log_dir: expected a folder, got ''"),
         ("log.log_dir", "conf/server.yml", "log.log_dir: expected a folder, got a file, "),
-        ("log.log_backup_count", 0, "log.log_backup_count: expected an integer from 1 on, got 0"),
+        ("log.log_backup_count", 0, "log.log_backup_count: expected an integer of at least 1, got 0"),
         ("gpu", [], "gpu: expected a map with devices, "),
         ("gpu", GPU | {"devices": []}, "gpu.devices: expected a list of integers, such as [0], got []"),
         ("gpu", GPU | {"devices": ["0"]}, "gpu.devices: expected a list of integers, such as [0], got ['0']"),
         ("gpu", GPU | {"devices": [True]}, "gpu.devices: expected a list of integers, such as [0], got [True]"),
-        ("gpu", GPU | {"devices": [-1]}, "gpu.devices: expected integers from 0 on, got [-1]"),
+        ("gpu", GPU | {"devices": [-1]}, "gpu.devices: expected integers of at least 0, got [-1]"),
         ("gpu", GPU | {"mem_manager_type": "jax"}, "expected torch, tensorflow or none, got 'jax'"),
         (
             "gpu",
             GPU | {"mem_limit_mib": 0},
-            "mem_limit_mib: expected MiB from 1 on, or -1 for no limit, got 0",
+            "mem_limit_mib: expected at least 1 MiB, or -1 for no limit, got 0",
         ),
-        ("gpu", GPU | {"mem_limit_mib": None}, "expected MiB from 1 on, or -1 for no limit, got nothing"),
+        ("gpu", GPU | {"mem_limit_mib": None}, "expected at least 1 MiB, or -1 for no limit, got nothing"),
         ("gpu", GPU | {"mem_gc_enable": 1}, "gpu.mem_gc_enable: expected true or false, got 1"),
-        ("gpu", GPU | {"mem_gc_interval": 0}, "gpu.mem_gc_interval: expected an integer from 1 on, got 0"),
+        ("gpu", GPU | {"mem_gc_interval": 0}, "gpu.mem_gc_interval: expected an integer of at least 1, got 0"),
     ],
 )
 def test_wrong_server_files(tmp_path: Path, way: str, value: object, text: str) -> None:
@@ -84,11 +84,11 @@ def test_wrong_server_files(tmp_path: Path, way: str, value: object, text: str) 
         ("/predict?x=1", " of '/' and letters"),
         ("/predict\n", " of '/' and letters"),
         ("/", " of '/' and letters"),
-        ("/grps/v1/infer/predict", " that grps does not use itself, got '/grps/v1/infer/predict'"),
-        ("/grps/v1/health/online", " that grps does not use itself"),
-        ("/grps/v1/monitor/series", " that grps does not use itself"),
-        ("/grps/v1/js/flot_min", " that grps does not use itself"),
-        ("/grps/v1/metadata/model", " that grps does not use itself"),
+        ("/grps/v1/infer/predict", " that is not reserved by grps, got '/grps/v1/infer/predict'"),
+        ("/grps/v1/health/online", " that is not reserved by grps"),
+        ("/grps/v1/monitor/series", " that is not reserved by grps"),
+        ("/grps/v1/js/flot_min", " that is not reserved by grps"),
+        ("/grps/v1/metadata/model", " that is not reserved by grps"),
     ],
 )
 def test_wrong_custom_paths(tmp_path: Path, path: str | None, text: str) -> None:
@@ -120,23 +120,23 @@ def test_wrong_custom_http(tmp_path: Path, values: dict[str, object], text: str)
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"name": ABSENT}, "models[0].name: expected a text, got nothing"),
-        ({"name": []}, "models[0].name: expected a text, got []"),
-        ({"version": None}, "models[0].version: expected a text, got nothing"),
+        ({"name": ABSENT}, "models[0].name: expected a non-empty string, got nothing"),
+        ({"name": []}, "models[0].name: expected a non-empty string, got []"),
+        ({"version": None}, "models[0].version: expected a non-empty string, got nothing"),
         ({"device": ABSENT}, "models[0].device: expected a device, such as cpu, got nothing"),
         (
             {"inferer_type": "onnx"},
             "models[0].inferer_type: expected torch, tensorflow, tensorrt or customized, got 'onnx'",
         ),
-        ({"inferer_name": ABSENT}, "models[0].inferer_name: expected a text, got nothing"),
-        ({"inferer_type": "torch"}, "models[0].inferer_path: expected a text, got nothing"),
+        ({"inferer_name": ABSENT}, "models[0].inferer_name: expected a non-empty string, got nothing"),
+        ({"inferer_type": "torch"}, "models[0].inferer_path: expected a non-empty string, got nothing"),
         (
             {"inferer_type": "torch", "inferer_path": "p", "device": "auto"},
             "models[0].device: expected cpu, cuda, gpu, cuda:N, gpu:N or original, got 'auto'",
         ),
         (
             {"inferer_type": "torch", "inferer_path": "p", "device": "original"},
-            "models[0].inp_device: expected the device of the inputs, as the device is 'original', got nothing",
+            "models[0].inp_device: expected the inputs' device, which device 'original' requires, got nothing",
         ),
         (
             {"inferer_type": "torch", "inferer_path": "p", "device": "original", "inp_device": "original"},
@@ -147,7 +147,7 @@ def test_wrong_custom_http(tmp_path: Path, values: dict[str, object], text: str)
             {"converter_type": "numpy"},
             "models[0].converter_type: expected torch, tensorflow, tensorrt, customized or none, got 'numpy'",
         ),
-        ({"converter_type": "customized"}, "models[0].converter_name: expected a text, got nothing"),
+        ({"converter_type": "customized"}, "models[0].converter_name: expected a non-empty string, got nothing"),
         (
             {"batching": "dynamic"},
             "models[0].batching: expected a map with type, max_batch_size, ",
@@ -155,15 +155,15 @@ def test_wrong_custom_http(tmp_path: Path, values: dict[str, object], text: str)
         ({"batching": {}}, "models[0].batching.type: expected none or dynamic, got nothing"),
         (
             {"batching": {"type": "none", "batch_timeout_us": 1}},
-            "models[0].batching.max_batch_size: expected an integer from 1 on, got nothing",
+            "models[0].batching.max_batch_size: expected an integer of at least 1, got nothing",
         ),
         (
             {"batching": {"type": "dynamic", "max_batch_size": 1, "batch_timeout_us": 0}},
-            "models[0].batching.batch_timeout_us: expected an integer from 1 on, got 0",
+            "models[0].batching.batch_timeout_us: expected an integer of at least 1, got 0",
         ),
         (
             {"device": ABSENT, "devise": "cpu"},
-            "models[0].device: expected a device, such as cpu, got nothing; is 'devise' meant to be 'device'?",
+            "models[0].device: expected a device, such as cpu, got nothing; did you mean 'device' by 'devise'?",
         ),
     ],
 )
@@ -178,12 +178,12 @@ def test_wrong_models(tmp_path: Path, values: dict[str, object], text: str) -> N
     ("way", "value", "text"),
     [
         ("type", "parallel", "dag.type: expected sequential, got 'parallel'"),
-        ("name", None, "dag.name: expected a text, got nothing"),
+        ("name", None, "dag.name: expected a non-empty string, got nothing"),
         ("nodes", [], "dag.nodes: expected a list of maps with name, type, model, got []"),
-        ("nodes", ["n"], "dag.nodes: expected a list of maps with name, type, model, got 'n' as number 0"),
+        ("nodes", ["n"], "dag.nodes: expected a list of maps with name, type, model, got 'n' as item 0"),
         ("nodes.0.type", "function", "dag.nodes[0].type: expected model, got 'function'"),
         ("nodes.0.model", "m-2", "dag.nodes[0].model: expected m-1, got 'm-2'"),
-        ("nodes.0.name", "", "dag.nodes[0].name: expected a text, got ''"),
+        ("nodes.0.name", "", "dag.nodes[0].name: expected a non-empty string, got ''"),
     ],
 )
 def test_wrong_dags(tmp_path: Path, way: str, value: object, text: str) -> None:
@@ -194,7 +194,7 @@ def test_wrong_dags(tmp_path: Path, way: str, value: object, text: str) -> None:
 
 def test_ids_are_unique(tmp_path: Path) -> None:
     models = [MODEL, MODEL | {"version": "2"}, MODEL]
-    with pytest.raises(ModelLoadError, match=r"models\[2\]\.version: expected a name and version that no other"):
+    with pytest.raises(ModelLoadError, match=r"models\[2\]\.version: expected a unique name and version"):
         project(tmp_path, inference=yaml.safe_dump({"models": models, "dag": DAG}))
 
 

@@ -103,7 +103,7 @@ def test_names_of_results(result: Any, names: list[str]) -> None:
         (1.5, "expected a tensor, or a list, tuple or dict of tensors, got float"),
         ([X, [X]], "output 'output_1': expected a tensor, got list"),
         ({"a": {"b": X}}, "output 'a': expected a tensor, got dict"),
-        ({1: X}, "output 1: expected a text for a name, got int"),
+        ({1: X}, "output 1: expected a string as its name, got int"),
         ({"a": X.astype("c8")}, "output 'a': grps has no dtype for complex64"),
     ],
 )
@@ -162,27 +162,27 @@ def test_named_tensors_of_a_batch_may_come_in_any_order() -> None:
         ),
         (
             [message(floats("a", [1, 1], 1)), message(floats("b", [1, 1], 1))],
-            "request 2 of a batch of 2 has other tensors than the first: "
+            "request 2 of a batch of 2 has different tensors than the first request: "
             "tensor 'b' float32 [?,1], not tensor 'a' float32 [?,1]",
         ),
         (
             [message(floats("a", [1, 1], 1)), message(floats("", [1, 1], 1))],
-            "request 2 of a batch of 2 has other tensors than the first: "
+            "request 2 of a batch of 2 has different tensors than the first request: "
             "tensor 0 float32 [?,1], not tensor 'a' float32 [?,1]",
         ),
         (
             [message(floats("", [1, 2], 1, 2)), message(floats("", [1, 1], 1))],
-            "request 2 of a batch of 2 has other tensors than the first: "
+            "request 2 of a batch of 2 has different tensors than the first request: "
             "tensor 0 float32 [?,1], not tensor 0 float32 [?,2]",
         ),
         (
             [message(floats("", [1, 1], 1)), message(filled(np.ones((1, 1), "i4"), ""))],
-            "request 2 of a batch of 2 has other tensors than the first: "
+            "request 2 of a batch of 2 has different tensors than the first request: "
             "tensor 0 int32 [?,1], not tensor 0 float32 [?,1]",
         ),
         (
             [message(floats("", [1, 1], 1)), message(floats("", [1, 1], 1), floats("", [1, 1], 1))],
-            "request 2 of a batch of 2 has other tensors than the first: "
+            "request 2 of a batch of 2 has different tensors than the first request: "
             "tensor 0 float32 [?,1], tensor 1 float32 [?,1], not tensor 0 float32 [?,1]",
         ),
     ],
@@ -235,7 +235,7 @@ def test_devices_that_there_are_not(device: str) -> None:
 
 def test_tensorrt_says_what_is_missing() -> None:
     inferer = TrtModelInferer()
-    text = "inferer_type tensorrt: TensorRT engines are not supported; what is missing is the code that runs them."
+    text = "inferer_type tensorrt: TensorRT engines are not supported."
     with pytest.raises(ModelLoadError) as caught:
         inferer.init("data/model.engine", "cuda", {"streams": 2})
     assert str(caught.value).startswith(f"data/model.engine: {text} ")

@@ -285,7 +285,7 @@ def test_libraries_of_operations_are_loaded() -> None:
 def test_libraries_of_operations_that_are_none(tmp_path: Path) -> None:
     missing, text = tmp_path / "missing.so", tmp_path / "text.so"
     text.write_text("no library")
-    refused("cpu", f"customized_op_paths: there is no file {missing}", {"customized_op_paths": [str(missing)]})
+    refused("cpu", f"customized_op_paths: no such file: {missing}", {"customized_op_paths": [str(missing)]})
     refused("cpu", "customized_op_paths: expected a list of files, got 'x.so'", {"customized_op_paths": "x.so"})
     with pytest.raises(ModelLoadError, match=f"^{text}: the operations cannot be loaded: "):
         TorchModelInferer().init("model.pt", "cpu", {"customized_op_paths": [str(text)]})

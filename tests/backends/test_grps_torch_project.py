@@ -137,7 +137,7 @@ def test_requests_that_make_no_batch_all_fail(open_model: Open) -> None:
     shapes = [[1, 1]] * (REQUESTS - 1) + [[1, 2]]
     errors = batch_answered(model, [message(floats("a", shape, *range(shape[1]))) for shape in shapes])
     (text,) = {error.message for error in errors if isinstance(error, ServingError)}
-    assert f"of a batch of {REQUESTS} has other tensors than the first: tensor 'a' float32 [?," in text
+    assert f"of a batch of {REQUESTS} has different tensors than the first request: tensor 'a' float32 [?," in text
     assert len({id(error) for error in errors}) == REQUESTS
 
 

@@ -167,8 +167,11 @@ async def test_a_model_of_the_v1_protocol(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "error"),
     [
-        (V2.replace("self.ready = True", "pass"), r"Mine is not ready after its load\(\)"),
-        (V2.replace("name: str):", "name: str, more):"), "Mine: expected to be made with the model's name alone"),
+        (V2.replace("self.ready = True", "pass"), r"Mine is not ready after load\(\)"),
+        (
+            V2.replace("name: str):", "name: str, more):"),
+            "Mine: expected an __init__ that takes the model's name only",
+        ),
         (V2.replace("def predict", "def guess"), "Mine has no predict"),
         (V2.replace("return InferResponse", "yield InferResponse"), "generators are not supported"),
         (V2.replace("self.loaded = False", "1 / 0"), r"model\.py:\d+: ZeroDivisionError"),

@@ -86,7 +86,7 @@ def test_instances_on_the_cpu_share_a_session(groups: list[InstanceGroup], insta
 @pytest.mark.parametrize("gpus", [(), (0,)])
 def test_a_gpu_that_is_not_there(gpus: Sequence[int]) -> None:
     text = load_error([InstanceGroup("CPU"), InstanceGroup("GPU", gpus=gpus)])
-    why = f"{SOURCE}: instance_group[1].kind: KIND_GPU, and there is no GPU that the backend could use"
+    why = f"{SOURCE}: instance_group[1].kind: KIND_GPU, but the backend finds no usable GPU"
     if onnx_backend.GPU not in onnxruntime.get_available_providers():
         why += "; onnxruntime has no CUDAExecutionProvider here, run: pip install onnxruntime-gpu"
     assert text == why
@@ -160,7 +160,7 @@ async def test_a_server_does_not_start_with_a_gpu_that_is_not_there(tmp_path: Pa
     with pytest.raises(ModelLoadError) as caught:
         async with triglot.Server([models], triglot.Config(grpc_port=0, rest_port=0)):
             pass
-    assert "m/config.pbtxt: instance_group[0].kind: KIND_GPU, and there is" in str(caught.value.__cause__)
+    assert "m/config.pbtxt: instance_group[0].kind: KIND_GPU, but the" in str(caught.value.__cause__)
 
 
 # --- parameters ---
@@ -198,6 +198,6 @@ def test_other_parameters_are_named_in_the_log(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING, "triglot"):
         options(intra_op_thread_count="1", enable_mem_arena="0")
     assert caplog.messages == [
-        f"{SOURCE}: parameters: enable_mem_arena is ignored; the onnx backend has intra_op_thread_count, "
+        f"{SOURCE}: parameters: enable_mem_arena: unknown, ignored; the onnx backend knows intra_op_thread_count, "
         "inter_op_thread_count, execution_mode"
     ]

@@ -65,7 +65,7 @@ def test_a_configuration_may_leave_it_out_or_name_it(tmp_path: Path) -> None:
     model = loaded(file, ModelConfig(inputs=[X, scale]))
     assert [(spec.name, spec.optional) for spec in model.inputs] == [("x", False), ("scale", True)]
     required = TensorConfig("x", "FP32", [-1], optional=True)
-    with pytest.raises(ValueError, match="the model cannot run without 'x'"):
+    with pytest.raises(ValueError, match="but the model requires 'x'"):
         loaded(file, ModelConfig(inputs=[required]))
 
 

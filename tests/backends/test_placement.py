@@ -70,5 +70,5 @@ def test_a_device_that_is_not_there(source: str, named: str) -> None:
     with pytest.raises(ModelLoadError) as caught:
         devices_of(FILE, config, lambda: 0, "; why")
     assert str(caught.value) == (
-        f"{named}: instance_group[1].kind: KIND_GPU, and there is no GPU that the backend could use; why"
+        f"{named}: instance_group[1].kind: KIND_GPU, but the backend finds no usable GPU; why"
     )

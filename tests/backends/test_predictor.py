@@ -208,7 +208,7 @@ def test_results_that_are_no_json(tmp_path: Path, value: str, kind: str) -> None
     with pytest.raises(Internal) as caught:
         returning(tmp_path, value)
     assert caught.value.message == (
-        "There was a problem processing the outputs: predict() returned what is no JSON: "
+        "There was a problem processing the outputs: predict() returned a value with no JSON form: "
         f"Object of type {kind} is not JSON serializable"
     )
 
@@ -234,19 +234,19 @@ def test_a_result_that_contains_itself(tmp_path: Path) -> None:
         (TOML + 'package = ["a.tar.gz"]', "unknown key 'package', expected prediction_class, packages, path"),
         (TOML + 'packages = "a.tar.gz"', "packages: expected a list of names, got 'a.tar.gz'"),
         (TOML + "path = [1]", "path: expected a list of names, got [1]"),
-        (TOML + 'path = ["src"]', "path: {folder}/src is no folder"),
-        (TOML + 'path = [".."]', "'..' is not below the model's folder"),
-        (TOML + 'packages = ["/a.tar.gz"]', "'/a.tar.gz' is not below the model's folder"),
+        (TOML + 'path = ["src"]', "path: {folder}/src is not a folder"),
+        (TOML + 'path = [".."]', "'..' is not inside the model's folder"),
+        (TOML + 'packages = ["/a.tar.gz"]', "'/a.tar.gz' is not inside the model's folder"),
         (TOML + 'packages = ["a.tar.gz"]', "packages: cannot unpack a.tar.gz: "),
         (TOML + 'packages = ["predictor.py"]', "packages: cannot unpack predictor.py: "),
         ("prediction_class", "TOMLDecodeError: "),
         (
             'prediction_class = "predict.Predictor"',
-            "prediction_class: there is no module 'predict'; the model has predictor",
+            "prediction_class: no module 'predict'; the model has predictor",
         ),
         (
             'prediction_class = "predictor.inner.Predictor"',
-            "prediction_class: there is no module 'predictor.inner'; the model has predictor",
+            "prediction_class: no module 'predictor.inner'; the model has predictor",
         ),
         ('prediction_class = "predictor.Other"', "prediction_class: {folder}/predictor.py has no 'Other'"),
         ('prediction_class = "predictor.np"', "predictor.np has no class method from_path(model_dir)"),

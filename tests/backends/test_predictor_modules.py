@@ -233,7 +233,7 @@ def test_folders_of_modules(tmp_path: Path, load: Load) -> None:
 
 
 def test_the_models_own_folder_is_meant_by_default_only(tmp_path: Path, load: Load) -> None:
-    with pytest.raises(ModelLoadError, match="there is no module 'predictor'; the model has helper"):
+    with pytest.raises(ModelLoadError, match="no module 'predictor'; the model has helper"):
         load(tmp_path, {"predictor.py": predictor("1"), "src/helper.py": ""}, TOML + 'path = ["src"]')
 
 

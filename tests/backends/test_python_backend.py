@@ -132,14 +132,14 @@ def test_a_second_name_is_not_a_second_class(tmp_path: Path) -> None:
 
 def test_several_classes(tmp_path: Path) -> None:
     text = HEAD + CLASS.format("One", "triglot.Model") + CLASS.format("Two", "triglot.Model")
-    assert "more than one model class (One, Two); call the one to serve Model" in load_error(tmp_path, text)
+    assert "more than one model class (One, Two); name the one to serve Model" in load_error(tmp_path, text)
 
 
 @pytest.mark.parametrize(
     "text", ["", HEAD, "class Model:\n    def infer(self, inputs): ...\n", HEAD + "M = triglot.Model"]
 )
 def test_no_class(tmp_path: Path, text: str) -> None:
-    assert load_error(tmp_path, text).endswith("no class here derives from triglot.Model and has an infer()")
+    assert load_error(tmp_path, text).endswith("found no subclass of triglot.Model with an infer()")
 
 
 TRITON_MODEL = "class TritonPythonModel:\n    def execute(self, requests): ...\n"

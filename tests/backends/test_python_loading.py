@@ -26,8 +26,8 @@ from triglot.pb.kserve import inference_pb2 as pb
 async def test_only_infer_may_be_async(tmp_path: Path, function: str) -> None:
     name = function.partition("(")[0]
     assert load_error(tmp_path, model_of("1") + f"    async def {function}\n") == (
-        f"{tmp_path / 'model.py'}: Mine.{name}: expected a plain function, it is called on a thread; got async "
-        "def, which infer alone may be"
+        f"{tmp_path / 'model.py'}: Mine.{name}: expected a plain function, which runs on a thread, "
+        "got async def; only infer may be async"
     )
 
 

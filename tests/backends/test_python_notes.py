@@ -37,8 +37,7 @@ def test_a_class_with_infer_batch_alone(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError) as caught:
         backends.load("python", tmp_path / "model.py")
     assert str(caught.value).endswith(
-        "no class here derives from triglot.Model and has an infer(): Lists has infer_batch alone, expected infer "
-        "beside it"
+        "found no subclass of triglot.Model with an infer(): Lists has infer_batch but no infer"
     )
 
 
@@ -76,7 +75,7 @@ async def warnings(file: Path, caplog: pytest.LogCaptureFixture, **options: int)
         return [record.getMessage() for record in caplog.records]
 
 
-ALONE = "class Mine: dynamic_batching: without effect, as there is no max_batch_size: requests run one by one"
+ALONE = "class Mine: dynamic_batching: ignored without max_batch_size; requests run one by one"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ async def test_cached_answers_without_a_cache(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int, noted: bool
 ) -> None:
     said = await warnings(write(tmp_path, "response_cache = True"), caplog, response_cache_bytes=size)
-    why = "m version 1: response_cache: without effect, as response_cache_bytes is 0"
+    why = "m version 1: response_cache: ignored, as response_cache_bytes is 0"
     assert said == ([why] if noted else [])
 
 

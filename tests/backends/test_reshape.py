@@ -98,7 +98,7 @@ async def test_what_does_not_fit(tmp_path: Path, shape: str, said: str) -> None:
 
 def test_dims_must_be_said(tmp_path: Path) -> None:
     configured(tmp_path, 'output [ { name: "y" reshape { shape: [ 4 ] } } ]')
-    with pytest.raises(ModelLoadError, match=r"output\[0\]\.reshape: expected dims, too, got none"):
+    with pytest.raises(ModelLoadError, match=r"output\[0\]\.reshape: expected dims beside it, got none"):
         read_config(tmp_path, [])
 
 
@@ -112,7 +112,7 @@ async def test_a_backend_that_does_not_reshape(tmp_path: Path, caplog: pytest.Lo
     async with serve(tmp_path) as client:
         assert await client.infer("FP32", x=np.ones((2, 1), "f4")) == ("FP32", [2, 1], np.ones(2, "f4").tobytes())
     (warning,) = [one.message for one in caplog.records if "reshape" in one.message]
-    assert warning.endswith("config.pbtxt: output[0].reshape: without effect here")
+    assert warning.endswith("config.pbtxt: output[0].reshape: not supported by this backend, ignored")
 
 
 segments = st.lists(st.lists(st.integers(1, 3), max_size=2), min_size=1, max_size=3)

@@ -155,7 +155,7 @@ class Choosy(Single):
 
 def test_nothing_that_is_tried_is_taken(tmp_path: Path) -> None:
     assert load_error(save(tmp_path, Choosy().fit(X))) == (
-        "Choosy takes neither numbers nor the texts that its encoders know: RuntimeError: not [0.0, 0.0, 0.0]"
+        "Choosy accepts neither numbers nor the categories of its encoders: RuntimeError: not [0.0, 0.0, 0.0]"
     )
 
 
@@ -165,9 +165,9 @@ def test_nothing_that_is_tried_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        ({"a": 1}, "expected an estimator of scikit-learn, or a model of xgboost, found builtins.dict"),
-        (np.ones(3), "expected an estimator of scikit-learn, or a model of xgboost, found numpy.ndarray"),
-        (LogisticRegression, "expected an estimator of scikit-learn, or a model of xgboost, found builtins.type"),
+        ({"a": 1}, "expected a scikit-learn estimator or an xgboost model, found builtins.dict"),
+        (np.ones(3), "expected a scikit-learn estimator or an xgboost model, found numpy.ndarray"),
+        (LogisticRegression, "expected a scikit-learn estimator or an xgboost model, found builtins.type"),
         (DBSCAN().fit(X), "DBSCAN has none of predict, predict_proba, transform"),
         (
             TfidfVectorizer().fit(["a text"]),

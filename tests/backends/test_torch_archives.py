@@ -17,8 +17,8 @@ from torch_files import Pair, Program, export, fp32, lists, load, refused
 
 A, B = torch.zeros(1), torch.ones(1)
 WANTED = (
-    "expected a TorchScript program (torch.jit.save), an exported one (torch.export.save) or one that AOTInductor "
-    "compiled"
+    "expected a TorchScript program (torch.jit.save), an exported program (torch.export.save) or an "
+    "AOTInductor package"
 )
 
 
@@ -33,10 +33,10 @@ def test_programs_that_cannot_be_served(tmp_path: Path) -> None:
     file = tmp_path / "model.pt2"
     for function, text in (
         (lambda _, x: x.to(torch.float8_e4m3fn), "'OUTPUT__0' is torch.float8_e4m3fn; expected one of BOOL, "),
-        (lambda _, x: (x + 1, 3), "a part of its result is int; expected tensors"),
+        (lambda _, x: (x + 1, 3), "one of its results is int; expected tensors"),
     ):
         found = refused(export(file, Program(function), A))
-        assert found.startswith(f"the exported program cannot be loaded: {text}")
+        assert found.startswith(f"cannot load the exported program: {text}")
     export(
         file, Program(lambda _, x: (x + 1, x.shape[0])), torch.ones(4), dims={"x": {0: torch.export.Dim("rows")}}
     )
@@ -72,7 +72,7 @@ def test_pickles_of_other_objects_are_not_loaded(tmp_path: Path, zipped: bool) -
     member = "data/sample_inputs/model.pt"
     rewritten(file, lambda name, data: (name, example.read_bytes() if name.endswith(member) else data))
     assert refused(file).startswith(
-        f"{member} is a pickle of other objects than tensors; it could run any code when"
+        f"{member} is a pickle of objects other than tensors, which could run any code when"
     )
     assert not mark.exists()
     # It would have been made.
@@ -94,7 +94,7 @@ def test_pickled_weights_are_looked_at(tmp_path: Path, member: str) -> None:
             return name.replace("weight_0", member), pickle.dumps(Marking(mark), 2)
         return name, data
 
-    assert refused(rewritten(file, change)).startswith(f"data/weights/{member} is a pickle of other objects than")
+    assert refused(rewritten(file, change)).startswith(f"data/weights/{member} is a pickle of objects other than")
     assert not mark.exists()
 
 
@@ -104,9 +104,9 @@ def test_pickled_weights_are_looked_at(tmp_path: Path, member: str) -> None:
         (
             "models/model.json",
             "data/aotinductor/other/x.so",
-            "expected one compiled program, called model, got other",
+            "expected one compiled program, named model, got other",
         ),
-        ("models/model.json", "models/other.json", "expected one exported program, called model, got other"),
+        ("models/model.json", "models/other.json", "expected one exported program, named model, got other"),
         ("models/model.json", "some/model.json", f"this is some other zip archive; {WANTED}"),
     ],
 )
@@ -121,4 +121,4 @@ def test_a_broken_program(tmp_path: Path) -> None:
     assert refused(file)
     export(file, torch.nn.Linear(1, 1), B)
     rewritten(file, lambda name, data: None if name.endswith("weight_0") else (name, data))
-    assert refused(file).startswith("the exported program cannot be loaded: ")
+    assert refused(file).startswith("cannot load the exported program: ")

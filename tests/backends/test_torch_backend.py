@@ -80,13 +80,13 @@ def test_another_byte_order(tmp_path: Path, dtype: str) -> None:
 def test_strings_are_refused(tmp_path: Path) -> None:
     model = load(script(tmp_path / "model.pt"))
     with pytest.raises(
-        InvalidArgument, match=r"^input 'x' is BYTES, which torch has no tensors of; expected one of BOOL"
+        InvalidArgument, match=r"^input 'x' is BYTES, which torch does not support; expected one of BOOL"
     ):
         model.infer({"x": object_array([b"text"], (1,))})
     unfit = config(["x"], ["y"])
     text = ModelConfig(inputs=[TensorConfig("x", "BYTES", [1])], outputs=unfit.outputs, source=unfit.source)
     assert refused(tmp_path / "model.pt", text, Code.INVALID_ARGUMENT).startswith(
-        "input 'x': torch has no tensors of BYTES; expected one of "
+        "input 'x': torch does not support BYTES; expected one of "
     )
 
 
@@ -250,7 +250,7 @@ def test_devices(tmp_path: Path, groups: list[InstanceGroup]) -> None:
 @pytest.mark.parametrize("group", [InstanceGroup("GPU"), InstanceGroup("GPU", 2, [1])])
 def test_a_gpu_that_there_is_not(tmp_path: Path, group: InstanceGroup) -> None:
     text = refused(script(tmp_path / "model.pt"), config(groups=[ON_CPU, group]))
-    assert text == "instance_group[1].kind: KIND_GPU, and there is no GPU that the backend could use"
+    assert text == "instance_group[1].kind: KIND_GPU, but the backend finds no usable GPU"
 
 
 def test_many_threads_at_a_time(tmp_path: Path) -> None:
@@ -304,12 +304,12 @@ def test_closing_frees_the_program(tmp_path: Path) -> None:
             "its result is Tuple[Tensor, Tuple[Tensor, Tensor]]; expected",
         ),
         (forward("x: Tensor", "return"), "its result is NoneType; expected a Tensor, "),
-        ("def run(self, x: Tensor):\n    return x", "it has no method forward"),
+        ("def run(self, x: Tensor):\n    return x", "the program has no method forward"),
     ],
 )
 def test_programs_that_cannot_be_served(tmp_path: Path, source: str, text: str) -> None:
     found = refused(script(tmp_path / "model.pt", source))
-    assert found.startswith(f"the TorchScript program cannot be loaded: {text}")
+    assert found.startswith(f"cannot load the TorchScript program: {text}")
 
 
 def test_a_file_of_another_name(tmp_path: Path) -> None:
@@ -318,8 +318,8 @@ def test_a_file_of_another_name(tmp_path: Path) -> None:
 
 
 WANTED = (
-    "expected a TorchScript program (torch.jit.save), an exported one (torch.export.save) or one that AOTInductor "
-    "compiled"
+    "expected a TorchScript program (torch.jit.save), an exported program (torch.export.save) or an "
+    "AOTInductor package"
 )
 
 
@@ -335,9 +335,9 @@ def test_pickles_are_not_loaded(tmp_path: Path, saved: Any) -> None:
 def test_files_that_hold_no_program(tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     file.write_text("no program")
-    assert refused(file) == f"this is no archive of PyTorch's; {WANTED}"
+    assert refused(file) == f"this is not a PyTorch archive; {WANTED}"
     file.write_bytes(b"")
-    assert refused(file) == f"this is no archive of PyTorch's; {WANTED}"
+    assert refused(file) == f"this is not a PyTorch archive; {WANTED}"
     file.unlink()
     assert "No such file" in refused(file)
 
@@ -346,7 +346,7 @@ def test_a_broken_program(tmp_path: Path) -> None:
     file = script(tmp_path / "model.pt", IDENTITY, weight=torch.ones(1000))
     data = file.read_bytes()
     file.write_bytes(data[: len(data) // 2])
-    assert refused(file) == f"this is no archive of PyTorch's; {WANTED}"
+    assert refused(file) == f"this is not a PyTorch archive; {WANTED}"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("model/constants.pkl", b"")
-    assert refused(file).startswith("the TorchScript program cannot be loaded: ")
+    assert refused(file).startswith("cannot load the TorchScript program: ")

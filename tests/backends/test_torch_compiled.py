@@ -100,21 +100,21 @@ print(model.infer({{"a": np.ones((2, 2), "f4"), "b": np.ones((2, 2), "f4")}})["l
 
 def test_what_cannot_be_loaded(package: Path, tmp_path: Path) -> None:
     text = refused(package, code=Code.INVALID_ARGUMENT)
-    assert text.startswith("expected inputs and outputs in a config.pbtxt: what AOTInductor compiled does not say")
+    assert text.startswith("expected inputs and outputs in a config.pbtxt: an AOTInductor package does not")
     text = refused(package, config(["one"], ["less"]), Code.INVALID_ARGUMENT)
     assert text == "input: expected the program's INPUT__0, INPUT__1; got one: none is INPUT__1"
     damaged = tmp_path / "model.pt2"
     with zipfile.ZipFile(package) as whole, zipfile.ZipFile(damaged, "w") as archive:
         for name in whole.namelist():
             archive.writestr(name, b"" if name.endswith(".so") else whole.read(name))
-    assert refused(damaged).startswith("what AOTInductor compiled cannot be loaded: ")
+    assert refused(damaged).startswith("cannot load the AOTInductor package: ")
 
 
 if torch.cuda.is_available():  # No test that is skipped where there is no GPU: who runs these wants all to run.
 
     def test_on_another_kind_of_device(package: Path) -> None:
         text = refused(package, config(groups=[InstanceGroup("GPU")]))
-        assert text.endswith("it was compiled for cpu, and is to run on cuda")
+        assert text.endswith("it was compiled for cpu, and cannot run on cuda")
         assert load(package, config(["a", "b"], ["less"])).instances == 1
 
 

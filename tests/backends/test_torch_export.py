@@ -189,9 +189,10 @@ def test_a_batch_size(tmp_path: Path) -> None:
 def test_configured_names_that_do_not_fit(tmp_path: Path) -> None:
     file = export(tmp_path / "model.pt2", Program(lambda _, x: {"b": x + 1, "a": x + 2}), A)
     found = refused(file, config(["x", "y"]), Code.INVALID_ARGUMENT)
-    assert found == "input: expected the program's x; got x, y: there are only 1"
+    assert found == "input: expected the program's x; got x, y: the program has only 1"
     assert refused(file, config([], ["a", "c"]), Code.INVALID_ARGUMENT) == (
-        "output: expected the program's b, a; got a, c: neither its own names nor all of them <name>__<index>"
+        "output: expected the program's b, a; got a, c: expected the program's own names, or "
+        "<name>__<index> for all"
     )
 
 
@@ -251,7 +252,7 @@ def test_devices(tmp_path: Path, group: InstanceGroup) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_there_is_not(tmp_path: Path) -> None:
     text = refused(export(tmp_path / "model.pt2", Pair(), A, B), config(groups=[InstanceGroup("GPU")]))
-    assert text == "instance_group[0].kind: KIND_GPU, and there is no GPU that the backend could use"
+    assert text == "instance_group[0].kind: KIND_GPU, but the backend finds no usable GPU"
 
 
 def test_programs_that_load_and_run_at_the_same_time(tmp_path: Path) -> None:

@@ -188,9 +188,9 @@ def test_controls_and_states_of_sequences(tmp_path: Path, x: str, y: str) -> Non
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("START", "got x, START, SUM__1: neither its own names nor all of them <name>__<index>"),
-        ("START__0", "got x, START__0, SUM__1: two of them have the same index"),
-        ("START__3", "got x, START__3, SUM__1: there are only 3"),
+        ("START", "got x, START, SUM__1: expected the program's own names, or <name>__<index> for all"),
+        ("START__0", "got x, START__0, SUM__1: two names have the same index"),
+        ("START__3", "got x, START__3, SUM__1: the program has only 3"),
     ],
 )
 def test_controls_that_are_no_inputs(tmp_path: Path, name: str, text: str) -> None:
@@ -217,19 +217,25 @@ def test_what_a_configuration_declares(tmp_path: Path) -> None:
     [
         (config(["a"], ["y"]), "input: expected the program's a, b; got a: none is b"),
         (config(["x"], ["y"]), "input: expected the program's a, b; got x: none is b"),
-        (config(["x", "y", "z"], ["y"]), "input: expected the program's a, b; got x, y, z: there are only 2"),
+        (
+            config(["x", "y", "z"], ["y"]),
+            "input: expected the program's a, b; got x, y, z: the program has only 2",
+        ),
         (
             config(["x__0", "y__0"], ["y"]),
-            "input: expected the program's a, b; got x__0, y__0: two of them have the same index",
+            "input: expected the program's a, b; got x__0, y__0: two names have the same index",
         ),
-        (config(["x__0", "y__7"], ["y"]), "input: expected the program's a, b; got x__0, y__7: there are only 2"),
+        (
+            config(["x__0", "y__7"], ["y"]),
+            "input: expected the program's a, b; got x__0, y__7: the program has only 2",
+        ),
         (
             config(["a", "b"], ["x", "y", "z"]),
-            "output: expected the program's OUTPUT__0, OUTPUT__1; got x, y, z: there are only 2",
+            "output: expected the program's OUTPUT__0, OUTPUT__1; got x, y, z: the program has only 2",
         ),
         (
             config(["a", "b"], ["x__2"]),
-            "output: expected the program's OUTPUT__0, OUTPUT__1; got x__2: there are only 2",
+            "output: expected the program's OUTPUT__0, OUTPUT__1; got x__2: the program has only 2",
         ),
     ],
 )
@@ -261,12 +267,12 @@ def test_configured_outputs_that_each_call_names(
         (
             "{'b': x, 'a': x}",
             ["a", "c"],
-            "output: expected the program's b, a; got a, c: neither its own names nor ",
+            "output: expected the program's b, a; got a, c: expected the program's own names, or ",
         ),
         (
             "[x, x]",
             ["a", "b", "c"],
-            "output: expected the program's OUTPUT__0, OUTPUT__1; got a, b, c: there are only",
+            "output: expected the program's OUTPUT__0, OUTPUT__1; got a, b, c: the program has only",
         ),
     ],
 )
@@ -276,7 +282,7 @@ def test_a_result_that_does_not_fit_its_configuration(
     file = script(tmp_path / "model.pt", forward("x: Tensor", f"return {result}"))
     with pytest.raises(Internal) as caught:
         load(file, config(["x"], outputs)).infer({"x": A})
-    assert caught.value.message.startswith(f"the configuration does not fit what the program gave: {text}")
+    assert caught.value.message.startswith(f"the program's outputs do not match the configuration: {text}")
 
 
 def test_other_names_than_the_configured_ones(tmp_path: Path) -> None:
@@ -288,4 +294,6 @@ def test_other_names_than_the_configured_ones(tmp_path: Path) -> None:
 
 def test_parameters_have_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     load(script(tmp_path / "model.pt"), replace(config(), parameters={"INFERENCE_MODE": "true"}))
-    assert caplog.messages == ["config.pbtxt: parameters: INFERENCE_MODE is ignored; the torch backend has none"]
+    assert caplog.messages == [
+        "config.pbtxt: parameters: INFERENCE_MODE: unknown, ignored; the torch backend knows none"
+    ]

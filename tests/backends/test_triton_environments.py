@@ -196,7 +196,7 @@ async def test_a_load_that_nobody_waits_for(environment: Path, tmp_path: Path, c
     archive = packed(copy, tmp_path / "environment.tgz")
     path = write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(archive))
     text = await refused(path, load_timeout=6.0)
-    assert "it was not loaded within 6 s" in text
+    assert "loading took longer than load_timeout, 6 s" in text
     pid = pid_in(cache)
     await until(lambda: not Path(f"/proc/{pid}").exists())
     assert unpacked(cache) == []
@@ -248,7 +248,7 @@ async def test_no_environment(write: object, told: str, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     write(environment)  # type: ignore[operator]  # One of those above.
     text = await refused(write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(environment)))
-    assert f"{environment}: not an environment of Python's: " in text
+    assert f"{environment}: not a usable Python environment: " in text
     assert told in text
 
 
@@ -256,13 +256,13 @@ async def test_no_environment(write: object, told: str, tmp_path: Path) -> None:
     ("python", "told"),
     [
         ('echo "[[3, 10], []]"', "its Python is 3.10, expected 3.11 or newer"),
-        ('echo "lib missing" >&2; exit 7', "bin/python ended with status 7: lib missing"),
+        ('echo "lib missing" >&2; exit 7', "bin/python exited with status 7: lib missing"),
         (
             'echo "[[4, 0], []]"',
             "its Python has no numpy and no ml_dtypes; install it there: pip install numpy ml_dtypes",
         ),
-        ('echo "{}"', "not an environment of Python's: "),
-        ("echo hello", "not an environment of Python's: "),
+        ('echo "{}"', "not a usable Python environment: "),
+        ("echo hello", "not a usable Python environment: "),
     ],
 )
 async def test_a_python_that_cannot_run_it(python: str, told: str, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ async def test_what_the_server_lends(environment: Path, tmp_path: Path) -> None:
 async def test_on_a_thread(environment: Path, tmp_path: Path) -> None:
     thread = 'parameters { key: "execution" value { string_value: "thread" } }'
     text = await refused(write_model(tmp_path, "own", SAYS, X_TO_Y + OWN_PYTHON.format(environment) + thread))
-    assert "parameters[EXECUTION_ENV_PATH]: expected the execution 'process' with it, got 'thread'" in text
+    assert "parameters[EXECUTION_ENV_PATH]: expected execution 'process', got 'thread'" in text
 
 
 async def test_a_client_cannot_say_which_program_runs(environment: Path, tmp_path: Path) -> None:
@@ -316,7 +316,9 @@ async def test_a_client_cannot_say_which_program_runs(environment: Path, tmp_pat
         with pytest.raises(ServingError) as raised:
             await manager.load_model("own", config.replace(str(environment), str(tmp_path)))
         assert raised.value.code is Code.INVALID_ARGUMENT
-        assert "parameters[EXECUTION_ENV_PATH]: expected none, or that of its config.pbtxt" in raised.value.message
+        assert (
+            "parameters[EXECUTION_ENV_PATH]: expected none, or the one in its config.pbtxt" in raised.value.message
+        )
         tensors = json.loads(config)
         tensors["parameters"]["execution"] = {"string_value": "thread"}
         del tensors["parameters"]["EXECUTION_ENV_PATH"]

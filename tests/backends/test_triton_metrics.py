@@ -172,19 +172,20 @@ WRONG = {
     "kinds('h', 'd', kinds.HISTOGRAM).Metric(buckets=[1]).set(1)": "KIND_HISTOGRAM does not support Set",
     "kinds('h', 'd', kinds.HISTOGRAM).Metric(buckets=[1]).increment(1)": "HISTOGRAM does not support Increment",
     "kinds('h', 'd', kinds.HISTOGRAM).Metric(buckets=[1]).value()": "KIND_HISTOGRAM does not support Value",
-    "kinds('h', 'd', kinds.HISTOGRAM).Metric(buckets=[2])": "buckets: expected [1.0] as before, got [2.0]",
+    "kinds('h', 'd', kinds.HISTOGRAM).Metric(buckets=[2])": "buckets: expected [1.0], as registered before, "
+    "got [2.0]",
     "kinds('h2', 'd', kinds.HISTOGRAM).Metric()": "buckets: expected some for a histogram, got none",
     "kinds('h2', 'd', kinds.HISTOGRAM).Metric(buckets=[2, 1])": "buckets: expected ascending numbers",
     "kinds('c', 'd', kinds.COUNTER).Metric(buckets=[1])": "buckets: expected none for a counter, got [1]",
-    "kinds('my_requests', 'd', kinds.GAUGE)": "'my_requests' exists as a counter, expected that, got a gauge",
+    "kinds('my_requests', 'd', kinds.GAUGE)": "'my_requests' is already a counter, got a gauge",
     "kinds('my requests', 'd', kinds.GAUGE)": "'my requests': expected a name of letters, digits",
-    "kinds('nv_inference_count', 'd', kinds.GAUGE)": "expected another name, the server's begin with triglot_",
-    "kinds('triglot_requests', 'd', kinds.GAUGE)": "expected another name, the server's begin with triglot_",
+    "kinds('nv_inference_count', 'd', kinds.GAUGE)": "expected another name, as triglot_",
+    "kinds('triglot_requests', 'd', kinds.GAUGE)": "expected another name, as triglot_",
     "kinds('g', 'd', 2)": "kind: expected MetricFamily.COUNTER or another, got 2",
-    "kinds('g', 3, kinds.GAUGE)": "expected texts as name and description, got 'g', 3",
+    "kinds('g', 3, kinds.GAUGE)": "expected strings as name and description, got 'g', 3",
     "self.counter.Metric(labels={'a b': 'c'})": "label 'a b': expected another name",
-    "self.counter.Metric(labels={'a': 3})": "labels: expected a dict of texts, got {'a': 3}",
-    "self.counter.Metric(labels=['a'])": "labels: expected a dict of texts, got ['a']",
+    "self.counter.Metric(labels={'a': 3})": "labels: expected a dict of strings, got {'a': 3}",
+    "self.counter.Metric(labels=['a'])": "labels: expected a dict of strings, got ['a']",
 }
 
 

@@ -165,7 +165,7 @@ async def test_lists_of_requests(tmp_path: Path) -> None:
         for lost in await asyncio.gather(*runs, return_exceptions=True):
             assert isinstance(lost, grpc.aio.AioRpcError)
             assert lost.code() is grpc.StatusCode.UNAVAILABLE
-            assert "ended with exit status 13" in (lost.details() or "")
+            assert "exited with status 13" in (lost.details() or "")
 
 
 FAILS = """

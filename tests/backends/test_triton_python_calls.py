@@ -69,7 +69,7 @@ class TritonPythonModel:
     write_model(tmp_path, "m", code, X_TO_Y)
     async with serving(tmp_path) as door:
         _, told = await door.failure("m", {"X": ints(1)})
-        assert "async_exec: expected to be called in an async def, got a plain one" in told
+        assert "async_exec: expected a call from an async function, got one from a plain function" in told
 
 
 async def test_exec_in_a_coroutine(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ requests[0].get_response_sender().send(response(5), {FINAL})""",
         answer = [5] if name == "m" else [10]
         errors = [one[0] for one in found if one != answer]
         assert (found.count(answer), len(errors)) == (3, 5)
-        full = "Exceeds maximum queue size: 2 requests wait, as many as max_queue_size allows"
+        full = "Exceeds maximum queue size: 2 requests are queued, the most that max_queue_size allows"
         expected = full if name == "m" else f"in ensemble 'e', model 'm': {full}"
         assert {error.removeprefix("[request id: <id_unknown>] ") for error in errors} == {expected}
 
@@ -156,10 +156,10 @@ requests[0].get_response_sender().send(response(5), {FINAL})""",
         ("1 / 0", "message: ZeroDivisionError: division by zero"),
         ("raise pb_utils.TritonModelException('not today')", "message: TritonModelException: not today"),
         ("return []", "is using the decoupled mode and the execute function must return None, got list"),
-        ("pass", "the model has dropped the request's response sender before it sent"),
+        ("pass", "the model released the request's response sender without sending"),
         (
             "requests[0].get_response_sender()",
-            "the model has dropped the request's response sender before it sent",
+            "the model released the request's response sender without sending",
         ),
         (
             "requests[0].get_response_sender().send("

@@ -118,7 +118,7 @@ async def test_errors_end_their_request_and_not_the_sequence(tmp_path: Path) -> 
         for wrong, told in (
             (-1, "ValueError: not below zero"),
             (-2, "wrong number"),
-            (-3, "the model has dropped the request's response sender"),
+            (-3, "the model released the request's response sender"),
             (-4, "the execute function must return None, got str"),
         ):
             (error,) = await outcome(door, 5, wrong, start=False, end=False)

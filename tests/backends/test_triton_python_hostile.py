@@ -127,7 +127,7 @@ return answered(requests[0], 1)"""
     async with serving(tmp_path) as door:
         for x in (1, -1, 1, -1, 1):
             assert await outcome(door, x) == 1
-    assert "m_0_0 loop: the model's code has stopped it; it goes on" in caplog.text
+    assert "m_0_0 loop: the model's code stopped its event loop; the loop continues" in caplog.text
 
 
 CALLS_ITSELF = """if x_of(requests[0])[0] == 0:
@@ -150,7 +150,7 @@ async def test_a_decoupled_model_that_calls_itself(tmp_path: Path, probe: Simple
         for _ in range(2):
             assert await outcome(door, instances - 1) == 1
             told = await outcome(door, instances)
-            assert f"the call would never end: {'m -> ' * instances}m, and every instance of 'm'" in told
+            assert f"the call would deadlock: {'m -> ' * instances}m, and every instance of 'm'" in told
 
 
 async def test_a_decoupled_coroutine_may_call_itself(tmp_path: Path, probe: SimpleNamespace) -> None:

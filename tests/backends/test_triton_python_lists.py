@@ -134,13 +134,13 @@ class TritonPythonModel:
             "Tensor 'Y': expected a numpy array, got list",
         ),
         ("pb_utils.load_model('n')", "TritonModelException: "),
-        ("pb_utils.load_model('n', files={'file:1/model.py': b''})", "files: expected none"),
+        ("pb_utils.load_model('n', files={'file:1/model.py': b''})", "files: not supported"),
         ("pb_utils.unload_model('m')", "TritonModelException: "),
         ("pb_utils.InferenceRequest(inputs=[1])", "inputs: expected Tensors, got int"),
         ("pb_utils.InferenceRequest(inputs=[]).exec()", "model_name: expected the model to call, got ''"),
         (
             "pb_utils.InferenceRequest(inputs=[]).get_response_sender()",
-            "expected a request that execute was given",
+            "expected a request that was passed to execute",
         ),
         (
             "requests[0].set_release_flags(2)",
@@ -239,7 +239,7 @@ def senders(folder: Path, *steps: str, kind: str = "def", config: str = X_TO_Y.r
         (["sender.send(response(1))", "1 / 0"], 1, "division by zero"),
         (["sender.send(response(1), 1)", FINAL], 1, "Response sender has been closed."),
         ([FINAL], f"{FAILED}TritonModelException: {NO_FIRST}", NO_FIRST),
-        (["pass"], "dropped the request's response sender", ""),
+        (["pass"], "released the request's response sender", ""),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])

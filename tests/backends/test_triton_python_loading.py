@@ -31,7 +31,7 @@ def with_auto_complete(*lines: str) -> str:
         (CLASS, "", "model.py: expected inputs and outputs in a config.pbtxt, or from"),
         ("class TritonPythonModel:\n    pass\n", X_TO_Y, "TritonPythonModel has no execute(self, requests)"),
         ("1 / 0  # TritonPythonModel\n", X_TO_Y, "ZeroDivisionError: division by zero"),
-        ("# TritonPythonModel\n", X_TO_Y, "no class here derives from triglot.Model"),
+        ("# TritonPythonModel\n", X_TO_Y, "found no subclass of triglot.Model"),
         ("import nope  # TritonPythonModel\n", X_TO_Y, "No module named 'nope'"),
         (
             "class TritonPythonModel:\n    def initialize(self, args):\n"
@@ -53,7 +53,7 @@ def with_auto_complete(*lines: str) -> str:
         (
             with_auto_complete("pass"),
             X_TO_Y,
-            "expected it to return the ModelConfig that it was given, got NoneType",
+            "expected it to return the ModelConfig it received, got NoneType",
         ),
         (with_auto_complete("raise KeyError('a')"), X_TO_Y, "model.py:11: KeyError: 'a'"),
         (
@@ -176,7 +176,7 @@ class TritonPythonModel:
     model = backends.load("python", file)
     try:
         [y] = model.infer({"X": ints(1)}, triglot.Call())["Y"]
-        assert y == "3: there are no other models: this model is not served yet"
+        assert y == "3: cannot call other models before this model is served"
     finally:
         model.close()
 
@@ -229,7 +229,7 @@ def test_what_is_configured_stays() -> None:
     )
     calls: list[tuple[Callable[[], None], str]] = [
         (lambda: config.set_max_batch_size(3), "configuration specified max_batch_size 4"),
-        (lambda: config.set_max_batch_size(-1), "expected an integer from 0, got -1"),
+        (lambda: config.set_max_batch_size(-1), "expected an integer of at least 0, got -1"),
         (lambda: config.add_input(X | {"dims": [2]}), r"expects dims \[1\] for input 'X'"),
         (config.set_dynamic_batching, "scheduling_choice as 'sequence_batching'"),
         (lambda: config.set_model_transaction_policy({"decoupled": True}), "already set to 'False'"),

@@ -203,7 +203,7 @@ def test_names_may_be_elements_of_a_tensor() -> None:
 def test_what_belongs_to_no_model() -> None:
     for call in (PB.get_model_dir, lambda: PB.is_model_ready("m"), PB.InferenceRequest(model_name="m").exec):
         with pytest.raises(
-            TritonModelException, match="expected to be called by the code of a Triton Python model"
+            TritonModelException, match="can only be called from the code of a loaded Triton Python model"
         ):
             call()
 

@@ -41,12 +41,14 @@ def model_of(model_class: type[Any], file: Path, config: ModelConfig) -> Model:
     try:
         inspect.signature(model_class).bind(own_name)
     except TypeError as error:
-        raise ModelLoadError(f"{file}: {name}: expected to be made with the model's name alone: {error}") from None
+        raise ModelLoadError(
+            f"{file}: {name}: expected an __init__ that takes the model's name only: {error}"
+        ) from None
     loop = CodeLoop(own_name)
     try:
         served = loop.run(_begun(model_class, own_name))
         if not served.ready:
-            raise ModelLoadError(f"{file}: {name} is not ready after its load(), expected it to set self.ready")
+            raise ModelLoadError(f"{file}: {name} is not ready after load(); expected load() to set self.ready")
         kind = KServeDictModel if _takes_dicts(model_class) else KServeModel
         # A class of its own, whose `close` its file's modules are forgotten with.
         named: type[KServeModel] = type(name, (kind,), {})
@@ -171,7 +173,7 @@ class KServeDictModel(KServeModel):
         try:
             text = json.dumps(response["predictions"], default=_plain).encode()
         except (TypeError, ValueError) as error:
-            raise Internal(f"predict() returned what is no JSON: {error}") from None
+            raise Internal(f"predict() returned a value with no JSON form: {error}") from None
         return Answer({"predictions": object_array([text], [1])})
 
 

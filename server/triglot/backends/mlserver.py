@@ -50,7 +50,7 @@ def load(file: Path, config: ModelConfig) -> Model:
             ) from error
         raise missing_dependency(file, "the implementation", error) from error
     if not (isinstance(model_class, type) and issubclass(model_class, mlserver.MLModel)):
-        raise ModelLoadError(f"{file}: implementation: expected a class of MLServer's, an MLModel")
+        raise ModelLoadError(f"{file}: implementation: expected a subclass of MLServer's MLModel")
     return _loaded(mlserver, model_class, settings, file, config)
 
 
@@ -79,13 +79,13 @@ def _settings(mlserver: Any, file: Path, implementation: str) -> Any:
         for name in NOT_SUPPORTED:
             if parameters.get(name):
                 raise ValueError(
-                    f"parameters.{name}: expected none; a model.py with a config.pbtxt may have EXECUTION_ENV_PATH"
+                    f"parameters.{name}: not supported; use a model.py and EXECUTION_ENV_PATH in its config.pbtxt"
                 )
         parameters.setdefault("uri", str(folder.absolute()))
         parameters.setdefault("version", folder.name if folder.name.isdecimal() else "1")
         for name in NO_EFFECT:
             if said.get(name):
-                log.warning("%s: %s: without effect here", file, name)
+                log.warning("%s: %s: not supported, ignored", file, name)
         return mlserver.ModelSettings.model_validate({**said, "_source": str(file.absolute())})
     except (TypeError, ValueError) as error:
         raise ModelLoadError(f"{file}: {error}") from error
@@ -97,7 +97,7 @@ def _loaded(mlserver: Any, model_class: type[Any], settings: Any, file: Path, co
     if not streams and not predicts:
         raise ModelLoadError(f"{file}: {model_class.__name__} has no async def predict(self, payload)")
     if streams and predicts:
-        log.warning("%s: %s.predict_stream is not served, as it has a predict", file, model_class.__name__)
+        log.warning("%s: %s.predict_stream is ignored, as the class has predict", file, model_class.__name__)
     served = model_class(settings)
     loop = CodeLoop(settings.name)
     try:

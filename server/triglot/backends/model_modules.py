@@ -258,7 +258,9 @@ class _RunningModels(ModuleType):
     def __getattr__(self, name: str) -> Any:
         modules = running.get()
         if modules is None or self.__name__ not in modules:
-            raise AttributeError(f"{self.__name__} is a model's own module, and no code of the model's runs here")
+            raise AttributeError(
+                f"{self.__name__} is a module of a model's, usable only while that model's code runs"
+            )
         return getattr(modules.import_module(self.__name__), name)
 
     def __dir__(self) -> list[str]:

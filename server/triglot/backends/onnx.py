@@ -129,7 +129,7 @@ def _session(file: Path, gpu: int | None, options: Any) -> Any:
     if found[0] != wanted:
         raise ModelLoadError(
             f"{file}: onnxruntime cannot run on GPU {gpu}: expected a session of {wanted}, got one of "
-            f"{', '.join(found)}; what it lacks (CUDA, cuDNN) is on standard error"
+            f"{', '.join(found)}; standard error says what is missing (CUDA, cuDNN)"
         )
     # After an error of the GPU's it would go on with the CPU, and say nothing.
     session.disable_fallback()

@@ -16,7 +16,7 @@ def warn_of_others(file: Path, config: ModelConfig, backend: str, known: Collect
     for key in config.parameters:
         if key not in known:
             log.warning(
-                "%s: parameters: %s is ignored; the %s backend has %s",
+                "%s: parameters: %s: unknown, ignored; the %s backend knows %s",
                 config.source or file,
                 key,
                 backend,

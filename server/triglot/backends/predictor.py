@@ -140,7 +140,7 @@ def _folders(file: Path, routine: _Routine, opened: ExitStack) -> list[Path]:
     folders = [_below(file, name) for name in routine.path]
     for folder in folders:
         if not folder.is_dir():
-            raise ModelLoadError(f"{file}: path: {folder} is no folder")
+            raise ModelLoadError(f"{file}: path: {folder} is not a folder")
     for name in routine.packages:
         unpacked = Path(opened.enter_context(TemporaryDirectory(prefix="triglot-package-")))
         folders += _unpack(file, _below(file, name), unpacked)
@@ -151,7 +151,7 @@ def _below(file: Path, name: str) -> Path:
     folder = file.parent.absolute()
     path = Path(os.path.normpath(folder / name))
     if not path.is_relative_to(folder):
-        raise ModelLoadError(f"{file}: {name!r} is not below the model's folder")
+        raise ModelLoadError(f"{file}: {name!r} is not inside the model's folder")
     return path
 
 
@@ -176,7 +176,7 @@ def _predictor(file: Path, name: str, modules: ModelModules) -> Any:
         if error.name is None or not f"{modules.real_name(module_name)}.".startswith(f"{error.name}."):
             raise
         raise ModelLoadError(
-            f"{file}: prediction_class: there is no module {module_name!r}; the model has {modules}"
+            f"{file}: prediction_class: no module {module_name!r}; the model has {modules}"
         ) from error
     predictor_class = getattr(module, class_name, None)
     if predictor_class is None:
@@ -216,7 +216,9 @@ def _printed(result: object) -> bytes:
     try:
         return json.dumps(result, default=_plain, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        message = f"There was a problem processing the outputs: predict() returned what is no JSON: {error}"
+        message = (
+            f"There was a problem processing the outputs: predict() returned a value with no JSON form: {error}"
+        )
         log.error("%s", message)
         raise Internal(message) from error
 

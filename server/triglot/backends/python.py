@@ -160,13 +160,13 @@ def _model_class(file: Path, module: ModuleType) -> type[Model]:
     found, usable = _found(module), _usable(module)
     if not usable:
         lists = [value.__name__ for value in found if value.infer_batch is not None]
-        hint = f": {lists[0]} has infer_batch alone, expected infer beside it" if lists else ""
-        raise ModelLoadError(f"{file}: no class here derives from triglot.Model and has an infer(){hint}")
+        hint = f": {lists[0]} has infer_batch but no infer" if lists else ""
+        raise ModelLoadError(f"{file}: found no subclass of triglot.Model with an infer(){hint}")
     if len(usable) > 1:
         named = [value for value in usable if value.__name__ == "Model"]
         if not named:
             names = ", ".join(value.__name__ for value in usable)
-            raise ModelLoadError(f"{file}: more than one model class ({names}); call the one to serve Model")
+            raise ModelLoadError(f"{file}: more than one model class ({names}); name the one to serve Model")
         usable = named
     return usable[0]
 
@@ -191,6 +191,6 @@ def _check_plain(file: Path, model_class: type[Model]) -> None:
         function = inspect.unwrap(getattr(model_class, name))
         if is_async(function):
             raise ModelLoadError(
-                f"{file}: {model_class.__name__}.{name}: expected a plain function, it is called on a thread; got "
-                "async def, which infer alone may be"
+                f"{file}: {model_class.__name__}.{name}: expected a plain function, which runs on a thread, got "
+                "async def; only infer may be async"
             )

@@ -61,7 +61,7 @@ def load(file: Path, config: ModelConfig) -> Model:
     if any("sklearn" in kind.__module__ for kind in family):
         return EstimatorModel(file, found, layouts(file, found, "FP64"))
     raise ModelLoadError(
-        f"{file}: expected an estimator of scikit-learn, or a model of xgboost, found "
+        f"{file}: expected a scikit-learn estimator or an xgboost model, found "
         f"{type(found).__module__}.{type(found).__qualname__}"
     )
 
@@ -170,7 +170,7 @@ def _probe(
     if not hasattr(estimator, "n_features_in_"):
         return numbers("FP64"), {methods[0]: _untried_output(estimator, methods[0])}
     raise ModelLoadError(
-        f"{file}: {type(estimator).__name__} takes neither numbers nor the texts that its encoders know: "
+        f"{file}: {type(estimator).__name__} accepts neither numbers nor the categories of its encoders: "
         f"{type(refusal).__name__}: {error_text(refusal)}"
     ) from refusal
 
@@ -181,7 +181,7 @@ def _further_outputs(estimator: Any, methods: Sequence[str], table: Any) -> dict
         try:
             outputs[name] = _output(name, getattr(estimator, name)(table))
         except Exception as error:
-            log.info("%s() has no signature: %s", name, error)  # It gives several arrays, or a sparse one.
+            log.info("%s() is not served: %s", name, error)  # It gives several arrays, or a sparse one.
     return outputs
 
 
@@ -200,7 +200,9 @@ def _untried_output(estimator: Any, name: str) -> TensorSpec:
 def _rows(name: str, result: Any, count: int) -> Array:
     array: Array = np.asarray(result)
     if isinstance(result, tuple) or array.ndim == 0 or len(array) != count:
-        raise ValueError(f"{name} gave {type(result).__name__}, expected one array with a row for each instance")
+        raise ValueError(
+            f"{name} returned {type(result).__name__}, expected one array with a row for each instance"
+        )
     return array
 
 
@@ -209,5 +211,5 @@ def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
         return array
     # A request's parameters may turn labels into scores.
     if dtype.hasobject or not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise ValueError(f"{name} gave {array.dtype}, expected {dtype}")
+        raise ValueError(f"{name} returned {array.dtype}, expected {dtype}")
     return array.astype(dtype)

@@ -98,7 +98,7 @@ class SavedModel(Model):
         self.signatures = dict(_signatures(folder, definitions, self._session.graph))
         if not self.signatures:
             self._session.close()
-            raise ModelLoadError(f"{folder}: the SavedModel has no signature that can be called")
+            raise ModelLoadError(f"{folder}: the SavedModel has no usable signature")
         by_reference = _has_references(self._session.graph)
         self._runs = {name: _Run(self._session, definitions[name], by_reference) for name in self.signatures}
 
@@ -260,7 +260,7 @@ def _signatures(folder: Path, definitions: Mapping[str, Any], graph: Any) -> Ite
         try:
             yield name, _signature(definition, graph)
         except ValueError as error:
-            log.warning("%s: signature %r is left out: %s", folder, name, error)
+            log.warning("%s: skipped signature %r: %s", folder, name, error)
 
 
 def _signature(definition: Any, graph: Any) -> Signature:
@@ -289,10 +289,10 @@ def _specs(tensors: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
 
 def _spec(alias: str, tensor: Any) -> TensorSpec:
     if tensor.WhichOneof("encoding") != "name":
-        raise ValueError(f"{alias!r} is not one tensor")
+        raise ValueError(f"{alias!r} is not a single tensor")
     datatype = _DATATYPES.get(tensor.dtype % REFERENCE)
     if datatype is None:
-        raise ValueError(f"{alias!r} is {types_pb2.DataType.Name(tensor.dtype)}")
+        raise ValueError(f"{alias!r} has the unsupported type {types_pb2.DataType.Name(tensor.dtype)}")
     shape = tensor.tensor_shape
     any_rank = shape.unknown_rank or not tensor.HasField("tensor_shape")
     return TensorSpec(alias, datatype, None if any_rank else [dim.size for dim in shape.dim])

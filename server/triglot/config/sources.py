@@ -100,8 +100,8 @@ def vertex_model(environment: Mapping[str, str]) -> Path | None:
         return None
     if not Path(uri).is_dir():
         raise ConfigError(
-            f"AIP_STORAGE_URI: expected a folder of this machine, got {uri!r}: copy the model into one first, "
-            "and name it as PATH"
+            f"AIP_STORAGE_URI: expected a local folder, got {uri!r}: copy the model to a local folder, "
+            "and pass that as PATH"
         )
     return Path(uri)
 

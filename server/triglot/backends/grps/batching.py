@@ -33,7 +33,7 @@ def reason_to_skip(call: Call, awaited: str) -> ServingError:
     """Why nobody waits any more for a call that waited for `awaited`."""
     if call.expired:
         return call.overdue(f"while the request waited for {awaited}")
-    return Cancelled(f"the caller left while the request waited for {awaited}")
+    return Cancelled(f"the request was cancelled while it waited for {awaited}")
 
 
 class Member:

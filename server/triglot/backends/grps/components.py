@@ -84,7 +84,7 @@ class Components:
             known = ", ".join(sorted(map(str, register))) or "none"
             raise self._error(
                 entry,
-                f"{kind}_name: no {kind} {name!r} is registered (there is: {known}); expected "
+                f"{kind}_name: no {kind} {name!r} is registered (registered: {known}); expected "
                 f"{kind}_register.register({name!r}, ...) in src/customized_{kind}.py",
             )
         first = next(

@@ -96,7 +96,7 @@ class GrpsContext:
         if not isinstance(msg, str | bytes):
             raise ValueError(f"customized_http_stream_respond: expected str or bytes, got {type(msg).__name__}")
         if self._http_request is None:
-            raise ValueError("customized_http_stream_respond: the call did not come by customised HTTP")
+            raise ValueError("customized_http_stream_respond: the request did not arrive as customized HTTP")
         if self.if_streaming():
             self._send(HttpChunk(msg.encode() if isinstance(msg, str) else msg), final)
 

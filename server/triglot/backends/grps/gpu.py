@@ -59,14 +59,12 @@ def nvml_reader(devices: Sequence[int], environment: Mapping[str, str]) -> Reade
     try:
         nvml = importlib.import_module("pynvml")
     except ModuleNotFoundError:
-        log.warning(
-            "gpu.devices: the load of GPUs is not shown without pynvml; run: pip install 'triglot[nvidia]'"
-        )
+        log.warning("gpu.devices: no GPU metrics: pynvml is not installed; run: pip install 'triglot[nvidia]'")
         return None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        log.warning("gpu.devices: the load of GPUs is not shown: no NVIDIA driver answers: %s", error)
+        log.warning("gpu.devices: no GPU metrics: cannot reach the NVIDIA driver: %s", error)
         return None
     handles = _handles(nvml, devices, visible_devices(devices, environment))
 
@@ -80,14 +78,14 @@ def _handles(nvml: Any, devices: Sequence[int], gpus: Mapping[int, int | str]) -
     handles = {}
     for device in devices:
         if device not in gpus:
-            log.warning("gpu.devices: there is no device %d in CUDA_VISIBLE_DEVICES", device)
+            log.warning("gpu.devices: device %d is not in CUDA_VISIBLE_DEVICES", device)
             continue
         gpu = gpus[device]
         find = nvml.nvmlDeviceGetHandleByIndex if isinstance(gpu, int) else nvml.nvmlDeviceGetHandleByUUID
         try:
             handles[device] = find(gpu)
         except nvml.NVMLError as error:
-            log.warning("gpu.devices: there is no GPU %s for device %d: %s", gpu, device, error)
+            log.warning("gpu.devices: cannot find GPU %s of device %d: %s", gpu, device, error)
     return handles
 
 
@@ -177,14 +175,14 @@ class GpuWatch:
                 if self._stopped.wait(SECONDS):
                     return
         except Exception:
-            log.exception("the GPUs are not looked at any more")
+            log.exception("GPU metrics stopped after an error")
 
 
 def limit_memory(settings: GpuSettings) -> None:
     """Keep the library within `mem_limit_mib` on each device; warns where it cannot."""
     if settings.mem_limit_mib is None or settings.mem_manager == "none":
         return
-    library = _library(settings, "gpu.mem_limit_mib", "memory is not limited")
+    library = _library(settings, "gpu.mem_limit_mib", "no memory limit")
     if library is None:
         return
     limit = {"torch": _limit_torch, "tensorflow": _limit_tensorflow}[settings.mem_manager]
@@ -192,15 +190,15 @@ def limit_memory(settings: GpuSettings) -> None:
         try:
             limit(library, device, settings.mem_limit_mib)
         except Exception as error:  # What the libraries raise for a device is theirs to say.
-            log.warning("gpu.mem_limit_mib: memory of device %d is not limited: %s", device, error)
+            log.warning("gpu.mem_limit_mib: no memory limit on device %d: %s", device, error)
 
 
 def free_memory(settings: GpuSettings) -> Callable[[], object] | None:
     """What gives torch's unused memory back; TensorFlow has no such call, and there is a warning (grps 5.1)."""
     if settings.mem_manager != "torch":
-        log.warning("gpu.mem_gc_enable: %s cannot give memory back", settings.mem_manager)
+        log.warning("gpu.mem_gc_enable: ignored, as %s cannot free cached GPU memory", settings.mem_manager)
         return None
-    torch = _library(settings, "gpu.mem_gc_enable", "no memory is given back")
+    torch = _library(settings, "gpu.mem_gc_enable", "cached GPU memory is not freed")
     # Before a model uses the GPU there is nothing to free, and asking would take memory.
     return None if torch is None else lambda: torch.cuda.is_initialized() and torch.cuda.empty_cache()
 
@@ -227,6 +225,6 @@ def _limit_torch(torch: Any, device: int, limit_mib: int) -> None:
 def _limit_tensorflow(tensorflow: Any, device: int, limit_mib: int) -> None:
     gpus = tensorflow.config.list_physical_devices("GPU")
     if device >= len(gpus):
-        raise ValueError(f"there are {len(gpus)} GPUs")
+        raise ValueError(f"this machine has {len(gpus)} GPUs")
     logical = tensorflow.config.LogicalDeviceConfiguration(memory_limit=limit_mib)
     tensorflow.config.set_logical_device_configuration(gpus[device], [logical])

@@ -117,7 +117,7 @@ def _response(body: bytes, status: int, fields: Iterable[tuple[str, str]]) -> Ht
     headers: list[tuple[str, str]] = []
     for name, value in fields:
         if not _HEADER_NAME.fullmatch(name):
-            raise ValueError(f"set_http_response: {name!r} is no name of a header")
+            raise ValueError(f"set_http_response: {name!r} is not a valid header name")
         if _NO_HEADER_VALUE.search(value):
             raise ValueError(f"set_http_response: header {name!r} has a control character in its value")
         if name.lower() == "content-type":

@@ -24,7 +24,7 @@ def parsed(encoded: bytes) -> GrpsMessage:
     try:
         return GrpsMessage.FromString(encoded)
     except DecodeError as error:
-        raise InvalidArgument(f"the request is no GrpsMessage: {error}") from None
+        raise InvalidArgument(f"the request is not a GrpsMessage: {error}") from None
 
 
 def as_ours(message: Message) -> GrpsMessage:

@@ -75,7 +75,9 @@ class GrpsModel(Model):
         """What the call is answered with. Raises as `infer`."""
         exchange = call.exchange
         if context.has_err():
-            log.error("%s: the project's code says: %s", self._model_id or "the DAG", context.get_err_msg())
+            log.error(
+                "%s: the project's code set an error: %s", self._model_id or "the DAG", context.get_err_msg()
+            )
         if exchange is not None and exchange.http is not None:
             exchange.http_response = context.response
             call.outcome = _outcome(context)

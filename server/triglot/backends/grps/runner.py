@@ -47,7 +47,7 @@ class Pool:
         since = time.perf_counter()
         held = self._take(calls)
         try:
-            skipped = [reason_to_skip(call, "its turn") if call.cancelled else None for call in calls]
+            skipped = [reason_to_skip(call, "a free instance") if call.cancelled else None for call in calls]
             running = [call for call, reason in zip(calls, skipped, strict=True) if reason is None]
             for call in running:
                 call.times.waited(since)

@@ -92,8 +92,8 @@ def _server(folder: Path, values: YamlMap, warnings: list[str]) -> ServerSetting
     if interface.values.get("framework") == BRPC:
         framework = "http+grpc"
         warnings.append(
-            f"{values.file}: interface.framework: {BRPC} is read as {framework}: the second port speaks gRPC; "
-            "clients of GrpsBrpcService, and brpc's own protocols and pages, are not served"
+            f"{values.file}: interface.framework: {BRPC} is treated as {framework}: the second port serves gRPC; "
+            "GrpsBrpcService clients and brpc's own protocols and pages are not supported"
         )
     else:
         framework = interface.choice("framework", ["http", "http+grpc"])
@@ -140,7 +140,7 @@ def _ports(interface: YamlMap, framework: str) -> tuple[int, int | None]:
     if len(ports) != len(texts) or len(ports) != (1 if framework == "http" else 2):
         interface.fail("port", expected)
     if not all(1 <= port <= LAST_PORT for port in ports):
-        interface.fail("port", f"ports from 1 to {LAST_PORT}")
+        interface.fail("port", f"ports between 1 and {LAST_PORT}")
     if framework == "http":
         return ports[0], None
     if ports[0] == ports[1]:
@@ -157,7 +157,7 @@ def _custom_http(interface: YamlMap, warnings: list[str]) -> CustomHttp | None:
     if not PATH.fullmatch(path):
         custom.fail("path", "a path of '/' and letters, digits, '_', '-' and '/'")
     if path in RESERVED_PATHS:
-        custom.fail("path", "a path that grps does not use itself")
+        custom.fail("path", "a path that is not reserved by grps")
     body = custom.has("customized_body") and custom.boolean("customized_body")
     if not custom.has("streaming_ctrl"):
         return CustomHttp(path, body)
@@ -178,13 +178,13 @@ def _gpu(values: YamlMap, warnings: list[str]) -> GpuSettings | None:
     if not isinstance(devices, list) or not devices or not all(type(device) is int for device in devices):
         gpu.fail("devices", "a list of integers, such as [0]")
     if min(devices) < 0:
-        gpu.fail("devices", "integers from 0 on")
+        gpu.fail("devices", "integers of at least 0")
     unique = tuple(dict.fromkeys(devices))
     manager = gpu.choice("mem_manager_type", ["torch", "tensorflow", "none"])
     if manager == "none":
         return GpuSettings(unique, manager)
     limit = gpu.values.get("mem_limit_mib")
     if type(limit) is not int or (limit < 1 and limit != NO_LIMIT):
-        gpu.fail("mem_limit_mib", "MiB from 1 on, or -1 for no limit")
+        gpu.fail("mem_limit_mib", "at least 1 MiB, or -1 for no limit")
     interval = gpu.integer("mem_gc_interval") if gpu.boolean("mem_gc_enable") else None
     return GpuSettings(unique, manager, None if limit == NO_LIMIT else limit, interval)

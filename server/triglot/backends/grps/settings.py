@@ -145,7 +145,7 @@ def _models(values: YamlMap, warnings: list[str]) -> tuple[ModelEntry, ...]:
     for entry in values.maps("models", MODEL_KEYS):
         model = _model(entry, warnings)
         if model.id in models:
-            entry.fail("version", "a name and version that no other model has", reason=f"{model.id} once more")
+            entry.fail("version", "a unique name and version", reason=f"{model.id} twice")
         models[model.id] = model
     return tuple(models.values())
 
@@ -178,7 +178,7 @@ def _device(entry: YamlMap, inferer_type: str) -> str:
         entry.fail("device", "cpu, cuda, gpu, cuda:N, gpu:N or original")
     if inferer_type != "torch" or device != "original":
         return device
-    inp_device = entry.text("inp_device", "the device of the inputs, as the device is 'original'").lower()
+    inp_device = entry.text("inp_device", "the inputs' device, which device 'original' requires").lower()
     if not DEVICE.fullmatch(inp_device):
         entry.fail("inp_device", "cpu, cuda, gpu, cuda:N or gpu:N")
     return f"original_{inp_device}"

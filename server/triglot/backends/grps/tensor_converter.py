@@ -76,7 +76,7 @@ class TensorConverter(Converter):
         """
         sizes = [context.get_user_data(BATCH_SIZE) for context in contexts]
         if None in sizes:
-            raise Internal(f"a context has no user data {BATCH_SIZE!r}, which batch_preprocess puts there")
+            raise Internal(f"a context has no user data {BATCH_SIZE!r}, which batch_preprocess sets")
         ends = list(accumulate(sizes))
         named = self._named(inp)
         for name, array in named.items():
@@ -95,7 +95,7 @@ class TensorConverter(Converter):
         named = named_parts(result, self._tensor_class)
         for name, tensor in named.items():
             if not isinstance(name, str):
-                raise Internal(f"output {name!r}: expected a text for a name, got {type(name).__name__}")
+                raise Internal(f"output {name!r}: expected a string as its name, got {type(name).__name__}")
             if not isinstance(tensor, self._tensor_class):
                 raise Internal(f"output {name!r}: expected a tensor, got {type(tensor).__name__}")
         return {name: self._to_array(tensor) for name, tensor in named.items()}
@@ -186,7 +186,7 @@ def _joined(requests: Sequence[Arrays]) -> Arrays:
     for at, request in enumerate(requests):
         if _layout(request) != expected:
             raise InvalidArgument(
-                f"request {at + 1} of a batch of {len(requests)} has other tensors than the first: "
+                f"request {at + 1} of a batch of {len(requests)} has different tensors than the first request: "
                 f"{_described(request)}, not {_described(first)}"
             )
     keys: Any = first if isinstance(first, dict) else range(len(first))

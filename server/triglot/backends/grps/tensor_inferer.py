@@ -100,7 +100,7 @@ class TensorInferer(ModelInferer):
         files = [Path(path) for path in paths]
         for file in files:
             if not file.is_file():
-                raise ModelLoadError(f"customized_op_paths: there is no file {file}")
+                raise ModelLoadError(f"customized_op_paths: no such file: {file}")
         return files
 
 

@@ -39,7 +39,7 @@ def arrays_of(message: GrpsMessage) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for name, array in _named(message):
         if name in arrays:
-            raise Internal(f"the model's answer has two tensors named {name!r}")
+            raise Internal(f"the model's response has two tensors named {name!r}")
         arrays[name] = array
     return arrays
 
@@ -63,7 +63,7 @@ def _tensors(message: GrpsMessage) -> Iterator[tuple[str, Array]]:
         try:
             yield name, to_array(tensor)
         except ValueError as error:
-            raise Internal(f"the model's answer: tensor {name!r}: {error}") from None
+            raise Internal(f"the model's response: tensor {name!r}: {error}") from None
 
 
 def _entries(message: GrpsMessage) -> Iterator[tuple[str, Array]]:

@@ -50,7 +50,7 @@ class TfModelInferer(TensorInferer):
         with self._on_device():
             model = tf.saved_model.load(folder, tags)
         if not callable(model) and DEFAULT_SIGNATURE not in model.signatures:
-            raise ValueError(f"it can neither be called nor has it a signature {DEFAULT_SIGNATURE!r}")
+            raise ValueError(f"it is not callable and has no signature {DEFAULT_SIGNATURE!r}")
         return model
 
     def declared(self) -> Declared | None:
@@ -80,7 +80,7 @@ class TfModelInferer(TensorInferer):
             if arguments and len(arguments) == len(names):
                 named = dict(zip(names, arguments, strict=True))
             if sorted(named) != names:
-                got = f"{len(arguments)} without names" if arguments else ", ".join(named)
+                got = f"{len(arguments)} unnamed" if arguments else ", ".join(named)
                 raise InvalidArgument(
                     f"expected the inputs {', '.join(names)} of the signature {DEFAULT_SIGNATURE!r}, got {got}"
                 )
@@ -106,7 +106,7 @@ def _specs(tensors: Mapping[str, Any]) -> list[TensorSpec]:
     for name, tensor in tensors.items():
         datatype = datatype_of(np.empty(0, tensor.dtype.as_numpy_dtype))
         if datatype not in _DATATYPES:
-            raise ValueError(f"{name}: grps has no tensors of {datatype}")
+            raise ValueError(f"{name}: grps does not support tensors of {datatype}")
         shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
         specs.append(TensorSpec(name, datatype, shape and [-1 if dim is None else dim for dim in shape]))
     return specs

@@ -8,7 +8,7 @@ from triglot.backends.grps.inferer import ModelInferer
 from triglot.core.errors import ModelLoadError, Unimplemented
 
 MISSING = (
-    "inferer_type tensorrt: TensorRT engines are not supported; what is missing is the code that runs them. "
+    "inferer_type tensorrt: TensorRT engines are not supported. "
     "Run the engine in a customized inferer (it needs a GPU, and: pip install tensorrt), or export the model "
     "as TorchScript or SavedModel (inferer_type torch or tensorflow)"
 )

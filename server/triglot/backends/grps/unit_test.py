@@ -22,9 +22,7 @@ def run_unittest(settings: ProjectSettings, name: str = DEFAULT_TEST) -> bool:
     module = settings.folder / name.partition(".")[0]
     if not module.is_dir() and not module.with_suffix(".py").is_file():
         # Python's own package of tests is called `test`, too.
-        raise ModelLoadError(
-            f"{settings.folder}: there is no {module.name}.py; expected the project's tests in it"
-        )
+        raise ModelLoadError(f"{settings.folder}: {module.name}.py not found; expected the project's tests in it")
     with chdir(settings.folder), GrpsProject(settings, Monitor()).loaded():
         suite = unittest.defaultTestLoader.loadTestsFromName(name)
         result = unittest.TextTestRunner().run(suite)

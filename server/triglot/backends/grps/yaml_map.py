@@ -99,13 +99,13 @@ class YamlMap:
         """Raises the error for a key's value; `reason` stands in place of the value."""
         text = f"{self.file}: {self._way(key)}: expected {expected}, got {reason or shown(self.values.get(key))}"
         if self.values.get(key) is None and (near := self._misspelt(key)):
-            text += f"; is {near!r} meant to be {key!r}?"
+            text += f"; did you mean {key!r} by {near!r}?"
         raise ModelLoadError(text)
 
     def oddities(self) -> list[str]:
         """What is to be said of keys that look like a known one that is absent."""
         return [
-            f"{self.file}: {self._way(near)}: unknown, left out; is it meant to be {key!r}?"
+            f"{self.file}: {self._way(near)}: unknown key, ignored; did you mean {key!r}?"
             for key in self.known
             if key not in self.values and (near := self._misspelt(key))
         ]
@@ -114,7 +114,7 @@ class YamlMap:
         """Whether there is a value."""
         return self.values.get(key) is not None
 
-    def text(self, key: str, expected: str = "a text") -> str:
+    def text(self, key: str, expected: str = "a non-empty string") -> str:
         """A text of at least one character."""
         value = self.values.get(key)
         if not isinstance(value, str) or not value:
@@ -133,7 +133,7 @@ class YamlMap:
         """An integer from 1 on."""
         value = self.values.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.fail(key, "an integer from 1 on")
+            self.fail(key, "an integer of at least 1")
         return value
 
     def boolean(self, key: str) -> bool:
@@ -158,7 +158,7 @@ class YamlMap:
             self.fail(key, expected)
         for index, value in enumerate(values):
             if not isinstance(value, dict):
-                self.fail(key, expected, reason=f"{shown(value)} as number {index}")
+                self.fail(key, expected, reason=f"{shown(value)} as item {index}")
         return [YamlMap(self.file, value, known, f"{self._way(key)}[{i}]") for i, value in enumerate(values)]
 
     def _way(self, key: str) -> str:

@@ -20,8 +20,8 @@ import torch
 from triglot.core.errors import ModelLoadError
 
 EXPECTED = (
-    "expected a TorchScript program (torch.jit.save), an exported one (torch.export.save) or one that AOTInductor "
-    "compiled"
+    "expected a TorchScript program (torch.jit.save), an exported program (torch.export.save) or an "
+    "AOTInductor package"
 )
 _AHEAD_OF_TIME = "data/aotinductor/"
 _OLD_EXPORT = "serialized_exported_program.json"
@@ -47,7 +47,7 @@ def kind_of(file: Path) -> Kind:
     except zipfile.BadZipFile:
         with file.open("rb") as stream:
             pickled = stream.read(1) == pickle.PROTO
-        what = "a pickle, as torch.save wrote before PyTorch 1.6" if pickled else "no archive of PyTorch's"
+        what = "a pickle, as torch.save wrote before PyTorch 1.6" if pickled else "not a PyTorch archive"
         raise ModelLoadError(f"{file}: this is {what}; {EXPECTED}") from None
     compiled = {name.split("/")[2] for name in members if name.startswith(_AHEAD_OF_TIME)}
     models = (name.removeprefix("models/") for name in members if name.startswith("models/"))
@@ -55,7 +55,7 @@ def kind_of(file: Path) -> Kind:
     for found, what in ((compiled, "compiled"), (programs, "exported")):
         if found and found != {"model"}:
             names = ", ".join(sorted(found))
-            raise ModelLoadError(f"{file}: expected one {what} program, called model, got {names}")
+            raise ModelLoadError(f"{file}: expected one {what} program, named model, got {names}")
     if compiled:
         return Kind.COMPILED
     if programs or _OLD_EXPORT in members:
@@ -73,8 +73,8 @@ def check_pickles(file: Path) -> None:
         for member in _pickles(archive, names):
             if member in names and not _holds_tensors(archive.read(names[member])):
                 raise ModelLoadError(
-                    f"{file}: {member} is a pickle of other objects than tensors; it could run any code when "
-                    f"loaded; expected a program without such constants and example inputs"
+                    f"{file}: {member} is a pickle of objects other than tensors, which could run any code when "
+                    f"loaded; expected constants and example inputs that are tensors"
                 )
 
 

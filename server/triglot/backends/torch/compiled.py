@@ -32,8 +32,8 @@ class CompiledModel(TorchModel):
     def __init__(self, file: Path, config: ModelConfig, programs: Sequence[Program]) -> None:
         if not config.inputs or not config.outputs:
             raise ModelLoadError(
-                f"{config.source or file}: expected inputs and outputs in a config.pbtxt: what AOTInductor "
-                "compiled does not say what it was compiled for, and checks nothing",
+                f"{config.source or file}: expected inputs and outputs in a config.pbtxt: an AOTInductor "
+                "package does not describe its inputs, and does not check them",
                 Code.INVALID_ARGUMENT,
             )
         super().__init__(file, config, programs)
@@ -46,17 +46,17 @@ def read_compiled(file: Path, device: torch.device | None) -> CompiledProgram:
     """
     if not hasattr(torch._inductor, "aoti_load_package"):
         raise ModelLoadError(
-            f"{file}: torch {torch.__version__} cannot load what AOTInductor compiled; expected 2.6 or newer"
+            f"{file}: torch {torch.__version__} cannot load AOTInductor packages; expected torch 2.6 or newer"
         )
     try:
         index = -1 if device is None or device.index is None else device.index
         model = torch._inductor.aoti_load_package(str(file), device_index=index)
         kind = model.get_metadata()["AOTI_DEVICE_KEY"]
         if device is not None and device.type != kind:
-            raise ValueError(f"it was compiled for {kind}, and is to run on {device.type}")
+            raise ValueError(f"it was compiled for {kind}, and cannot run on {device.type}")
         return CompiledProgram(model, torch.device(kind) if device is None else device)
     except (RuntimeError, ValueError, KeyError) as error:
-        raise ModelLoadError(f"{file}: what AOTInductor compiled cannot be loaded: {error}") from error
+        raise ModelLoadError(f"{file}: cannot load the AOTInductor package: {error}") from error
 
 
 class CompiledProgram:

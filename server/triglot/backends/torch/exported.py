@@ -41,7 +41,7 @@ def read_exported(file: Path, device: torch.device | None) -> ExportedProgram:
                 program = _moved(program, device)
             return ExportedProgram(program)
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-        raise ModelLoadError(f"{file}: the exported program cannot be loaded: {error}") from error
+        raise ModelLoadError(f"{file}: cannot load the exported program: {error}") from error
 
 
 class ExportedProgram:
@@ -138,7 +138,7 @@ def _results(program: Any, nodes: Mapping[str, Any]) -> list[ProgramTensor | Non
     specs = program.graph_signature.output_specs
     leaves = [_leaf(spec.arg, nodes) for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     if others := [leaf.value for leaf in leaves if not leaf.name and leaf.value is not None]:
-        raise ValueError(f"a part of its result is {type(others[0]).__name__}; expected tensors")
+        raise ValueError(f"one of its results is {type(others[0]).__name__}; expected tensors")
     names = result_names(tree_unflatten(list(range(len(leaves))), program.call_spec.out_spec), len(leaves))
     return [
         ProgramTensor(name, leaf.spec(name)) if leaf.name else None
@@ -167,6 +167,7 @@ def _moved(program: Any, device: torch.device) -> Any:
         passes = importlib.import_module("torch.export.passes")
     except ModuleNotFoundError:
         raise ValueError(
-            f"torch {torch.__version__} cannot move it to {device}; expected a newer torch, or KIND_MODEL"
+            f"torch {torch.__version__} cannot move the program to {device}; install a newer torch, or use "
+            f"KIND_MODEL"
         ) from None
     return passes.move_to_device_pass(program, device)

@@ -112,7 +112,7 @@ class TorchModel(Model):
             except Exception as error:  # Programs raise what they like.
                 reason = _reason(error)
                 log.warning("%s: PyTorch execute failure: %s", self._file, reason)
-                log.debug("%s: all that PyTorch says of it: %s", self._file, error)
+                log.debug("%s: full PyTorch error: %s", self._file, error)
                 raise Internal(f"PyTorch execute failure: {reason}") from None
             return self._arrays(program, outputs)
 
@@ -120,7 +120,7 @@ class TorchModel(Model):
         try:
             renames = self._renames.of(list(outputs))
         except ValueError as error:
-            raise Internal(f"the configuration does not fit what the program gave: {error}") from None
+            raise Internal(f"the program's outputs do not match the configuration: {error}") from None
         arrays = {name: array_of(name, outputs[own]) for name, own in renames.items() if own in outputs}
         return {
             name: array.copy() if program.keeps(outputs[renames[name]]) else array
@@ -219,7 +219,7 @@ def _input_names(
     try:
         assigned = assign(names, [tensor.name for tensor in inputs], in_order=True, added=more)
         if left := missing(inputs, assigned.values()):
-            raise ValueError(f"none is {', '.join(left)}")
+            raise ValueError(f"missing {', '.join(left)}")
     except ValueError as error:
         wanted = ", ".join(map(str, inputs))
         got = ", ".join((*names, *more))
@@ -238,10 +238,10 @@ def _renamed(names: Mapping[str, str], specs: Mapping[str, TensorSpec]) -> list[
 def _spec(kind: str, tensor: TensorConfig, config: ModelConfig) -> TensorSpec:
     if not tensor.datatype or tensor.dims is None:
         raise ValueError(
-            f"{kind} '{tensor.name}': expected its data_type and dims, which the program does not say"
+            f"{kind} '{tensor.name}': expected data_type and dims, which the program does not declare"
         )
     if tensor.datatype not in KNOWN:
-        raise ValueError(f"{kind} '{tensor.name}': torch has no tensors of {tensor.datatype}; {EXPECTED}")
+        raise ValueError(f"{kind} '{tensor.name}': torch does not support {tensor.datatype}; {EXPECTED}")
     batch = (-1,) if config.max_batch_size > 0 else ()
     return TensorSpec(tensor.name, tensor.datatype, (*batch, *tensor.dims))
 

@@ -56,7 +56,7 @@ def assign(
     """
     assigned = _assign(names, own, in_order) | _assign(added, own, False)
     if len(set(assigned.values())) < len(names) + len(added):
-        raise ValueError("two of them have the same index")
+        raise ValueError("two names have the same index")
     return assigned
 
 
@@ -67,10 +67,10 @@ def _assign(names: Sequence[str], own: Sequence[str], in_order: bool) -> dict[st
     positions = [int(match[1]) for match in matches if match]
     if len(positions) < len(names):
         if not in_order:
-            raise ValueError("neither its own names nor all of them <name>__<index>")
+            raise ValueError("expected the program's own names, or <name>__<index> for all")
         positions = list(range(len(names)))
     if any(position >= len(own) for position in positions):
-        raise ValueError(f"there are only {len(own)}")
+        raise ValueError(f"the program has only {len(own)}")
     return {name: own[position] for name, position in zip(names, positions, strict=True)}
 
 

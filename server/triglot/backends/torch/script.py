@@ -29,7 +29,7 @@ def read_script(file: Path, device: torch.device | None) -> ScriptProgram:
             module = torch.jit.load(str(file), device)
         return ScriptProgram(module.eval(), device)
     except (RuntimeError, ValueError) as error:
-        raise ModelLoadError(f"{file}: the TorchScript program cannot be loaded: {error}") from error
+        raise ModelLoadError(f"{file}: cannot load the TorchScript program: {error}") from error
 
 
 class ScriptProgram:
@@ -40,7 +40,7 @@ class ScriptProgram:
 
     def __init__(self, module: Any, device: torch.device | None) -> None:
         if not hasattr(module, "forward"):
-            raise ValueError("it has no method forward")
+            raise ValueError("the program has no method forward")
         self._module = module
         schema = module.forward.schema
         self.inputs = _inputs(schema.arguments[1:])

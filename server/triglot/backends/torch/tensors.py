@@ -41,7 +41,7 @@ def tensor_of(name: str, array: Array) -> torch.Tensor:
     """
     datatype = datatype_of(array)
     if datatype not in KNOWN:
-        raise InvalidArgument(f"input '{name}' is {datatype}, which torch has no tensors of; {EXPECTED}")
+        raise InvalidArgument(f"input '{name}' is {datatype}, which torch does not support; {EXPECTED}")
     copy = array.astype(array.dtype.newbyteorder("="), order="C")
     if datatype == "BF16":
         return torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16)

@@ -29,7 +29,9 @@ def start(home: Home | None, wanted: ModelCall) -> Awaitable[Any]:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        raise TritonModelException("async_exec: expected to be called in an async def, got a plain one") from None
+        raise TritonModelException(
+            "async_exec: expected a call from an async function, got one from a plain function"
+        ) from None
     return loop.run_in_executor(here(home).pool, copy_context().run, _run, home, wanted)
 
 
@@ -132,7 +134,7 @@ def load_model(
     Raises `TritonModelException` where the server does not let models be loaded, and for `files`.
     """
     if files:
-        raise TritonModelException("load_model: files: expected none, models are loaded from the repository")
+        raise TritonModelException("load_model: files: not supported; models are loaded from the repository only")
     _managed(home, ModelTask("load", _named(model_name), config=config))
 
 

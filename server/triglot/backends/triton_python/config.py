@@ -92,7 +92,9 @@ class ModelConfig:
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """How many rows a batch has at most; what is configured must not be more."""
         if type(max_batch_size) is not int or max_batch_size < 0:
-            raise ValueError(f"{self._where}: max_batch_size: expected an integer from 0, got {max_batch_size!r}")
+            raise ValueError(
+                f"{self._where}: max_batch_size: expected an integer of at least 0, got {max_batch_size!r}"
+            )
         configured = self._model_config.get("max_batch_size", 0)
         if configured > max_batch_size:
             raise ValueError(

@@ -90,6 +90,6 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
         start = at + 4
         at = start + int.from_bytes(data[at:start], "little")
         if start > len(data) or at > len(data):
-            raise ValueError(f"expected elements with their lengths before them, got {len(data)} bytes")
+            raise ValueError(f"expected each element after its length (4 bytes), got {len(data)} bytes")
         elements.append(data[start:at])
     return object_array(elements, [len(elements)])

@@ -63,7 +63,7 @@ class _Waiting:
         """Raises `QueueFull` where so many wait; 0: there is no limit."""
         with self._there:
             if limit and len(self._works) >= limit:
-                raise queue_full(f"{limit} requests wait, as many as max_queue_size allows")
+                raise queue_full(f"{limit} requests are queued, the most that max_queue_size allows")
             self._works.append(work)
             self._there.notify()
 
@@ -215,7 +215,7 @@ class DecoupledModel(TritonModel):
 def _look_at(instance: Instance, lines: Sequence[Line], done: Future[Any]) -> None:
     """A coroutine has ended."""
     if done.cancelled():
-        _fail(instance, lines, Cancelled("the model was closed while it ran"))
+        _fail(instance, lines, Cancelled("the model was closed while it ran the request"))
     elif (error := done.exception()) is not None:
         _fail(instance, lines, error)
     elif (returned := done.result()) is not None:

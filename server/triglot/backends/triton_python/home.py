@@ -83,7 +83,7 @@ def here(home: Home | None) -> Home:
     if home is None and work is not None:
         home = work[0]
     if home is None:
-        raise TritonModelException("expected to be called by the code of a Triton Python model that is loaded")
+        raise TritonModelException("can only be called from the code of a loaded Triton Python model")
     return home
 
 
@@ -98,5 +98,5 @@ def reach(home: Home | None, wanted: ModelCall | ModelTask) -> Any:
     """What `Call.reach` gives. Raises as it does, and `TritonModelException` for a model that no server runs."""
     call = call_of(home)
     if call.reach is no_models:
-        raise TritonModelException("there are no other models: this model is not served yet")
+        raise TritonModelException("cannot call other models before this model is served")
     return call.reach(call, wanted)

@@ -53,7 +53,7 @@ def model_of(file: Path, config: Configured, model_class: type[Any], modules: Tr
         raise ModelLoadError(f"{file}: {MODEL_CLASS} has no execute(self, requests)")
     for key in NO_EFFECT:
         if key in config.parameters:
-            log.warning("%s: parameters: %s: without effect here", config.source or file, key)
+            log.warning("%s: parameters: %s: not supported, ignored", config.source or file, key)
     with working(home, home.calls), modules.by_plain_names():
         completed = _completed(file, config, model_class, home)
 
@@ -98,7 +98,7 @@ def _completed(file: Path, config: Configured, model_class: type[Any], home: Hom
         given = auto_complete(ModelConfig(completed))
         if not isinstance(given, ModelConfig):
             raise ModelLoadError(
-                f"{file}: auto_complete_config: expected it to return the ModelConfig that it was given, "
+                f"{file}: auto_complete_config: expected it to return the ModelConfig it received, "
                 f"got {type(given).__name__}"
             )
         completed = given.as_dict()

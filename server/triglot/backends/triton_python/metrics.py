@@ -84,7 +84,9 @@ class MetricFamily:
 
     def __init__(self, name: Any, description: Any, kind: Any) -> None:
         if not isinstance(name, str) or not isinstance(description, str):
-            raise TypeError(f"MetricFamily: expected texts as name and description, got {name!r}, {description!r}")
+            raise TypeError(
+                f"MetricFamily: expected strings as name and description, got {name!r}, {description!r}"
+            )
         if not isinstance(kind, MetricKind):
             raise TypeError(f"MetricFamily '{name}': kind: expected MetricFamily.COUNTER or another, got {kind!r}")
         self._metrics = here(self.home).metrics
@@ -103,7 +105,7 @@ class MetricFamily:
         labels = {} if labels is None else labels
         name = self._family.name
         if not _are_texts(labels):
-            raise TypeError(f"metric '{name}': labels: expected a dict of texts, got {labels!r}")
+            raise TypeError(f"metric '{name}': labels: expected a dict of strings, got {labels!r}")
         if self._family.kind == "histogram" and buckets is None:
             raise TritonModelException(f"metric '{name}': buckets: expected some for a histogram, got none")
         if self._family.kind != "histogram" and buckets is not None:

@@ -47,10 +47,10 @@ class OwnLoop:
 
     def _run_on(self) -> None:
         """Until something stops it."""
-        what = "stopped it"
+        what = "stopped its event loop"
         try:
             self._loop.run_forever()
         except (SystemExit, KeyboardInterrupt) as error:  # A task of the model's own may have called exit().
-            what = f"raised {type(error).__name__}"
+            what = f"raised {type(error).__name__} in its event loop"
         if not self._ended:
-            log.error("%s: the model's code has %s; it goes on", self._name, what)
+            log.error("%s: the model's code %s; the loop continues", self._name, what)

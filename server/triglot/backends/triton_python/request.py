@@ -206,7 +206,7 @@ class InferenceRequest:
     def get_response_sender(self) -> InferenceResponseSender:
         """What sends its responses. Raises `TritonModelException` for a request that the model itself made."""
         if self._line is None:
-            raise TritonModelException("get_response_sender: expected a request that execute was given")
+            raise TritonModelException("get_response_sender: expected a request that was passed to execute")
         self._line.taken = True
         return InferenceResponseSender(self._line)
 
@@ -220,8 +220,8 @@ class InferenceRequest:
             raise TritonModelException(f"set_release_flags: expected ..._ALL or ..._RESCHEDULE, got {flags!r}")
         if self._line is None or (flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and self._batching is None):
             raise TritonModelException(
-                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which is for the requests of a "
-                "model whose sequence_batching says iterative_sequence"
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which only models with "
+                "sequence_batching.iterative_sequence may use"
             )
         self._line.again = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 

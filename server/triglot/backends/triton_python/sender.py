@@ -15,7 +15,7 @@ from triglot.model.reshaping import Reshaping
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 UNSENT = "Unable to send response."
 DROPPED = Internal(
-    "the model has dropped the request's response sender before it sent TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+    "the model released the request's response sender without sending TRITONSERVER_RESPONSE_COMPLETE_FINAL"
 )
 
 

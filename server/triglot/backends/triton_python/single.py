@@ -111,7 +111,7 @@ def _execute_once(instance: Instance, works: Sequence[_Work]) -> None:
 
 def _comes_again(request: Any, call: Call, line: Line) -> bool:
     if line.again and call.cancelled:
-        line.fail(Cancelled("the caller left before the request was executed again"))
+        line.fail(Cancelled("the request was cancelled before it was executed again"))
     elif line.again:
         request.come_again()
         return True
